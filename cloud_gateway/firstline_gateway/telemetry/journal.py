@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Literal
 
@@ -10,10 +9,7 @@ from firstline_core.errors import CapacityError, FirstlineError, RuntimeFailure
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 
-_NAME = "firstline_gateway.requests"
-_ANSWERED = "answered"
-log = logs.logger(_NAME)
-_standard = logging.getLogger(_NAME)
+log = logs.logger("firstline_gateway.requests")
 
 # Of requests that there was no room for, so many a second have a line of their own: writing takes longer than refusing.
 _REFUSALS_PER_S = 20
@@ -39,20 +35,6 @@ class _Flood:
 _flood = _Flood()
 
 
-def _facts(transport: str, model: str, principal: str) -> dict[str, object]:
-    # A caller's text must not steer a terminal.
-    return {
-        "transport": transport,
-        "model": model if model.isprintable() else ascii(model),
-        "principal": principal,
-    }
-
-
-def is_written() -> bool:
-    """Whether answers have a line of their own."""
-    return _standard.isEnabledFor(logging.INFO)
-
-
 def record(
     metrics: RequestMetrics,
     *,
@@ -76,11 +58,14 @@ def record(
         metrics.error(error)
         if isinstance(error, CapacityError) and not _flood.passes(int(time.monotonic())):
             return
-    elif not is_written():
-        return
-    facts = _facts(transport, model, principal) | {"ms": round(seconds * 1000, 3)}
+    facts = {
+        "transport": transport,
+        "model": model if model.isprintable() else ascii(model),  # a caller's text must not steer a terminal
+        "principal": principal,
+        "ms": round(seconds * 1000, 3),
+    }
     if error is None:
-        log.info(_ANSWERED, outcome="ok", **facts)
+        log.info("answered", outcome="ok", **facts)
         return
     if type(error) is FirstlineError or isinstance(error, RuntimeFailure):  # ours to mend, not the caller's
         log.error("failed", outcome=error.code, error=error.message, **facts)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from msgspec.structs import replace
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, UnknownModelError
@@ -95,10 +94,10 @@ async def read_infer_request(
             principal=principal,
             trust_request_id=trust_request_id,
             limits=limits,
+            trace=trace,
         )
 
-    request = read() if is_soon_read(form, len(body)) else await elsewhere(read)
-    return request if trace is None else replace(request, trace=trace)
+    return read() if is_soon_read(form, len(body)) else await elsewhere(read)
 
 
 def response_reply(plane: DataPlane, request: InferRequest, response: InferResponse) -> Reply:

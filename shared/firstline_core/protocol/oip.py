@@ -62,6 +62,7 @@ def decode_request(
     principal: str = "",
     trust_request_id: bool = False,
     limits: Limits = DEFAULT_LIMITS,
+    trace: TraceContext | None = None,
 ) -> InferRequest:
     """Decodes a request. Numeric binary inputs are read-only views of `body`.
 
@@ -76,6 +77,7 @@ def decode_request(
             create a new one. Only these callers may send audits, alarms and promised corrections; those of others are
             ignored.
         limits: checked against the declared sizes before anything is allocated.
+        trace: that the request belongs to by its headers; it takes precedence over one in the body.
 
     Raises:
         InvalidTensorError: the body is not valid V2.
@@ -92,6 +94,7 @@ def decode_request(
         principal=principal,
         trust_request_id=trust_request_id,
         limits=limits,
+        trace=trace,
     )
 
 
@@ -105,6 +108,7 @@ def request_of(
     principal: str,
     trust_request_id: bool,
     limits: Limits,
+    trace: TraceContext | None = None,
 ) -> InferRequest:
     """Builds a request from its decoded header and tensors.
 
@@ -117,6 +121,7 @@ def request_of(
         principal: the caller.
         trust_request_id: see `decode_request`.
         limits: for rows, outputs and the id.
+        trace: see `decode_request`.
 
     Raises:
         RequestError: as `decode_request`.
@@ -125,6 +130,8 @@ def request_of(
     parameters = framing.object_at(head, "parameters", "The request")
     wishes = params.preferences(parameters, now_s)
     request_id = params.text(parameters, "request_id") if trust_request_id else ""
+    if trace is None and trust_request_id and TRACEPARENT in parameters:
+        trace = _kept_trace(parameters)
     return InferRequest(
         model=model,
         inputs=inputs,
@@ -144,7 +151,7 @@ def request_of(
         alarm=contract.read_alarm(parameters) if trust_request_id else "",
         # Without the device's own id a repeated request could not be recognised.
         promised=bool(request_id) and bool(params.flag(parameters, "promised")),
-        trace=_kept_trace(parameters) if trust_request_id and TRACEPARENT in parameters else None,
+        trace=trace,
     )
 
 

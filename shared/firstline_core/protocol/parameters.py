@@ -29,6 +29,10 @@ class Preferences:
     priority: int
 
 
+_KNOWN = dict.fromkeys(("route", "privacy", "wait", "timeout", "priority")).keys()
+_DEFAULT = Preferences(Route.AUTO, Privacy.ANY, Wait.FINAL, None, 0)
+
+
 def preferences(parameters: Mapping[str, object], now_s: float) -> Preferences:
     """Reads the known parameters and ignores others: clients also send parameters of other servers.
 
@@ -39,6 +43,8 @@ def preferences(parameters: Mapping[str, object], now_s: float) -> Preferences:
     Raises:
         RequestError: a known parameter has an invalid value; the message lists the valid ones.
     """
+    if _KNOWN.isdisjoint(parameters):
+        return _DEFAULT
     return Preferences(
         route=_choice(parameters, "route", Route.AUTO),
         privacy=_choice(parameters, "privacy", Privacy.ANY),
@@ -56,10 +62,9 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
     Raises:
         RequestError: an unknown name.
     """
-    known = ("route", "privacy", "wait", "timeout", "priority")
     for name in query:
-        if name not in known:
-            raise RequestError(f"Query parameter {shown(name)} is unknown; use {', '.join(known)}.")
+        if name not in _KNOWN:
+            raise RequestError(f"Query parameter {shown(name)} is unknown; use {', '.join(_KNOWN)}.")
     parameters: dict[str, object] = dict(query)
     for name in ("timeout", "priority"):
         number = query.get(name, "")
