@@ -2,6 +2,7 @@
 
 One request, from its arrival to its answer
     batcher         admits requests, runs them in batches and answers them
+    loop_batches    batches of quick models on the event loop
     admission       whether a request may enter: space, time, shares of clients and levels, margin for errors
     queue           the requests that wait, in the order in which they are due, and the choice of the next batch
 """

@@ -1,8 +1,8 @@
 """Dynamic batching without waiting: requests that come while all executors are busy are the next batch.
 
 No timer holds a request back. One that finds a free executor starts at once, alone; under load batches grow, because
-more requests wait when an executor becomes free. Batches of quick models run on the event loop, with all requests that
-came in the same turn of it; their requests need no place in the queue.
+more requests wait when an executor becomes free. Batches of quick models run on the event loop (`loop_batches.py`);
+their requests need no place in the queue.
 
 A request that was admitted is answered by its deadline, or told at that moment that it is not. The first is as good as
 the predictions are; the second always holds. Only audits are admitted without this promise: no caller waits for them.
@@ -14,7 +14,6 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -37,6 +36,7 @@ from firstline_gateway.executors.dispatch.placement import (
     Times,
 )
 from firstline_gateway.serving.scheduling.admission import Admission, Backlog, Bounds, CompletionForecast
+from firstline_gateway.serving.scheduling.loop_batches import LoopBatches
 from firstline_gateway.serving.scheduling.queue import (
     AUDIT_LEVEL,
     NOTHING,
@@ -48,10 +48,6 @@ from firstline_gateway.serving.scheduling.queue import (
     choose,
 )
 
-TURN_S = 0.003
-"""The time that batches of quick models may take in one turn of the event loop."""
-WAITING_S = 0.01
-"""The work that may wait for the event loop; more requests wait in the queue, for the threads."""
 # A request that waits for a budget is looked at again after at least so long.
 _AGAIN_S = 0.001
 _UNKNOWN = BatchTimes()
@@ -69,15 +65,6 @@ class _Batch(NamedTuple):
     rows: int
     started_s: float
     run: BatchRun | None = None
-
-
-@dataclass(slots=True)
-class PendingBatch:
-    """The requests of one quick model that came in this turn of the event loop, and their expected time."""
-
-    items: list[PendingRequest] = field(default_factory=list)
-    rows: int = 0
-    seconds: float = 0.0
 
 
 class Batcher:
@@ -120,14 +107,14 @@ class Batcher:
         self._aside: dict[ModelKey, Totals] = {}  # what waits for a budget
         self._again: Timer | None = None
         self._is_filling_soon = False
-        self._turn = _Turn()
+        self._loop_batches = LoopBatches(dispatcher, clock, bounds.batch_rows, self._run_on_loop)
         dispatcher.subscribe(self._fill_soon)
 
     @property
     def depth(self) -> int:
         """Requests that wait, all models together."""
         ahead = [batch.items for batch in self._ahead if batch.run is not None and batch.run.is_waiting]
-        return len(self._queue) + sum(map(len, [*ahead, *(batch.items for batch in self._turn.batches.values())]))
+        return len(self._queue) + sum(map(len, ahead)) + self._loop_batches.depth
 
     @property
     def wait_s(self) -> float:
@@ -163,9 +150,10 @@ class Batcher:
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
             raise _expired()
-        item = self._join_turn(key, request, now_s)
-        if item is not None:
-            return await item.answered
+        if not (self._running and self._is_at_limit(key)):
+            joined = self._loop_batches.join(key, request, now_s)
+            if joined is not None:
+                return await joined.answered
         item = self._enqueue(key, request, now_s)
         try:
             found = await item.answered
@@ -182,79 +170,12 @@ class Batcher:
     def abandon(self, error: FirstlineError) -> None:
         """Answers everything that waits or runs with `error`; batches that run are not stopped."""
         self._take_back()
-        batches, self._turn.batches = self._turn.batches, {}
-        waiting = [item for batch in batches.values() for item in batch.items]
         running = [item for batch in self._running.values() for item in batch.items]
-        for item in [*waiting, *self._queue, *running]:
+        for item in [*self._loop_batches.take_all(), *self._queue, *running]:
             self._queue.remove(item)
             item.settle(error)
 
     # Quick models, on the event loop.
-
-    def _join_turn(self, key: ModelKey, request: InferRequest, now_s: float) -> PendingRequest | None:
-        """Adds a request of a quick model to the batch of this turn, if there is room; None if it has to queue."""
-        times = self._dispatcher.loop_times(key)
-        rows, turn = request.rows, self._turn
-        if times is None or (alone_s := times.seconds(rows, now_s)) is None:
-            return None
-        if self._running and self._is_at_limit(key):
-            return None
-        if request.audit is not None and (turn.batches or turn.came):
-            return None  # an audit gives way
-        batch = turn.batches.get(key)
-        if batch is None:
-            batch, seconds = PendingBatch(), alone_s
-        else:
-            seconds = times.expected_s(batch.rows + rows)
-        work_s = seconds
-        if turn.batches:
-            work_s += sum([each.seconds for each in turn.batches.values()]) - batch.seconds
-        if work_s > WAITING_S or (request.deadline_s is not None and request.deadline_s < now_s + work_s):
-            return None
-        item = PendingRequest(key, request, now_s)
-        turn.came += 1
-        if not turn.is_due:
-            turn.is_due = True
-            asyncio.get_running_loop().call_soon(self._run_turn)
-        if turn.was_alone and turn.came == 1 and not turn.batches:
-            self._run_on_loop(key, [item])  # while requests come one at a time, none waits for others
-            return item
-        batch.items.append(item)
-        batch.rows += rows
-        batch.seconds = seconds
-        turn.batches[key] = batch
-        return item
-
-    def _run_turn(self) -> None:
-        """Runs the batches of this turn, as long as one turn may take; the rest goes first in the next."""
-        turn = self._turn
-        turn.is_due, turn.was_alone, turn.came = False, turn.came <= 1, 0
-        end_s = self._clock.monotonic_s() + TURN_S
-        while turn.batches:
-            key = next(iter(turn.batches))
-            items = self._take(key, turn.batches.pop(key))
-            if items := [item for item in items if not item.answered.done()]:  # the callers of the others have left
-                self._run_on_loop(key, items)
-            if turn.batches and self._clock.monotonic_s() >= end_s:
-                turn.is_due = True
-                asyncio.get_running_loop().call_soon(self._run_turn)
-                return
-
-    def _take(self, key: ModelKey, batch: PendingBatch) -> list[PendingRequest]:
-        """Returns as many requests as one batch takes; the rest goes behind the other models."""
-        times = self._dispatcher.loop_times(key)
-        most = times.worthwhile_rows(self._max_rows) if times is not None else batch.rows
-        rows = taken = 0
-        for item in batch.items:
-            rows += item.request.rows
-            if taken and rows > most:
-                break
-            taken += 1
-        left = batch.items[taken:]
-        if left and times is not None:
-            left_rows = sum(item.request.rows for item in left)
-            self._turn.batches[key] = PendingBatch(left, left_rows, times.expected_s(left_rows))
-        return batch.items[:taken]
 
     def _run_on_loop(self, key: ModelKey, items: Sequence[PendingRequest]) -> None:
         requests = [item.request for item in items]
@@ -492,23 +413,6 @@ class Batcher:
                 self._on_late()
             self._admission.learn(item, self._clock.monotonic_s())
             item.settle(_expired())
-
-
-@dataclass(slots=True)
-class _Turn:
-    """The requests of quick models in this turn of the event loop.
-
-    Args:
-        batches: by model, the next one first.
-        came: requests in this turn.
-        was_alone: whether at most one request came in the turn before.
-        is_due: whether the end of the turn is scheduled.
-    """
-
-    batches: dict[ModelKey, PendingBatch] = field(default_factory=dict)
-    came: int = 0
-    was_alone: bool = False
-    is_due: bool = False
 
 
 class _Placements:
