@@ -126,7 +126,7 @@ class Machine(RuleBasedStateMachine):
         served_now = key in self.room.repository.models
 
         async def all_ask() -> list[Any]:
-            asked = [asyncio.ensure_future(residency.brought(key, 1e9)) for _ in range(together)]
+            asked = [asyncio.ensure_future(residency.loaded(key, 1e9)) for _ in range(together)]
             if self.full and not was_there and served_now:  # no model is unloaded: the deadline ends the wait
                 while not residency.memory.places[key].waiting and not all(task.done() for task in asked):  # noqa: ASYNC110
                     await asyncio.sleep(0.0005)
@@ -213,7 +213,7 @@ async def room() -> Room:
 
 async def test_one_load_for_all_who_wait(room: Room) -> None:
     room.gate.clear()
-    asked = [asyncio.create_task(room.residency.brought(ModelKey("m0", 1), None)) for _ in range(20)]
+    asked = [asyncio.create_task(room.residency.loaded(ModelKey("m0", 1), None)) for _ in range(20)]
     await asyncio.sleep(0)
     room.gate.set()
     await settled(*asked)
@@ -223,15 +223,15 @@ async def test_one_load_for_all_who_wait(room: Room) -> None:
 
 async def test_the_least_recently_used_gives_way_and_none_that_is_held(room: Room) -> None:
     residency = room.residency
-    places = [await residency.brought(ModelKey(name, 1), None) for name in ("m0", "m1", "m2")]
+    places = [await residency.loaded(ModelKey(name, 1), None) for name in ("m0", "m1", "m2")]
     residency.memory.release(places[1])
     residency.memory.release(places[0])
     held = residency.memory.hold(ModelKey("m1", 1))  # used after m0
     assert held is not None
     residency.memory.release(held)
-    await residency.brought(ModelKey("m3", 1), None)
+    await residency.loaded(ModelKey("m3", 1), None)
     assert {key.name for key in residency.memory.resident} == {"m1", "m2", "m3"}
-    waiting = [asyncio.create_task(residency.brought(ModelKey(name, 1), 5.0)) for name in ("m4", "m5")]
+    waiting = [asyncio.create_task(residency.loaded(ModelKey(name, 1), 5.0)) for name in ("m4", "m5")]
     await settled(waiting[0])  # m1 was idle
     assert {key.name for key in residency.memory.resident} == {"m2", "m3", "m4"}
     await room.clock.advance(6)
@@ -239,13 +239,13 @@ async def test_the_least_recently_used_gives_way_and_none_that_is_held(room: Roo
         await waiting[1]
     assert refused.value.retry_after_s
     residency.memory.release(places[2])
-    await residency.brought(ModelKey("m0", 1), None)  # a cancelled request does not block the others
+    await residency.loaded(ModelKey("m0", 1), None)  # a cancelled request does not block the others
 
 
 async def test_a_request_that_waits_for_a_model_is_told_when_it_is_unloaded(room: Room) -> None:
     for name in ("m0", "m1", "m2"):
-        await room.residency.brought(ModelKey(name, 1), None)
-    waiting = asyncio.create_task(room.residency.brought(ModelKey("m3", 1), None))
+        await room.residency.loaded(ModelKey(name, 1), None)
+    waiting = asyncio.create_task(room.residency.loaded(ModelKey("m3", 1), None))
     await asyncio.sleep(0.01)
     await room.residency.orders.unload("m3")
     with pytest.raises(UnknownModelError, match="unloaded"):
@@ -253,7 +253,7 @@ async def test_a_request_that_waits_for_a_model_is_told_when_it_is_unloaded(room
 
 
 async def test_an_unload_waits_for_requests_in_flight(room: Room) -> None:
-    place = await room.residency.brought(ModelKey("m0", 1), None)
+    place = await room.residency.loaded(ModelKey("m0", 1), None)
     unloading = asyncio.create_task(room.residency.orders.unload("m0"))
     await asyncio.sleep(0.01)
     assert ModelKey("m0", 1) in room.engine.held
@@ -281,7 +281,7 @@ async def test_an_unload_after_a_load_that_is_under_way_has_the_last_word(room: 
 
 async def test_an_unload_is_carried_out_though_its_caller_leaves(room: Room) -> None:
     key = ModelKey("m0", 1)
-    place = await room.residency.brought(key, None)
+    place = await room.residency.loaded(key, None)
     unloading = asyncio.create_task(room.residency.orders.unload("m0"))
     await asyncio.sleep(0.01)
     unloading.cancel()
@@ -297,7 +297,7 @@ async def test_an_exchange_that_the_engine_refuses_leaves_what_was_served(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = ModelKey("m0", 1)
-    room.residency.memory.release(await room.residency.brought(key, None))
+    room.residency.memory.release(await room.residency.loaded(key, None))
 
     async def refuse(_: ServedModel) -> None:
         raise EngineUnavailableError("It is away.")
@@ -314,7 +314,7 @@ async def test_a_model_larger_than_the_budget_is_never_loaded() -> None:
     room = Room(budget=0)
     room.residency.memory._budget_bytes = SIZE_BYTES - 1
     with pytest.raises(NotReadyError, match=r"more than models\.memory_budget_mb"):
-        await room.residency.brought(ModelKey("m0", 1), None)
+        await room.residency.loaded(ModelKey("m0", 1), None)
     assert room.loads == 0
 
 
@@ -322,12 +322,12 @@ async def test_a_load_that_failed_is_tried_again_after_a_while(room: Room) -> No
     room.failing.add("m0")
     for _ in range(3):
         with pytest.raises(NotReadyError, match="It is broken"):
-            await room.residency.brought(ModelKey("m0", 1), None)
+            await room.residency.loaded(ModelKey("m0", 1), None)
     assert room.loads == 1
     assert room.residency.state(room.repository.models[ModelKey("m0", 1)], "").state == "UNAVAILABLE"
     room.failing.clear()
     await room.clock.advance(11)
-    await room.residency.brought(ModelKey("m0", 1), None)
+    await room.residency.loaded(ModelKey("m0", 1), None)
     assert room.loads == 2
 
 

@@ -151,7 +151,7 @@ class Executor(Protocol):
         """Stops the executor and frees the models. Running batches have `timeout_s` to finish.
 
         Returns:
-            False if a batch still runs; its model is then kept.
+            False if a batch still runs; its model then stays in memory.
         """
         ...
 

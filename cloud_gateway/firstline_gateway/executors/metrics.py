@@ -17,7 +17,7 @@ def register(metrics: RequestMetrics, report: Callable[[], ExecutionReport]) -> 
     """
     metrics.readings(
         "server_up",
-        "1 while a server that runs models is asked; on a Ray cluster, the replicas.",
+        "1 while a server that runs models gets batches; on a Ray cluster, the replicas.",
         ("server",),
         lambda: report().up,
     )

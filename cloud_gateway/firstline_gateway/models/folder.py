@@ -112,7 +112,7 @@ def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:
     full = bundle.manifest.full
     if full is None or bundle.manifest != served.manifest:
         raise ModelLoadError(
-            f"The bundle {served.path} has changed since it was read; have it read anew with POST "
+            f"The bundle {served.path} has changed since it was read; reload it with POST "
             f"/v2/repository/models/{served.key.name}/load."
         )
     loaded = load_model(bundle, full, options)

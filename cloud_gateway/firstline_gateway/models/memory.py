@@ -133,7 +133,7 @@ class ModelMemory:
         """Returns whether there is room for one more model."""
         return not self._budget_bytes or self.used_bytes + served.memory_bytes <= self._budget_bytes
 
-    # Changes: by whoever has the turn.
+    # Changes, under the lock `turn`.
 
     async def make_room(self, served: ServedModel) -> None:
         """Gives up the model that was used longest ago; where all are held, waits until that has changed.
@@ -180,7 +180,7 @@ class ModelMemory:
         was_in = before is not None and before.is_in
         try:
             if before is not None:
-                before.is_in = False  # whoever comes now waits for the new one
+                before.is_in = False  # new requests wait for the new one
                 await self._until_let_go(before)
             await self._executor.put(replace(served, loaded=loaded))
         except BaseException:

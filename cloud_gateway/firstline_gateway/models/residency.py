@@ -83,7 +83,7 @@ class Residency:
         await asyncio.gather(*tasks, self.orders.close(), return_exceptions=True)
         self.memory.close()
 
-    async def brought(self, key: ModelKey, deadline_s: float | None) -> Place:
+    async def loaded(self, key: ModelKey, deadline_s: float | None) -> Place:
         """As `ModelMemory.hold`, once the model is in memory.
 
         Raises:
@@ -169,7 +169,7 @@ class Residency:
         except FirstlineError as error:
             log.error("model not loaded", model=key.name, version=key.version, error=error.message)
             place.problem, place.retry_s = error.message, self._clock.monotonic_s() + _RETRY_S
-        except Exception as error:  # the outermost loop of a task: whoever waits must hear of it
+        except Exception as error:  # the outermost loop of a task: the requests that wait need its error
             log.exception("model not loaded", model=key.name, version=key.version)
             place.problem, place.retry_s = f"{type(error).__name__}: {error}", self._clock.monotonic_s() + _RETRY_S
         finally:
@@ -279,7 +279,7 @@ class Orders:
             self._repository.take(ModelKey(name, version), UNLOADING)
         self._repository.unloaded.add(name)
         self._memory.changed.set()
-        async with self._memory.turn:  # a load that had its turn before may have served it anew
+        async with self._memory.turn:  # a load that had its turn before may have replaced it
             for place in [place for key, place in self._memory.places.items() if key.name == name]:
                 await self._give_up(place, _UNLOADED.format(name=name))
 

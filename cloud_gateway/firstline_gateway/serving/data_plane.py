@@ -192,7 +192,7 @@ class GatewayDataPlane:
 
     async def _run(self, request: InferRequest, served: ServedModel) -> tuple[Probabilities, ServedModel]:
         """Returns the model's output once it is in memory, and the model: a new bundle may have replaced it."""
-        place = self._memory.hold(served.key) or await self._residency.brought(served.key, request.deadline_s)
+        place = self._memory.hold(served.key) or await self._residency.loaded(served.key, request.deadline_s)
         try:
             if place.served is not served:
                 check(request, place.served)

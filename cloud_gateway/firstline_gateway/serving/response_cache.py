@@ -43,12 +43,12 @@ class ResponseCache:
 
     def put(self, key: bytes, probabilities: Probabilities) -> None:
         """Stores an answer; the least recently used ones make room."""
-        kept = probabilities.copy()  # not a view of its whole batch
-        kept.flags.writeable = False
-        if key in self._answers or kept.nbytes + _ENTRY_BYTES > self._limit_bytes:
+        answer = probabilities.copy()  # not a view of its whole batch
+        answer.flags.writeable = False
+        if key in self._answers or answer.nbytes + _ENTRY_BYTES > self._limit_bytes:
             return
-        self._answers[key] = kept
-        self.size_bytes += kept.nbytes + _ENTRY_BYTES
+        self._answers[key] = answer
+        self.size_bytes += answer.nbytes + _ENTRY_BYTES
         while self.size_bytes > self._limit_bytes:
             self.size_bytes -= self._answers.popitem(last=False)[1].nbytes + _ENTRY_BYTES
 
@@ -60,17 +60,17 @@ def key_of(request: InferRequest, served: ServedModel) -> bytes | None:
     """
     if request.audit is not None or request.promised:
         return None
-    said = hashlib.sha256()
+    digest = hashlib.sha256()
     tensor = request.inputs[0]
     for part in (served.digest, request.principal, tensor.name, tensor.datatype, repr(tensor.shape)):
-        said.update(len(part).to_bytes(4, "little") + part.encode("utf-8", "surrogatepass"))
-    _add(said, tensor)
-    return said.digest()
+        digest.update(len(part).to_bytes(4, "little") + part.encode("utf-8", "surrogatepass"))
+    _add(digest, tensor)
+    return digest.digest()
 
 
-def _add(said: hashlib._Hash, tensor: Tensor) -> None:
+def _add(digest: hashlib._Hash, tensor: Tensor) -> None:
     if not tensor.array.dtype.hasobject:
-        said.update(np.ascontiguousarray(tensor.array).data)
+        digest.update(np.ascontiguousarray(tensor.array).data)
         return
     for element in tensor.array.flat:
-        said.update(len(element).to_bytes(8, "little") + element)
+        digest.update(len(element).to_bytes(8, "little") + element)

@@ -101,9 +101,9 @@ class Forecast:
                 self._learn_pace(least, now_s)
 
     def _learn_pace(self, log_pace: float, now_s: float) -> None:
-        kept = (1 - _NEWEST) * 0.5 ** (max(0.0, now_s - self._learned_s) / _HALF_LIFE_S)
+        earlier = (1 - _NEWEST) * 0.5 ** (max(0.0, now_s - self._learned_s) / _HALF_LIFE_S)
         newest = min(log_pace, self._log_pace + math.log(_HICCUP))
-        self._log_pace = kept * self._log_pace + (1 - kept) * newest
+        self._log_pace = earlier * self._log_pace + (1 - earlier) * newest
         self._learned_s = now_s
 
 

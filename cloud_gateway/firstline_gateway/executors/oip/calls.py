@@ -139,8 +139,8 @@ class Calls:
             EngineUnavailableError: no server with the model answers.
             FirstlineError: the last server's error.
         """
-        self._hedging.asked()
-        asked: dict[asyncio.Task[Probabilities | _Failure], Endpoint] = {}
+        self._hedging.started()
+        running: dict[asyncio.Task[Probabilities | _Failure], Endpoint] = {}
         tried: list[Endpoint] = []
         failures: list[tuple[Endpoint, FirstlineError]] = []
 
@@ -152,18 +152,18 @@ class Calls:
                 task = asyncio.create_task(self._attempt(endpoint, work))
                 self._tasks.add(task)
                 task.add_done_callback(lambda ended: self._end(endpoint, ended))
-                asked[task] = endpoint
+                running[task] = endpoint
             return endpoint is not None
 
         begin()
         after_s = self._hedging.after_s(work.key, len(work.rows), self._clock.monotonic_s())
-        slow = asyncio.ensure_future(self._clock.sleep(after_s)) if after_s is not None and asked else None
+        slow = asyncio.ensure_future(self._clock.sleep(after_s)) if after_s is not None and running else None
         try:
-            while asked:
-                waited_for: set[asyncio.Future[object]] = {*asked} if slow is None else {*asked, slow}  # type: ignore[arg-type]
+            while running:
+                waited_for: set[asyncio.Future[object]] = {*running} if slow is None else {*running, slow}  # type: ignore[arg-type]
                 ended, _ = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-                for task in [task for task in asked if task in ended]:
-                    endpoint = asked.pop(task)
+                for task in [task for task in running if task in ended]:
+                    endpoint = running.pop(task)
                     if task.cancelled():  # by `close`
                         raise NotReadyError("This gateway is shutting down; send the request again.")
                     found = task.result()
@@ -174,11 +174,11 @@ class Calls:
                     failures.append((endpoint, found.error))
                 if slow is not None and slow in ended:
                     slow = None
-                    self.hedges += bool(asked) and self._may_hedge(work, tried) and begin(free=True)
-                if not asked and not self._late(work):
+                    self.hedges += bool(running) and self._may_hedge(work, tried) and begin(free=True)
+                if not running and not self._late(work):
                     self.retries += begin()
         finally:
-            for future in (*asked, *([slow] if slow is not None else [])):
+            for future in (*running, *([slow] if slow is not None else [])):
                 future.cancel()
         raise self._refusal(work, failures)
 
@@ -272,9 +272,11 @@ class Calls:
         for endpoint, error in failures:
             if not isinstance(error, LinkError | CapacityError | RequestError):
                 return InferenceError(f"{endpoint.url} failed on this request: {error.message}")
-        said = self._endpoints.trouble(work.key) or " ".join(f"{one.url}: {error.message}" for one, error in failures)
+        problem = self._endpoints.trouble(work.key) or " ".join(
+            f"{one.url}: {error.message}" for one, error in failures
+        )
         return EngineUnavailableError(
-            f"No server that runs model '{work.key.name}' answers; send the request again later. {said}",
+            f"No server that runs model '{work.key.name}' answers; send the request again later. {problem}",
             retry_after_s=_RETRY_AFTER_S,
         )
 
@@ -297,16 +299,16 @@ class Hedging:
             lambda: DecayedQuantiles(_HALF_LIFE_COUNT)
         )
 
-    def asked(self) -> None:
-        """A batch is sent for the first time."""
+    def started(self) -> None:
+        """Allows a share of a hedge, because a batch is sent for the first time."""
         self._budget.earn(self._share)
 
     def answered(self, key: ModelKey, rows: int, seconds: float, now_s: float) -> None:
-        """A server took so long."""
+        """Learns the seconds of an answer."""
         self._seconds[key, _size_of(rows)].add(seconds, now_s)
 
     def waited(self, key: ModelKey, rows: int, seconds: float, now_s: float) -> None:
-        """A server was waited for so long, in vain."""
+        """Learns that a batch was given up after so many seconds."""
         self._seconds[key, _size_of(rows)].add(seconds, now_s, censored=True)
 
     def after_s(self, key: ModelKey, rows: int, now_s: float) -> float | None:
@@ -318,7 +320,7 @@ class Hedging:
         return None if usual_s is None else max(_LEAST_S, _BEYOND * usual_s)
 
     def may(self, now_s: float) -> bool:
-        """Whether a batch may be sent twice; counts it."""
+        """Returns whether a batch may be sent twice, and counts it."""
         return self._budget.take(now_s)
 
 

@@ -174,8 +174,11 @@ class V2Model:
             return error_from(metadata.status, metadata.body).message
         if ready.status != 200:
             return f"Version {self._served.key.version} of '{self._served.key.name}' is not ready."
-        if config.status == 200 and (said := _sha256_in(config.body)) not in ("", self._served.full.artefact.sha256):
-            return f"It was made of the file {shown(said)}, not {self._served.full.artefact.sha256}."
+        if config.status == 200 and (declared := _sha256_in(config.body)) not in (
+            "",
+            self._served.full.artefact.sha256,
+        ):
+            return f"It was built from the file {shown(declared)}, not {self._served.full.artefact.sha256}."
         try:
             inputs, outputs = (_specs(metadata.body, key) for key in ("inputs", "outputs"))
             if self._loaded is None:
@@ -212,7 +215,7 @@ class V2Model:
         return loaded.finish(_output_of(response, loaded.output_name), rows)
 
     def _known(self) -> LoadedModel:
-        assert self._loaded is not None  # noqa: S101 (no server is asked before one was found to have it)
+        assert self._loaded is not None  # noqa: S101 (no server gets a batch before one is known to have the model)
         return self._loaded
 
 
@@ -247,7 +250,7 @@ def _response_of(reply: HttpReply, served: ServedModel, limits: Limits) -> Infer
     # V2 lets a server leave the version out; the request's address named it.
     if response.model != served.key.name or response.version not in ("", str(served.key.version)):
         raise ModelMismatchError(
-            f"It was asked for version {served.key.version} of '{served.key.name}', and answered with "
+            f"Version {served.key.version} of '{served.key.name}' was requested, and it answered with "
             f"{shown(response.version)} of {shown(response.model)}."
         )
     return response
@@ -295,5 +298,5 @@ def _sha256_in(config: bytes) -> str:
     """Triton's model configuration: `parameters { key: "sha256" value: { string_value: "..." } }`."""
     parameters = _json_of(config).get("parameters")
     entry = parameters.get(SHA256) if isinstance(parameters, dict) else None
-    said = entry.get("string_value") if isinstance(entry, dict) else entry
-    return said.lower() if isinstance(said, str) else ""
+    declared = entry.get("string_value") if isinstance(entry, dict) else entry
+    return declared.lower() if isinstance(declared, str) else ""

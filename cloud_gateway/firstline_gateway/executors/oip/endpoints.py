@@ -30,7 +30,7 @@ class Endpoint:
     def __init__(self, url: str) -> None:
         self.url = url
         self.answers = False
-        self.problem = f"{url} was not asked yet."
+        self.problem = f"{url} was not probed yet."
         self.in_flight = 0
         self.outcomes: Counter[str] = Counter()
         self._lacks: dict[ModelKey, str] = {}

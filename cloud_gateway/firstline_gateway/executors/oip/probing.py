@@ -1,4 +1,4 @@
-"""Asks each server again and again whether it takes requests, and which models it has."""
+"""Checks regularly whether each server takes requests, and which models it has."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from firstline_gateway.executors.oip.endpoints import Endpoint
 _EVERY_S = 2.0
 _WHILE_AWAY_S = 0.5
 _TIMEOUT_S = 2.0
-# A probe may be lost by itself; nobody is given up for one. Who takes connections and says nothing is more likely busy
-# than away, and would be missed most then.
+# One lost probe does not make a server unavailable. One that accepts connections and does not answer is more likely
+# busy than away, and is needed most then.
 _FAILURES = 2
 _SILENCES = 5
-# How often a server that takes requests is asked which models it has.
+# How often the models of a server that takes requests are checked.
 _MODELS_EVERY_S = 10.0
 _START_S = 5.0
 
@@ -46,20 +46,20 @@ class Probing:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Returns once each server was asked, or takes its time."""
-        asked = [asyncio.Event() for _ in self._transports]
+        """Returns once each server was probed, or after a time limit."""
+        probed = [asyncio.Event() for _ in self._transports]
         self._tasks = [
             asyncio.create_task(self._follow(endpoint, event))
-            for endpoint, event in zip(self._transports, asked, strict=True)
+            for endpoint, event in zip(self._transports, probed, strict=True)
         ]
         try:
             async with asyncio.timeout(_START_S):
-                await asyncio.gather(*(event.wait() for event in asked))
+                await asyncio.gather(*(event.wait() for event in probed))
         except TimeoutError:
-            pass  # it is asked all the same, and until then does not count
+            pass  # it is probed all the same, and is unavailable until then
 
     async def look_for_models(self) -> None:
-        """Asks the servers that answer for the models at once: they have changed."""
+        """Checks the models of the available servers at once, because the models have changed."""
         for endpoint in self._transports:
             if endpoint.answers:
                 try:
@@ -72,7 +72,7 @@ class Probing:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _follow(self, endpoint: Endpoint, asked: asyncio.Event) -> None:
+    async def _follow(self, endpoint: Endpoint, probed: asyncio.Event) -> None:
         failures = 0.0
         models_at_s = float("-inf")
         while True:
@@ -95,7 +95,7 @@ class Probing:
                 endpoint.lost(f"{endpoint.url} is away: {error.message}.")
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("a server could not be probed", server=endpoint.url)
-            asked.set()
+            probed.set()
             await self._clock.sleep(_EVERY_S if endpoint.answers else _WHILE_AWAY_S)
 
     async def _problem_of(self, endpoint: Endpoint) -> tuple[str, float]:

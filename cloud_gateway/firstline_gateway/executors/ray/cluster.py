@@ -17,7 +17,7 @@ from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.ray.deployment import Deployment, State
 from firstline_gateway.executors.ray.replica import Replica
 
-# Ray tells its makers of a cluster's use unless told not to; this holds for what is started from here.
+# Ray reports a cluster's use to its makers by default; this turns it off for what is started from here.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 try:
     import ray
@@ -130,8 +130,8 @@ def _states() -> dict[str, State]:
         replicas = sum(each.replica_states.get("RUNNING", 0) for each in application.deployments.values())
         failed = ""
         if application.status == "DEPLOY_FAILED":
-            said = [application.message, *(each.message for each in application.deployments.values())]
-            failed = next((match[1] for text in said if (match := _SAYS_WHY.search(text))), _reason(said[0]))
+            messages = [application.message, *(each.message for each in application.deployments.values())]
+            failed = next((match[1] for text in messages if (match := _SAYS_WHY.search(text))), _reason(messages[0]))
         if application.status != "DELETING":
             found[name] = State(replicas, failed)
     return found

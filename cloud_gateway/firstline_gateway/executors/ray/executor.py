@@ -27,11 +27,11 @@ from firstline_gateway.models.repository import ServedModel
 
 _EVERY_S = 2.0
 _WHILE_AWAY_S = 0.5
-# A replica that could not be started is tried again, for whoever mended the bundle meanwhile.
+# A replica that could not be started is tried again, because the bundle may have been repaired.
 _DEPLOY_AGAIN_S = 30.0
-# What the cluster said last holds so long where it says nothing: Serve's controller restarts, and replicas answer on.
+# The last reported state holds for so long without a new one: Serve's controller restarts while replicas answer.
 _BELIEVED_S = 10.0
-# A replica that died takes its batches with it; inference has no effects, so another one is asked.
+# A replica that died takes its batches with it; inference has no effects, so another one runs them.
 _ATTEMPTS = 4
 _PAUSE_S = 0.1
 _START_S = 5.0
@@ -48,7 +48,7 @@ class RayExecutor:
         models: as they are to be deployed.
         cluster: which may be away.
         in_flight: batches at the same moment for each replica.
-        timeout_s: the longest that one may take for a batch; then it is asked of another.
+        timeout_s: the longest that one may take for a batch; then another one runs it.
         make: a deployment of a model that is put in later.
         clock: for deadlines.
     """
@@ -71,7 +71,7 @@ class RayExecutor:
         self._clock = clock
         self._replicas: dict[str, int] = {}
         self._troubles: dict[str, str] = {}
-        self._away = "The Ray cluster was not asked yet."
+        self._away = "The Ray cluster was not contacted yet."
         self._answered_s = float("-inf")
         self._checked: set[str] = set()
         self._deployed_s: dict[str, float] = {}
@@ -86,14 +86,14 @@ class RayExecutor:
         return self._in_flight * max(1, sum(self._replicas.values()))
 
     async def start(self) -> None:
-        """Begins to follow the cluster; returns once it was asked, or takes its time."""
-        asked = asyncio.Event()
-        self._following = asyncio.create_task(self._follow(asked))
+        """Begins to follow the cluster; returns once it was answered, or takes its time."""
+        answered = asyncio.Event()
+        self._following = asyncio.create_task(self._follow(answered))
         try:
             async with asyncio.timeout(_START_S):
-                await asked.wait()
+                await answered.wait()
         except TimeoutError:
-            pass  # it is asked all the same, and until then nothing runs
+            pass  # it is contacted all the same, and until then nothing runs
 
     def trouble(self, key: ModelKey) -> str:
         name = self._models[key].name
@@ -172,7 +172,7 @@ class RayExecutor:
         await self._cluster.close()
         return True
 
-    async def _follow(self, asked: asyncio.Event) -> None:
+    async def _follow(self, answered: asyncio.Event) -> None:
         while True:
             try:
                 await self._look()
@@ -181,7 +181,7 @@ class RayExecutor:
                     self._lost(f"{error.message[:1].upper()}{error.message[1:]}.")
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("the Ray cluster could not be followed")
-            asked.set()
+            answered.set()
             whole = not self._away and all(self._replicas.get(each.name) for each in self._models.values())
             await self._clock.sleep(_EVERY_S if whole else _WHILE_AWAY_S)
 

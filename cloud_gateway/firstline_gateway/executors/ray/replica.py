@@ -36,7 +36,7 @@ class Replica:
                 f"The bundle {deployment.bundle} of this machine has full model {full.digest if full else 'none'}, the "
                 f"gateway's has {deployment.digest}; put the same bundle there."
             )
-        keep_freed_memory()  # as whoever serves has it
+        keep_freed_memory()  # as the gateway does
         self._deployment = deployment
         self._model = load_model(bundle, full, options)
         self._threads = ThreadPoolExecutor(deployment.replica_cores, thread_name_prefix="session")

@@ -4,8 +4,8 @@ No timer holds a request back. One that finds a free executor starts at once, al
 more requests wait when an executor becomes free. Batches of quick models run on the event loop (`loop_batches.py`);
 their requests need no place in the queue.
 
-A request that was admitted is answered by its deadline, or told at that moment that it is not. The first is as good as
-the predictions are; the second always holds. Only audits are admitted without this promise: no caller waits for them.
+A request that was admitted is answered by its deadline, or refused at that moment. The first is as good as the
+predictions are; the second always holds. Only audits are admitted without this promise: no caller waits for them.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_a_bad_input_is_refused_before_it_travels(served: ServedModel) -> None:
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
-        ({"version": "2"}, ModelMismatchError, "asked for version 1 of 'digits', and answered with '2'"),
+        ({"version": "2"}, ModelMismatchError, "Version 1 of 'digits' was requested, and it answered with '2'"),
         ({"model": "other"}, ModelMismatchError, "of 'other'"),
         ({"name": "scores"}, ProtocolError, "no output 'logits'"),
     ],
@@ -128,7 +128,7 @@ def named(part: str, **changes: Any) -> dict[str, Any]:
         (questions(ready=400), "is not ready"),
         (questions({"error": "x"}), "no 'inputs' as V2 describes them"),
         (questions(named("inputs", datatype="FP8")), "FP8"),
-        (questions(config={"parameters": {"sha256": {"string_value": "f" * 64}}}), "made of the file 'ffff"),
+        (questions(config={"parameters": {"sha256": {"string_value": "f" * 64}}}), "built from the file 'ffff"),
         (questions() | {INFER: HttpReply(404, {}, b'{"error": "unknown model"}')}, "unknown model"),
     ],
 )

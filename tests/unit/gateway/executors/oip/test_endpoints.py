@@ -104,7 +104,7 @@ def test_hedges_wait_for_the_95th_percentile_of_their_own_size_and_are_a_share_o
         pass
     allowed = 0
     for _ in range(1000):
-        hedging.asked()
+        hedging.started()
         allowed += hedging.may(1)
     assert allowed == 50
 
@@ -124,6 +124,6 @@ def test_a_share_of_0_never_hedges() -> None:
     hedging = Hedging(0)
     for count in range(100):
         hedging.answered(M, 1, 0.01, count * 0.01)
-        hedging.asked()
+        hedging.started()
     assert hedging.after_s(M, 1, 1) is None
     assert not hedging.may(1)

@@ -120,7 +120,7 @@ class Site:
 
 async def test_it_deploys_once_and_answers() -> None:
     site = Site()
-    assert "not asked yet" in site.executor.trouble(M)
+    assert "not contacted yet" in site.executor.trouble(M)
     await site.up()
     assert site.cluster.deployed == {WANTED.name: WANTED}
     assert (site.executor.trouble(M), site.executor.slots) == ("", 4)
