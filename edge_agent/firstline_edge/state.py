@@ -19,7 +19,51 @@ _LOCK_TRIES = 20
 _LOCK_PAUSE_S = 0.01
 
 
-class StateDirectory:
+class StatePaths:
+    """The paths in a state directory.
+
+    Args:
+        path: of the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.decisions_path = path / "decisions.jsonl"
+        """The decision log."""
+        self.spending_path = path / "spending.json"
+        """The spending of the budgets."""
+        self.outbox_path = path / "outbox" / "outbox.db"
+        """Promises of corrections, and their answers."""
+        self.cache_path = path / "cache"
+        """The result cache."""
+        self.copies_path = path / "bundles"
+        """Copies of bundles, for when their files are damaged."""
+        self.fleet_path = path / "fleet"
+        """The fleet's desired state of this device, and what the device stores for the fleet."""
+        self.configuration_path = path / "fleet" / "configuration"
+        """The configuration from the fleet that runs, and the state of its update."""
+        self.profiling_path = path / "fleet" / "profiling"
+        """The progress of the fleet's profile requests."""
+        self.updates_path = path / "models"
+        """Models from the fleet, and the state of their updates."""
+        self.standing_path = path / "audits" / "standing.json"
+        """The state of each certificate in the field."""
+        self.samples_path = path / "audits" / "samples.jsonl"
+        """Labelled samples from audits and escalations."""
+        self.hardware_path = path / "hardware.json"
+        """The measured hardware of this device."""
+        self.url_path = path / "url"
+        """The file with the address of a running agent."""
+        self.proof_path = path / "proof"
+        """The link by which a command proves that it may write here, see `StateDirectory.takes_proof`."""
+        self.lock_path = path / "lock"
+
+    def device_profile_path(self, bundle: str) -> Path:
+        """Returns the path of the measured costs of a bundle's models on this device."""
+        return self.path / "profiles" / f"{bundle}.json"
+
+
+class StateDirectory(StatePaths):
     """Makes the directory with mode 0700, and holds its one lock until it is closed.
 
     Raises:
@@ -27,10 +71,10 @@ class StateDirectory:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         try:
             make_folder(path)
-            self._lock = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(
                 f"agent.state_dir {path} cannot be used: {error.strerror}; name a directory that this user may write."
@@ -40,67 +84,19 @@ class StateDirectory:
             raise ConfigError(
                 f"agent.state_dir {path} is in use by another agent; stop it, or give this one a directory of its own."
             )
-        _remove(url_path(path))  # of an agent that was killed
+        _remove(self.url_path)  # of an agent that was killed
 
-    @property
-    def decisions_path(self) -> Path:
-        return decisions_path(self.path)
-
-    @property
-    def cache_path(self) -> Path:
-        return cache_path(self.path)
-
-    @property
-    def spending_path(self) -> Path:
-        return self.path / "spending.json"
-
-    @property
-    def outbox_path(self) -> Path:
-        return outbox_path(self.path)
-
-    @property
-    def copies_path(self) -> Path:
-        return self.path / "bundles"
-
-    @property
-    def fleet_path(self) -> Path:
-        return fleet_path(self.path)
-
-    @property
-    def configuration_path(self) -> Path:
-        return configuration_path(self.path)
-
-    @property
-    def updates_path(self) -> Path:
-        return updates_path(self.path)
-
-    @property
-    def profiling_path(self) -> Path:
-        return self.fleet_path / "profiling"
-
-    @property
-    def standing_path(self) -> Path:
-        return standing_path(self.path)
-
-    @property
-    def samples_path(self) -> Path:
-        return samples_path(self.path)
-
-    @property
-    def hardware_path(self) -> Path:
-        return hardware_path(self.path)
-
-    def takes_proof(self, told: str) -> bool:
+    def takes_proof(self, proof_text: str) -> bool:
         """Whether the caller may write here: it left a symbolic link to the secret that it sends. Valid once.
 
         A wrong guess does not remove the link, because its owner may ask at the same time.
         """
-        path = proof_path(self.path)
+        path = self.proof_path
         try:
             proof = os.fsencode(path.readlink())
         except OSError:
             return False
-        if not proof or not hmac.compare_digest(proof, told.encode()):
+        if not proof or not hmac.compare_digest(proof, proof_text.encode()):
             return False
         _remove(path)
         return True
@@ -108,74 +104,14 @@ class StateDirectory:
     def publish_url(self, url: str) -> None:
         """Writes the agent's address to a file for `edge-agent status`; if the disk refuses, `status` needs `--url`."""
         try:
-            url_path(self.path).write_text(url + "\n")
+            self.url_path.write_text(url + "\n")
         except OSError as error:
             log.warning("cannot note the agent's address; `status` needs --url", error=str(error))
 
     def close(self) -> None:
         """Releases the lock."""
-        _remove(url_path(self.path))
+        _remove(self.url_path)
         os.close(self._lock)
-
-
-def decisions_path(state_dir: Path) -> Path:
-    """The decision log."""
-    return state_dir / "decisions.jsonl"
-
-
-def outbox_path(state_dir: Path) -> Path:
-    """Promises of corrections, and their answers."""
-    return state_dir / "outbox" / "outbox.db"
-
-
-def cache_path(state_dir: Path) -> Path:
-    """The result cache."""
-    return state_dir / "cache"
-
-
-def fleet_path(state_dir: Path) -> Path:
-    """The fleet's desired state of this device, and what the device stores for the fleet."""
-    return state_dir / "fleet"
-
-
-def configuration_path(state_dir: Path) -> Path:
-    """The configuration from the fleet that runs, and the state of its update."""
-    return fleet_path(state_dir) / "configuration"
-
-
-def updates_path(state_dir: Path) -> Path:
-    """Models from the fleet, and the state of their updates."""
-    return state_dir / "models"
-
-
-def standing_path(state_dir: Path) -> Path:
-    """The state of each certificate in the field."""
-    return state_dir / "audits" / "standing.json"
-
-
-def samples_path(state_dir: Path) -> Path:
-    """Labelled samples from audits and escalations."""
-    return state_dir / "audits" / "samples.jsonl"
-
-
-def hardware_path(state_dir: Path) -> Path:
-    """The measured hardware of this device."""
-    return state_dir / "hardware.json"
-
-
-def device_profile_path(state_dir: Path, bundle: str) -> Path:
-    """Measured costs of a bundle's models on this device."""
-    return state_dir / "profiles" / f"{bundle}.json"
-
-
-def url_path(state_dir: Path) -> Path:
-    """The file with the address of a running agent."""
-    return state_dir / "url"
-
-
-def proof_path(state_dir: Path) -> Path:
-    """The link by which a command proves that it may write here, see `StateDirectory.takes_proof`."""
-    return state_dir / "proof"
 
 
 def leave_proof(state_dir: Path, proof: str) -> None:
@@ -184,7 +120,7 @@ def leave_proof(state_dir: Path, proof: str) -> None:
     Raises:
         OSError: this user may not write here.
     """
-    path = proof_path(state_dir)
+    path = StatePaths(state_dir).proof_path
     path.unlink(missing_ok=True)
     path.symlink_to(proof)
 
@@ -196,17 +132,13 @@ def is_in_use(state_dir: Path) -> bool:
         OSError: this user may not read here.
     """
     try:
-        held = os.open(_lock_path(state_dir), os.O_RDONLY | os.O_CLOEXEC)
+        held = os.open(StatePaths(state_dir).lock_path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
         return not _locked(held, tries=1)
     finally:
         os.close(held)
-
-
-def _lock_path(state_dir: Path) -> Path:
-    return state_dir / "lock"
 
 
 def _locked(descriptor: int, tries: int) -> bool:

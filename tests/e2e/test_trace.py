@@ -14,7 +14,7 @@ from firstline.demo.site import Transport, digits_folder
 from firstline.workbench.dataset import open_dataset
 from firstline_core.telemetry import decisions
 from firstline_core.types import Answer, InferResponse, Status
-from firstline_edge.state import decisions_path
+from firstline_edge.state import StatePaths
 
 JSON = {"FIRSTLINE_EDGE_LOG__FORMAT": "json", "FIRSTLINE_GATEWAY_LOG__FORMAT": "json"}
 CALLER = "b7ad6b7169203331"
@@ -66,7 +66,7 @@ def test_a_trace_is_the_same_in_the_lines_of_both_tiers(tmp_path: Path, transpor
     assert kept not in gateway and private not in gateway
     _check_deferred(agent.get(deferred, []), gateway.get(deferred, []), final)
 
-    log = decisions_path(tmp_path / f"state-{transport}")
+    log = StatePaths(tmp_path / f"state-{transport}").decisions_path
     told = decisions.find(log, request_id)
     assert [(each["trace_id"], each["span_id"]) for each in told] == [(escalated, agent[escalated][0]["span_id"])]
 

@@ -42,7 +42,7 @@ from firstline_core.profile.profile import decode, encode
 from firstline_core.runtime.select import CPU
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import device_profile_path
+from firstline_edge.state import StatePaths
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.profiles.profiles import read_uploaded
 from firstline_gateway.profiles.records import Place
@@ -159,7 +159,7 @@ async def test_a_device_measures_and_uploads_a_requested_profile(either: Site) -
     assert entry.by == "device:device-1"
     kept = decode(content, "what is kept")
     assert [point.key.variant for point in kept.points] == ["small", "full"]
-    here = decode(device_profile_path(either.settings.state_dir, "two").read_bytes(), "what the device has")
+    here = decode(StatePaths(either.settings.state_dir).device_profile_path("two").read_bytes(), "what the device has")
     assert kept.points == here.points
 
 
@@ -195,7 +195,7 @@ async def test_a_request_waits_for_an_offline_device(site: Site) -> None:
 
 async def test_a_restart_continues_the_measurement(site: Site) -> None:
     many = replace(ASKED, batches=(1, 2), anew=True)
-    path = device_profile_path(site.settings.state_dir, "two")
+    path = StatePaths(site.settings.state_dir).device_profile_path("two")
     async with site.agent():
         await site.known()
         await site.ask(many)

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from firstline_core.errors import CapacityError, ForbiddenError, RequestError
 from firstline_core.storage.files import erase, erase_all
-from firstline_edge import state
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.outbox.reopening import ReopeningOutbox
-from firstline_edge.state import StateDirectory
+from firstline_edge.state import StateDirectory, StatePaths
 from firstline_edge.telemetry.recorder import Recorder
 
 PLACES = ("outbox", "cache", "samples", "decisions")
@@ -24,13 +23,9 @@ PLACES = ("outbox", "cache", "samples", "decisions")
 
 
 def paths(state_dir: Path) -> dict[str, Path]:
-    """Where each place's files begin."""
-    return {
-        "outbox": state.outbox_path(state_dir),
-        "cache": state.cache_path(state_dir),
-        "samples": state.samples_path(state_dir),
-        "decisions": state.decisions_path(state_dir),
-    }
+    """Returns the path with which the files of each place begin."""
+    state = StatePaths(state_dir)
+    return {place: getattr(state, f"{place}_path") for place in PLACES}
 
 
 def sizes_bytes(state_dir: Path) -> dict[str, int]:

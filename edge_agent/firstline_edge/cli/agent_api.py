@@ -9,7 +9,7 @@ from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, o
 from firstline_core.protocol.http_errors import error_from
 from firstline_edge.api.tokens import first_token
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import is_in_use, url_path
+from firstline_edge.state import StatePaths, is_in_use
 
 
 def agent_url(settings: EdgeSettings) -> str | None:
@@ -24,7 +24,7 @@ def agent_url(settings: EdgeSettings) -> str | None:
     try:
         if not is_in_use(settings.state_dir):
             return None
-        note = url_path(settings.state_dir)
+        note = StatePaths(settings.state_dir).url_path
         configured = f"http://{settings.api.host}:{settings.api.port}"
         return (note.read_text().strip() if note.exists() else "") or configured
     except OSError as error:

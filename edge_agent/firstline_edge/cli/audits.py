@@ -10,13 +10,13 @@ from firstline_core.errors import ConfigError
 from firstline_edge.audits.samples import Sample, read, table
 from firstline_edge.cli.output import print_error, print_json
 from firstline_edge.cli.parser import FAILED, OK, load_settings
-from firstline_edge.state import samples_path
+from firstline_edge.state import StatePaths
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Prints the samples of one certificate; the agent need not run."""
     settings = load_settings(arguments)
-    path = samples_path(settings.state_dir)
+    path = StatePaths(settings.state_dir).samples_path
     try:
         samples = list(read(path))
     except OSError as error:

@@ -33,7 +33,7 @@ from firstline_edge.hardware.sampler import missing_kernel_files
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.credentials import DeviceIdentity
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import hardware_path, outbox_path
+from firstline_edge.state import StatePaths
 
 _FSYNC_RUNS = 9
 _FSYNC_SLOW_MS = 20.0
@@ -94,7 +94,7 @@ def state_findings(settings: EdgeSettings) -> list[Finding]:
     ]
     if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
         findings.append(slow("state directory", f"others may read {path}", f"chmod 700 {path}"))
-    aside = outbox_path(path).with_name(outbox_path(path).name + DAMAGED)
+    aside = StatePaths(path).outbox_path.with_name(StatePaths(path).outbox_path.name + DAMAGED)
     if aside.exists():
         detail = f"a damaged outbox was set aside as {aside}; corrections that it promised may be lost"
         findings.append(slow("outbox", detail, "check the disk; delete that file once it is of no use"))
@@ -184,7 +184,9 @@ def _fsync_ms(folder: Path) -> float:
 def hardware_findings(settings: EdgeSettings) -> list[Finding]:
     """Returns the findings of two sensor readings, because counters need two, and of the stored catalogue."""
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
-    engines = engine_findings(Surveyor(tree, folder, hardware_path(folder)).read_stored(), settings.models.providers)
+    engines = engine_findings(
+        Surveyor(tree, folder, StatePaths(folder).hardware_path).read_stored(), settings.models.providers
+    )
     if problem := missing_kernel_files(tree):
         return [missing("hardware.root", problem), *engines]
     return [*_sensor_findings(settings, tree), *engines]

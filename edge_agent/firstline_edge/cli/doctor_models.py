@@ -23,7 +23,7 @@ from firstline_edge.audits.records import Record, key_of
 from firstline_edge.cli.findings import Finding, State, missing, ok, slow, slow_if
 from firstline_edge.models.loading import bundle_paths, quickest_ms
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import standing_path
+from firstline_edge.state import StatePaths
 
 _RUNS = 20
 _INSTALL = {
@@ -114,7 +114,7 @@ def _measure(bundle: Bundle, model: Model, options: RuntimeOptions) -> tuple[flo
 
 def contract_findings(settings: EdgeSettings) -> list[Finding]:
     """Returns the findings of the audits about the certificates in use; empty if there are none."""
-    path = standing_path(settings.state_dir)
+    path = StatePaths(settings.state_dir).standing_path
     try:
         stored = records.read(path)
     except (IntegrityError, OSError) as error:

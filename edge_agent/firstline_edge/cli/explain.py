@@ -13,7 +13,7 @@ from firstline_core.telemetry.decisions import find
 from firstline_core.types import HEDGED, Reason, Status, Wait
 from firstline_edge.cli.output import print_error, print_json, print_lines
 from firstline_edge.cli.parser import FAILED, OK, load_settings
-from firstline_edge.state import decisions_path
+from firstline_edge.state import StatePaths
 
 PLAN = "plan"
 
@@ -54,7 +54,7 @@ def command(arguments: argparse.Namespace) -> int:
         # The plan needs many more modules than the decision log.
         return import_module("firstline_edge.cli.plan").command(arguments)  # type: ignore[no-any-return]
     settings = load_settings(arguments)
-    path = decisions_path(settings.state_dir)
+    path = StatePaths(settings.state_dir).decisions_path
     try:
         lines = find(path, arguments.request_id)
     except OSError as error:

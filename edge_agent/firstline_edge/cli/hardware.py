@@ -23,7 +23,7 @@ from firstline_edge.cli.output import print_json, print_line, print_lines, print
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import hardware_path
+from firstline_edge.state import StatePaths
 
 _SOURCES = (
     "# Layout: recorded by edge-agent hardware --record. Say here in which state, and where its drivers are described."
@@ -52,7 +52,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 def _catalogue(settings: EdgeSettings, *, measure: bool) -> Catalogue:
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
-    surveyor = Surveyor(tree, folder, hardware_path(folder))
+    surveyor = Surveyor(tree, folder, StatePaths(folder).hardware_path)
     described = read_in_time(tree, partial(describe_device, tree, folder))
     if not measure:
         stored = surveyor.read_stored()

@@ -28,7 +28,7 @@ from firstline_edge.cli.status import agent_status
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.models.loading import bundle_paths
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import device_profile_path, hardware_path
+from firstline_edge.state import StatePaths
 
 SPLITS = "split.json"
 
@@ -70,7 +70,7 @@ def _profile(
     if named is not None:
         return _read(named, profile.LIMIT_BYTES, profile.decode), []
     name = bundle.manifest.name
-    own = device_profile_path(settings.state_dir, name)
+    own = StatePaths(settings.state_dir).device_profile_path(name)
     found, damaged = profile_of_machine((own, *bundled_profiles(bundle.path, name)), catalogue.fingerprint)
     return found, [f"{message} It is ignored." for message in damaged.values()]
 
@@ -91,7 +91,7 @@ def _catalogue(settings: EdgeSettings) -> Catalogue:
     """Returns the stored catalogue if it is valid; nothing is measured for a plan."""
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
     described = read_in_time(tree, partial(describe_device, tree, folder))
-    stored = Surveyor(tree, folder, hardware_path(folder)).read_stored()
+    stored = Surveyor(tree, folder, StatePaths(folder).hardware_path).read_stored()
     return stored if stored is not None and stored.fingerprint == described.fingerprint else described
 
 

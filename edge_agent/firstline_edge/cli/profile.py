@@ -28,7 +28,7 @@ from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.models.loading import bundle_paths
 from firstline_edge.profiling.gate import CHECK_S, bounds_of, cause_to_wait, never
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import device_profile_path
+from firstline_edge.state import StatePaths
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -52,7 +52,7 @@ def command(arguments: argparse.Namespace) -> int:
         sustained_s=60 * arguments.sustained,
         root=Path(settings.hardware.root),
     )
-    path = device_profile_path(settings.state_dir, bundle.manifest.name)
+    path = StatePaths(settings.state_dir).device_profile_path(bundle.manifest.name)
     may = (lambda needed: "") if arguments.alone else _waiting(settings)
     profile = measure_profile(bundle, path, options, progress=_progress, permit=may, warn=print_progress)
     if arguments.output == "json":

@@ -12,7 +12,7 @@ from firstline_edge.cli.agent_api import agent_url, call_agent
 from firstline_edge.cli.output import print_json, print_line
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import StateDirectory, leave_proof, proof_path
+from firstline_edge.state import StateDirectory, StatePaths, leave_proof
 
 _TIMEOUT_S = 600.0  # a slow card, and much to overwrite
 
@@ -54,4 +54,4 @@ def _erase(settings: EdgeSettings, places: list[str]) -> None:
         advice = "stop it, and purge again"
         call_agent(settings, url, "POST", "/firstline/v1/purge", timeout_s=_TIMEOUT_S, advice=advice, json=request)
     finally:
-        proof_path(settings.state_dir).unlink(missing_ok=True)
+        StatePaths(settings.state_dir).proof_path.unlink(missing_ok=True)

@@ -13,15 +13,15 @@ from firstline_edge.cli.output import print_json, print_line
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.fleet.configuration.configuration_store import read_state
 from firstline_edge.fleet.updates.model_store import ModelStore
-from firstline_edge.state import configuration_path, updates_path
+from firstline_edge.state import StatePaths
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Prints one line for each model that the fleet ever updated here, and one for its configuration."""
     settings = load_settings(arguments)
     try:
-        store = ModelStore(updates_path(settings.state_dir), repair=False)
-        configuration = read_state(configuration_path(settings.state_dir))
+        store = ModelStore(StatePaths(settings.state_dir).updates_path, repair=False)
+        configuration = read_state(StatePaths(settings.state_dir).configuration_path)
     except OSError as error:
         raise CapacityError(
             f"{settings.state_dir} cannot be read: {error.strerror}; ask as the user that the agent runs as."

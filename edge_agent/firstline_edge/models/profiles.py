@@ -19,7 +19,7 @@ from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Point, Profile
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
-from firstline_edge.state import device_profile_path
+from firstline_edge.state import StatePaths
 
 log = logger(__name__)
 
@@ -50,7 +50,7 @@ class Profiles:
     def of(self, bundle: Bundle) -> Profile | None:
         """Returns the device's own profile, else one of this machine in the bundle; None if there is neither."""
         name = bundle.manifest.name
-        own = device_profile_path(self._state_dir, name)
+        own = StatePaths(self._state_dir).device_profile_path(name)
         paths = [path for path in (own, *bundled_profiles(bundle.path, name)) if path.is_file()]
         before = self.problems.items()
         self.problems = {path: problem for path, problem in before if path.is_file() and path not in paths}

@@ -20,7 +20,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_edge.models.models import Models
 from firstline_edge.profiling.gate import Gate, Report
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import device_profile_path
+from firstline_edge.state import StatePaths
 
 log = logger(__name__)
 
@@ -92,7 +92,7 @@ def order_of(settings: EdgeSettings, models: Models, request: DesiredProfile, *,
         throttled_share=request.throttled_share,
         root=Path(settings.hardware.root),
     )
-    path = device_profile_path(settings.state_dir, request.bundle)
+    path = StatePaths(settings.state_dir).device_profile_path(request.bundle)
     return Order(held.bundle.path, path, settings.device_id, options)
 
 

@@ -21,7 +21,7 @@ from firstline_core.profile.profile import Profile, encode
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import device_profile_path
+from firstline_edge.state import StatePaths
 
 
 def settings(folder: Path, **more: Any) -> EdgeSettings:
@@ -44,7 +44,7 @@ def profiled(
     for at, peak in enumerate(peak_bytes):
         points[at] = replace(points[at], peak_memory_bytes=Measured(float(peak), "/status"))
     state_dir = folder / "state"
-    path = device_profile_path(state_dir, manifest.name)
+    path = StatePaths(state_dir).device_profile_path(manifest.name)
     path.parent.mkdir(parents=True)
     fingerprint = describe_device(Tree(folder / "no sensors"), state_dir).fingerprint
     path.write_bytes(encode(Profile(manifest.name, 1, "here", fingerprint, tuple(points))))

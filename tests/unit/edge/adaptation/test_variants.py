@@ -25,7 +25,7 @@ from firstline_edge.adaptation.variants import Variants
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.explain import describe
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import decisions_path
+from firstline_edge.state import StatePaths
 
 SURE, UNSURE = (9.0, 0.0), (0.1, 0.0)
 GB = 1e9
@@ -79,7 +79,7 @@ class Device:
 
     def story(self, request_id: str) -> str:
         self.agent.recorder.flush()
-        lines = decisions.find(decisions_path(self.agent.settings.state_dir), request_id)
+        lines = decisions.find(StatePaths(self.agent.settings.state_dir).decisions_path, request_id)
         return "\n".join(sentence for line in lines for sentence in describe(line))
 
 
@@ -175,7 +175,7 @@ async def test_a_hot_device_splits_requests_between_two_variants(device: Device)
     assert answer is not None
     assert "it was given medium; not a better one, for heat: 77.5 C" in device.story(answer.request_id)
     assert not [line for line in lines if line["event"] == "variant switched"], "that it shares was told when it began"
-    logged = list(decisions.lines(decisions_path(device.agent.settings.state_dir)))
+    logged = list(decisions.lines(StatePaths(device.agent.settings.state_dir).decisions_path))
     (began,) = [line for line in logged if line["event"] == "switched"]
     assert (began["from"], began["to"], began["guard"]) == ("large", "large", "heat") and began["share_of_the_next"] > 0
     assert device.agent.data_plane.status()["models"][0]["variants"]["shared_out"] == round(share, 2)
@@ -277,7 +277,7 @@ async def test_every_switch_is_logged_recorded_and_counted(device: Device) -> No
     (said,) = [line for line in lines if line["event"] == "variant switched"]
     assert (said["from"], said["to"], said["guard"], said["sheds"]) == ("large", "small", "heat", False)
     device.agent.recorder.flush()
-    logged = list(decisions.lines(decisions_path(device.agent.settings.state_dir)))
+    logged = list(decisions.lines(StatePaths(device.agent.settings.state_dir).decisions_path))
     assert [(line["from"], line["to"]) for line in logged if line["event"] == "switched"] == [("large", "small")]
     metrics = device.agent.data_plane.exposition()[0].decode()
     assert 'firstline_edge_variant_rung{model="small",version="1"} 2.0' in metrics

@@ -23,7 +23,7 @@ from firstline_edge.cli.explain import describe
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.parser import parse
 from firstline_edge.cli.status import _contract_lines
-from firstline_edge.state import samples_path, standing_path
+from firstline_edge.state import StatePaths
 
 CONTRACT: dict[str, Any] = {
     "alarm": False, "cause": None, "since": None, "tightened": None, "escalates_all": False,
@@ -70,7 +70,7 @@ def sample(**fields: Any) -> Sample:
 
 
 def written(tmp_path: Path, *samples: Sample) -> None:
-    log = SampleLog(samples_path(tmp_path), 1 << 20)
+    log = SampleLog(StatePaths(tmp_path).samples_path, 1 << 20)
     for one in samples:
         log.add(one)
     log.close()
@@ -120,7 +120,7 @@ def test_a_missing_table_is_explained(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_damaged_line_is_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(tmp_path, sample())
-    with samples_path(tmp_path).open("a") as stream:
+    with StatePaths(tmp_path).samples_path.open("a") as stream:
         stream.write('{"key": 3}\n{"cut\n')
     written(tmp_path, sample(propensity=0.0), sample(agree=2))
     written(tmp_path, sample(score=0.7))
@@ -140,7 +140,7 @@ def test_doctor_reports_an_alarm_of_a_bundle_in_use(tmp_path: Path) -> None:
     assert variant.certificate is not None
     key = key_of(manifest.name, str(manifest.version), variant.certificate, 0.05)
     record = Record(model=manifest.name, version="1", test=audit.begin(0.05), agreed=7, disagreed=3)
-    path = standing_path(tmp_path / "state")
+    path = StatePaths(tmp_path / "state").standing_path
     path.parent.mkdir(parents=True)
     records.RecordFile(path).write(records.encode({key: record, "gone": record}))
     (finding,) = contract_findings(settings)

@@ -20,7 +20,7 @@ from firstline_core.routing.timing import LinkTiming
 from firstline_edge.cli import plan
 from firstline_edge.cli.parser import parse
 from firstline_edge.cli.plan import link_for_plan, with_measurements
-from firstline_edge.state import device_profile_path
+from firstline_edge.state import StatePaths
 
 
 def status(timing: LinkTiming | None) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def test_the_plan_uses_the_devices_profile_and_reports_damage(
     config.write_text(f'[agent]\nstate_dir = "{state_dir}"\n[models]\ndirectories = ["{DIGITS}"]\n')
     (edge,) = (model for model in open_bundle(DIGITS).manifest.edge if model.id == "edge-onnx")
     found = replace(point(7.0), key=replace(point(7.0).key, variant=edge.id, model_digest=edge.digest))
-    path = device_profile_path(state_dir, "digits")
+    path = StatePaths(state_dir).device_profile_path("digits")
     path.parent.mkdir(parents=True)
     path.write_bytes(
         encode(Profile("digits", 1, "here", describe_device(Tree(Path("/")), state_dir).fingerprint, (found,)))

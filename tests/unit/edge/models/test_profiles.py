@@ -26,7 +26,7 @@ from firstline_edge.models.loading import hold
 from firstline_edge.models.models import EdgeModel, Pace
 from firstline_edge.models.profiles import Profiles, fastest_options
 from firstline_edge.models.workers import Workers
-from firstline_edge.state import device_profile_path
+from firstline_edge.state import StatePaths
 
 ROOT = Path("/")
 SECONDS = [0.2] * 9 + [0.3] * 9 + [0.6] * 2  # the quickest 200 ms, the median 300
@@ -72,7 +72,7 @@ def asked(size_bytes: int = 1) -> InferRequest:
 
 def test_a_profile_gives_the_models_time_before_it_runs(tmp_path: Path, workers: Workers) -> None:
     bundle = open_bundle(DIGITS)
-    written(device_profile_path(tmp_path, "digits"), document(bundle, tmp_path, measured(bundle)))
+    written(StatePaths(tmp_path).device_profile_path("digits"), document(bundle, tmp_path, measured(bundle)))
     edge = loaded(DIGITS, tmp_path, workers)
     assert edge.profiled is not None
     assert edge.row_ms == 200 and edge.sample_bytes == edge.profiled.moved.received_bytes == 1
@@ -88,7 +88,7 @@ def test_as_planned_a_variant_runs_in_its_fastest_way(
     bundle = open_bundle(DIGITS)
     slow = measured(bundle)
     quick = replace(slow, key=replace(slow.key, threads=2), query=distribution([each / 2 for each in SECONDS]))
-    written(device_profile_path(tmp_path, "digits"), document(bundle, tmp_path, slow, quick))
+    written(StatePaths(tmp_path).device_profile_path("digits"), document(bundle, tmp_path, slow, quick))
     assert loaded(DIGITS, tmp_path, workers, as_planned=as_planned).row_ms == row_ms
 
 
@@ -126,7 +126,9 @@ def test_a_stale_profile_is_ignored(tmp_path: Path, workers: Workers, other: str
         found = replace(found, ran_on="XnnpackExecutionProvider")
     if other == "zero":
         found = replace(found, query=distribution([0.0, 0.1]))
-    written(device_profile_path(tmp_path, "digits"), document(bundle, tmp_path, found, fingerprint=fingerprint))
+    written(
+        StatePaths(tmp_path).device_profile_path("digits"), document(bundle, tmp_path, found, fingerprint=fingerprint)
+    )
     profiles = Profiles(tmp_path, ROOT)
     edge = loaded(DIGITS, tmp_path, workers, profiles)
     assert edge.profiled is None and 0 < edge.row_ms < 200  # as measured at load
@@ -135,7 +137,7 @@ def test_a_stale_profile_is_ignored(tmp_path: Path, workers: Workers, other: str
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"bundle": 7}', b"\xff\x00", b"[" * 100_000])
 def test_a_damaged_profile_is_reported_and_ignored(tmp_path: Path, workers: Workers, content: bytes) -> None:
-    path = device_profile_path(tmp_path, "digits")
+    path = StatePaths(tmp_path).device_profile_path("digits")
     path.parent.mkdir()
     path.write_bytes(content)
     profiles = Profiles(tmp_path, ROOT)
@@ -156,7 +158,7 @@ def test_a_damaged_profile_is_reported_and_ignored(tmp_path: Path, workers: Work
 
 
 async def test_status_shows_sources_of_times_and_damaged_profiles(tmp_path: Path) -> None:
-    path = device_profile_path(tmp_path, "digits")
+    path = StatePaths(tmp_path).device_profile_path("digits")
     bundle = open_bundle(DIGITS)
     written(path, document(bundle, tmp_path, measured(bundle)))
     settings = edge_settings(tmp_path, models__directories=[str(DIGITS)], hardware__survey=False)
