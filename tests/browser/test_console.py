@@ -1,4 +1,4 @@
-"""The console in a real browser, with a real gateway: what it shows, what its buttons do, and what it never does."""
+"""The console in a real browser with a real gateway."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def shows(page: Page, words: str | re.Pattern[str]) -> None:
     expect(page.locator("main")).to_contain_text(words)
 
 
-def test_a_rollout_that_stalls_pauses_and_a_click_aborts_it(
+def test_a_stalled_rollout_pauses_and_is_aborted_by_a_click(
     page: Page, url: str, fleet: Fleet, faulty: tuple[str, str, list[str]]
 ) -> None:
     rollout, _, told = faulty
@@ -156,7 +156,7 @@ def test_a_rollout_that_stalls_pauses_and_a_click_aborts_it(
     shows(page, "application:ops")  # who decided it
 
 
-def test_failures_are_judged_and_the_numbers_and_the_rule_are_shown(
+def test_the_numbers_and_the_rule_of_an_abort_are_shown(
     page: Page, url: str, faulty: tuple[str, str, list[str]]
 ) -> None:
     _, rollout, told = faulty
@@ -193,7 +193,7 @@ def test_devices_are_found_by_tag_and_model_page_by_page(page: Page, url: str, f
     expect(page.get_by_role("heading", level=1)).to_have_text(NAMES[3])
 
 
-def test_who_answered_is_drawn_and_said(page: Page, url: str) -> None:
+def test_answers_by_tier_are_drawn_and_described(page: Page, url: str) -> None:
     page.goto(f"{url}/tiers?hours=1")
     shows(page, "Of 2,100 rows in the last 1 h: 75.7 % on the device, 19.0 % by the full model, 5.2 % no answer.")
     expect(page.locator(".chart canvas")).to_be_visible()
@@ -214,7 +214,7 @@ def measured(fleet: Fleet) -> str:
     return name
 
 
-def test_what_models_cost_on_a_device_is_shown_and_what_it_is_asked_to_measure(
+def test_profiles_and_profiling_requests_of_a_device_are_shown(
     page: Page, url: str, fleet: Fleet, measured: str
 ) -> None:
     page.goto(f"{url}/devices/{measured}")
@@ -262,7 +262,7 @@ def focused(page: Page, words: str) -> None:
     pytest.fail(f"the keyboard does not come to {words!r}")
 
 
-def test_the_keyboard_alone_is_enough(page: Page, url: str, fleet: Fleet) -> None:
+def test_every_command_works_with_the_keyboard(page: Page, url: str, fleet: Fleet) -> None:
     rollout, _ = started(fleet, patience_s=3600)
     page.goto(f"{url}/rollouts")
     shows(page, "running: installing")
@@ -289,9 +289,7 @@ def test_the_keyboard_alone_is_enough(page: Page, url: str, fleet: Fleet) -> Non
     assert fleet.ask("GET", f"{ROLLOUTS}/{rollout}")["state"] == "paused"
 
 
-def test_a_phone_shows_all_of_it_without_scrolling_sideways(
-    browser: Browser, url: str, fleet: Fleet, measured: str
-) -> None:
+def test_pages_fit_the_width_of_a_phone(browser: Browser, url: str, fleet: Fleet, measured: str) -> None:
     (rollout, *_) = [each["id"] for each in fleet.ask("GET", ROLLOUTS)["rollouts"]]
     with watched(browser, [fleet.key], viewport={"width": 375, "height": 740}) as context:
         page = context.new_page()
@@ -308,7 +306,7 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(
             assert page.evaluate(_WIDER) == [], path
 
 
-def test_without_its_gateway_nothing_is_green_and_it_comes_back_by_itself(
+def test_pages_are_stale_without_the_gateway_and_recover(
     browser: Browser, url: str, fleet: Fleet, gateway: GatewayProcess
 ) -> None:
     rollout, _ = started(fleet, patience_s=3600)
@@ -335,7 +333,7 @@ def test_without_its_gateway_nothing_is_green_and_it_comes_back_by_itself(
         until(lambda: pages[0].evaluate(_GREEN) > 0)
 
 
-def test_with_a_password_only_who_shows_it_sees_anything_and_without_the_console_nothing_is_green(
+def test_pages_need_the_password_and_are_stale_without_the_console(
     browser: Browser, fleet: Fleet, gateway: GatewayProcess, tmp_path: Path
 ) -> None:
     shown = {"username": "any", "password": PASSWORD}

@@ -1,4 +1,4 @@
-"""The console starts with the options that compose and Kubernetes give its image, and needs no gateway for it."""
+"""The console starts with the options of the compose and Kubernetes files, without a gateway."""
 
 import json
 import re
@@ -29,7 +29,7 @@ POD: dict[str, Any] = yaml.safe_load((CHECKOUT / "cloud_gateway/console/kubernet
     [(COMPOSE["command"], True), (POD["template"]["spec"]["containers"][0]["args"], False)],
     ids=["compose", "kubernetes"],
 )
-def test_it_starts_as_it_is_deployed(options: list[str], plain: bool, tmp_path: Path) -> None:
+def test_the_console_starts_with_each_deployment_option(options: list[str], plain: bool, tmp_path: Path) -> None:
     authority = ca.create_authority(ca.new_key(), time.time())
     certificate, key = ca.issue_server(authority, ("127.0.0.1",), time.time())
     trusted = ca.pem_of(authority.certificate)

@@ -1,4 +1,4 @@
-"""Real agents and a real gateway: the fleet detects what no device could detect alone, and informs each device."""
+"""Fleet-wide alarms with real agents and a real gateway: pooled audits, and the alarm on each device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fleet over HTTP: devices have their own twin, people see all of them, and what people do is in the trail."""
+"""The fleet over HTTP: twins of devices, the operators' view, access, and the audit log."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def json(value: object) -> dict[str, Any]:
     return {"content": msgspec.json.encode(value), "headers": {"Content-Type": "application/json"}}
 
 
-async def test_a_device_hears_what_it_is_to_run_and_nothing_while_that_is_the_same(
+async def test_a_device_reads_its_desired_state_only_when_it_has_changed(
     gateway: Gateway, cam: httpx.AsyncClient
 ) -> None:
     first = await cam.get("/fleet/v1/twin")
@@ -81,7 +81,7 @@ async def test_a_device_hears_what_it_is_to_run_and_nothing_while_that_is_the_sa
     assert msgspec.json.decode(then.content, type=Desired) == Desired(1, (WANTED,))
 
 
-async def test_people_see_what_a_device_says_and_when(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+async def test_operators_see_a_devices_report_and_its_age(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
     assert (await cam.put("/fleet/v1/twin/reported", **json(REPORTED))).status_code == 204
     page = (await keeper.get("/fleet/v1/devices")).json()
     assert [device["name"] for device in page["devices"]] == ["cam"] and page["after"] is None
@@ -90,7 +90,7 @@ async def test_people_see_what_a_device_says_and_when(cam: httpx.AsyncClient, ke
     assert shown["accepted"] and shown["online"] and 0 <= shown["last_seen_age_s"] < 60
 
 
-async def test_counts_come_together(gateway: Gateway, cam: httpx.AsyncClient) -> None:
+async def test_counts_of_reports_are_added_up(gateway: Gateway, cam: httpx.AsyncClient) -> None:
     for sequence in (1, 2, 2):
         told = Telemetry("session-1", sequence, 60.0 * sequence, (ModelCounts("digits", 1, rows=10 * sequence),))
         assert (await cam.post("/fleet/v1/twin/telemetry", **json(told))).status_code == 204
@@ -98,7 +98,7 @@ async def test_counts_come_together(gateway: Gateway, cam: httpx.AsyncClient) ->
         assert totals.totals_of(connection, ["cam"])["cam"].models[0].rows == 20
 
 
-async def test_who_answered_is_told_over_time(
+async def test_the_history_of_answers_by_tier(
     gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
 ) -> None:
     for sequence in (1, 2):
@@ -115,7 +115,7 @@ async def test_who_answered_is_told_over_time(
         assert sums == expected and told["models"] == ["digits"]
 
 
-async def test_devices_are_found_by_what_they_run(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+async def test_devices_are_found_by_model(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
     await cam.put("/fleet/v1/twin/reported", **json(REPORTED))
     for params, count in (
         ({"model": "digits"}, 1),
@@ -128,7 +128,7 @@ async def test_devices_are_found_by_what_they_run(cam: httpx.AsyncClient, keeper
         assert len(found["devices"]) == count, params
 
 
-async def test_tags_choose_devices_and_go_by_what_was_seen(
+async def test_tags_select_devices_and_need_the_latest_state(
     gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
 ) -> None:
     await cam.get("/fleet/v1/twin")
@@ -153,7 +153,7 @@ async def test_the_brake_reaches_every_device_and_is_lifted(cam: httpx.AsyncClie
     assert msgspec.json.decode((await cam.get("/fleet/v1/twin")).content, type=Desired) == Desired(2)
 
 
-async def test_what_people_did_is_in_the_trail(
+async def test_changes_by_operators_are_in_the_audit_log(
     gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
 ) -> None:
     await cam.get("/fleet/v1/twin")
@@ -187,7 +187,7 @@ async def test_decommissioning_deletes_profiles_and_requests(
     assert (await keeper.get(requests_path("cam"))).json()["requests"] == []
 
 
-async def test_nobody_sees_more_than_is_theirs(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+async def test_a_device_has_access_only_to_its_own_documents(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
     for path in ("/fleet/v1/devices", "/fleet/v1/devices/cam", "/fleet/v1/brake"):
         assert (await cam.get(path)).status_code == 403
     for path in ("/fleet/v1/twin",):
@@ -219,7 +219,7 @@ async def test_nobody_sees_more_than_is_theirs(cam: httpx.AsyncClient, keeper: h
         ("DELETE", "/fleet/v1/devices", b"", 405),
     ],
 )
-async def test_a_refusal_is_a_problem_in_a_sentence(
+async def test_a_refusal_is_a_problem_document(
     keeper: httpx.AsyncClient, method: str, path: str, content: bytes, status: int
 ) -> None:
     refused = await keeper.request(method, path, content=content)
@@ -230,7 +230,7 @@ async def test_a_refusal_is_a_problem_in_a_sentence(
     assert said["detail"].endswith(".") and "Traceback" not in said["detail"]
 
 
-async def test_of_two_changes_to_what_both_have_seen_one_is_made(
+async def test_of_two_concurrent_changes_one_is_refused(
     gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
 ) -> None:
     assert (await cam.put("/fleet/v1/twin/reported", **json(REPORTED))).status_code == 204

@@ -1,4 +1,4 @@
-"""A configuration comes from a real registry to a real agent: signed, brought by a rollout, adopted, and taken back."""
+"""A configuration from a real registry on a real agent: signed, rolled out, adopted, and rolled back."""
 
 from __future__ import annotations
 

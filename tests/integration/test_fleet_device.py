@@ -1,4 +1,4 @@
-"""A real agent in a real gateway's fleet, over HTTP and over Mosquitto: what it reports, receives and counts."""
+"""A real agent in a real gateway's fleet, over HTTP and Mosquitto: reports, desired state, and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file over a line that is cut a hundred times: at most 1.05 times its bytes cross it, and it is what was signed."""
+"""A download with a hundred interruptions: at most 1.05 times its bytes, and the signed content."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def served(server: CuttingServer) -> AsyncIterator[GatewayRegistry]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_a_hundred_cuts_cost_a_twentieth(tmp_path: Path, seed: int) -> None:
+async def test_a_hundred_interruptions_cost_a_twentieth(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     content = rng.randbytes(SIZE_BYTES)
     file = SignedFile("m/1/edge.onnx", len(content), hashlib.sha256(content).hexdigest(), {})
@@ -97,7 +97,7 @@ async def test_a_hundred_cuts_cost_a_twentieth(tmp_path: Path, seed: int) -> Non
     assert came == SIZE_BYTES and server.sent_bytes <= 1.05 * SIZE_BYTES
 
 
-async def test_a_server_without_ranges_is_borne_with(tmp_path: Path) -> None:
+async def test_a_server_without_ranges_is_supported(tmp_path: Path) -> None:
     rng = random.Random(1)
     content = rng.randbytes(100_000)
     file = SignedFile("m/1/edge.onnx", len(content), hashlib.sha256(content).hexdigest(), {})
@@ -109,7 +109,7 @@ async def test_a_server_without_ranges_is_borne_with(tmp_path: Path) -> None:
     assert path.read_bytes() == content
 
 
-async def test_a_page_that_asks_for_a_login_is_no_part_of_a_file(tmp_path: Path) -> None:
+async def test_a_login_page_is_not_part_of_a_file(tmp_path: Path) -> None:
     async def portal(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 302 Found\r\nLocation: http://login.invalid/\r\nContent-Length: 5\r\n\r\nlogin")
@@ -125,7 +125,7 @@ async def test_a_page_that_asks_for_a_login_is_no_part_of_a_file(tmp_path: Path)
     assert (tmp_path / "partial").read_bytes() == b""
 
 
-async def test_it_comes_no_faster_than_it_may(tmp_path: Path) -> None:
+async def test_the_download_respects_its_rate_limit(tmp_path: Path) -> None:
     rng = random.Random(1)
     content = rng.randbytes(100_000)
     file = SignedFile("m/1/edge.onnx", len(content), hashlib.sha256(content).hexdigest(), {})

@@ -1,4 +1,4 @@
-"""A fleet moves from one full model to another: a real gateway serves both, and nothing is escalated for the move."""
+"""A fleet moves between full models: a real gateway serves both, and the move itself escalates nothing."""
 
 from __future__ import annotations
 
@@ -140,11 +140,11 @@ class Traffic:
         self.said: list[Answered] = []
 
     async def ask(self, device: str, scan: int) -> Answered:
-        response = await self._agents[device].infer_file("digits", self._scans[scan])
+        response = await self._agents[device].data_plane.infer_file("digits", self._scans[scan])
         # Four tiers share one event loop here: where it is behind, the gateway leaves requests unread, as it should.
         while (answer := response.answer) is not None and any(each.outcome == "queue_full" for each in answer.attempts):
             await asyncio.sleep(0.1)  # the caller retries after the stated time
-            response = await self._agents[device].infer_file("digits", self._scans[scan])
+            response = await self._agents[device].data_plane.infer_file("digits", self._scans[scan])
         assert answer is not None and answer.status is Status.FINAL, answer
         assert answer.reason in (Reason.CONFIDENT, Reason.UNCERTAIN), answer.attempts
         (output,) = response.outputs
@@ -187,7 +187,7 @@ def definition(bundle: Path) -> Definition:
     return Definition("digits", NEW.version, sha256, stages, UNSEEN, held_back=0.0, salt=next(salts()))
 
 
-async def test_the_fleet_moves_while_both_full_models_answer_and_the_old_one_goes_when_nobody_needs_it(
+async def test_both_full_models_answer_during_a_rollout_and_the_old_one_is_retired_after_it(
     site: RegistrySite, agents: dict[str, EdgeAgent], tmp_path: Path
 ) -> None:
     keeper, repository = keeper_of(site), site.gateway.repository
@@ -262,7 +262,7 @@ async def test_the_fleet_moves_while_both_full_models_answer_and_the_old_one_goe
     assert set(repository.models) == {OLD, NEW}
 
 
-async def test_what_was_fetched_is_served_after_a_restart_and_told_apart_from_what_somebody_put_there(
+async def test_fetched_models_are_served_after_a_restart_and_differ_from_the_operators(
     site: RegistrySite, tmp_path: Path
 ) -> None:
     keeper = keeper_of(site)
@@ -280,9 +280,7 @@ async def test_what_was_fetched_is_served_after_a_restart_and_told_apart_from_wh
         assert set(again.gateway.repository.models) == {OLD, NEW}
 
 
-async def test_a_replica_that_has_not_the_model_yet_has_devices_come_back_for_it(
-    site: RegistrySite, tmp_path: Path
-) -> None:
+async def test_a_replica_without_the_model_asks_devices_to_retry(site: RegistrySite, tmp_path: Path) -> None:
     await keeper_of(site).prepare(definition(tmp_path / "new"))
     before = site.gateway.settings
     shelf = replace(before.registry, full_models=str(tmp_path / "other shelf"))
@@ -309,7 +307,7 @@ async def test_a_replica_that_has_not_the_model_yet_has_devices_come_back_for_it
         assert set(replica.repository.models) == {NEW}
 
 
-async def test_a_rollout_does_not_start_where_the_gateway_would_refuse_its_devices(
+async def test_a_rollout_does_not_start_if_the_gateway_would_refuse_its_devices(
     site: RegistrySite, tmp_path: Path
 ) -> None:
     other = digits_bundle(tmp_path / "models" / "digits", NEW.version)  # the old full model as version 2
@@ -326,9 +324,7 @@ async def test_a_rollout_does_not_start_where_the_gateway_would_refuse_its_devic
     assert site.gateway.repository.models[NEW].digest == other.manifest.full_digest
 
 
-async def test_what_somebody_had_unloaded_is_not_served_again_behind_their_back(
-    site: RegistrySite, tmp_path: Path
-) -> None:
+async def test_an_unloaded_model_is_not_loaded_again(site: RegistrySite, tmp_path: Path) -> None:
     keeper = keeper_of(site)
     await keeper.prepare(definition(tmp_path / "new"))
     wanted = DesiredModel("digits", NEW.version, manifest_sha256(tmp_path / "new"))
@@ -343,7 +339,7 @@ async def test_what_somebody_had_unloaded_is_not_served_again_behind_their_back(
     assert set(site.gateway.repository.models) == {NEW}
 
 
-async def test_files_that_are_not_what_was_signed_are_not_served(site: RegistrySite, tmp_path: Path) -> None:
+async def test_files_that_differ_from_the_signed_ones_are_not_served(site: RegistrySite, tmp_path: Path) -> None:
     sha256 = open_bundle(tmp_path / "new").manifest.full
     assert sha256 is not None
     digest = sha256.artefact.sha256

@@ -1,4 +1,4 @@
-"""What a broker or a store lost is made good by what devices know: a real agent, gateway and Mosquitto."""
+"""Recovery of what a broker or a store lost, with a real agent, gateway and Mosquitto."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def hears(agent: EdgeAgent, reason: str) -> None:
     await until(braked)
 
 
-async def test_what_a_broker_lost_is_said_again_to_who_has_not_heard_it(mosquitto: Broker, tmp_path: Path) -> None:
+async def test_a_document_that_the_broker_lost_is_published_again(mosquitto: Broker, tmp_path: Path) -> None:
     async with fleet_gateway(mosquitto, tmp_path) as gateway:
         await brake(gateway, "moved")
 
@@ -53,7 +53,7 @@ async def test_what_a_broker_lost_is_said_again_to_who_has_not_heard_it(mosquitt
             await hears(agent, "moved")
 
 
-async def test_devices_hear_a_gateway_whose_store_is_of_an_earlier_moment(mosquitto: Broker, tmp_path: Path) -> None:
+async def test_devices_follow_a_gateway_with_a_restored_store(mosquitto: Broker, tmp_path: Path) -> None:
     store, kept = tmp_path / "gateway.db", tmp_path / "kept.db"
     async with EdgeAgent(device_of(mosquitto, tmp_path)) as agent:
         async with fleet_gateway(mosquitto, tmp_path) as gateway:

@@ -1,4 +1,4 @@
-"""The fleet over a real Mosquitto: devices report, receive retained messages, and late wills mark no device offline."""
+"""The fleet over a real Mosquitto: reports, retained desired documents, and late wills."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def state(word: str, session: str) -> dict[str, str]:
     return {"state": word, "session_id": session}
 
 
-async def test_a_device_is_heard_and_told(mosquitto: Broker, tmp_path: Path) -> None:
+async def test_reports_and_desired_documents_travel_over_mqtt(mosquitto: Broker, tmp_path: Path) -> None:
     heard: asyncio.Queue[Message] = asyncio.Queue()
     async with fleet_gateway(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam") as cam:
         await cam.client.subscribe(cam.topics.desired, heard.put)
@@ -68,7 +68,7 @@ async def test_a_device_is_heard_and_told(mosquitto: Broker, tmp_path: Path) -> 
         assert told == Desired(1, (WANTED,))
 
 
-async def test_a_gateway_that_was_away_learns_what_devices_said_meanwhile(mosquitto: Broker, tmp_path: Path) -> None:
+async def test_a_restarted_gateway_reads_retained_reports(mosquitto: Broker, tmp_path: Path) -> None:
     async with device_at(mosquitto, "cam2") as cam:
         await say(cam, cam.topics.reported, Reported("s1", 4, models=(RunningModel("digits", 3),)), retain=True)
         async with fleet_gateway(mosquitto, tmp_path) as gateway:
@@ -76,7 +76,7 @@ async def test_a_gateway_that_was_away_learns_what_devices_said_meanwhile(mosqui
             assert found.reported is not None and found.reported.models[0].version == 3
 
 
-async def test_what_is_desired_waits_at_the_broker_for_a_device_that_is_away(mosquitto: Broker, tmp_path: Path) -> None:
+async def test_a_desired_document_waits_at_the_broker_for_an_offline_device(mosquitto: Broker, tmp_path: Path) -> None:
     heard: asyncio.Queue[Message] = asyncio.Queue()
     async with fleet_gateway(mosquitto, tmp_path) as gateway:
         await gateway.fleet.desire(["cam3"], lambda _, before: replace(before, models=(WANTED,)))
@@ -104,7 +104,7 @@ async def test_a_late_will_does_not_mark_a_live_device_offline(mosquitto: Broker
         await until(gateway, "cam4", lambda device: not device.online)
 
 
-async def test_what_cannot_be_read_is_dropped_and_the_rest_goes_on(mosquitto: Broker, tmp_path: Path) -> None:
+async def test_unreadable_messages_are_dropped(mosquitto: Broker, tmp_path: Path) -> None:
     async with fleet_gateway(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam5") as cam:
         for payload in (b"", b"\xff", b"[]", b'{"session": 3}', b" " * 40_000 + b"{}"):
             await cam.client.publish(Publication(cam.topics.reported, payload))

@@ -1,4 +1,4 @@
-"""A model comes from a real registry to a real agent: signed, fetched, tried, kept, and gone back from."""
+"""A model from a real registry on a real agent: signed, fetched, tried, committed, and rolled back."""
 
 from __future__ import annotations
 

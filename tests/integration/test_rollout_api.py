@@ -1,4 +1,4 @@
-"""Rollouts and the trail over HTTP, to real devices' twins."""
+"""Rollouts and the audit log over HTTP, with the twins of devices."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def desired(cam: httpx.AsyncClient) -> Desired:
     return msgspec.json.decode((await cam.get("/fleet/v1/twin")).content, type=Desired)
 
 
-async def test_a_model_comes_to_a_device_and_goes_again(
+async def test_a_model_is_rolled_out_to_a_device_and_back(
     gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
 ) -> None:
     await report(cam, 1, 0, 1)
@@ -104,7 +104,7 @@ async def test_a_model_comes_to_a_device_and_goes_again(
     assert (await keeper.get(one)).json()["state"] == "rolled_back"
 
 
-async def test_a_request_that_comes_twice_makes_one_rollout(keeper: httpx.AsyncClient) -> None:
+async def test_a_repeated_request_creates_one_rollout(keeper: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "once"}
     first = await keeper.post(ROLLOUTS, json=DEFINITION, headers=headers)
     again = await keeper.post(ROLLOUTS, json=DEFINITION, headers=headers)
@@ -142,7 +142,7 @@ async def test_a_second_person_approves_and_a_newer_rollout_supersedes(
     assert (await desired(cam)).models[0].version == 3
 
 
-async def test_what_was_changed_meanwhile_is_not_commanded(keeper: httpx.AsyncClient) -> None:
+async def test_a_command_for_an_older_revision_is_refused(keeper: httpx.AsyncClient) -> None:
     made = await keeper.post(ROLLOUTS, json=DEFINITION)
     one = f"{ROLLOUTS}/{made.json()['id']}"
     await keeper.post(f"{one}/start")
@@ -166,19 +166,19 @@ async def test_what_was_changed_meanwhile_is_not_commanded(keeper: httpx.AsyncCl
         {"unknown": 1},
     ],
 )
-async def test_what_is_no_rollout_is_refused_with_a_sentence(keeper: httpx.AsyncClient, change: dict[str, Any]) -> None:
+async def test_an_invalid_definition_is_refused(keeper: httpx.AsyncClient, change: dict[str, Any]) -> None:
     refused = await keeper.post(ROLLOUTS, json=DEFINITION | change)
     assert refused.status_code == 400 and refused.json()["detail"]
 
 
-async def test_what_there_is_not_is_said(keeper: httpx.AsyncClient) -> None:
+async def test_unknown_rollouts_and_commands_are_refused(keeper: httpx.AsyncClient) -> None:
     assert (await keeper.get(f"{ROLLOUTS}/nothing")).status_code == 404
     assert (await keeper.post(f"{ROLLOUTS}/nothing/pause")).status_code == 404
     refused = await keeper.post(f"{ROLLOUTS}/nothing/explode")
     assert refused.status_code == 400 and "rollback" in refused.json()["detail"]
 
 
-async def test_the_trail_is_a_chain_with_a_signed_head(keeper: httpx.AsyncClient) -> None:
+async def test_the_audit_log_is_a_chain_with_a_signed_head(keeper: httpx.AsyncClient) -> None:
     made = (await keeper.post(ROLLOUTS, json=DEFINITION)).json()
     await keeper.post(f"{ROLLOUTS}/{made['id']}/abort")
     page = msgspec.json.decode((await keeper.get("/fleet/v1/audit")).content, type=AuditPage)
@@ -189,7 +189,7 @@ async def test_the_trail_is_a_chain_with_a_signed_head(keeper: httpx.AsyncClient
     assert about.json()["entries"] == []
 
 
-async def test_what_is_not_signed_for_is_not_begun(tmp_path: Path) -> None:
+async def test_a_rollout_of_an_unsigned_version_does_not_start(tmp_path: Path) -> None:
     async with registry_site(tmp_path / "site") as site:
         await site.with_registry(lambda registry: site.keyring.init(registry.online_key(), site.now_s()))
         bundle = digits_bundle(tmp_path / "digits", 2)
@@ -208,7 +208,7 @@ async def test_what_is_not_signed_for_is_not_begun(tmp_path: Path) -> None:
         assert (await site.client.post(f"{ROLLOUTS}/{made['id']}/start")).json()["state"] == "running"
 
 
-async def test_the_looks_come_in_pages(gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+async def test_evaluations_are_paged(gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
     await report(cam, 1, 0, 1)
     made = (await keeper.post(ROLLOUTS, json=DEFINITION | {"bundle": "others"})).json()
     looks = [Look(stage, look, 0.0, "hold", "time", "", ()) for stage in (0, 1) for look in (1, 2)]

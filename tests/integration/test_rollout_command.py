@@ -1,4 +1,4 @@
-"""The fleet's commands against a real gateway: what they print, what they exit with, and that they only speak REST."""
+"""The fleet's commands with a real gateway: output, exit codes, and use of the REST API alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPTIONS = ("--stages", "100", "--held-back", "0", "--soak", "0s", "--promote-uns
 
 
 @dataclass
-class Room:
+class FleetSite:
     gateway: Gateway
     url: str
     key: str
@@ -56,7 +56,7 @@ class Room:
 
 
 @pytest.fixture
-async def room(store_settings: Store, tmp_path: Path) -> AsyncIterator[Room]:
+async def site(store_settings: Store, tmp_path: Path) -> AsyncIterator[FleetSite]:
     overrides = {
         "models.directory": str(DIGITS.parent),
         "store.url": store_settings.url,
@@ -65,7 +65,7 @@ async def room(store_settings: Store, tmp_path: Path) -> AsyncIterator[Room]:
     }
     gateway = open_gateway(load(None, overrides=overrides))
     async with serving(gateway) as url:
-        yield Room(gateway, url, create_key(gateway.settings.store, "ops", "operator"), tmp_path)
+        yield FleetSite(gateway, url, create_key(gateway.settings.store, "ops", "operator"), tmp_path)
 
 
 def definition(folder: Path) -> str:
@@ -75,47 +75,47 @@ def definition(folder: Path) -> str:
     return str(file)
 
 
-async def test_a_rollout_from_its_plan_to_its_end_and_back(room: Room) -> None:
-    await room.device_says("cam", 1)
-    file = definition(room.folder)
-    planned = await room("rollout", "plan", "digits", "2", "--file", file, *OPTIONS)
+async def test_a_rollout_from_its_plan_to_its_end_and_back(site: FleetSite) -> None:
+    await site.device_says("cam", 1)
+    file = definition(site.folder)
+    planned = await site("rollout", "plan", "digits", "2", "--file", file, *OPTIONS)
     assert planned.exit_code == 0 and "1 device, 0 of them held back" in planned.stdout, planned.output
-    started = await room("rollout", "start", "digits", "2", "--file", file, *OPTIONS)
+    started = await site("rollout", "start", "digits", "2", "--file", file, *OPTIONS)
     assert started.exit_code == 0, started.output
     rollout = started.stdout.strip()
-    await room.gateway.engine.drive()
-    told = await room.device_says("cam", 1)
+    await site.gateway.engine.drive()
+    told = await site.device_says("cam", 1)
     assert told.models[0].version == 2
-    await room.device_says("cam", 2, Update("digits", 2, UpdateState.COMMITTED, rollout=rollout))
-    await room.gateway.engine.drive()
-    shown = await room("rollout", "get", rollout, "--watch")
+    await site.device_says("cam", 2, Update("digits", 2, UpdateState.COMMITTED, rollout=rollout))
+    await site.gateway.engine.drive()
+    shown = await site("rollout", "get", rollout, "--watch")
     assert shown.exit_code == 0 and "digits 2: completed" in shown.stdout, shown.output
     assert "promote" in shown.stdout and "rollback: What ran before runs again on 1 device" in shown.stdout
-    listed = await room("rollout", "ls", "-o", "json")
+    listed = await site("rollout", "ls", "-o", "json")
     assert [one["id"] for one in json.loads(listed.stdout)] == [rollout]
-    back = await room("rollout", "rollback", rollout)
+    back = await site("rollout", "rollback", rollout)
     assert back.exit_code == 0 and back.stdout.startswith("rolling_back")
-    await room.gateway.engine.drive()
-    await room.device_says("cam", 1)
-    await room.gateway.engine.drive()
-    ended = await room("rollout", "get", rollout, "--watch", "-o", "json")
+    await site.gateway.engine.drive()
+    await site.device_says("cam", 1)
+    await site.gateway.engine.drive()
+    ended = await site("rollout", "get", rollout, "--watch", "-o", "json")
     assert ended.exit_code == 1 and json.loads(ended.stdout)["rollout"]["state"] == "rolled_back"
-    refused = await room("rollout", "pause", rollout)
+    refused = await site("rollout", "pause", rollout)
     assert refused.exit_code == 1 and "cannot pause" in refused.output
 
 
-async def test_a_rollout_for_nobody_is_started_with_a_warning(room: Room) -> None:
-    await room.device_says("cam", 1)
-    options = ("--file", definition(room.folder), *OPTIONS, "--selector", "site=atlantis")
-    started = await room("rollout", "start", "digits", "2", *options, "-o", "json")
+async def test_a_rollout_without_devices_starts_with_a_warning(site: FleetSite) -> None:
+    await site.device_says("cam", 1)
+    options = ("--file", definition(site.folder), *OPTIONS, "--selector", "site=atlantis")
+    started = await site("rollout", "start", "digits", "2", *options, "-o", "json")
     assert started.exit_code == 0 and "mind: No device matches site=atlantis now" in started.stderr, started.output
     (warning,) = json.loads(started.stdout)["warnings"]
     assert "nobody would try the model" in warning
-    shown = await room("rollout", "get", json.loads(started.stdout)["id"], "-o", "json")
+    shown = await site("rollout", "get", json.loads(started.stdout)["id"], "-o", "json")
     assert json.loads(shown.stdout)["rollout"]["warnings"] == []
 
 
-async def test_what_makes_no_sense_is_said_before_anything_is_asked(room: Room) -> None:
+async def test_invalid_options_are_refused_before_any_request(site: FleetSite) -> None:
     for arguments, word in (
         (("--stages", "a"), "percentages"),
         *(
@@ -125,42 +125,42 @@ async def test_what_makes_no_sense_is_said_before_anything_is_asked(room: Room) 
         *((("--soak", soak), "is no time") for soak in ("soon", "-5s", "nans", "infd")),
         (("--file", "/nowhere.toml"), "cannot be read"),
     ):
-        refused = await room("rollout", "plan", "digits", "2", *arguments)
+        refused = await site("rollout", "plan", "digits", "2", *arguments)
         assert refused.exit_code == 2 and word in refused.output
 
 
-async def test_devices_are_listed_tagged_and_sent_away(room: Room) -> None:
-    await room.device_says("cam", 1)
-    tagged = await room("device", "tag", "cam", "site=berlin", "old-")
+async def test_devices_are_listed_tagged_and_decommissioned(site: FleetSite) -> None:
+    await site.device_says("cam", 1)
+    tagged = await site("device", "tag", "cam", "site=berlin", "old-")
     assert tagged.exit_code == 0 and tagged.stdout == "cam: site=berlin\n", tagged.output
-    listed = await room("device", "ls", "--selector", "site=berlin")
+    listed = await site("device", "ls", "--selector", "site=berlin")
     assert "cam" in listed.stdout and "digits 1" in listed.stdout
-    assert json.loads((await room("device", "ls", "--selector", "!site", "-o", "json")).stdout) == []
-    assert "runs digits 1" in (await room("device", "get", "cam")).stdout
-    assert (await room("device", "accept", "cam")).stdout == "accepted cam\n"
-    assert (await room("device", "tag", "cam", "nonsense")).exit_code == 2
-    assert (await room("device", "decommission", "cam")).exit_code == 0
-    assert (await room("device", "get", "cam")).exit_code == 1
+    assert json.loads((await site("device", "ls", "--selector", "!site", "-o", "json")).stdout) == []
+    assert "runs digits 1" in (await site("device", "get", "cam")).stdout
+    assert (await site("device", "accept", "cam")).stdout == "accepted cam\n"
+    assert (await site("device", "tag", "cam", "nonsense")).exit_code == 2
+    assert (await site("device", "decommission", "cam")).exit_code == 0
+    assert (await site("device", "get", "cam")).exit_code == 1
 
 
-async def test_the_fleet_is_braked_and_the_brake_lifted(room: Room) -> None:
-    await room.device_says("cam", 1)
-    braked = await room("fleet", "brake", "--reason", "the gateway is being moved")
+async def test_the_fleet_is_braked_and_the_brake_lifted(site: FleetSite) -> None:
+    await site.device_says("cam", 1)
+    braked = await site("fleet", "brake", "--reason", "the gateway is being moved")
     assert braked.stdout == "braked; told: 1 device\n", braked.output
-    assert (await room.device_says("cam", 1)).brake is not None
-    assert (await room("fleet", "lift")).stdout == "lifted; told: 1 device\n"
+    assert (await site.device_says("cam", 1)).brake is not None
+    assert (await site("fleet", "lift")).stdout == "lifted; told: 1 device\n"
 
 
-async def test_a_trail_is_verified_against_a_head_that_was_kept(room: Room) -> None:
-    head = room.folder / "head.json"
-    await room("fleet", "brake", "--reason", "why")
-    kept = await room("audit", "verify", "--keep", str(head))
+async def test_the_audit_log_is_verified_against_a_stored_head(site: FleetSite) -> None:
+    head = site.folder / "head.json"
+    await site("fleet", "brake", "--reason", "why")
+    kept = await site("audit", "verify", "--keep", str(head))
     assert kept.exit_code == 0 and kept.stdout.startswith("1 entry, none changed"), kept.output
-    await room("fleet", "lift")
-    again = await room("audit", "verify", "--head", str(head))
+    await site("fleet", "lift")
+    again = await site("audit", "verify", "--head", str(head))
     assert again.exit_code == 0 and "2 entries" in again.stdout and "contains the head" in again.stdout
-    assert "fleet.lift" in (await room("audit", "ls", "--subject", "fleet")).stdout
-    with room.gateway.database.begin() as connection:
+    assert "fleet.lift" in (await site("audit", "ls", "--subject", "fleet")).stdout
+    with site.gateway.database.begin() as connection:
         connection.execute(update(ENTRIES).where(ENTRIES.c.number == 1).values(actor="application:nobody"))
-    changed = await room("audit", "verify")
+    changed = await site("audit", "verify")
     assert changed.exit_code == 1 and "Entry 1 of the audit trail was changed" in changed.output

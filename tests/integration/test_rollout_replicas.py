@@ -1,4 +1,4 @@
-"""Two replicas drive the rollouts of one PostgreSQL: one dies in the middle of a step, and the other goes on."""
+"""Two replicas drive the rollouts of one PostgreSQL: one dies in a step, and the other continues."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def held_up(patch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thread
         yield seen, goes_on
 
 
-async def test_a_replica_that_dies_in_a_step_loses_nothing_and_decides_nothing_twice(
+async def test_a_replica_that_dies_in_a_step_loses_and_repeats_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, fleet = SimulatedClock(1000.0), pretended_population(DEVICES, 3)
@@ -145,7 +145,7 @@ def standing(replica: Replica, rollout_id: str) -> tuple[object, object]:
         return records.find(connection, rollout_id), records.assignments(connection, rollout_id)
 
 
-async def test_of_two_rollouts_that_are_started_at_the_same_moment_one_runs(store: Store) -> None:
+async def test_of_two_rollouts_that_start_simultaneously_one_runs(store: Store) -> None:
     clock = SimulatedClock(1000.0)
     async with replicas(store, clock) as (first, second):
         live(first.database, pretended_population(4, 3), clock.wall_s())
@@ -159,7 +159,7 @@ async def test_of_two_rollouts_that_are_started_at_the_same_moment_one_runs(stor
             assert states == ["aborted", "running"]
 
 
-async def test_what_was_created_first_and_started_last_goes_back_to_what_ran_before(store: Store) -> None:
+async def test_a_rollout_created_first_and_started_last_rolls_back_to_the_previous_version(store: Store) -> None:
     clock, fleet = SimulatedClock(1000.0), pretended_population(6, 3)
     async with replicas(store, clock) as (first, _):
         live(first.database, fleet, clock.wall_s())
@@ -179,9 +179,7 @@ async def test_what_was_created_first_and_started_last_goes_back_to_what_ran_bef
         assert told and all(model.undone for model in told)
 
 
-async def test_a_rollout_that_cannot_be_stepped_holds_up_no_other(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failing_rollout_does_not_delay_the_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, fleet = SimulatedClock(1000.0), pretended_population(4, 3)
     async with replicas(store, clock) as (first, _):
         live(first.database, fleet, clock.wall_s())
@@ -203,7 +201,7 @@ async def test_a_rollout_that_cannot_be_stepped_holds_up_no_other(
         assert (await first.rollouts.get(sound.id)).devices == {"offered": 4}
 
 
-async def test_who_joins_after_the_end_is_told_and_goes_back_with_the_others(store: Store) -> None:
+async def test_a_late_joiner_is_offered_the_model_and_rolls_back_with_the_others(store: Store) -> None:
     clock, fleet = SimulatedClock(1000.0), pretended_population(5, 3)
     late = fleet.pop("camera-00004")
     async with replicas(store, clock) as (first, second):

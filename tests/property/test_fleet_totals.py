@@ -1,4 +1,4 @@
-"""Whatever is lost, comes twice or late of what devices tell, the totals are what they counted."""
+"""Totals are correct with lost, repeated and late reports."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_late_report_changes_nothing(tmp_path: Path) -> None:
     database.close()
 
 
-def test_the_past_is_kept_by_the_hour_and_then_forgotten(tmp_path: Path) -> None:
+def test_totals_are_stored_by_the_hour_and_deleted_later(tmp_path: Path) -> None:
     database = open_database(sqlite_store(tmp_path))
     start_s = 3600.0 * 480_000
     with database.begin() as connection:

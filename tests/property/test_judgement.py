@@ -1,4 +1,4 @@
-"""The judgement of a stage keeps its error probability, whatever the devices' figures look like."""
+"""The judgement of a stage keeps its error probability for any distribution of figures."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def groups_of(values: list[float], before: list[float], treated: tuple[int, ...]
 
 @settings(max_examples=20, deadline=None)
 @given(FIGURES, st.integers(1, 4), st.randoms(use_true_random=False))
-def test_a_model_that_changes_nothing_has_a_small_p_value_in_few_of_all_divisions(
-    values: list[float], treated: int, random: object
-) -> None:
+def test_the_p_values_of_an_unchanged_model_are_uniform(values: list[float], treated: int, random: object) -> None:
     before = [random.choice([np.nan, 0.0, 1.0]) for _ in values]  # type: ignore[attr-defined]
     divisions = list(combinations(range(len(values)), treated))
     rng = np.random.default_rng(1)
@@ -36,9 +34,7 @@ def test_a_model_that_changes_nothing_has_a_small_p_value_in_few_of_all_division
 
 
 @given(st.floats(0.001, 0.3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 300))
-def test_the_looks_of_all_stages_and_figures_spend_no_more_than_there_is(
-    alpha: float, stages: int, figures: int, looks: int
-) -> None:
+def test_evaluations_spend_at_most_the_error_probability(alpha: float, stages: int, figures: int, looks: int) -> None:
     spent = stages * figures * sum(level(alpha, stages=stages, figures=figures, look=look + 1) for look in range(looks))
     assert spent <= alpha * (1 + 1e-9)
     if looks >= LOOKS_PER_STAGE:
@@ -46,7 +42,7 @@ def test_the_looks_of_all_stages_and_figures_spend_no_more_than_there_is(
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 0.3])
-def test_what_is_worse_by_just_the_tolerance_is_as_good_as_not(tolerance: float) -> None:
+def test_a_difference_of_just_the_tolerance_is_accepted(tolerance: float) -> None:
     rng, values = np.random.default_rng(5), np.random.default_rng(6).normal(size=(400, 20))
     found = []
     for row in values:

@@ -1,4 +1,4 @@
-"""Stages grow without changing whom they have, and always leave a control group."""
+"""Stages grow without exchanging devices, and always leave a control group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARES = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4).map(sorted)
 
 
 @given(st.text(max_size=10), SHARES, st.floats(0.0, 0.5))
-def test_no_device_is_taken_twice_and_none_of_those_held_back(salt: str, shares: list[float], held_back: float) -> None:
+def test_no_device_is_taken_twice_or_from_those_held_back(salt: str, shares: list[float], held_back: float) -> None:
     stages = [Stage(share) for share in shares]
     taken: list[str] = []
     for number in range(len(stages)):
@@ -28,13 +28,13 @@ def test_no_device_is_taken_twice_and_none_of_those_held_back(salt: str, shares:
 
 
 @given(st.text(max_size=10), st.floats(0.01, 0.5), st.floats(0.01, 0.5))
-def test_a_larger_share_keeps_whom_the_smaller_one_has(salt: str, share: float, more: float) -> None:
+def test_a_larger_share_includes_the_devices_of_a_smaller_one(salt: str, share: float, more: float) -> None:
     few = divide(salt, [Stage(share)], 0, FLEET, 0.0).treated
     many = divide(salt, [Stage(share + more)], 0, FLEET, 0.0).treated
     assert many[: len(few)] == few
 
 
-def test_a_group_is_taken_within_itself() -> None:
+def test_a_stage_of_a_group_takes_its_share_of_the_group() -> None:
     stages = [Stage(0.5, group="site=paris"), Stage(1.0)]
     first, second = (divide("s", stages, number, FLEET, 0.1) for number in range(2))
     paris = {name for name, tags in FLEET if tags["site"] == "paris"}
@@ -43,18 +43,18 @@ def test_a_group_is_taken_within_itself() -> None:
     assert 0.3 < len(first.treated) / len(paris) < 0.7
 
 
-def test_places_are_spread_evenly_and_anew_for_each_salt() -> None:
+def test_places_are_uniform_and_differ_by_salt() -> None:
     places = [place("a", name) for name in NAMES]
     assert 0.4 < sum(places) / len(places) < 0.6
     assert places != [place("b", name) for name in NAMES]
 
 
-def test_devices_are_offered_the_model_at_the_rate_that_was_said() -> None:
+def test_devices_are_offered_the_model_at_the_stages_pace() -> None:
     stage = Stage(1.0, per_minute=30)
     assert [due(stage, 100, elapsed_s) for elapsed_s in (0, 1, 2, 60, 1e6)] == [1, 1, 2, 31, 100]
     assert due(Stage(1.0), 100, 0.0) == 100
 
 
-def test_a_stage_of_no_group_is_refused() -> None:
+def test_an_invalid_group_is_refused() -> None:
     with pytest.raises(RequestError, match="selector"):
         Stage(1.0, group="site=")

@@ -1,4 +1,4 @@
-"""A gateway and the console as processes of their own, and devices that say over HTTP what a test has them say."""
+"""A gateway and the console as processes of their own, and simulated devices that report over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that report as real ones do, and run no agent: for tests of the gateway alone."""
+"""Simulated devices without an agent, for tests of the gateway alone."""
 
 from __future__ import annotations
 
