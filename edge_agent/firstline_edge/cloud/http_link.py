@@ -216,6 +216,8 @@ class HttpLink:
         self._clock = clock
         self._limits = limits
         self._token = settings.token
+        # For an application's key the gateway creates another request id, but echoes the client's id.
+        self._uses_client_id = False
         self._tls = tls_context(settings)
         self._pool, self._probing_pool = self._make_pools()
         self.probe_wanted = asyncio.Event()
@@ -233,6 +235,8 @@ class HttpLink:
         now_s = self._clock.monotonic_s()
         # The gateway gets the time that is granted here as the deadline, and answers in binary.
         granted = replace(request, deadline_s=now_s + timeout_s, binary_output=True, outputs=())
+        if self._uses_client_id:
+            granted = replace(granted, id=request.request_id)
         encoded = encode_request(granted, binary=True, now_s=now_s)
         path = f"/v2/models/{quote(request.model, safe='')}"
         if request.version:
@@ -256,13 +260,14 @@ class HttpLink:
         except RequestError as error:
             raise ProtocolError(error.message) from error
         response = decode_response(reply.body, length, self._limits)
+        answer = response.answer
         # Bytes that an earlier answer left on the connection are not this answer.
-        if response.answer is not None and response.answer.request_id != request.request_id:
-            raise ProtocolError(
-                f"{self.address} answered request {response.answer.request_id}, not this one. If this device uses an "
-                "API key, create it with `firstline-gateway key create NAME --device`."
-            )
-        return response
+        if answer is not None and request.request_id not in (answer.request_id, response.id):
+            self._uses_client_id = bool(self._token)  # from the next request on
+            raise ProtocolError(f"{self.address} answered request {answer.request_id}, not this one.")
+        if answer is not None:
+            answer = replace(answer, request_id=request.request_id)
+        return replace(response, id=request.id, answer=answer)
 
     async def probe(self, timeout_s: float) -> None:
         """Requests `GET /v2/health/live`; the page of a captive portal is not an answer."""

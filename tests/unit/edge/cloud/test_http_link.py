@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.escalations import request, response
 
 from firstline_core import errors
@@ -310,6 +311,27 @@ async def test_the_answer_to_another_request_is_refused(server: Server, link: Ht
     await link.infer(request(), 5.0)
     with pytest.raises(errors.ProtocolError, match="not this one"):
         await link.infer(request(), 5.0)
+
+
+async def test_a_gateway_that_creates_another_request_id_is_told_by_the_clients_id(server: Server) -> None:
+    """As it does for an application's key."""
+
+    async def answer(reader: Reader, writer: Writer) -> None:
+        while True:
+            _, headers, body = await read_request(reader)
+            asked = decode_request("digits", body, int(headers[http_body.HEADER_LENGTH.lower()]))
+            encoded = encode_response(asked, response(asked))
+            writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
+
+    server.script = answer
+    link = HttpLink(HttpLinkSettings(server.url, token="flk_shop"))
+    asked = replace(request(), id="mine")
+    with pytest.raises(errors.ProtocolError, match="not this one"):
+        await link.infer(asked, 5.0)  # shows that the key is an application's
+    found = await link.infer(asked, 5.0)
+    assert found.answer is not None
+    assert (found.answer.request_id, found.id) == (asked.request_id, "mine")
+    await link.close()
 
 
 async def test_what_is_not_http_is_the_links_fault(server: Server, link: HttpLink) -> None:
