@@ -17,19 +17,25 @@ from support.agent import CHECKOUT, DIGITS, edge_settings, serving_agent, until
 from support.broker import Broker, free_port
 from support.gateway import serving
 
+from bench.support.bundles import model, write_manifest
+from bench.support.onnx_models import linear
 from firstline_core.errors import ConfigError
 from firstline_core.ids import new_request_id
+from firstline_core.processing.steps import InputSpec
 from firstline_core.protocol import oip
 from firstline_core.protocol.http_body import HEADER_LENGTH
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_edge.api import server
 from firstline_edge.app import EdgeAgent
+from firstline_edge.cascade.cascade import Cascade
 from firstline_edge.cli.explain import describe
 from firstline_edge.models.loading import hold
 from firstline_edge.models.models import Models
 from firstline_edge.models.workers import Workers
+from firstline_edge.requests.context import RequestContext
 from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load as load_gateway_settings
 
@@ -397,3 +403,68 @@ def gateway() -> AbstractAsyncContextManager[str]:
     """A gateway on loopback that serves the digits without tokens."""
     overrides = {"auth.mode": "off", "models.directory": str(DIGITS.parent)}
     return serving(open_gateway(load_gateway_settings(None, environ={}, overrides=overrides)))
+
+
+async def test_a_bug_is_answered_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(_cascade: Cascade, _context: RequestContext) -> InferResponse:
+        raise ZeroDivisionError("secret detail")
+
+    async with (
+        serving_agent(edge_settings(tmp_path / "state")) as (_, url),
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        monkeypatch.setattr(Cascade, "infer", broken)
+        reply = await http.post(SHORT, content=pictures()[0])
+        assert (reply.status_code, reply.json()["code"]) == (500, "internal")
+        assert "secret" not in reply.text
+        monkeypatch.undo()
+        assert (await http.post(SHORT, content=pictures()[0])).status_code == 200
+
+
+async def test_requests_during_shutdown_get_503_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = asyncio.Event()
+
+    async def never(_cascade: Cascade, _context: RequestContext) -> InferResponse:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(server, "_DRAIN_S", 0.1)
+    monkeypatch.setattr(Cascade, "infer", never)
+    async with httpx.AsyncClient() as http:
+        async with serving_agent(edge_settings(tmp_path / "state")) as (agent, url):
+            under_way = asyncio.create_task(http.post(url + SHORT, content=pictures()[0]))
+            await started.wait()
+            agent.data_plane.stop()
+            refused = await http.post(url + SHORT, content=pictures()[0])
+            assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+        cancelled = await under_way
+    assert (cancelled.status_code, cancelled.json()["code"]) == (503, "not_ready")
+    assert "shutting down" in cancelled.json()["error"]
+
+
+async def test_a_multipart_form_is_refused_with_advice(alone: httpx.AsyncClient) -> None:
+    reply = await alone.post(SHORT, files={"image": pictures()[0]})
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_tensor")
+    assert "--data-binary" in reply.json()["error"]
+
+
+async def test_an_output_that_is_not_finite_is_counted_once(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    path = linear(bundle / "m.onnx", np.full((2, 2), 3e38, np.float32))
+    write_manifest(bundle, [model(path, bundle)], ["a", "b"], input=InputSpec("x", "FP32", (-1, 2)))
+    settings = edge_settings(tmp_path / "state", models__directories=[str(bundle)])
+    async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        (name,) = [found["name"] for found in (await http.post("/v2/repository/index")).json()]
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1e38, 1e38]}]}
+        reply = await http.post(f"/v2/models/{name}/infer", json=body | {"parameters": {"route": "edge"}})
+        assert (reply.status_code, reply.json()["code"]) == (500, "inference_failed")
+        assert "NaN or infinity" in reply.json()["error"]
+        text = (await http.get("/metrics")).text
+        assert [line for line in text.splitlines() if line.startswith("firstline_edge_errors_total{")] == [
+            'firstline_edge_errors_total{code="inference_failed"} 1.0'
+        ]
+        assert "firstline_edge_requests_total{" not in text
+        failed = (await http.get(f"/v2/models/{name}/stats")).json()["model_stats"][0]["inference_stats"]["fail"]
+        assert failed["count"] == 1

@@ -272,7 +272,7 @@ async def test_a_request_costs_so_many_calls(gateway: Gateway) -> None:
             finally:
                 sys.setprofile(None)
 
-    assert calls / requests < 240
+    assert calls / requests < 230
 
 
 async def test_a_refused_client_is_no_pending_connection(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

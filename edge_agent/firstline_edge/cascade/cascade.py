@@ -30,7 +30,7 @@ from firstline_core.errors import (
     SheddingError,
 )
 from firstline_core.routing import policy
-from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicyState, RowEvidence, value_of
+from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicyState, RowEvidence
 from firstline_core.types import InferResponse, Privacy, Reason, Route, Tier
 from firstline_edge.adaptation.variants import Chooser, EscalationCost
 from firstline_edge.audits.certificate_states import CLEAR, CertificateState, CertificateStates
@@ -414,10 +414,9 @@ class Router:
         edge, output = model.edge, row.edge
         if output is None or edge is None:
             return _TOO_HEAVY
-        score = math.nan if output.score is None else output.score
         evidence = RowEvidence(
-            score,
-            value_of(output.value, score),
+            row.score,
+            row.value,
             self.threshold(model, model.group(output)),
             edge.certificate is not None,
             output.probabilities,

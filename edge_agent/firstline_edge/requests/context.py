@@ -108,7 +108,8 @@ class Row(Struct, eq=False):
     @property
     def score(self) -> float:
         """The confidence for the policy; NaN if there is none."""
-        return math.nan if self.confidence is None else self.confidence
+        edge = self.edge
+        return math.nan if edge is None or edge.score is None else edge.score
 
     @property
     def value(self) -> float:
@@ -116,7 +117,7 @@ class Row(Struct, eq=False):
         edge = self.edge
         if edge is None:
             return 1.0
-        return value_of(edge.value, math.nan if edge.score is None else edge.score)
+        return value_of(edge.value, self.score)
 
     def accept_edge(
         self, reason: Reason, digest: str, status: Status = Status.FINAL, *, certified: bool = False
