@@ -117,20 +117,37 @@ class Wait(StrEnum):
 
 
 class Reason(StrEnum):
-    """The reason why this tier answered: a closed list, safe as a metric label."""
+    """The reason why this tier answered: a closed list, safe as a metric label. docs/answers.md describes each.
 
-    CONFIDENT = "confident"  # the edge score reached the threshold
-    UNCERTAIN = "uncertain"  # it did not, so the full model answered or will answer
-    HEAVY = "heavy"  # above this device's limits, or a model that it does not have
-    REQUESTED = "requested"  # by the caller's `route` or `wait`
-    LOCAL_ONLY = "local_only"  # by the caller's `privacy`
-    LINK_DOWN = "link_down"
-    DEADLINE = "deadline"  # the full model's answer would be, or was, too late
-    BUDGET = "budget"  # an escalation exceeded the device's budgets
-    VALUABLE = "valuable"  # the score reached the threshold, but the escalation was worth its price
-    POLICY = "policy"  # the device's policy escalates all, none or a random share, whatever the score
-    OUTBOX_FULL = "outbox_full"  # no correction can be promised: the outbox or the disk is full
-    CLOUD_ERROR = "cloud_error"  # the gateway refused
+    Attributes:
+        explanation: a sentence for people; `{scores}` is the place of the score and the threshold.
+    """
+
+    explanation: str
+
+    def __new__(cls, value: str, explanation: str = "") -> Reason:
+        reason = str.__new__(cls, value)
+        reason._value_, reason.explanation = value, explanation
+        return reason
+
+    CONFIDENT = "confident", "This device's model was sure enough{scores}, so its answer was accepted."
+    UNCERTAIN = "uncertain", "This device's model was not sure enough{scores}, so the full model was to answer."
+    HEAVY = "heavy", "This device could not answer: it does not run the model, or the payload was over its limit."
+    REQUESTED = "requested", "The caller asked for this by `route` or `wait`."
+    LOCAL_ONLY = "local_only", "The caller's `privacy` kept the request on this device."
+    LINK_DOWN = (
+        "link_down",
+        "The full model was to answer, but no gateway could be reached; this device's answer stood in.",
+    )
+    DEADLINE = "deadline", "The full model was to answer, but not before the deadline; this device's answer stood in."
+    BUDGET = "budget", "The full model was to answer, but a budget or quota forbade it; this device's answer stood in."
+    VALUABLE = "valuable", "This device's model was sure enough{scores}, yet asking the full model was worth its price."
+    POLICY = "policy", "The device's policy (policy.kind) decided without a look at the score."
+    OUTBOX_FULL = (
+        "outbox_full",
+        "The full model could not answer, and the outbox or the disk had no room for a promise.",
+    )
+    CLOUD_ERROR = "cloud_error", "The full model was to answer, but the gateway refused; this device's answer stands."
 
 
 LOWEST_PRIORITY = 3

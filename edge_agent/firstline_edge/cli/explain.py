@@ -19,20 +19,6 @@ PLAN = "plan"
 
 _TIERS = {"cache": "the result cache", "edge": "this device's model", "cloud": "the gateway"}
 
-_REASONS = {
-    Reason.CONFIDENT: "This device's model was sure enough{scores}, so its answer was accepted.",
-    Reason.UNCERTAIN: "This device's model was not sure enough{scores}, so the full model was to answer.",
-    Reason.HEAVY: "This device could not answer: it does not run the model, or the payload was over its limit.",
-    Reason.REQUESTED: "The caller asked for this by `route` or `wait`.",
-    Reason.LOCAL_ONLY: "The caller's `privacy` kept the request on this device.",
-    Reason.LINK_DOWN: "The full model was to answer, but no gateway could be reached; this device's answer stood in.",
-    Reason.DEADLINE: "The full model was to answer, but not before the deadline; this device's answer stood in.",
-    Reason.VALUABLE: "This device's model was sure enough{scores}, yet asking the full model was worth its price.",
-    Reason.POLICY: "The device's policy (policy.kind) decided without a look at the score.",
-    Reason.BUDGET: "The full model was to answer, but a budget or quota forbade it; this device's answer stood in.",
-    Reason.OUTBOX_FULL: "The full model could not answer, and the outbox or the disk had no room for a promise.",
-    Reason.CLOUD_ERROR: "The full model was to answer, but the gateway refused; this device's answer stands.",
-}
 _STATUSES = {
     Status.FINAL: "The answer is final.",
     Status.PROVISIONAL: "The answer is provisional; a correction will come under the same id.",
@@ -149,7 +135,7 @@ def _why(line: dict[str, Any]) -> str:
         return _UNAUTHORIZED
     if reason is Reason.REQUESTED and line.get("wait") == Wait.FIRST:
         return _FIRST
-    return _REASONS[reason].format(scores=_scores(line))
+    return reason.explanation.format(scores=_scores(line))
 
 
 def _denied(row: dict[str, Any]) -> str:
