@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from firstline_core.routing import audit
-from firstline_gateway.contracts.pool import Pool, PoolKey, opened
+from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool
 
 KEY = PoolKey("digits", 3, "0" * 64, 1 / 3, 0.05)
 OTHER = KEY._replace(threshold=0.5)
@@ -17,5 +17,5 @@ def pool_of(losses: int, key: PoolKey = KEY, **changes: object) -> Pool:
     state = audit.begin(key.epsilon)
     for _ in range(losses):
         state = audit.update(state, 1.0, propensity=0.3, floor=0.1)
-    pool = replace(opened(key, NOW_S), state=state, disagreements=losses, weight=1 / 3, lost_weight=0.1)
+    pool = replace(new_pool(key, NOW_S), state=state, disagreements=losses, weight=1 / 3, lost_weight=0.1)
     return replace(pool, **changes)  # type: ignore[arg-type]

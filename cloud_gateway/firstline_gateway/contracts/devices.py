@@ -1,4 +1,4 @@
-"""The cost of an alarm: the devices of the last hour, and what each of them may escalate. Pure."""
+"""The devices of each version, in memory: the active ones, what they audit, and the alarms that they report."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from firstline_core.types import ModelKey
 from firstline_gateway.contracts.pool import PoolKey, model_of
 from firstline_gateway.contracts.records import HOUR_S, Contribution
 
+_DAY_S = 86_400.0
+_ALARMS = 100_000
+
+log = logger(__name__)
+
 
 def share_per_hour(capacity_per_hour: float, devices: int) -> float:
     """Returns how much one device may escalate after an alarm, so that all devices stay within the capacity.
@@ -23,45 +28,38 @@ def share_per_hour(capacity_per_hour: float, devices: int) -> float:
     return capacity_per_hour / max(1, devices)
 
 
-class Seen:
-    """The devices that asked within the last hour, each by its latest request."""
+class ActiveDevices:
+    """The devices that sent a request within the last hour."""
 
     def __init__(self) -> None:
         self._latest_s: OrderedDict[str, float] = OrderedDict()  # the longest silent first
 
-    def see(self, device: str, now_s: float) -> None:
-        """Notes a request.
-
-        Args:
-            device: the device that sent the request.
-            now_s: on a monotonic clock, and never less than in an earlier call.
-        """
+    def add(self, device: str, now_s: float) -> None:
+        """Notes a request of a device; `now_s` is monotonic time, and never less than in an earlier call."""
         self._latest_s[device] = now_s
         self._latest_s.move_to_end(device)
-        self._forget(now_s)
+        self._expire(now_s)
 
     def count(self, now_s: float) -> int:
-        """How many there are."""
-        self._forget(now_s)
+        """Returns their number."""
+        self._expire(now_s)
         return len(self._latest_s)
 
-    def _forget(self, now_s: float) -> None:
+    def _expire(self, now_s: float) -> None:
         while self._latest_s and next(iter(self._latest_s.values())) <= now_s - HOUR_S:
             self._latest_s.popitem(last=False)
 
 
-class Fleet:
-    """All of them; used on one event loop."""
+class DeviceActivity:
+    """The active devices of each version, and the edge variants that devices audit. Used on one event loop."""
 
     def __init__(self) -> None:
-        self._seen: dict[ModelKey, Seen] = {}
+        self._active: dict[ModelKey, ActiveDevices] = {}
         self._variants: dict[ModelKey, dict[str, str]] = {}  # the edge variant of each device that audits
-        self._auditing: dict[ModelKey, dict[str, set[str]]] = {}  # the devices that ever did, by edge variant
+        self._auditing: dict[ModelKey, dict[str, set[str]]] = {}  # the devices that ever audited, by edge variant
 
-    def remember(
-        self, contributed: Mapping[PoolKey, Sequence[Contribution]], *, service_s: float, now_s: float
-    ) -> None:
-        """Takes up who audited before this process began, so that a quota is not divided among too few.
+    def restore(self, contributed: Mapping[PoolKey, Sequence[Contribution]], *, service_s: float, now_s: float) -> None:
+        """Adds the devices that audited before this process started, so that a quota is not divided among too few.
 
         Args:
             contributed: the devices that audited, by promise.
@@ -74,38 +72,38 @@ class Fleet:
             devices = latest.setdefault(model_of(key), {})
             for one in contributions:
                 devices[one.device] = max(devices.get(one.device, (-math.inf, "")), (one.service_s, key.edge_digest))
-                self.audits(model_of(key), one.device, key.edge_digest)
+                self.audited(model_of(key), one.device, key.edge_digest)
         for model, devices in latest.items():
             self._variants[model] = {device: digest for device, (_, digest) in devices.items()}
-            seen = self._seen[model] = Seen()
+            active = self._active[model] = ActiveDevices()
             for device, (latest_s, _) in sorted(devices.items(), key=lambda item: item[1]):
-                seen.see(device, now_s - max(0.0, service_s - latest_s))
-            seen.count(now_s)
+                active.add(device, now_s - max(0.0, service_s - latest_s))
+            active.count(now_s)
 
-    def asks(self, model: ModelKey, device: str, now_s: float) -> None:
-        """A device asked for a version; `now_s` is monotonic time."""
-        self._seen.setdefault(model, Seen()).see(device, now_s)
+    def requested(self, model: ModelKey, device: str, now_s: float) -> None:
+        """Notes that a device sent a request for a version; `now_s` is monotonic time."""
+        self._active.setdefault(model, ActiveDevices()).add(device, now_s)
 
-    def audits(self, model: ModelKey, device: str, edge_digest: str) -> None:
-        """A device audited an edge variant, counted or not."""
+    def audited(self, model: ModelKey, device: str, edge_digest: str) -> None:
+        """Notes that a device audited an edge variant; the audit need not count."""
         self._variants.setdefault(model, {})[device] = edge_digest
         self._auditing.setdefault(model, {}).setdefault(edge_digest, set()).add(device)
 
     def variant(self, model: ModelKey, device: str) -> str | None:
-        """The edge variant that a device audited last; None where it never did."""
+        """Returns the edge variant that a device audited last; None if it never did."""
         return self._variants.get(model, {}).get(device)
 
-    def of_the_hour(self, models: Iterable[ModelKey], now_s: float) -> int:
-        """How many devices asked for these versions within the last hour, each counted once a version."""
-        return sum(self._seen[model].count(now_s) for model in models if model in self._seen)
+    def active_devices(self, models: Iterable[ModelKey], now_s: float) -> int:
+        """Returns how many devices sent requests for these versions within the last hour, each once per version."""
+        return sum(self._active[model].count(now_s) for model in models if model in self._active)
 
     def auditing(self, model: ModelKey, variant: str | None, contributors: Mapping[PoolKey, int]) -> int:
-        """How many devices share a promise; where the edge variant is not known, the most that share any.
+        """Returns how many devices share a promise; for an unknown edge variant, the most that share any.
 
         Args:
             model: the version.
             variant: the edge variant's digest.
-            contributors: of each pool, whichever replica heard of them.
+            contributors: of each pool, over all replicas.
         """
         counts = {digest: len(devices) for digest, devices in self._auditing.get(model, {}).items()}
         for key, devices in contributors.items():
@@ -114,21 +112,17 @@ class Fleet:
         return counts[variant] if variant is not None else max(counts.values(), default=1)
 
 
-log = logger(__name__)
-
-_DAY_S = 86_400.0
-_REMEMBERED = 100_000
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceAlarm:
     """The alarm that one device reports for one version's promise.
 
     Attributes:
-        edge_digest: of the edge variant whose promise it is.
-        since_s: wall time at which this gateway first heard of it.
-        last_s: and at which it last did.
-        ended_s: at which the device said it no more; None while it does.
+        model: the version.
+        device: the device that reports it.
+        edge_digest: of the edge variant whose promise is broken.
+        since_s: wall time of the first report.
+        last_s: wall time of the latest report.
+        ended_s: wall time of the first request without the alarm; None while it lasts.
     """
 
     model: ModelKey
@@ -140,60 +134,59 @@ class DeviceAlarm:
 
 
 class DeviceAlarms:
-    """Those of the last day, the longest silent first."""
+    """The alarms of the last day that devices raised by their own audits.
+
+    They are shown, and change nothing for other devices: a single bad lens, or a liar, must not alarm a fleet. They are
+    not stored, because a device repeats its alarm until it ends.
+    """
 
     def __init__(self) -> None:
-        self._alarms: OrderedDict[tuple[ModelKey, str], DeviceAlarm] = OrderedDict()
-        self._heard_s: dict[tuple[ModelKey, str], float] = {}
+        self._alarms: OrderedDict[tuple[ModelKey, str], tuple[DeviceAlarm, float]] = (
+            OrderedDict()
+        )  # oldest report first
 
-    def hear(self, model: ModelKey, device: str, edge_digest: str, now_s: float, *, heard_s: float) -> None:
-        """Takes up what a request says.
+    def report(self, model: ModelKey, device: str, edge_digest: str, now_s: float, *, monotonic_s: float) -> None:
+        """Takes the alarm that a request reports.
 
         Args:
-            model: that it asks for.
-            device: the device that sent the request.
-            edge_digest: of the variant whose promise the device's own audits broke; "" where it says none.
+            model: that the request asks for.
+            device: that sent the request.
+            edge_digest: of the variant whose promise the device's own audits broke; "" without an alarm.
             now_s: wall time, to be shown.
-            heard_s: monotonic time, by which alarms are forgotten.
+            monotonic_s: monotonic time, by which alarms expire.
         """
-        key = (model, device)
-        known = self._alarms.get(key)
+        before = self._alarms[(model, device)][0] if (model, device) in self._alarms else None
         if edge_digest:
-            again = known is not None and known.ended_s is None and known.edge_digest == edge_digest
-            since_s = known.since_s if known is not None and again else now_s
-            self._note(DeviceAlarm(model, device, edge_digest, since_s, now_s), heard_s)
-            if not again:
-                log.error("a device's own audits broke its contract", **_facts(self._alarms[key]))
-            while len(self._alarms) > _REMEMBERED:
-                self._forget_first()
-        elif known is not None and known.ended_s is None:
-            self._note(replace(known, last_s=now_s, ended_s=now_s), heard_s)
-            log.warning("a device's own alarm ended", **_facts(self._alarms[key]))
+            lasting = before is not None and before.ended_s is None and before.edge_digest == edge_digest
+            since_s = before.since_s if before is not None and lasting else now_s
+            alarm = DeviceAlarm(model, device, edge_digest, since_s, now_s)
+            self._put(alarm, monotonic_s)
+            if not lasting:
+                log.error("a device's own audits broke its contract", **_log_fields(alarm))
+            while len(self._alarms) > _ALARMS:
+                self._alarms.popitem(last=False)
+        elif before is not None and before.ended_s is None:
+            alarm = replace(before, last_s=now_s, ended_s=now_s)
+            self._put(alarm, monotonic_s)
+            log.warning("a device's own alarm ended", **_log_fields(alarm))
 
     def listed(self, now_s: float) -> list[DeviceAlarm]:
-        """Those under way, then those that ended within the last day; of each the latest to begin first.
+        """Returns lasting alarms, then those that ended within the last day, the latest to begin first.
 
         Args:
             now_s: monotonic time.
         """
-        while self._alarms and self._heard_s[next(iter(self._alarms))] <= now_s - _DAY_S:
-            self._forget_first()
-        return sorted(self._alarms.values(), key=_order)
+        while self._alarms and next(iter(self._alarms.values()))[1] <= now_s - _DAY_S:
+            self._alarms.popitem(last=False)
+        alarms = [alarm for alarm, _ in self._alarms.values()]
+        return sorted(alarms, key=lambda alarm: (alarm.ended_s is not None, -alarm.since_s, alarm.device))
 
-    def _note(self, alarm: DeviceAlarm, heard_s: float) -> None:
+    def _put(self, alarm: DeviceAlarm, monotonic_s: float) -> None:
         key = (alarm.model, alarm.device)
-        self._alarms[key], self._heard_s[key] = alarm, heard_s
+        self._alarms[key] = alarm, monotonic_s
         self._alarms.move_to_end(key)
 
-    def _forget_first(self) -> None:
-        key, _ = self._alarms.popitem(last=False)
-        del self._heard_s[key]
 
-
-def _order(alarm: DeviceAlarm) -> tuple[bool, float, str]:
-    return alarm.ended_s is not None, -alarm.since_s, alarm.device
-
-
-def _facts(alarm: DeviceAlarm) -> dict[str, object]:
+def _log_fields(alarm: DeviceAlarm) -> dict[str, object]:
     model = alarm.model
     return {"device": alarm.device, "model": model.name, "version": model.version, "edge_digest": alarm.edge_digest}

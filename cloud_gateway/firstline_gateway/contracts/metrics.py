@@ -55,23 +55,21 @@ class _ContractCollector(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         pools = self._read()
         yield from (
-            _family("alarm", "1 where audits show that the contract is broken.", pools, _alarms),
-            _family("e_value", "Evidence against the contract; the alarm is at 1 / delta.", pools, _e_value),
-            _family("risk", "Estimated share of edge answers that disagree.", pools, _risk),
+            _family(
+                "alarm",
+                "1 where audits show that the contract is broken.",
+                pools,
+                lambda pool: float(pool.alarmed_s is not None),
+            ),
+            _family(
+                "e_value",
+                "Evidence against the contract; the alarm is at 1 / delta.",
+                pools,
+                lambda pool: audit.e_value(pool.state),
+            ),
+            _family("risk", "Estimated share of edge answers that disagree.", pools, lambda pool: pool.risk or 0.0),
             _devices(self._device_alarms()),
         )
-
-
-def _alarms(pool: Pool) -> float:
-    return float(pool.alarmed_s is not None)
-
-
-def _e_value(pool: Pool) -> float:
-    return audit.e_value(pool.state)
-
-
-def _risk(pool: Pool) -> float:
-    return pool.risk or 0.0
 
 
 def _family(name: str, description: str, pools: Sequence[Pool], read: Callable[[Pool], float]) -> GaugeMetricFamily:

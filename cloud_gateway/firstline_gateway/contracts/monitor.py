@@ -26,7 +26,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import Array, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import records
-from firstline_gateway.contracts.devices import DeviceAlarm, DeviceAlarms, Fleet, share_per_hour
+from firstline_gateway.contracts.devices import DeviceActivity, DeviceAlarm, DeviceAlarms, share_per_hour
 from firstline_gateway.contracts.metrics import ContractMetrics
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promise_of, promises
 from firstline_gateway.contracts.records import Audit, Contribution, Counted, Skipped, count
@@ -81,12 +81,12 @@ class ContractMonitor:
             self._contributors = records.devices(connection)
             contributed = {key: records.contributions(connection, key) for key in self._pools}
         self._alarms: dict[ModelKey, set[str]] = {}  # the edge variants of each version that alarms
-        self._fleet = Fleet()
-        self._told: set[tuple[ModelKey, Skipped]] = set()  # what the log says already
+        self._activity = DeviceActivity()
+        self._logged: set[tuple[ModelKey, Skipped]] = set()  # logged already
         self._device_alarms = DeviceAlarms()
         self._promising: dict[ModelKey, tuple[Manifest, bool]] = {}  # whether audits can test anything of a version
         self._note_alarms()
-        self._fleet.remember(contributed, service_s=service.now_s(), now_s=clock.monotonic_s())
+        self._activity.restore(contributed, service_s=service.now_s(), now_s=clock.monotonic_s())
         self._metrics = ContractMetrics(metrics, self.pools, self.device_alarms)
         self._closed = False
         self._room = threading.BoundedSemaphore(_WAITING)
@@ -130,7 +130,7 @@ class ContractMonitor:
 
     def devices_last_hour(self, model: ModelKey) -> int:
         """How many devices asked for a version within the last hour."""
-        return self._fleet.of_the_hour([model], self._clock.monotonic_s())
+        return self._activity.active_devices([model], self._clock.monotonic_s())
 
     def device_alarms(self) -> list[DeviceAlarm]:
         """Returns the alarms that devices reported within the last day, active alarms first."""
@@ -146,25 +146,26 @@ class ContractMonitor:
         if device is None:
             return None
         model = served.key
-        self._fleet.asks(model, device, self._clock.monotonic_s())
-        variant = self._fleet.variant(model, device)
+        self._activity.requested(model, device, self._clock.monotonic_s())
+        variant = self._activity.variant(model, device)
         broken = self._alarms.get(model, ())
         alarm = variant in broken if variant is not None else bool(broken)
         quota = self.quota_per_device(model)
         # Said where there is no quota too: a device that has one learns that it was taken back.
-        told = alarm or quota is not None or self._promises(served)
-        return ContractNotice(alarm, quota, self._fleet.auditing(model, variant, self._contributors)) if told else None
+        if not (alarm or quota is not None or self._promises(served)):
+            return None
+        return ContractNotice(alarm, quota, self._activity.auditing(model, variant, self._contributors))
 
     def quota_per_device(self, model: ModelKey) -> float | None:
         """Returns a device's escalations per hour: its share of the operator's quota, or of the capacity for alarms."""
         now_s = self._clock.monotonic_s()
         own = self._quotas.get(model)
         if own is not None:
-            return share_per_hour(own, self._fleet.of_the_hour([model], now_s))
+            return share_per_hour(own, self._activity.active_devices([model], now_s))
         if model not in self._alarms:
             return None
         sharing = self._alarms.keys() - self._quotas.keys()
-        return share_per_hour(self._settings.escalations_per_hour, self._fleet.of_the_hour(sharing, now_s))
+        return share_per_hour(self._settings.escalations_per_hour, self._activity.active_devices(sharing, now_s))
 
     def answered(self, request: InferRequest, served: ServedModel, probabilities: Array) -> None:
         """Notes the alarm of the device that sent an answered request, and counts the request if it is an audit.
@@ -178,14 +179,14 @@ class ContractMonitor:
         if device is None:
             return
         if request.alarm or device != ANYBODY:  # of whom nobody knows whether it is the one that alarmed
-            self._device_alarms.hear(
-                model, device, request.alarm, self._clock.wall_s(), heard_s=self._clock.monotonic_s()
+            self._device_alarms.report(
+                model, device, request.alarm, self._clock.wall_s(), monotonic_s=self._clock.monotonic_s()
             )
         if note is None or self._closed:
             return
         key = promise_of(served.manifest, note)
         if key is not None:  # counted or not, it audits
-            self._fleet.audits(model, device, key.edge_digest)
+            self._activity.audited(model, device, key.edge_digest)
         if key is None:
             self._skip(Skipped.NOT_PROMISED, model, device, _OTHER_CERTIFICATE)
         elif not np.isfinite(probabilities).all():
@@ -194,7 +195,7 @@ class ContractMonitor:
             self._skip(Skipped.DISK, model, device, _BEHIND)
         else:
             disagrees = int(np.argmax(probabilities[0])) != note.predicted
-            self._take(Audit(device, request.request_id, model, key, note, disagrees))
+            self._take(Audit(device, request.request_id, key, note, disagrees))
 
     def end(self, model: ModelKey) -> Future[int]:
         """Deletes all pools of a version with their alarms; later audits start a new test.
@@ -205,7 +206,7 @@ class ContractMonitor:
 
         def end(connection: Connection) -> list[PoolKey]:
             ended = [pool.key for pool in records.pools(connection) if model_of(pool.key) == model]
-            records.give_up(connection, ended)
+            records.delete_pools(connection, ended)
             return ended
 
         return self._writer.submit_then(end, self._forget)
@@ -249,12 +250,12 @@ class ContractMonitor:
         if isinstance(outcome, Skipped):
             self._skip(outcome, one.model, one.device, "")
             return
-        self._told.discard((one.model, Skipped.DISK))
+        self._logged.discard((one.model, Skipped.DISK))
         self._pools = self._pools | {one.key: outcome.pool}
         self._metrics.counted(one.model, disagrees=one.disagrees)
         if outcome.alarmed_devices is not None:
             self._note_alarms()
-            _tell(outcome.pool, outcome.alarmed_devices)
+            _log_alarm(outcome.pool, outcome.alarmed_devices)
 
     def _forget(self, ended: list[PoolKey]) -> int:
         self._pools = {key: pool for key, pool in self._pools.items() if key not in ended}
@@ -276,8 +277,8 @@ class ContractMonitor:
     def _skip(self, why: Skipped, model: ModelKey, device: str, sentence: str) -> None:
         self._metrics.skipped(why)
         # Somebody has to mend these. Once, for audits come for as long as nobody does.
-        if why in (Skipped.DISK, Skipped.NOT_PROMISED) and (model, why) not in self._told:
-            self._told.add((model, why))
+        if why in (Skipped.DISK, Skipped.NOT_PROMISED) and (model, why) not in self._logged:
+            self._logged.add((model, why))
             log.error("audit not counted", model=model.name, version=model.version, device=device, why=sentence)
 
     def _promises(self, served: ServedModel) -> bool:
@@ -287,7 +288,7 @@ class ContractMonitor:
         return known[1]
 
 
-def _tell(pool: Pool, devices: int) -> None:
+def _log_alarm(pool: Pool, devices: int) -> None:
     log.error(
         "contract broken",
         model=pool.key.bundle,

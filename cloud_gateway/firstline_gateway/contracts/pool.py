@@ -56,7 +56,7 @@ class Pool:
 
     @property
     def risk(self) -> float | None:
-        """Estimate of the share of edge answers that disagree, each audit weighted by floor / propensity (Hajek 1971).
+        """The estimated share of edge answers that disagree, each audit weighted by floor / propensity (Hajek 1971).
 
         So weighted, no device counts for more by drawing less often, and 1 / propensity could grow without bounds.
         """
@@ -64,17 +64,17 @@ class Pool:
 
 
 def model_of(key: PoolKey) -> ModelKey:
-    """The version whose promise it is."""
+    """Returns the version whose promise it is."""
     return ModelKey(key.bundle, key.version)
 
 
-def opened(key: PoolKey, now_s: float) -> Pool:
-    """A pool before its first audit."""
+def new_pool(key: PoolKey, now_s: float) -> Pool:
+    """Returns a pool before its first audit."""
     return Pool(key, audit.begin(key.epsilon), now_s, now_s)
 
 
-def counted(pool: Pool, note: AuditNote, loss: float, *, now_s: float, service_s: float, delta: float) -> Pool:
-    """The pool after one more audit.
+def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, service_s: float, delta: float) -> Pool:
+    """Returns the pool after one more audit.
 
     Args:
         pool: after the audits before.
@@ -102,13 +102,13 @@ def counted(pool: Pool, note: AuditNote, loss: float, *, now_s: float, service_s
 
 
 def promises(manifest: Manifest) -> bool:
-    """Whether a bundle promises anything that audits can test."""
-    found = (valid_certificate(manifest, variant) for variant in manifest.edge)
-    return any(certificate is not None and certificate.audit_epsilon is not None for certificate in found)
+    """Returns whether a bundle promises anything that audits can test."""
+    certificates = (valid_certificate(manifest, variant) for variant in manifest.edge)
+    return any(certificate is not None and certificate.audit_epsilon is not None for certificate in certificates)
 
 
 def promise_of(manifest: Manifest, note: AuditNote) -> PoolKey | None:
-    """The promise that a note audits.
+    """Returns the promise that a note audits.
 
     A device cannot have an epsilon or a threshold of its own tested. Nothing is certified of a stricter one either,
     and a pool that one device has to itself would let a single bad lens, or a liar, raise the alarm of a whole fleet.
@@ -118,7 +118,7 @@ def promise_of(manifest: Manifest, note: AuditNote) -> PoolKey | None:
         note: as the device sent it.
 
     Returns:
-        None where the bundle promises no such thing.
+        None if the bundle makes no such promise.
     """
     for variant in manifest.edge:
         certificate = valid_certificate(manifest, variant)

@@ -16,7 +16,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import AuditNote, ModelKey
-from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened
+from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, new_pool, with_audit
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.schema import METADATA, insert
 
@@ -75,7 +75,7 @@ class Contribution:
 
 
 def pools(connection: Connection) -> list[Pool]:
-    """All of them. A pool whose state cannot be read is left out, and starts again."""
+    """Returns all pools. A pool whose state cannot be read is left out, and starts again."""
     rows = connection.execute(select(POOLS.c.key, POOLS.c.record))
     found = (decoded(key, record) for key, record in rows if record)
     return [pool for pool in found if pool is not None]
@@ -98,7 +98,7 @@ def quotas(connection: Connection) -> dict[ModelKey, float]:
 
 
 def contributions(connection: Connection, key: PoolKey, limit: int | None = None) -> list[Contribution]:
-    """By device, those with most disagreements first; all of them without a limit."""
+    """Returns the contributions to a pool, those with most disagreements first; without a limit, all of them."""
     table = CONTRIBUTIONS.c
     query = (
         select(table.device, table.audits, table.disagreements, table.last_s, table.service_s)
@@ -110,28 +110,28 @@ def contributions(connection: Connection, key: PoolKey, limit: int | None = None
 
 
 def devices(connection: Connection) -> dict[PoolKey, int]:
-    """How many contributed to each pool."""
+    """Returns how many devices contributed to each pool."""
     query = select(CONTRIBUTIONS.c.pool, func.count()).group_by(CONTRIBUTIONS.c.pool)
     return {msgspec.json.decode(pool, type=PoolKey): found for pool, found in connection.execute(query)}
 
 
 def is_counted(connection: Connection, device: str, request_id: str) -> bool:
-    """Whether this request was counted within the last day of service."""
+    """Returns whether this request was counted within the last day of service."""
     query = select(1).where(AUDITS.c.device == device, AUDITS.c.request_id == request_id)
     return connection.execute(query).first() is not None
 
 
 def count_since(connection: Connection, device: str, service_s: float) -> int:
-    """How many audits of a device were counted after a time of service."""
+    """Returns how many audits of a device were counted after a time of service."""
     query = select(func.count()).where(AUDITS.c.device == device, AUDITS.c.service_s > service_s)
     return int(connection.execute(query).scalar_one())
 
 
-def put(connection: Connection, pool: Pool, device: str, request_id: str, *, disagrees: bool) -> bool:
-    """Keeps a `locked` pool after an audit, and that audit.
+def add_audit(connection: Connection, pool: Pool, device: str, request_id: str, *, disagrees: bool) -> bool:
+    """Stores a `locked` pool after an audit, and that audit.
 
     Returns:
-        False, and nothing is changed, where another transaction counted the request.
+        False, without any change, if another transaction counted the request.
     """
     one = {"device": device, "request_id": request_id, "service_s": pool.last_service_s}
     added = insert(connection, AUDITS).values(one).on_conflict_do_nothing().returning(AUDITS.c.device)
@@ -162,20 +162,20 @@ def put(connection: Connection, pool: Pool, device: str, request_id: str, *, dis
 
 
 def replace_pool(connection: Connection, pool: Pool) -> None:
-    """Keeps a pool, in place of what was kept under its key."""
+    """Stores a pool, and replaces the previous one of its key."""
     row = insert(connection, POOLS).values(key=text_of(pool.key), record=msgspec.json.encode(pool).decode())
     connection.execute(row.on_conflict_do_update(index_elements=[POOLS.c.key], set_={"record": row.excluded.record}))
 
 
-def give_up(connection: Connection, keys: Iterable[PoolKey]) -> None:
-    """Forgets pools."""
+def delete_pools(connection: Connection, keys: Iterable[PoolKey]) -> None:
+    """Deletes pools."""
     for key in keys:
         connection.execute(delete(CONTRIBUTIONS).where(CONTRIBUTIONS.c.pool == text_of(key)))
         connection.execute(delete(POOLS).where(POOLS.c.key == text_of(key)))
 
 
 def set_quota(connection: Connection, model: ModelKey, per_hour: float | None) -> None:
-    """Keeps an operator's quota; None takes it back."""
+    """Stores an operator's quota; None deletes it."""
     connection.execute(delete(QUOTAS).where(QUOTAS.c.bundle == model.name, QUOTAS.c.version == model.version))
     if per_hour is not None:
         row = {"bundle": model.name, "version": model.version, "per_hour": per_hour}
@@ -183,12 +183,12 @@ def set_quota(connection: Connection, model: ModelKey, per_hour: float | None) -
 
 
 def text_of(key: PoolKey) -> str:
-    """A promise as the tables name it."""
+    """Returns the key of a promise in the tables."""
     return msgspec.json.encode(key).decode()
 
 
 def decoded(key: str, record: str) -> Pool | None:
-    """A pool as the table has it; None, and said in the log, where it cannot be read."""
+    """Decodes a stored pool; returns None, and logs an error, if it cannot be read."""
     try:
         pool = msgspec.json.decode(record, type=Pool)
         audit.check(pool.state)
@@ -215,10 +215,14 @@ class Audit:
 
     device: str
     request_id: str
-    model: ModelKey
     key: PoolKey
     note: AuditNote
     disagrees: bool
+
+    @property
+    def model(self) -> ModelKey:
+        """The audited version."""
+        return model_of(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +251,11 @@ def count(
         return Skipped.DEVICE_LIMIT
     pool = locked(connection, one.key)
     if pool is None:
-        pool = opened(one.key, now_s)
+        pool = new_pool(one.key, now_s)
     elif service_s - pool.last_service_s < settings.audit_spacing_s:
         return Skipped.SPACING
-    after = counted(pool, one.note, float(one.disagrees), now_s=now_s, service_s=service_s, delta=settings.delta)
-    if not put(connection, after, one.device, one.request_id, disagrees=one.disagrees):
+    after = with_audit(pool, one.note, float(one.disagrees), now_s=now_s, service_s=service_s, delta=settings.delta)
+    if not add_audit(connection, after, one.device, one.request_id, disagrees=one.disagrees):
         return Skipped.REPEATED
     alarms = after.alarmed_s is not None and pool.alarmed_s is None
     return Counted(after, devices(connection)[one.key] if alarms else None)

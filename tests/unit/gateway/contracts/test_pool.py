@@ -10,7 +10,7 @@ from support.audits import EPSILON, THRESHOLD, certified_digits, note_of
 
 from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened, promise_of
+from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promise_of, with_audit
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import ServedModel
 
@@ -26,9 +26,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
 
 
 def after(served: ServedModel, losses: list[float], **note: object) -> Pool:
-    pool = opened(KEY, 10.0)
+    pool = new_pool(KEY, 10.0)
     for position, loss in enumerate(losses):
-        pool = counted(pool, note_of(served, 3, **note), loss, now_s=11.0 + position, service_s=0.0, delta=0.05)
+        pool = with_audit(pool, note_of(served, 3, **note), loss, now_s=11.0 + position, service_s=0.0, delta=0.05)
     return pool
 
 
@@ -43,10 +43,10 @@ def test_a_pool_is_the_test_of_all_audits_in_their_order(served: ServedModel) ->
 
 
 def test_what_was_drawn_more_often_counts_for_less(served: ServedModel) -> None:
-    pool = counted(
-        opened(KEY, 0), note_of(served, 3, propensity=0.8, floor=0.1), 1.0, now_s=0, service_s=0.0, delta=0.05
+    pool = with_audit(
+        new_pool(KEY, 0), note_of(served, 3, propensity=0.8, floor=0.1), 1.0, now_s=0, service_s=0.0, delta=0.05
     )
-    pool = counted(pool, note_of(served, 3, propensity=0.1, floor=0.1), 0.0, now_s=0, service_s=0.0, delta=0.05)
+    pool = with_audit(pool, note_of(served, 3, propensity=0.1, floor=0.1), 0.0, now_s=0, service_s=0.0, delta=0.05)
     assert pool.risk == pytest.approx(1 / 9)
 
 
@@ -54,7 +54,7 @@ def test_a_broken_contract_alarms_once_and_for_good(served: ServedModel) -> None
     broken = after(served, [1.0] * 10)
     assert broken.alarmed_s is not None
     assert 11.0 <= broken.alarmed_s < 21.0
-    quiet = counted(broken, note_of(served, 3), 0.0, now_s=99.0, service_s=0.0, delta=0.05)
+    quiet = with_audit(broken, note_of(served, 3), 0.0, now_s=99.0, service_s=0.0, delta=0.05)
     assert quiet.alarmed_s == broken.alarmed_s
     assert after(served, [0.0] * 200).alarmed_s is None
 

@@ -24,7 +24,7 @@ def database(store_settings: Store) -> Iterator[Database]:
 
 def put(database: Database, pool: Pool, device: str, request_id: str, *, disagrees: bool = True) -> bool:
     with database.begin() as connection:
-        return records.put(connection, pool, device, request_id, disagrees=disagrees)
+        return records.add_audit(connection, pool, device, request_id, disagrees=disagrees)
 
 
 def test_what_was_counted_comes_back_to_the_last_bit(database: Database) -> None:
@@ -65,7 +65,7 @@ def test_the_audits_of_an_hour_are_counted_and_those_of_yesterday_forgotten(data
 def test_what_is_given_up_takes_its_contributions_along(database: Database) -> None:
     put(database, pool_of(1), "cam", "a")
     with database.begin() as connection:
-        records.give_up(connection, [KEY])
+        records.delete_pools(connection, [KEY])
         assert records.pools(connection) == []
         assert records.devices(connection) == {}
     put(database, pool_of(1), "cam", "b")
