@@ -84,26 +84,28 @@ def _rows(lines: Iterable[str], source: str) -> Iterator[ScoredRow]:
 
 
 def _score(text: str | None, where: str) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
+    score = _number(text)
+    if not math.isfinite(score):
         raise ConfigError(f"{where} has the score {_shown(text)}; a score is a finite number.")
-    return value
+    return score
 
 
 def _weight(text: str | None, where: str) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
+    weight = _number(text)
+    if not (math.isfinite(weight) and weight > 0):
         raise ConfigError(
             f"{where} has the weight {_shown(text)}; it is a number above 0, one over the probability with which the "
             "row was drawn."
         )
-    return value
+    return weight
+
+
+def _number(text: str | None) -> float:
+    """Returns the number in a cell; NaN if there is none."""
+    try:
+        return float(text or "")
+    except ValueError:
+        return math.nan
 
 
 def _agree(text: str | None, where: str) -> int:

@@ -120,7 +120,7 @@ def heavy_scan() -> bytes:
     return scan
 
 
-async def test_online_each_request_is_answered_where_it_should_be(device: Device, scans: Scans) -> None:
+async def test_online_requests_are_answered_by_the_right_tier(device: Device, scans: Scans) -> None:
     sure, unsure = scans.sure[0], scans.unsure[0]
 
     confident = await asked(device, sure)
@@ -163,7 +163,7 @@ async def test_local_only_never_crosses_the_link(device: Device) -> None:
     assert device.wire.bytes_sent - carried_bytes < len(scan)
 
 
-async def test_of_a_batch_only_unsure_rows_travel_and_the_order_is_kept(device: Device, scans: Scans) -> None:
+async def test_only_uncertain_rows_of_a_batch_are_sent(device: Device, scans: Scans) -> None:
     batch = [scans.unsure[0], scans.sure[0], scans.sure[1], scans.unsure[1], scans.sure[2]]
     mixed = await asked(device, *batch)
     check(mixed, Tier.CLOUD, Reason.UNCERTAIN)
@@ -173,7 +173,7 @@ async def test_of_a_batch_only_unsure_rows_travel_and_the_order_is_kept(device: 
     np.testing.assert_allclose(rows_of(mixed), expected, atol=1e-5)
 
 
-async def test_offline_it_answers_at_once_and_corrects_when_the_link_is_back(device: Device, scans: Scans) -> None:
+async def test_offline_answers_are_corrected_after_reconnection(device: Device, scans: Scans) -> None:
     await device.wire.cut()
     check(await asked(device, scans.sure[0]), Tier.EDGE, Reason.CONFIDENT)
     # As many as are delivered at once: how the others are spread is not for seconds of a real clock.
@@ -198,7 +198,7 @@ async def test_offline_it_answers_at_once_and_corrects_when_the_link_is_back(dev
         np.testing.assert_allclose(rows_of(final)[0], scans.full[content], atol=1e-5)
 
 
-async def test_one_call_gives_the_first_answer_and_the_last(device: Device, scans: Scans) -> None:
+async def test_one_call_yields_first_and_final_answer(device: Device, scans: Scans) -> None:
     for content in scans.unsure[:3]:
         first, last = [found async for found in device.client.stream_file(MODEL, content)]
         assert (first.answer.status, first.answer.tier, first.answer.changed) == (Status.PROVISIONAL, Tier.EDGE, None)
@@ -208,7 +208,7 @@ async def test_one_call_gives_the_first_answer_and_the_last(device: Device, scan
         assert last.probability == pytest.approx(scans.full[content].max(), abs=1e-5)
 
 
-async def test_a_kill_loses_no_promise(running: Site, transport: Transport, scans: Scans) -> None:
+async def test_kill_loses_no_correction(running: Site, transport: Transport, scans: Scans) -> None:
     promised: dict[str, bytes] = {}
     async with running.device(transport, SETTINGS) as device:
         await device.wire.cut()
@@ -235,7 +235,7 @@ async def test_a_kill_loses_no_promise(running: Site, transport: Transport, scan
             np.testing.assert_allclose(rows_of(final)[0], scans.full[content], atol=1e-5)
 
 
-async def test_strangers_are_refused(running: Site, device: Device, scans: Scans) -> None:
+async def test_requests_without_a_key_are_refused(running: Site, device: Device, scans: Scans) -> None:
     async with AsyncClient(running.gateway_url) as stranger:
         with pytest.raises(UnauthorizedError, match="Authorization"):
             await stranger.infer(MODEL, {"image": scans.sure[0]})

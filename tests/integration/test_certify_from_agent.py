@@ -60,7 +60,7 @@ def changed(folder: Path, **said: Any) -> Path:
     return folder
 
 
-def test_a_device_and_a_gateway_certify_a_bundle(running: Line, tmp_path: Path) -> None:
+def test_device_and_gateway_certify_a_bundle(running: Line, tmp_path: Path) -> None:
     """Device and test run on one processor here, so that the rows must be those of this machine, bit for bit."""
     out, token_file = tmp_path / "certified", tmp_path / "token"
     token_file.write_text(running.gateway.token)
@@ -73,7 +73,7 @@ def test_a_device_and_a_gateway_certify_a_bundle(running: Line, tmp_path: Path) 
     assert certificate is not None and certificate.threshold == found["threshold"]
 
 
-def test_the_cache_does_not_matter(running: Line, scans: Dataset) -> None:
+def test_cached_outputs_give_the_same_certificate(running: Line, scans: Dataset) -> None:
     bundle = open_bundle(DIGITS)
     told: list[int] = []
     with Client(running.agent.url) as agent:
@@ -102,7 +102,7 @@ def test_the_cache_does_not_matter(running: Line, scans: Dataset) -> None:
         ),
     ],
 )
-def test_a_device_that_runs_something_else_is_refused(
+def test_device_with_another_bundle_is_refused(
     running: Line, scans: Dataset, tmp_path: Path, said: dict[str, Any], says: str
 ) -> None:
     bundle = open_bundle(changed(tmp_path / "other", **said))
@@ -115,7 +115,7 @@ def test_another_variant_is_refused(running: Line) -> None:
     assert "runs the variant 'edge-onnx', not 'edge-tflite-int8'" in text
 
 
-def test_a_gateway_is_no_device(running: Line, scans: Dataset) -> None:
+def test_gateway_instead_of_a_device_is_refused(running: Line, scans: Dataset) -> None:
     with (
         Client(running.gateway.url, token=running.gateway.token) as gateway,
         pytest.raises(ConfigError, match="no edge agent"),
@@ -123,14 +123,14 @@ def test_a_gateway_is_no_device(running: Line, scans: Dataset) -> None:
         gather_from_agent(open_bundle(DIGITS), scans, gateway)
 
 
-def test_a_device_that_is_gone_ends_in_a_sentence(scans: Dataset) -> None:
+def test_unreachable_device_prints_one_sentence(scans: Dataset) -> None:
     result = run(DIGITS, *PROMISE, "--from-agent", "http://127.0.0.1:9", code=1)
     assert "cannot be reached" in result.stderr and result.stderr.count("\n") == 1
     with Client("http://127.0.0.1:9") as agent, pytest.raises(LinkDownError):
         gather_from_agent(open_bundle(DIGITS), scans, agent)
 
 
-def test_options_that_do_not_go_together(running: Line, tmp_path: Path) -> None:
+def test_incompatible_options_are_refused(running: Line, tmp_path: Path) -> None:
     assert "goes with --from-agent" in run(DIGITS, *PROMISE, "--full-from", running.gateway.url, code=2).stderr
     assert "goes with --from-agent" in run(DIGITS, *PROMISE, "--token-file", tmp_path / "t", code=2).stderr
     missing = run(DIGITS, *PROMISE, "--from-agent", running.agent.url, "--token-file", tmp_path / "t", code=2)
@@ -141,7 +141,7 @@ def test_options_that_do_not_go_together(running: Line, tmp_path: Path) -> None:
     assert "API key" in refused
 
 
-async def test_a_device_that_wants_a_token_gets_it_from_a_file(tmp_path: Path) -> None:
+async def test_device_token_is_read_from_a_file(tmp_path: Path) -> None:
     tokens, mine = tmp_path / "tokens", tmp_path / "mine"
     tokens.write_text("workbench:a-token-of-some-length-0001\n")
     tokens.chmod(0o600)

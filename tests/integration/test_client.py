@@ -116,7 +116,7 @@ def picture(side: int = 8) -> bytes:
         return file.getvalue()
 
 
-async def test_tensors_in_and_out(ask: Asker) -> None:
+async def test_tensors_are_sent_and_returned(ask: Asker) -> None:
     images: InferResponse = await ask("infer", "digits", {"image": [picture()] * 3}, id="mine", route="cloud")
     pixels = np.asarray(Image.open(io.BytesIO(picture())))[None, ..., None]
     one: InferResponse = await ask("infer", "digits", {"image": pixels}, version="1", outputs=["probabilities"])
@@ -129,7 +129,7 @@ async def test_tensors_in_and_out(ask: Asker) -> None:
         one.output("logits")
 
 
-async def test_a_file_in_and_a_label_out(ask: Asker, tmp_path: Path) -> None:
+async def test_file_is_sent_and_label_returned(ask: Asker, tmp_path: Path) -> None:
     file = tmp_path / "scan.png"
     file.write_bytes(picture())
     found: list[Prediction] = [await ask("infer_file", "digits", form) for form in (file, str(file), picture())]
@@ -139,7 +139,7 @@ async def test_a_file_in_and_a_label_out(ask: Asker, tmp_path: Path) -> None:
     assert found[0].answer.status is Status.FINAL
 
 
-async def test_it_describes_the_model(ask: Asker) -> None:
+async def test_metadata_describes_the_model(ask: Asker) -> None:
     assert await ask("ready") is True
     metadata = await ask("metadata", "digits")
     assert metadata.labels == open_bundle(DIGITS).manifest.labels
@@ -160,7 +160,7 @@ async def test_it_describes_the_model(ask: Asker) -> None:
         (("infer_file", "digits", picture(600)), PayloadTooLargeError),
     ],
 )
-async def test_a_refusal_is_raised_as_the_error_it_is(
+async def test_refusal_is_raised_as_its_class(
     ask: Asker, call: tuple[Any, ...], kind_of_error: type[FirstlineError]
 ) -> None:
     with pytest.raises(kind_of_error, match=r"\.$") as caught:
@@ -170,7 +170,7 @@ async def test_a_refusal_is_raised_as_the_error_it_is(
 
 
 @pytest.mark.parametrize("token", [None, "not-a-token"])
-async def test_a_stranger_is_unauthorized(running: Line, kind: str, token: str | None) -> None:
+async def test_missing_token_is_unauthorized(running: Line, kind: str, token: str | None) -> None:
     ask = Asker(kind, running.gateway.url, token=token)
     try:
         for call in (("infer_file", "digits", picture()), ("metadata", "digits")):
@@ -180,12 +180,12 @@ async def test_a_stranger_is_unauthorized(running: Line, kind: str, token: str |
         await ask.close()
 
 
-async def test_a_misspelt_wish_sends_nothing(agent: Asker) -> None:
+async def test_misspelt_option_sends_nothing(agent: Asker) -> None:
     with pytest.raises(TypeError, match="privcy"):
         await agent("infer_file", "digits", picture(), privcy="local_only")
 
 
-async def test_a_promise_is_kept_under_its_id(agent: Asker, running: Line, unsure: tuple[bytes, np.ndarray]) -> None:
+async def test_correction_is_found_by_its_id(agent: Asker, running: Line, unsure: tuple[bytes, np.ndarray]) -> None:
     scan, expected = unsure
     # Unlike any scan before it, so that no cache knows it; PNG readers stop at the end of the image.
     scan += agent.client.__class__.__name__.encode()
@@ -212,7 +212,7 @@ async def test_a_promise_is_kept_under_its_id(agent: Asker, running: Line, unsur
     assert in_words.probability == pytest.approx(expected.max(), abs=1e-5)
 
 
-async def test_events_bring_the_correction_as_soon_as_there_is_one(
+async def test_events_deliver_the_correction_at_once(
     agent: Asker, running: Line, unsure: tuple[bytes, np.ndarray]
 ) -> None:
     scan, expected = unsure
@@ -234,7 +234,7 @@ async def test_events_bring_the_correction_as_soon_as_there_is_one(
     assert [item async for item in heard] == []
 
 
-async def test_one_call_for_the_first_answer_and_the_last(ask: Asker, unsure: tuple[bytes, np.ndarray]) -> None:
+async def test_stream_yields_first_and_final_answer(ask: Asker, unsure: tuple[bytes, np.ndarray]) -> None:
     """A gateway's first answer is its last."""
     scan, expected = unsure
     scan += b"stream " + ask.client.__class__.__name__.encode()
@@ -245,7 +245,7 @@ async def test_one_call_for_the_first_answer_and_the_last(ask: Asker, unsure: tu
     assert found[-1].probability == pytest.approx(expected.max(), abs=1e-5)
 
 
-async def test_an_answer_that_there_is_not(agent: Asker) -> None:
+async def test_unknown_answer_is_an_error(agent: Asker) -> None:
     for call in ("answer", "prediction", "wait_for_final"):
         with pytest.raises(UnknownAnswerError, match="01890a5d-ac96-774b-bcce-b302099a8057"):
             await agent(call, "01890a5d-ac96-774b-bcce-b302099a8057")
@@ -302,7 +302,7 @@ ASKED = [("infer", "digits", {"image": b"x"}), ("infer_file", "digits", b"x"), (
         b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\nhalf",
     ],
 )
-async def test_a_server_that_is_not_ours(kind: str, reply: bytes) -> None:
+async def test_foreign_server_is_a_protocol_error(kind: str, reply: bytes) -> None:
     with saying(reply) as url:
         ask = Asker(kind, url)
         for call in ASKED:
@@ -313,7 +313,7 @@ async def test_a_server_that_is_not_ours(kind: str, reply: bytes) -> None:
         await ask.close()
 
 
-async def test_a_server_that_is_silent(kind: str) -> None:
+async def test_silent_server_is_a_timeout(kind: str) -> None:
     with saying(b"") as url:
         ask = Asker(kind, url, timeout_s=0.1)
         with pytest.raises(RemoteTimeoutError, match="did not answer in time"):
@@ -321,7 +321,7 @@ async def test_a_server_that_is_silent(kind: str) -> None:
         await ask.close()
 
 
-async def test_nobody_there(kind: str) -> None:
+async def test_unreachable_server_is_a_link_error(kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     ask = Asker(kind, url)
@@ -334,7 +334,7 @@ async def test_nobody_there(kind: str) -> None:
 # --- The two are one --------------------------------------------------------------------------------------------------
 
 
-def test_both_have_the_same_calls() -> None:
+def test_both_clients_have_the_same_methods() -> None:
     def calls_of(client: type) -> dict[str, str]:
         return {
             name: str(inspect.signature(method)).replace("AsyncIterator", "Iterator")
@@ -346,7 +346,7 @@ def test_both_have_the_same_calls() -> None:
     assert set(firstline.__all__) <= set(dir(firstline))
 
 
-async def test_both_close_what_they_opened(running: Line) -> None:
+async def test_both_clients_close_their_connections(running: Line) -> None:
     with Client(running.agent.url) as client:
         assert await asyncio.to_thread(client.ready)
     async with AsyncClient(running.agent.url) as other:

@@ -56,7 +56,7 @@ async def device_says(site: RegistrySite, sequence: int, version: int, *updates:
     return told
 
 
-async def test_a_configuration_is_signed_listed_read_and_no_longer_signed(site: RegistrySite, tmp_path: Path) -> None:
+async def test_configuration_is_signed_listed_read_and_removed(site: RegistrySite, tmp_path: Path) -> None:
     file = tmp_path / "quiet.toml"
     file.write_text(QUIET.format(1, 5))
     assert "quiet version 1: signed." in (await said(site, "config", "push", file)).stdout
@@ -81,7 +81,7 @@ async def test_a_configuration_is_signed_listed_read_and_no_longer_signed(site: 
     assert [one for one in added if one] == [["configuration quiet 1"], ["configuration quiet 2"], ["digits 1"]]
 
 
-async def test_what_is_no_configuration_is_not_signed(site: RegistrySite, tmp_path: Path) -> None:
+async def test_invalid_configuration_is_not_signed(site: RegistrySite, tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text('name = "bad"\nversion = 1\n[links]\nurl = "https://elsewhere"\n')
     assert "unknown key 'links'" in (await said(site, "config", "push", file, code=2)).output
@@ -89,7 +89,7 @@ async def test_what_is_no_configuration_is_not_signed(site: RegistrySite, tmp_pa
     assert (await said(site, "config", "ls", "-o", "json")).stdout.strip() == "[]"
 
 
-async def test_a_rollout_brings_it_and_takes_it_back(site: RegistrySite, tmp_path: Path) -> None:
+async def test_rollout_applies_and_reverts_a_configuration(site: RegistrySite, tmp_path: Path) -> None:
     file = tmp_path / "quiet.toml"
     file.write_text(QUIET.format(1, 5))
     sha256 = json.loads((await said(site, "config", "push", file, "-o", "json")).stdout)["sha256"]
@@ -120,9 +120,7 @@ async def test_a_rollout_brings_it_and_takes_it_back(site: RegistrySite, tmp_pat
     assert "rolled_back" in (await said(site, "rollout", "get", rollout)).stdout
 
 
-async def test_what_rollouts_may_need_stays_signed_and_who_cannot_go_back_is_said(
-    site: RegistrySite, tmp_path: Path
-) -> None:
+async def test_configurations_of_rollouts_stay_signed(site: RegistrySite, tmp_path: Path) -> None:
     """Also bundles: rollouts of bundles, rollouts of configurations and unused targets are distinguished."""
     file, engine = tmp_path / "quiet.toml", site.gateway.engine
     for version in (1, 2):
@@ -168,7 +166,7 @@ async def test_what_rollouts_may_need_stays_signed_and_who_cannot_go_back_is_sai
     assert "rolled_back" in shown and "1 device could not go back (not_found)" in shown
 
 
-async def test_of_two_rollouts_that_mean_one_device_the_newer_one_goes_on(site: RegistrySite, tmp_path: Path) -> None:
+async def test_newer_rollout_of_a_device_continues(site: RegistrySite, tmp_path: Path) -> None:
     for name in ("quiet", "loud"):
         file = tmp_path / f"{name}.toml"
         file.write_text(QUIET.format(1, 5).replace("quiet", name))

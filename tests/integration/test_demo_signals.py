@@ -32,7 +32,7 @@ def _runs(pid: int) -> bool:
         ("HTTP: online", signal.SIGINT),
     ],
 )
-def test_a_signal_stops_everything(tmp_path: Path, phase: str, number: signal.Signals) -> None:
+def test_signal_stops_all_processes(tmp_path: Path, phase: str, number: signal.Signals) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "firstline", "demo", "-o", "json"],
         env=os.environ | {"TMPDIR": str(tmp_path)},

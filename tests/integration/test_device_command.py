@@ -37,7 +37,7 @@ async def command(gateway: Site, *arguments: str | Path, key: str | None = None)
     return await asyncio.to_thread(CliRunner().invoke, app, argv, env={"FIRSTLINE_TOKEN": key})
 
 
-async def test_a_token_that_is_printed_lets_the_device_join(gateway: Site, tmp_path: Path) -> None:
+async def test_printed_token_lets_the_device_join(gateway: Site, tmp_path: Path) -> None:
     made = await command(gateway, "enroll", "press-7")
     assert made.exit_code == 0, made.output
     identity = await join_gateway(gateway.url, parse_join_token(made.stdout), IdentityFiles(tmp_path))
@@ -57,7 +57,7 @@ async def test_a_token_that_is_printed_lets_the_device_join(gateway: Site, tmp_p
     assert "invited until" in _state(DeviceState(**known))
 
 
-async def test_a_list_of_devices_gets_a_file_each_or_one_for_all(gateway: Site, tmp_path: Path) -> None:
+async def test_tokens_are_written_to_files_or_one_csv(gateway: Site, tmp_path: Path) -> None:
     names = [f"cam-{number}" for number in range(1200)]
     (tmp_path / "list.csv").write_text("site,name\n" + "".join(f"hall,{name}\n" for name in names))
     made = await command(gateway, "enroll", "--csv", tmp_path / "list.csv", "--out", tmp_path / "tokens")
@@ -85,7 +85,7 @@ async def test_a_list_of_devices_gets_a_file_each_or_one_for_all(gateway: Site, 
         (("list", "--ca", "nowhere.pem"), "nowhere.pem cannot be used: No such file"),
     ],
 )
-async def test_what_makes_no_sense_is_a_sentence_and_exit_code_2(
+async def test_invalid_arguments_print_one_sentence_and_exit_2(
     gateway: Site, arguments: tuple[str, ...], sentence: str
 ) -> None:
     found = await command(gateway, *arguments)
@@ -93,7 +93,7 @@ async def test_what_makes_no_sense_is_a_sentence_and_exit_code_2(
     assert sentence in found.stderr
 
 
-async def test_what_the_gateway_refuses_is_its_sentence(gateway: Site, tmp_path: Path) -> None:
+async def test_gateway_errors_are_printed(gateway: Site, tmp_path: Path) -> None:
     found = await command(gateway, "revoke", "nobody")
     assert (found.exit_code, "no device" in found.stderr.lower()) == (1, True)
     found = await command(gateway, "list", key="flk_wrong")
@@ -102,7 +102,7 @@ async def test_what_the_gateway_refuses_is_its_sentence(gateway: Site, tmp_path:
     assert (found.exit_code, "There is no API key" in found.stderr) == (2, True)
 
 
-async def test_a_line_of_the_list_that_is_no_name_is_named(gateway: Site, tmp_path: Path) -> None:
+async def test_invalid_line_of_the_list_is_named(gateway: Site, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("name\ngood\nnot good\n")
     found = await command(gateway, "enroll", "--csv", tmp_path / "list.csv")
     assert found.exit_code == 2

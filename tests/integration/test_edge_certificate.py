@@ -49,7 +49,7 @@ async def ask(settings: Any) -> tuple[list[Answer], dict[str, Any], list[str]]:
     return [answer for answer in answers if answer is not None], status, describe(lines[-len(answers)])
 
 
-async def test_a_device_keeps_at_the_certified_threshold_and_says_so(certified: Path, tmp_path: Path) -> None:
+async def test_device_uses_and_reports_the_certified_threshold(certified: Path, tmp_path: Path) -> None:
     settings = edge_settings(tmp_path / "state", models__directories=[str(certified)])
     manifest = json.loads((certified / MANIFEST_NAME).read_text())
     threshold = manifest["edge"][0]["certificate"]["threshold"]
@@ -70,7 +70,7 @@ async def test_a_device_keeps_at_the_certified_threshold_and_says_so(certified: 
     assert finding.detail.endswith(f"certified: {PROMISE}")
 
 
-async def test_a_changed_score_voids_it(certified: Path, tmp_path: Path) -> None:
+async def test_changed_score_voids_the_certificate(certified: Path, tmp_path: Path) -> None:
     settings = edge_settings(tmp_path / "state", models__directories=[str(certified)])
     await ask(settings)  # fills the cache
     manifest = json.loads((certified / MANIFEST_NAME).read_text())
@@ -84,7 +84,7 @@ async def test_a_changed_score_voids_it(certified: Path, tmp_path: Path) -> None
     assert "not certified: its certificate is void" in " ".join(story)
 
 
-async def test_a_device_keeps_by_class_what_is_certified_by_class(tmp_path: Path) -> None:
+async def test_device_uses_the_certified_threshold_of_each_class(tmp_path: Path) -> None:
     """Certified through the command with a loose promise, which 599 scans prove of some classes only."""
     out = tmp_path / "by class"
     promise = ["--by", "class", "--epsilon", "0.14", "--delta", "0.4", "--data", str(HELDOUT), "--out", str(out)]
@@ -118,7 +118,7 @@ async def test_a_device_keeps_by_class_what_is_certified_by_class(tmp_path: Path
         assert any("or more, by predicted class)" in text for text in describe(lines[-1]))
 
 
-async def test_a_stream_certificate_acts_as_one_of_its_threshold(tmp_path: Path) -> None:
+async def test_stream_certificate_sets_the_threshold(tmp_path: Path) -> None:
     out = tmp_path / "stream"
     promise = ["--contract", "stream", "--epsilon", "0.02", "--delta", "0.1", "--data", str(HELDOUT), "--out", str(out)]
     result = CliRunner().invoke(app, ["certify", str(CHECKOUT / "models" / "digits" / "bundle"), *promise])

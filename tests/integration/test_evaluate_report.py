@@ -59,7 +59,7 @@ class _Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def test_plots_and_a_page_that_needs_nothing_else(drawn: Path) -> None:
+def test_plots_and_self_contained_page_are_written(drawn: Path) -> None:
     names = {f"edge-onnx-{plot}.png" for plot in ("accuracy", "risk", "reliability", "scores")}
     assert {file.name for file in drawn.parent.iterdir()} == names | {PAGE_NAME}
     for name in names:
@@ -82,7 +82,7 @@ def test_plots_and_a_page_that_needs_nothing_else(drawn: Path) -> None:
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all("meta")
 
 
-def test_the_page_says_what_was_counted(measured: Measured, drawn: Path) -> None:
+def test_page_states_the_measured_figures(measured: Measured, drawn: Path) -> None:
     (edge,) = measured.edges
     tiers = report_data(measured, edge).tiers
     assert tiers is not None and measured.full is not None
@@ -98,6 +98,6 @@ def test_the_page_says_what_was_counted(measured: Measured, drawn: Path) -> None
     assert f"{tiers.accuracy.hits} of 200" in text and f"{tiers.disagreement.hits} of {tiers.disagreement.rows}" in text
 
 
-def test_an_edge_model_alone_has_its_reliability(measured: Measured, tmp_path: Path) -> None:
+def test_edge_model_alone_has_a_reliability_plot(measured: Measured, tmp_path: Path) -> None:
     write_report(replace(measured, full=None), tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {PAGE_NAME, "edge-onnx-reliability.png"}

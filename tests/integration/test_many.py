@@ -71,9 +71,7 @@ async def ask(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Asker]:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_many_are_answered_though_there_is_no_room_for_all_at_once(
-    ask: Asker, pixels: np.ndarray, ordered: bool
-) -> None:
+async def test_many_requests_are_answered_despite_a_full_queue(ask: Asker, pixels: np.ndarray, ordered: bool) -> None:
     done: list[int] = []
     found = await ask.many(
         "digits", ({"image": row} for row in pixels), in_flight=24, ordered=ordered, on_progress=done.append
@@ -87,7 +85,7 @@ async def test_many_are_answered_though_there_is_no_room_for_all_at_once(
         np.testing.assert_allclose(outcome.result().output("probabilities"), expected, atol=1e-5)
 
 
-async def test_what_goes_wrong_with_one_leaves_the_others_alone(ask: Asker, pixels: np.ndarray) -> None:
+async def test_one_failed_request_does_not_affect_others(ask: Asker, pixels: np.ndarray) -> None:
     first, wrong, last = await ask.many("digits", [{"image": pixels[0]}, {"picture": pixels[1]}, {"image": pixels[2]}])
     assert isinstance(wrong.error, errors.InvalidTensorError)
     with pytest.raises(errors.InvalidTensorError, match="picture"):
@@ -97,7 +95,7 @@ async def test_what_goes_wrong_with_one_leaves_the_others_alone(ask: Asker, pixe
     assert await ask.many("digits", []) == []
 
 
-async def test_no_more_is_read_and_sent_than_is_wanted(ask: Asker, pixels: np.ndarray) -> None:
+async def test_requests_are_read_only_as_needed(ask: Asker, pixels: np.ndarray) -> None:
     read: list[int] = []
 
     def requests() -> Iterator[dict[str, np.ndarray]]:
@@ -118,7 +116,7 @@ async def test_no_more_is_read_and_sent_than_is_wanted(ask: Asker, pixels: np.nd
         await ask.many("digits", requests(), in_flight=0)
 
 
-def test_a_request_is_sent_again_for_as_long_as_that_makes_sense() -> None:
+def test_temporary_errors_are_retried_within_the_patience() -> None:
     retries = Retries(patience_s=60)
     full = firstline.errors.QueueFullError("no room", retry_after_s=2.0)
     wait_s = retries.wait_s(full)
@@ -130,7 +128,7 @@ def test_a_request_is_sent_again_for_as_long_as_that_makes_sense() -> None:
     assert Retries(patience_s=1).wait_s(full) is None
 
 
-async def test_jobs(ask: Asker, pixels: np.ndarray) -> None:
+async def test_jobs_are_submitted_fetched_and_forgotten(ask: Asker, pixels: np.ndarray) -> None:
     job = await ask("submit", "digits", {"image": pixels[0]}, id="mine")
     found: InferResponse = await ask("result", job)
     assert found.id == "mine"
@@ -154,7 +152,7 @@ async def test_jobs(ask: Asker, pixels: np.ndarray) -> None:
         await ask("result", late, timeout_s=1e9)
 
 
-async def test_jobs_from_a_shell(url: str, tmp_path: Path) -> None:
+async def test_job_command_submits_and_fetches(url: str, tmp_path: Path) -> None:
     ((picture, _),) = open_dataset(DIGITS.parent / "heldout", 1).read()
     file = tmp_path / "digit.png"
     file.write_bytes(picture)

@@ -43,7 +43,7 @@ def key_files(pattern: str) -> list[Path]:
     return sorted(Path("keys").glob(pattern))
 
 
-async def test_from_no_keys_to_a_named_version_and_back(site: RegistrySite, tmp_path: Path) -> None:
+async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -> None:
     made = json.loads((await said(site, "keys", "init", "-o", "json")).stdout)
     assert len(made["keys"]) == 4 and all(mode(key) == 0o600 for key in made["keys"])
     await said(site, "keys", "init", code=2)
@@ -81,7 +81,7 @@ async def test_from_no_keys_to_a_named_version_and_back(site: RegistrySite, tmp_
     assert (await said(site, "model", "alias", "rm", "digits", "champion")).stdout.endswith("stands for nothing.\n")
 
 
-async def test_keys_are_exchanged_revoked_and_renewed(site: RegistrySite, tmp_path: Path) -> None:
+async def test_keys_are_rotated_revoked_and_renewed(site: RegistrySite, tmp_path: Path) -> None:
     await said(site, "keys", "init")
     before = json.loads((await said(site, "keys", "status", "-o", "json")).stdout)
     assert before["warnings"] == [] and before["published"]["root"] == 1
@@ -102,7 +102,7 @@ async def test_keys_are_exchanged_revoked_and_renewed(site: RegistrySite, tmp_pa
     await said(site, "model", "push", DIGITS)
 
 
-async def test_holders_of_root_keys_who_are_apart_sign_one_after_the_other(site: RegistrySite, tmp_path: Path) -> None:
+async def test_separate_root_key_holders_sign_in_turn(site: RegistrySite, tmp_path: Path) -> None:
     await said(site, "keys", "init")
     first, second, third = key_files("root-*.key")
     safe = tmp_path / "safe"
@@ -117,7 +117,7 @@ async def test_holders_of_root_keys_who_are_apart_sign_one_after_the_other(site:
     assert "nothing lacks a signature" in (await said(site, "keys", "sign", code=2)).stderr
 
 
-async def test_keys_may_be_encrypted_and_made_where_no_gateway_is_reached(site: RegistrySite, tmp_path: Path) -> None:
+async def test_keys_are_encrypted_and_created_offline(site: RegistrySite, tmp_path: Path) -> None:
     fetched = await site.client.get("/fleet/v1/registry/online-key")
     (tmp_path / "online.json").write_bytes(fetched.content)
     made = await said(site, "keys", "init", "--online-key", tmp_path / "online.json", passphrase="correct horse")
@@ -146,7 +146,7 @@ async def test_keys_may_be_encrypted_and_made_where_no_gateway_is_reached(site: 
         (("model", "pull", "digits", "1", "x"), "name the first root metadata with --root"),
     ],
 )
-async def test_what_cannot_be_is_said_in_a_sentence(
+async def test_invalid_requests_print_one_sentence(
     site: RegistrySite, arguments: tuple[str, ...], sentence: str
 ) -> None:
     refused = await said(site, *arguments, code=2)
@@ -154,7 +154,7 @@ async def test_what_cannot_be_is_said_in_a_sentence(
     assert "Traceback" not in refused.output
 
 
-async def test_without_a_gateway_or_a_key_it_is_said_which_is_missing() -> None:
+async def test_missing_gateway_or_key_is_named() -> None:
     for environment, sentence in (
         ({"FIRSTLINE_GATEWAY_URL": "", "FIRSTLINE_TOKEN": "x"}, "No gateway is named"),
         ({"FIRSTLINE_GATEWAY_URL": "http://127.0.0.1:9", "FIRSTLINE_TOKEN": ""}, "There is no API key"),

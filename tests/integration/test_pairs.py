@@ -54,7 +54,7 @@ def _cropped(encoded: bytes, side: int) -> Any:
     )
 
 
-def test_imagenet(shared_data: Path, tmp_path: Path) -> None:
+def test_imagenet_pair_matches_its_models(shared_data: Path, tmp_path: Path) -> None:
     """A background class, a centre crop, two edge variants of their own sizes, quantised everywhere."""
     folder = shared_data / "imagenet-cascade"
     dataset = open_dataset(folder / "dev", 150)
@@ -81,7 +81,7 @@ def test_imagenet(shared_data: Path, tmp_path: Path) -> None:
         assert variant.tiered.bytes_sent < variant.tiered.bytes_all
 
 
-def test_cifar10(shared_data: Path, tmp_path: Path) -> None:
+def test_cifar10_pair_matches_its_models(shared_data: Path, tmp_path: Path) -> None:
     """Two runtimes in one pair: int8 TFLite with a softmax of its own, ONNX with logits and ImageNet's scaling."""
     folder = shared_data / "cifar10-cascade"
     dataset = open_dataset(folder / "dev", 400)
@@ -105,7 +105,7 @@ def test_cifar10(shared_data: Path, tmp_path: Path) -> None:
     assert variant.edge.accuracy < variant.tiered.accuracy
 
 
-def test_a_forgotten_background_class_is_found(shared_data: Path, tmp_path: Path) -> None:
+def test_missing_background_class_is_detected(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "imagenet-cascade"
     spec = read_recipe(_MODELS / "imagenet-cascade" / "recipe.toml", folder)
     with pytest.raises(ConfigError, match=r"1001 outputs and there are 1000 labels: add label_offset:1"):

@@ -88,7 +88,7 @@ def trust_of(site: RegistrySite, registry: Registry, name: str = "device") -> Tr
     return Trust(site.folder / name, registry.metadata, anchor=anchor, now_s=SYSTEM_CLOCK.wall_s)
 
 
-async def test_a_bundle_is_pushed_seen_by_devices_and_pulled_as_it_was(begun: RegistrySite, tmp_path: Path) -> None:
+async def test_bundle_is_pushed_listed_and_pulled_unchanged(begun: RegistrySite, tmp_path: Path) -> None:
     files = await begun.with_registry(lambda registry: trust_of(begun, registry).refresh())
     found = find_bundle(files, "digits", 1)
     assert [file.path for file in files_for(found, "edge-onnx")] == [
@@ -117,7 +117,7 @@ async def test_a_bundle_is_pushed_seen_by_devices_and_pulled_as_it_was(begun: Re
     assert actions == [("application:ops", "registry.publish")] * 2
 
 
-async def test_files_that_are_there_are_not_sent_again(begun: RegistrySite, tmp_path: Path) -> None:
+async def test_existing_files_are_not_uploaded_again(begun: RegistrySite, tmp_path: Path) -> None:
     again = await pushed(begun, DIGITS)
     assert (again.sent_bytes, again.is_new) == (0, False)
     two = digits_bundle(tmp_path / "two", 2)
@@ -129,14 +129,14 @@ async def test_files_that_are_there_are_not_sent_again(begun: RegistrySite, tmp_
     assert listed_now == [("digits", 1), ("digits", 2)]
 
 
-async def test_a_version_stands_for_one_content(begun: RegistrySite, tmp_path: Path) -> None:
+async def test_version_has_one_content(begun: RegistrySite, tmp_path: Path) -> None:
     other = digits_bundle(tmp_path / "other", 1)
     (other.path / "manifest.json").write_bytes((other.path / "manifest.json").read_bytes() + b"\n")
     with pytest.raises(ConflictError, match="give the new one a higher version"):
         await pushed(begun, other.path)
 
 
-async def test_pushes_at_the_same_moment_all_arrive(begun: RegistrySite, tmp_path: Path) -> None:
+async def test_concurrent_pushes_all_succeed(begun: RegistrySite, tmp_path: Path) -> None:
     bundles = [digits_bundle(tmp_path / str(version), version) for version in (2, 3, 4)]
 
     def pushing(version: int, bundle: Path) -> PushedBundle:
@@ -153,7 +153,7 @@ async def test_pushes_at_the_same_moment_all_arrive(begun: RegistrySite, tmp_pat
     assert found == [1, 2, 3, 4]
 
 
-async def test_a_file_comes_in_parts_and_from_where_it_was_cut(begun: RegistrySite) -> None:
+async def test_interrupted_download_resumes(begun: RegistrySite) -> None:
     content = (DIGITS / "full.onnx").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     path, etag = BLOBS + digest, f'"{digest}"'
@@ -178,7 +178,7 @@ async def test_a_file_comes_in_parts_and_from_where_it_was_cut(begun: RegistrySi
     assert device.content == content
 
 
-async def test_metadata_may_be_kept_by_its_number(begun: RegistrySite) -> None:
+async def test_numbered_metadata_can_be_cached(begun: RegistrySite) -> None:
     prefix = REGISTRY_PATH + "/metadata/"
     timestamp = await begun.client.get(prefix + "timestamp.json", headers=bearer(begun.device))
     assert "no-cache" in timestamp.headers["cache-control"]
@@ -212,7 +212,7 @@ async def test_metadata_may_be_kept_by_its_number(begun: RegistrySite) -> None:
         (("GET", "/fleet/v1/nothing", b""), 404, "invalid_request"),
     ],
 )
-async def test_what_cannot_be_is_refused_as_a_problem(
+async def test_invalid_requests_are_refused(
     begun: RegistrySite, asked: tuple[str, str, bytes], status: int, code: str
 ) -> None:
     method, path, content = asked
@@ -223,7 +223,7 @@ async def test_what_cannot_be_is_refused_as_a_problem(
     assert said["type"] == "about:blank" and said["title"] and said["detail"]
 
 
-async def test_a_file_that_is_another_or_too_large_leaves_nothing(tmp_path: Path) -> None:
+async def test_refused_upload_leaves_nothing(tmp_path: Path) -> None:
     async with registry_site(tmp_path / "site", **{"registry.blob_limit_bytes": 1000}) as site:
         content = os.urandom(900)
         for sent, digest, kind in (
@@ -238,7 +238,7 @@ async def test_a_file_that_is_another_or_too_large_leaves_nothing(tmp_path: Path
         assert not list((site.folder / "blobs" / "incoming").iterdir())
 
 
-async def test_what_there_is_no_room_for_is_refused_and_what_there_is_is_shown(tmp_path: Path) -> None:
+async def test_upload_over_the_limit_is_refused(tmp_path: Path) -> None:
     async with registry_site(tmp_path / "site", **{"registry.limit_bytes": 1000}) as site:
         for size_bytes, status in ((900, 201), (101, 507)):
             content = os.urandom(size_bytes)
@@ -254,13 +254,13 @@ async def test_what_there_is_no_room_for_is_refused_and_what_there_is_is_shown(t
         assert "keeps 1 file, 900 bytes of 1.0 KB" in listed.output, listed.output
 
 
-async def test_a_gateway_without_a_registry_says_so(tmp_path: Path) -> None:
+async def test_gateway_without_a_registry_reports_it(tmp_path: Path) -> None:
     async with registry_site(tmp_path / "site", **{"registry.blobs": ""}) as site:
         reply = await site.client.get(REGISTRY_PATH)
         assert (reply.status_code, "registry.blobs" in reply.json()["detail"]) == (404, True)
 
 
-async def test_a_registry_takes_only_what_its_root_allows(begun: RegistrySite, tmp_path: Path) -> None:
+async def test_registry_accepts_only_authorized_metadata(begun: RegistrySite, tmp_path: Path) -> None:
     keyring = begun.keyring
     root, targets = keyring.root(), keyring.targets()
     stranger = Keyring(tmp_path / "stranger")
@@ -301,7 +301,7 @@ async def test_a_registry_takes_only_what_its_root_allows(begun: RegistrySite, t
     assert (await begun.with_registry(lambda registry: registry.publish([whole])))["targets"] == following
 
 
-async def test_one_key_under_two_names_is_neither_signed_nor_published(begun: RegistrySite) -> None:
+async def test_duplicate_key_is_neither_signed_nor_published(begun: RegistrySite) -> None:
     keyring = begun.keyring
     root = roles.next_root(keyring.root(), begun.now_s())
     first = root.signed.roles[Root.type].keyids[0]
@@ -314,7 +314,7 @@ async def test_one_key_under_two_names_is_neither_signed_nor_published(begun: Re
         await begun.with_registry(lambda registry: registry.publish([root.to_bytes()]))
 
 
-async def test_each_key_is_exchanged_without_a_device_that_is_left_behind(begun: RegistrySite) -> None:
+async def test_rotated_keys_are_accepted_by_devices(begun: RegistrySite) -> None:
     keyring = begun.keyring
 
     def exchanging(registry: Registry) -> None:
@@ -338,7 +338,7 @@ async def test_each_key_is_exchanged_without_a_device_that_is_left_behind(begun:
     await pushed(begun, DIGITS)
 
 
-async def test_two_holders_of_root_keys_sign_one_after_the_other(begun: RegistrySite, tmp_path: Path) -> None:
+async def test_two_root_key_holders_sign_in_turn(begun: RegistrySite, tmp_path: Path) -> None:
     keyring = begun.keyring
     files = sorted(keyring.folder.glob("root-*.key"))
     away = tmp_path / "safe"
@@ -357,7 +357,7 @@ async def test_two_holders_of_root_keys_sign_one_after_the_other(begun: Registry
     assert versions is not None and versions["root"] == 2
 
 
-async def test_a_registry_that_went_back_is_noticed_and_published_anew(begun: RegistrySite, tmp_path: Path) -> None:
+async def test_rolled_back_registry_is_detected_and_repaired(begun: RegistrySite, tmp_path: Path) -> None:
     def refreshed(registry: Registry) -> list[tuple[str, int]]:
         return listed_bundles(trust_of(begun, registry).refresh())
 
@@ -380,7 +380,7 @@ async def test_a_registry_that_went_back_is_noticed_and_published_anew(begun: Re
     await pushed(begun, tmp_path / "three")
 
 
-async def test_a_bundle_is_removed_but_not_while_an_alias_stands_for_it(begun: RegistrySite, tmp_path: Path) -> None:
+async def test_bundle_with_an_alias_is_not_removed(begun: RegistrySite, tmp_path: Path) -> None:
     await pushed(begun, digits_bundle(tmp_path / "two", 2).path)
 
     def going(registry: Registry) -> None:
@@ -401,7 +401,7 @@ async def test_a_bundle_is_removed_but_not_while_an_alias_stands_for_it(begun: R
     assert len(await begun.registry.files.all()) == before - 1
 
 
-async def test_an_alias_goes_back_one_step(begun: RegistrySite, tmp_path: Path) -> None:
+async def test_alias_is_reverted_one_step(begun: RegistrySite, tmp_path: Path) -> None:
     await pushed(begun, digits_bundle(tmp_path / "two", 2).path)
 
     def moving(registry: Registry) -> None:
@@ -420,7 +420,7 @@ async def test_an_alias_goes_back_one_step(begun: RegistrySite, tmp_path: Path) 
     await begun.with_registry(moving)
 
 
-async def test_a_pull_that_was_cut_goes_on(begun: RegistrySite, tmp_path: Path) -> None:
+async def test_interrupted_pull_resumes(begun: RegistrySite, tmp_path: Path) -> None:
     folder = tmp_path / "pulled"
     content = (DIGITS / "full.onnx").read_bytes()
     part = folder.with_name("pulled.part")
@@ -437,7 +437,7 @@ async def test_a_pull_that_was_cut_goes_on(begun: RegistrySite, tmp_path: Path) 
     assert (folder / "full.onnx").read_bytes() == content
 
 
-async def test_a_damaged_part_is_fetched_anew(begun: RegistrySite, tmp_path: Path) -> None:
+async def test_damaged_part_is_downloaded_again(begun: RegistrySite, tmp_path: Path) -> None:
     folder = tmp_path / "pulled"
     part = folder.with_name("pulled.part")
     part.mkdir()
@@ -453,7 +453,7 @@ async def test_a_damaged_part_is_fetched_anew(begun: RegistrySite, tmp_path: Pat
     assert open_bundle(folder)
 
 
-async def test_a_gateway_without_the_online_key_publishes_nothing(begun: RegistrySite) -> None:
+async def test_gateway_without_online_key_publishes_nothing(begun: RegistrySite) -> None:
     for file in (begun.folder / "identity").glob("registry-*.key"):
         file.unlink()
     with pytest.raises(NotReadyError, match="none of the online keys"):

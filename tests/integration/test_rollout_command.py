@@ -75,7 +75,7 @@ def definition(folder: Path) -> str:
     return str(file)
 
 
-async def test_a_rollout_from_its_plan_to_its_end_and_back(site: FleetSite) -> None:
+async def test_rollout_from_plan_to_rollback(site: FleetSite) -> None:
     await site.device_says("cam", 1)
     file = definition(site.folder)
     planned = await site("rollout", "plan", "digits", "2", "--file", file, *OPTIONS)
@@ -104,7 +104,7 @@ async def test_a_rollout_from_its_plan_to_its_end_and_back(site: FleetSite) -> N
     assert refused.exit_code == 1 and "cannot pause" in refused.output
 
 
-async def test_a_rollout_without_devices_starts_with_a_warning(site: FleetSite) -> None:
+async def test_rollout_without_devices_gives_a_warning(site: FleetSite) -> None:
     await site.device_says("cam", 1)
     options = ("--file", definition(site.folder), *OPTIONS, "--selector", "site=atlantis")
     started = await site("rollout", "start", "digits", "2", *options, "-o", "json")
@@ -143,7 +143,7 @@ async def test_devices_are_listed_tagged_and_decommissioned(site: FleetSite) -> 
     assert (await site("device", "get", "cam")).exit_code == 1
 
 
-async def test_the_fleet_is_braked_and_the_brake_lifted(site: FleetSite) -> None:
+async def test_fleet_is_braked_and_released(site: FleetSite) -> None:
     await site.device_says("cam", 1)
     braked = await site("fleet", "brake", "--reason", "the gateway is being moved")
     assert braked.stdout == "braked; told: 1 device\n", braked.output

@@ -121,7 +121,7 @@ def test_full_model_was_not_shown_the_other_parts(heldout: Dataset, calibration:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_accuracy_is_as_claimed(name: str, heldout: Dataset) -> None:
+def test_accuracy_matches_the_stated_figures(name: str, heldout: Dataset) -> None:
     claimed = json.loads((DIGITS / "accuracy.json").read_text(encoding="utf-8"))
     answers = logits_of(DIGITS / "artefacts" / FILES[name], heldout.images).argmax(axis=1)
     assert claimed["n"] == len(heldout.digits)
@@ -154,7 +154,7 @@ def test_tiers_together_reach_the_full_model(name: str, heldout: Dataset) -> Non
 
 
 @pytest.mark.parametrize("name", EDGE)
-def test_the_promise_follows_from_the_calibration_scans(name: str, heldout: Dataset, calibration: Dataset) -> None:
+def test_certificate_follows_from_the_calibration_scans(name: str, heldout: Dataset, calibration: Dataset) -> None:
     """By the definition of the exact binomial bound, and it is kept on scans that proved nothing."""
     routing = json.loads((DIGITS / "routing.json").read_text(encoding="utf-8"))
     claimed = routing["variants"][name]
@@ -175,7 +175,7 @@ def test_the_promise_follows_from_the_calibration_scans(name: str, heldout: Data
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_probabilities_are_sane(name: str, heldout: Dataset) -> None:
+def test_probabilities_are_valid(name: str, heldout: Dataset) -> None:
     """Mean confidence and accuracy agree on held-out scans; closely where a temperature was fitted."""
     logits = logits_of(DIGITS / "artefacts" / FILES[name], heldout.images)
     correct = logits.argmax(axis=1) == heldout.digits
@@ -231,7 +231,7 @@ def test_float_tflite_buffers_are_aligned() -> None:
     assert sizes == [8, 10 * 64 * 4, 10 * 4]
 
 
-def test_recipe_makes_the_same_data(remade: Path) -> None:
+def test_recipe_reproduces_the_data(remade: Path) -> None:
     """Compared by pixels and labels: PNG bytes depend on Pillow's zlib."""
     assert (remade / "labels.txt").read_bytes() == (DIGITS / "labels.txt").read_bytes()
     for part in ("heldout", "calibration"):
@@ -242,7 +242,7 @@ def test_recipe_makes_the_same_data(remade: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_recipe_makes_the_same_models(name: str, remade: Path, heldout: Dataset) -> None:
+def test_recipe_reproduces_the_models(name: str, remade: Path, heldout: Dataset) -> None:
     """Compared by logits on every held-out scan: a thousandth, or one step of the int8 scale (0.08)."""
     tolerance = 0.09 if name == "edge_tflite_int8" else 2e-3
     again = logits_of(remade / "artefacts" / FILES[name], heldout.images)
@@ -250,7 +250,7 @@ def test_recipe_makes_the_same_models(name: str, remade: Path, heldout: Dataset)
     np.testing.assert_allclose(again, committed, atol=tolerance)
 
 
-def test_recipe_makes_the_same_bundle(remade: Path) -> None:
+def test_recipe_reproduces_the_bundle(remade: Path) -> None:
     """Names, steps and policy; the files themselves are compared above, and figures below."""
     again, committed = (open_bundle(folder / "bundle").manifest for folder in (remade, DIGITS))
     assert (again.name, again.version, again.labels, again.input) == (
@@ -293,7 +293,7 @@ def test_every_variant_repeats_its_golden_answers(heldout: Dataset, calibration:
     assert not scans & {scan.tobytes() for part in (heldout, calibration) for scan in part.pixels}
 
 
-def test_recipe_makes_the_same_certificates(remade: Path) -> None:
+def test_recipe_reproduces_the_certificates(remade: Path) -> None:
     again, committed = (open_bundle(folder / "bundle").manifest for folder in (remade, DIGITS))
     for name, one, other in zip(EDGE, again.edge, committed.edge, strict=True):
         made, given = valid_certificate(again, one), valid_certificate(committed, other)
@@ -306,7 +306,7 @@ def test_recipe_makes_the_same_certificates(remade: Path) -> None:
         assert (given.epsilon, given.delta) == (routing["epsilon"], routing["delta"])
 
 
-def test_recipe_measures_the_same_figures(remade: Path) -> None:
+def test_recipe_reproduces_the_figures(remade: Path) -> None:
     again, committed = (
         json.loads((folder / "accuracy.json").read_text(encoding="utf-8")) for folder in (remade, DIGITS)
     )

@@ -73,7 +73,7 @@ def test_other_threads_do_not_change_signal_handlers(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_full_disk_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_temporary_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with (
         pytest.raises(ConfigError, match=r"the work in .*none failed: No such file or directory; TMPDIR names another"),
