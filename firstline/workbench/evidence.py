@@ -27,6 +27,11 @@ from firstline_core.routing.policy import Probabilities
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import PROBABILITIES, InferResponse, Tensor
 
+# Slow devices may take it; a lost one ends the command that much later.
+_TIMEOUT_MS = 60_000
+FullModel = Callable[[bytes], int]
+"""The full model's label of an encoded image."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
@@ -150,13 +155,6 @@ def gather_all(
         model.id: Evidence(model, answers[at], logits[at] if model.shows_logits else None, scores[at], labels, truth)
         for at, model in enumerate(run)
     }
-
-
-# Slow devices may take it; a lost one ends the command that much later.
-_TIMEOUT_MS = 60_000
-
-FullModel = Callable[[bytes], int]
-"""The full model's label of an encoded image."""
 
 
 def gather_from_agent(

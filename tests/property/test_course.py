@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_core.profile.profile import MOST, Course, course, distribution
+from firstline_core.profile.profile import COURSE_QUERIES, Course, course, distribution
 
 QUERIES = st.lists(st.tuples(st.floats(1e-6, 1.0), st.booleans()), min_size=1, max_size=300)
 
@@ -24,10 +24,10 @@ def test_each_query_has_its_rank_among_its_kind(queries: list[tuple[float, bool]
             assert all(rank <= other for longer, other in mine if longer > took)
 
 
-@given(st.integers(MOST, 5 * MOST))
+@given(st.integers(COURSE_QUERIES, 5 * COURSE_QUERIES))
 def test_a_long_course_is_thinned_evenly(queries: int) -> None:
     found = course(np.linspace(0.1, 0.2, queries), [False] * queries, 1.0)
-    assert MOST / 2 < len(found.ranks) <= MOST
+    assert COURSE_QUERIES / 2 < len(found.ranks) <= COURSE_QUERIES
     assert list(found.ranks) == sorted(found.ranks)
 
 

@@ -13,7 +13,7 @@ from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 from firstline_core.profile.profile import (
     FORMAT,
     LIMIT_BYTES,
-    STEPS,
+    QUANTILES,
     Beside,
     Course,
     Distribution,
@@ -155,7 +155,7 @@ def test_drawn_times_have_the_same_mean_and_bounds(found: Distribution, seed: in
     drawn = found.at(np.random.default_rng(seed).random(4_000))
     assert drawn.min() >= found.quantiles_ms[0] and drawn.max() <= found.quantiles_ms[-1]
     spread = found.quantiles_ms[-1] - found.quantiles_ms[0]
-    middle = float(np.mean(found.at(np.linspace(0, 1, 20 * STEPS + 1))))
+    middle = float(np.mean(found.at(np.linspace(0, 1, 20 * QUANTILES + 1))))
     assert abs(drawn.mean() - middle) <= 0.1 * spread + 1e-9
 
 

@@ -23,6 +23,8 @@ For an energy that ranks variants but is no price: the sentence that says so (`l
 """
 
 _HYSTERESIS = 0.5  # of a rung
+EscalationCost: TypeAlias = Callable[[float], float]
+"""Millijoules to escalate a row, by the row's bytes."""
 
 
 class Variants:
@@ -181,10 +183,6 @@ def _id(held: DeviceModel) -> str:
 
 def _reason(verdict: GuardVerdict | None) -> str:
     return "" if verdict is None else f"{verdict.guard}: {verdict.reason}"
-
-
-EscalationCost: TypeAlias = Callable[[float], float]
-"""Millijoules to escalate a row, by the row's bytes."""
 
 
 class Chooser:

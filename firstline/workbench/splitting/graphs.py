@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from firstline_core.errors import ConfigError
 
 Tensor = TypeVar("Tensor", str, int)
+_MAGIC = b"TFL3"
 
 
 def lone_tensors(
@@ -125,9 +126,6 @@ def _onnx() -> Any:
         return import_module("onnx")
     except ImportError as error:
         raise ConfigError(f"Cutting ONNX models needs onnx ({error}): pip install 'firstline[compress]'.") from error
-
-
-_MAGIC = b"TFL3"
 
 
 def tflite_points(model: bytes) -> list[str]:

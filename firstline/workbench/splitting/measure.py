@@ -38,6 +38,7 @@ _QUANTISED: tuple[FormName, ...] = ("native",)
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,6 @@ class Halves:
         """Computes the whole model's answer from the tensor."""
         found = self.tail.run({self.tail.inputs[0].name: tensor})[whole.output_name]
         return whole.finish(found, len(tensor))
-
-
-Key = tuple[str, ...]
 
 
 class _Measurements:

@@ -11,6 +11,8 @@ from itertools import chain
 
 from msgspec import Struct
 
+_PATIENT_RUNS = 4.0  # with time for this many runs of the best variant, a request gives way to more urgent ones
+
 
 class Rung(Struct, frozen=True):
     """One variant with its cost on this device.
@@ -54,9 +56,6 @@ def _is_as_cheap(better: Rung, rung: Rung) -> bool:
     if better.row_ms <= rung.row_ms:
         return True
     return better.energy_mj is not None and rung.energy_mj is not None and better.energy_mj <= rung.energy_mj
-
-
-_PATIENT_RUNS = 4.0  # with time for this many runs of the best variant, a request gives way to more urgent ones
 
 
 class EnergyPrices(Struct, frozen=True):

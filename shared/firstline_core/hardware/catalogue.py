@@ -30,6 +30,7 @@ HIGHEST_COUNT = 2**53
 Count = Annotated[int, Meta(ge=0, le=HIGHEST_COUNT)]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 LinkKind = Literal["ethernet", "wifi", "cellular", "loopback", "virtual", "other"]
+_GIB, _MIB = 1 << 30, 1 << 20
 
 
 class Processor(Struct, frozen=True):
@@ -222,9 +223,6 @@ def decode(content: bytes, where: str) -> Catalogue:
     return read_json_document(
         content, Catalogue, where=where, limit_bytes=LIMIT_BYTES, known=FORMAT, fault="is no catalogue of a device"
     )
-
-
-_GIB, _MIB = 1 << 30, 1 << 20
 
 
 def catalogue_lines(found: Catalogue) -> list[str]:

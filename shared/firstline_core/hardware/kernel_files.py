@@ -50,6 +50,9 @@ _REASONS = {
     errno.ENODEV: "the device behind it does not answer",
     errno.EIO: "the device behind it does not answer",
 }
+_UNCOUNTED = Absent("No control group counts this process's core-seconds.")
+R = TypeVar("R")
+_LIMIT_S = 10.0  # the files of a healthy board take milliseconds
 
 
 class Tree:
@@ -251,9 +254,6 @@ def cpu_used_s(tree: Tree) -> FileReading:
     return _UNCOUNTED
 
 
-_UNCOUNTED = Absent("No control group counts this process's core-seconds.")
-
-
 def _is_version_2(tree: Tree) -> bool:
     return tree.has(f"{_MOUNT}/cgroup.controllers")
 
@@ -289,11 +289,6 @@ def _quota(tree: Tree, group: str) -> FileReading:
     if isinstance(quota, Absent) or isinstance(period, Absent):
         return quota if isinstance(quota, Absent) else period
     return Measured(quota.value / period.value, quota.source)
-
-
-R = TypeVar("R")
-
-_LIMIT_S = 10.0  # the files of a healthy board take milliseconds
 
 
 def read_in_time(tree: Tree, read: Callable[[], R], limit_s: float = _LIMIT_S) -> R:

@@ -13,6 +13,10 @@ from typing import TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+_NAMED = (
+    "temperature_c", "throttling", "frequency_hz", "frequency_max_hz", "frequency_rated_hz", "power_w", "energy_j",
+)  # fmt: skip
+
 
 class Measured(Struct, frozen=True, tag_field="kind", tag="measured"):
     """A value that a sensor measured.
@@ -111,9 +115,6 @@ def _check(value: float) -> None:
 
 
 _UNREAD = Absent("The sensors were not read yet.")
-_NAMED = (
-    "temperature_c", "throttling", "frequency_hz", "frequency_max_hz", "frequency_rated_hz", "power_w", "energy_j",
-)  # fmt: skip
 
 
 class Snapshot(Struct, frozen=True):

@@ -28,6 +28,24 @@ from firstline_core.hardware.power import Rapl, Traffic, device_power_w, rails_w
 from firstline_core.hardware.readings import Absent, Measured, Reading, Snapshot
 from firstline_core.routing.account import LinkTariff, Tariff
 
+_LOW_C, _HIGH_C = -40.0, 200.0  # a sensor that is switched off reads as anything
+# hwmon chips inside processors. Mainboard chips have unconnected inputs that read as 127 degrees, and chips that mirror
+# a thermal zone would be counted twice.
+_PROCESSOR_CHIPS = ("coretemp", "k10temp", "zenpower", "amdgpu", "i915", "xe")
+_CONSTANT_ZONE = "PMIC-Die"  # of a Jetson Nano: a constant in its device tree, without a sensor
+_HIGH_HZ = 20e9
+# raspberrypi.com/documentation/computers/os.html, "get_throttled"; the bits from 16 on are a history.
+_FIRMWARE_BITS = ("under_voltage", "frequency_capped", "throttled", "soft_temperature_limit")
+_FIRMWARE_FOLDERS = (("sys/devices/platform/soc", "soc:firmware"), ("sys/devices/platform", "*firmware"))
+_HEX_DIGITS = frozenset("0123456789abcdef")
+# Types of cooling devices that slow something down, as drivers name them; fans are cooling devices too.
+_SLOWING = ("thermal-cpufreq", "cpufreq-", "thermal-devfreq", "devfreq-", "Processor")
+_ALERT = "-throttle-alert"
+_PRESSURE = re.compile(r"some avg10=([0-9]{1,3}(?:\.[0-9]{1,6})?) ")
+_IDLE_FIELDS = (3, 4)  # idle, iowait
+_FIELDS = 8  # up to "steal"; guest time is part of "user" already
+_TICKS = re.compile(r"[0-9]{1,20}")  # 64 bits
+
 
 class Sensors:
     """The sensors of one device. Reading takes milliseconds or longer; use from one thread.
@@ -116,22 +134,6 @@ def read_twice(sensors: Sensors, interval_s: float) -> Snapshot:
     read_in_time(sensors.tree, lambda: sensors.read(time.monotonic()))
     time.sleep(interval_s)
     return read_in_time(sensors.tree, lambda: sensors.read(time.monotonic()))
-
-
-_LOW_C, _HIGH_C = -40.0, 200.0  # a sensor that is switched off reads as anything
-# hwmon chips inside processors. Mainboard chips have unconnected inputs that read as 127 degrees, and chips that mirror
-# a thermal zone would be counted twice.
-_PROCESSOR_CHIPS = ("coretemp", "k10temp", "zenpower", "amdgpu", "i915", "xe")
-_CONSTANT_ZONE = "PMIC-Die"  # of a Jetson Nano: a constant in its device tree, without a sensor
-_HIGH_HZ = 20e9
-
-# raspberrypi.com/documentation/computers/os.html, "get_throttled"; the bits from 16 on are a history.
-_FIRMWARE_BITS = ("under_voltage", "frequency_capped", "throttled", "soft_temperature_limit")
-_FIRMWARE_FOLDERS = (("sys/devices/platform/soc", "soc:firmware"), ("sys/devices/platform", "*firmware"))
-_HEX_DIGITS = frozenset("0123456789abcdef")
-# Types of cooling devices that slow something down, as drivers name them; fans are cooling devices too.
-_SLOWING = ("thermal-cpufreq", "cpufreq-", "thermal-devfreq", "devfreq-", "Processor")
-_ALERT = "-throttle-alert"
 
 
 def temperatures_c(tree: Tree) -> dict[str, FileReading]:
@@ -246,12 +248,6 @@ class Throttling:
         if not rises:
             return Absent(f"/{files[0]}: counts events, and was read once; the next reading tells.")
         return Measured(float(any(rises)), f"/{files[0]}")
-
-
-_PRESSURE = re.compile(r"some avg10=([0-9]{1,3}(?:\.[0-9]{1,6})?) ")
-_IDLE_FIELDS = (3, 4)  # idle, iowait
-_FIELDS = 8  # up to "steal"; guest time is part of "user" already
-_TICKS = re.compile(r"[0-9]{1,20}")  # 64 bits
 
 
 def available_memory(tree: Tree) -> FileReading:

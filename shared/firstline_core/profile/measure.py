@@ -29,8 +29,24 @@ from firstline_core.profile.summary import accuracies
 from firstline_core.runtime.select import CPU
 from firstline_core.telemetry.logs import logger
 
+log = logger(__name__)
+
 LOADING_COPIES = 3
 """While ONNX Runtime loads a model, memory holds the file, the parsed model and the prepared weights."""
+BATCHES = (1, 4, 16)
+QUICK_BATCHES = (1, 8)
+TOTAL_S = 60.0
+QUICK_S = 12.0
+
+_LONGER = 2.0
+"""A point is measured again if it is given at least this many times as long."""
+_PROCESS_S = 1.0
+"""Time of a point beyond what it is given: to start, to import, to load a small model."""
+_SHORTEST_S, _LONGEST_S = 0.3, 5.0
+_MAX_HEAT_S = 3600.0
+_MAX_JOULES_PER_CORE_S = 1e4
+
+Progress = Callable[[int, int, str], None]
 
 
 class Need(Struct, frozen=True):
@@ -76,22 +92,6 @@ def files_bytes(model: Model) -> int:
     return sum(artefact.size_bytes for artefact in model.artefacts)
 
 
-log = logger(__name__)
-
-BATCHES = (1, 4, 16)
-QUICK_BATCHES = (1, 8)
-TOTAL_S = 60.0
-QUICK_S = 12.0
-
-_LONGER = 2.0
-"""A point is measured again if it is given at least this many times as long."""
-_PROCESS_S = 1.0
-"""Time of a point beyond what it is given: to start, to import, to load a small model."""
-_SHORTEST_S, _LONGEST_S = 0.3, 5.0
-_MAX_HEAT_S = 3600.0
-_MAX_JOULES_PER_CORE_S = 1e4
-
-Progress = Callable[[int, int, str], None]
 Permit = Callable[[Need], str]
 """Returns "" once a point may be measured; or at once why it never may be, in a sentence."""
 

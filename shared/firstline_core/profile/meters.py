@@ -19,6 +19,11 @@ from firstline_core.hardware.sensors import Sensors
 _WHOLE = "psys"
 _BETWEEN_S = 0.2
 """Shortest time between two readings, which take a millisecond each."""
+_READ_S = 1.0
+_WINDOW_S = 30.0
+_SETTLED_C = 1.0
+_SETTLED_SHARE = 0.02
+_SIDE = 256
 
 
 class EnergyMeter:
@@ -95,13 +100,6 @@ def joules(before: Snapshot, after: Snapshot) -> Reading:
     if not sources:
         return Absent("There is no counter of energy here.")
     return Measured(total, " + ".join(sources))
-
-
-_READ_S = 1.0
-_WINDOW_S = 30.0
-_SETTLED_C = 1.0
-_SETTLED_SHARE = 0.02
-_SIDE = 256
 
 
 def heat_up(read: Callable[[float], Snapshot], limit_s: float) -> float:

@@ -33,7 +33,7 @@ from firstline_core.protocol.json_document import read_json_document
 from firstline_core.storage.artefact import Sha256
 from firstline_core.types import Name
 
-STEPS = 200
+QUANTILES = 200
 """Quantiles are kept in steps of half a percent: p99 is one of them."""
 STALL = 5.0
 """A query of more medians stalled: model, caches and clock do not explain it."""
@@ -41,6 +41,25 @@ _DIGITS = 5
 _STEEPEST = 1e4  # power of the last step
 
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
+COURSE_QUERIES = 4_096
+"""Most queries that are stored; of more, evenly spaced ones."""
+_RANKS = 256
+_AROUND = 4
+FORMAT = 1
+LIMIT_BYTES = 4 * 1024 * 1024
+POINTS = 512
+"""Most points of one profile."""
+REASON_CHARACTERS = 500
+HALF_LOAD = 0.5
+"""The load of `Point.rested`, `Point.queued` and `Point.beside`, as a share of the rate back to back."""
+OPERATORS = 24
+"""Most kinds of operators of one point."""
+Condition = Literal["warm", "sustained", "emulated"]
+"""warm: short runs on a machine at rest, after the first runs; the default. sustained: after minutes of full load, as
+the board itself throttles. emulated: with a share of processor time, for a machine that does not throttle."""
+Text = Annotated[str, Meta(max_length=200)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Amount = Annotated[float, Meta(ge=0, le=1e18)]
 
 
 class Distribution(Struct, frozen=True):
@@ -54,7 +73,7 @@ class Distribution(Struct, frozen=True):
 
     count: Annotated[int, Meta(ge=1, le=2**53)]
     mean_ms: Milliseconds
-    quantiles_ms: Annotated[tuple[Milliseconds, ...], Meta(min_length=STEPS + 1, max_length=STEPS + 1)]
+    quantiles_ms: Annotated[tuple[Milliseconds, ...], Meta(min_length=QUANTILES + 1, max_length=QUANTILES + 1)]
 
     def __post_init__(self) -> None:
         if any(later < earlier for earlier, later in zip(self.quantiles_ms, self.quantiles_ms[1:], strict=False)):
@@ -86,18 +105,18 @@ class Distribution(Struct, frozen=True):
         The interpolation is linear except in the last step, where one stall among thousands would count for half of the
         step's queries. There it follows the power of the share that preserves the measured mean.
         """
-        last = shares * STEPS - (STEPS - 1)
+        last = shares * QUANTILES - (QUANTILES - 1)
         below, longest = self.quantiles_ms[-2:]
         tail = below + (longest - below) * np.clip(last, 0, 1) ** self._tail_power
-        return np.where(last > 0, tail, np.interp(shares * STEPS, np.arange(STEPS + 1), self.quantiles_ms))
+        return np.where(last > 0, tail, np.interp(shares * QUANTILES, np.arange(QUANTILES + 1), self.quantiles_ms))
 
     @property
     def _tail_power(self) -> float:
         """The k of u ** k, whose mean over (0, 1) is 1 / (k + 1)."""
         quantiles = np.asarray(self.quantiles_ms)
         below, longest = quantiles[-2:]
-        body = float((quantiles[:-2] + quantiles[1:-1]).sum() / 2)  # of STEPS - 1 steps, times STEPS
-        above = self.mean_ms * STEPS - body - below
+        body = float((quantiles[:-2] + quantiles[1:-1]).sum() / 2)  # of QUANTILES - 1 steps, times QUANTILES
+        above = self.mean_ms * QUANTILES - body - below
         return min(max((longest - below) / above - 1, 0.0), _STEEPEST) if above > 0 else _STEEPEST
 
 
@@ -108,7 +127,7 @@ def distribution(seconds: Sequence[float] | NDArray[np.float64]) -> Distribution
         seconds: at least one duration.
     """
     milliseconds = np.asarray(seconds, np.float64) * 1000
-    found = np.quantile(milliseconds, np.linspace(0, 1, STEPS + 1))
+    found = np.quantile(milliseconds, np.linspace(0, 1, QUANTILES + 1))
     return Distribution(
         len(milliseconds), _rounded(float(milliseconds.mean())), tuple(_rounded(float(one)) for one in found)
     )
@@ -117,12 +136,6 @@ def distribution(seconds: Sequence[float] | NDArray[np.float64]) -> Distribution
 def _rounded(value: float) -> float:
     """Rounds to the precision of a clock; monotonic, so quantiles stay in order."""
     return float(f"{value:.{_DIGITS}g}")
-
-
-MOST = 4_096
-"""Most queries that are stored; of more, evenly spaced ones."""
-_STEPS = 256
-_AROUND = 4
 
 
 class Course(Struct, frozen=True):
@@ -135,7 +148,7 @@ class Course(Struct, frozen=True):
     """
 
     span_ms: Milliseconds
-    ranks: Annotated[bytes, Meta(min_length=1, max_length=MOST)]
+    ranks: Annotated[bytes, Meta(min_length=1, max_length=COURSE_QUERIES)]
 
     @property
     def queries_per_ms(self) -> float:
@@ -155,7 +168,7 @@ class Course(Struct, frozen=True):
         count, queries = len(self.ranks), len(at_ms)
         places = (at_ms / max(self.span_ms, 1e-6) + random.random()) % 1 * count
         around = (places.astype(np.intp) + random.integers(-_AROUND, _AROUND + 1, queries)) % count
-        found: NDArray[np.float64] = (np.frombuffer(self.ranks, np.uint8)[around] + random.random(queries)) / _STEPS
+        found: NDArray[np.float64] = (np.frombuffer(self.ranks, np.uint8)[around] + random.random(queries)) / _RANKS
         return found
 
 
@@ -167,32 +180,13 @@ def course(times: Sequence[float], waited: Sequence[bool], span_s: float) -> Cou
         waited: whether it had to wait; those that had to are ranked separately.
         span_s: from before the first to after the last.
     """
-    every = -(-len(times) // MOST)
+    every = -(-len(times) // COURSE_QUERIES)
     taken, kinds = np.asarray(times), np.asarray(waited, np.bool_)
     ranks = np.empty(len(taken), np.uint8)
     for kind in (kinds, ~kinds):
         places = taken[kind].argsort(kind="stable").argsort()
-        ranks[kind] = _STEPS * (places + 0.5) / max(len(places), 1)
+        ranks[kind] = _RANKS * (places + 0.5) / max(len(places), 1)
     return Course(float(f"{1000 * span_s:.5g}"), ranks[::every].tobytes())
-
-
-FORMAT = 1
-LIMIT_BYTES = 4 * 1024 * 1024
-POINTS = 512
-"""Most points of one profile."""
-REASON_CHARACTERS = 500
-HALF_LOAD = 0.5
-"""The load of `Point.rested`, `Point.queued` and `Point.beside`, as a share of the rate back to back."""
-OPERATORS = 24
-"""Most kinds of operators of one point."""
-
-Condition = Literal["warm", "sustained", "emulated"]
-"""warm: short runs on a machine at rest, after the first runs; the default. sustained: after minutes of full load, as
-the board itself throttles. emulated: with a share of processor time, for a machine that does not throttle."""
-
-Text = Annotated[str, Meta(max_length=200)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Amount = Annotated[float, Meta(ge=0, le=1e18)]
 
 
 class Key(Struct, frozen=True, order=True):

@@ -20,6 +20,8 @@ _OPERATORS = 3
 _UNKNOWN: Mapping[Sha256, float] = MappingProxyType({})
 DISTURBED = 0.05
 """A measurement that waited for a core for a larger share of its time is disturbed by other work."""
+ACCURACY = "accuracy"
+"""Its name among the measured figures of a model, in the manifest."""
 
 
 def rows(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> list[tuple[str, ...]]:
@@ -151,10 +153,6 @@ def _sweet_spots(profile: Profile) -> Iterator[Point]:
     for points in groups.values():
         if (found := sweet_spot(points)) is not None:
             yield found
-
-
-ACCURACY = "accuracy"
-"""Its name among the measured figures of a model, in the manifest."""
 
 
 def accuracies(manifest: Manifest) -> dict[Sha256, float]:
