@@ -87,7 +87,7 @@ def order_text(edge: Sequence[Model], taken: Collection[str], prefer: Preference
     for position, name in enumerate(names):
         if name in taken and position > 0:
             yield (
-                f"{name} stands behind {', '.join(names[:position])}: a device takes the first that it can load, and "
+                f"{name} comes after {', '.join(names[:position])}: a device takes the first that it can load, and "
                 f"the others only if it adapts. The order is by {prefer}; --prefer names another ({others})."
             )
 

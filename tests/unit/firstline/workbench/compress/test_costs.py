@@ -253,7 +253,7 @@ def test_models_that_never_ran_on_the_target_are_not_compared(tmp_path: Path, ev
 
 
 def test_the_order_follows_the_preference(tmp_path: Path) -> None:
-    behind = "edge-onnx-int8-weights stands behind "
+    behind = "edge-onnx-int8-weights comes after "
     kept = _run(*_ARGUMENTS).stdout
     assert "a device takes the first that it can load, and the others only if it adapts. The order is by kept" in kept
     assert behind in kept
