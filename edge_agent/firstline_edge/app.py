@@ -498,5 +498,5 @@ async def _sweep(cache: ResultCache, outbox: ReopeningOutbox, clock: Clock) -> N
     while True:
         cache.expire()
         with contextlib.suppress(CapacityError):  # the writer reports it; the next sweep tries again
-            await outbox.delete_old_answers()
+            await outbox.current().delete_old_answers()
         await clock.sleep(_SWEEP_S)

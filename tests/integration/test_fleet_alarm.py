@@ -259,7 +259,9 @@ async def one_lens_is_dirty(fleet: Fleet) -> None:
     assert held is not None
     row = Tensor("x", np.array([[0.01, 1]], np.float32))
     waited = InferRequest("small", (row,), new_request_id(), version="1", full_model_digest=held.manifest.full_digest)
-    await dirty.outbox.put(OutboxItem(waited, (0,), response(waited, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s()))
+    await dirty.outbox.current().put(
+        OutboxItem(waited, (0,), response(waited, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s())
+    )
 
     async def delivered() -> bool:
         return not dirty.outbox.depth

@@ -37,7 +37,7 @@ async def test_a_promise_expires_after_the_links_were_taken_out_of_the_settings(
     asked = request()
     async with EdgeAgent(edge_settings(tmp_path, links=[link])) as agent:
         item = OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s())
-        await agent.outbox.put(item)
+        await agent.outbox.current().put(item)
     async with EdgeAgent(edge_settings(tmp_path, outbox__max_age_s=0.05)) as agent:
         await until(lambda: agent.outbox.depth == 0)
         answer = (await agent.data_plane.answer(asked.request_id)).answer

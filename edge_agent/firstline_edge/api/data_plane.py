@@ -265,7 +265,7 @@ class EdgeDataPlane:
         Raises:
             UnknownAnswerError: nothing was promised to this principal under this id.
         """
-        return await self._outbox.answer(request_id, principal)
+        return await self._outbox.current().answer(request_id, principal)
 
     def live(self) -> bool:
         return True

@@ -64,7 +64,7 @@ class Announcer:
 
     Args:
         outbox: opened with `announcing`.
-        voice: publishes them.
+        publisher: publishes them.
         clock: for waits.
         rng: for jitter.
         settings: timeouts and limits.
@@ -73,13 +73,13 @@ class Announcer:
     def __init__(
         self,
         outbox: Outbox,
-        voice: CorrectionPublisher,
+        publisher: CorrectionPublisher,
         clock: Clock,
         rng: random.Random,
         settings: AnnouncerSettings = AnnouncerSettings(),
     ) -> None:
         self._outbox = outbox
-        self._voice = voice
+        self._publisher = publisher
         self._clock = clock
         self._rng = rng
         self._settings = settings
@@ -89,33 +89,34 @@ class Announcer:
         failures = 0
         while True:
             await self._outbox.wait_unannounced()
-            await self._voice.wait_connected()
+            await self._publisher.wait_connected()
             try:
-                well = await self._announce()
+                succeeded = await self._announce()
             except FirstlineError as error:
                 log.warning("announcements not noted", error=error.message)
-                well = False
+                succeeded = False
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("announcing failed")
-                well = False
-            failures = 0 if well else failures + 1
+                succeeded = False
+            failures = 0 if succeeded else failures + 1
             if failures:
                 base_s, max_s = self._settings.backoff_s, self._settings.backoff_max_s
                 await self._clock.sleep(full_jitter_s(self._rng, failures - 1, base_s=base_s, max_s=max_s))
 
     async def _announce(self) -> bool:
         """Announces the oldest answers; returns whether all of them are settled."""
-        found = await self._outbox.unannounced(self._settings.concurrency)
-        settled = await asyncio.gather(*(self._told(request_id, answer) for request_id, answer in found))
-        done = [request_id for (request_id, _), told in zip(found, settled, strict=True) if told]
+        answers = await self._outbox.unannounced(self._settings.concurrency)
+        settled = await asyncio.gather(*(self._publish(request_id, answer) for request_id, answer in answers))
+        done = [request_id for (request_id, _), is_settled in zip(answers, settled, strict=True) if is_settled]
         if done:
             await self._outbox.mark_announced(done)
         return all(settled)
 
-    async def _told(self, request_id: str, answer: InferResponse) -> bool:
+    async def _publish(self, request_id: str, answer: InferResponse) -> bool:
+        """Publishes one answer; returns whether it was acknowledged or is refused for good."""
         deadline_s = self._clock.monotonic_s() + self._settings.timeout_s
         try:
-            await within(self._clock, deadline_s, self._voice.publish(answer), "The broker is silent.")
+            await within(self._clock, deadline_s, self._publisher.publish(answer), "The broker is silent.")
         except _PASSING as error:
             log.info("correction not announced yet", request_id=request_id, error=error.message)
             return False

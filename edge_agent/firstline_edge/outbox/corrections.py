@@ -60,7 +60,7 @@ class Corrections:
         Raises:
             CapacityError: the outbox is full, or cannot be used now.
         """
-        await self._outbox.put(item)
+        await self._outbox.current().put(item)
         if self._delivery is not None:
             self._delivery.hurry(item)
 

@@ -10,8 +10,6 @@ from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import InferResponse
-from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Outbox
 
 log = logger(__name__)
@@ -79,29 +77,15 @@ class ReopeningOutbox:
             await asyncio.to_thread(self._try)  # which looks at the whole file, while requests go on
         return self._outbox
 
-    async def put(self, item: OutboxItem) -> None:
-        """See `Outbox.put`.
+    def current(self) -> Outbox:
+        """Returns the outbox.
 
         Raises:
-            CapacityError: the outbox is not open, or as for that method.
+            CapacityError: it is not open.
         """
-        await self._opened_outbox().put(item)
-
-    async def answer(self, request_id: str, principal: str) -> InferResponse:
-        """See `Outbox.answer`.
-
-        Raises:
-            CapacityError: the outbox is not open, or as for that method.
-        """
-        return await self._opened_outbox().answer(request_id, principal)
-
-    async def delete_old_answers(self) -> None:
-        """See `Outbox.delete_old_answers`.
-
-        Raises:
-            CapacityError: the outbox is not open, or as for that method.
-        """
-        await self._opened_outbox().delete_old_answers()
+        if self._outbox is None:
+            raise CapacityError(self.problem, retry_after_s=_RETRY_S)
+        return self._outbox
 
     async def purge(self) -> None:
         """See `Outbox.purge`; of an outbox that cannot be opened the files are erased.
@@ -111,18 +95,13 @@ class ReopeningOutbox:
         """
         if self._outbox is None and await asyncio.to_thread(self._erase_unopened):
             return
-        await self._opened_outbox().purge()
+        await self.current().purge()
 
     def close(self) -> None:
         """See `Outbox.close`."""
         self._closed = True
         if self._outbox is not None:
             self._outbox.close()
-
-    def _opened_outbox(self) -> Outbox:
-        if self._outbox is None:
-            raise CapacityError(self.problem, retry_after_s=_RETRY_S)
-        return self._outbox
 
     def _erase_unopened(self) -> bool:
         """Erases the files if no outbox is open; returns whether it did."""
