@@ -191,6 +191,7 @@ class Gateway:
             batcher,
             self.contracts,
             self.deliveries,
+            dispatcher=executor,
             statistics=statistics,
             residency=self.residency,
             cache=ResponseCache(settings.cache.limit_bytes) if settings.cache.limit_bytes else None,

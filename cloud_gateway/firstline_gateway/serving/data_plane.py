@@ -39,6 +39,7 @@ from firstline_core.types import (
 )
 from firstline_gateway import __version__
 from firstline_gateway.executors.base import InFlight, Probabilities
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.identity.principals import device_of
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.models.residency import UNLOADING, Residency
@@ -72,6 +73,7 @@ class GatewayDataPlane:
         batcher: runs requests in batches.
         contracts: learn of every answer.
         deliveries: make requests of devices take effect once.
+        dispatcher: knows which models the executors can run.
         statistics: counts answers.
         residency: which models are in memory.
         limits: of requests.
@@ -95,6 +97,7 @@ class GatewayDataPlane:
         contracts: AnswerObserver,
         deliveries: Deliveries,
         *,
+        dispatcher: Dispatcher,
         statistics: ServingStatistics,
         residency: Residency,
         limits: Limits,
@@ -104,6 +107,7 @@ class GatewayDataPlane:
     ) -> None:
         self._repository = repository
         self._batcher = batcher
+        self._dispatcher = dispatcher
         self._contracts = contracts
         self._deliveries = deliveries
         self._statistics = statistics
@@ -252,11 +256,11 @@ class GatewayDataPlane:
         return not self.draining and self._usable(self._repository.resolve(model, version).key)
 
     def _usable(self, key: ModelKey) -> bool:
-        return not self._batcher.trouble(key) and self._residency.ready(key)
+        return not self._dispatcher.trouble(key) and self._residency.ready(key)
 
     def trouble(self, key: ModelKey) -> str:
         """Returns why the executors cannot run a model at the moment, as a sentence, or "" if they can."""
-        return self._batcher.trouble(key)
+        return self._dispatcher.trouble(key)
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         return self._repository.metadata(model, version)
@@ -272,10 +276,10 @@ class GatewayDataPlane:
         return [found[key] for key in sorted(found)]
 
     def statistics(self) -> list[ModelStatistics]:
-        found = []
+        found, apart = [], self._dispatcher.report().apart
         for served in self._repository:
             statistics = self._statistics.of(served.key)
-            statistics.apart = self._batcher.apart.get(served.key, statistics.apart)
+            statistics.apart = apart.get(served.key, statistics.apart)
             found.append(statistics)
         return found
 

@@ -87,8 +87,9 @@ class Cloud:
 
     def start(self) -> None:
         executor = SimulatedExecutor(self._plan, self._clock, self._rng, self._book)
+        dispatcher = single(executor, self._repository, clock=self._clock)
         batcher = Batcher(
-            single(executor, self._repository, clock=self._clock),
+            dispatcher,
             clock=self._clock,
             bounds=Bounds(
                 requests=self._plan.queue_requests, size_bytes=1 << 20, seconds=_QUEUE_S, batch_rows=_MAX_BATCH_ROWS
@@ -118,6 +119,7 @@ class Cloud:
             batcher,
             contracts,
             deliveries,
+            dispatcher=dispatcher,
             statistics=statistics,
             residency=residency,
             clock=self._clock,

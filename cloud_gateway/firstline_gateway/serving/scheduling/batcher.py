@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +21,6 @@ from firstline_core.clock import Clock, Timer
 from firstline_core.errors import DeadlineExceededError, FirstlineError
 from firstline_core.runtime.batch_times import BatchTimes
 from firstline_core.telemetry.logs import logger
-from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import InferRequest, ModelKey
 from firstline_gateway.executors.base import Outcome, Probabilities
@@ -29,7 +28,6 @@ from firstline_gateway.executors.dispatch.attempts import BatchRun
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.placement import (
     ExecutorSnapshot,
-    IdlePart,
     Lane,
     NoPlacement,
     Placement,
@@ -46,6 +44,7 @@ from firstline_gateway.serving.scheduling.queue import (
     Weights,
     by_level,
     choose,
+    part_for,
 )
 
 # A request that waits for a budget is looked at again after at least so long.
@@ -127,15 +126,6 @@ class Batcher:
                 wait_s = batches.wait_s(self._queue.work_s(self._weights(snapshot, key)))
                 waits_s, requests = waits_s + going_on * wait_s, requests + going_on
         return waits_s / requests if requests else 0.0
-
-    @property
-    def apart(self) -> Mapping[ModelKey, OverheadTimes]:
-        """The times of preparing and of handing out results, by model."""
-        return self._dispatcher.report().apart
-
-    def trouble(self, key: ModelKey) -> str:
-        """Returns why a model cannot run at the moment, as a sentence, or "" if it can."""
-        return self._dispatcher.trouble(key)
 
     async def submit(self, key: ModelKey, request: InferRequest) -> Probabilities:
         """Waits for the request's turn and returns its rows, (rows, classes) in their order.
@@ -295,7 +285,7 @@ class Batcher:
                     item.foreseen_s += seconds
                 self._start(choice.batch, placement, now_s)
                 return None
-            if placement.idle is not None and (part := _part(of_model, placement.idle, now_s)):
+            if placement.idle is not None and (part := part_for(of_model, placement.idle, now_s)):
                 times = placement.idle.times
                 self._start(part, Placement(times), now_s)
                 return None
@@ -458,24 +448,6 @@ class _Placements:
 
 def _rows(items: Sequence[PendingRequest]) -> int:
     return sum([item.request.rows for item in items])
-
-
-def _part(items: Sequence[PendingRequest], idle: IdlePart, now_s: float) -> list[PendingRequest]:
-    """Returns the requests for an idle executor: after those for the busy ones, and in time there."""
-    found: list[PendingRequest] = []
-    rows, skip_rows = 0, idle.skip_rows
-    for item in by_level(items):
-        if skip_rows > 0:
-            skip_rows -= item.request.rows
-            continue
-        more_rows = rows + item.request.rows
-        if found and more_rows > idle.times.most_rows:
-            break
-        if item.spare_s >= 0 and item.latest_s < now_s + idle.times.seconds(more_rows):
-            continue
-        found.append(item)
-        rows = more_rows
-    return found
 
 
 def _expired() -> FirstlineError:

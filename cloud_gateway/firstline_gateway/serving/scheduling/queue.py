@@ -21,7 +21,7 @@ from typing import NamedTuple
 from firstline_core.clock import Timer
 from firstline_core.types import LOWEST_PRIORITY, InferRequest, ModelKey
 from firstline_gateway.executors.base import Outcome, Probabilities
-from firstline_gateway.executors.dispatch.placement import Times
+from firstline_gateway.executors.dispatch.placement import IdlePart, Times
 
 DEFAULT_LEVEL = 2
 AUDIT_LEVEL = LOWEST_PRIORITY + 1
@@ -347,3 +347,21 @@ def _filled(
         batch.append(item)
         rows, put_off_s = more_rows, put_off_s + more_s
     return _Filled(batch, rows, others[:passed], put_off_s)
+
+
+def part_for(items: Iterable[PendingRequest], idle: IdlePart, now_s: float) -> list[PendingRequest]:
+    """Returns the requests for an idle executor: after those for the busy ones, and in time there."""
+    found: list[PendingRequest] = []
+    rows, skip_rows = 0, idle.skip_rows
+    for item in by_level(items):
+        if skip_rows > 0:
+            skip_rows -= item.request.rows
+            continue
+        more_rows = rows + item.request.rows
+        if found and more_rows > idle.times.most_rows:
+            break
+        if item.spare_s >= 0 and item.latest_s < now_s + idle.times.seconds(more_rows):
+            continue
+        found.append(item)
+        rows = more_rows
+    return found

@@ -61,7 +61,8 @@ class Bench:
         self.executor = GatedExecutor()
         self.metrics = RequestMetrics("gateway")
         bounds = Bounds(requests=8, size_bytes=1 << 20, seconds=10.0, batch_rows=8)
-        batcher = Batcher(single(self.executor, repository, clock=self.clock), clock=self.clock, bounds=bounds)
+        dispatcher = single(self.executor, repository, clock=self.clock)
+        batcher = Batcher(dispatcher, clock=self.clock, bounds=bounds)
         self.kept = Kept(sqlite_store(folder))
         service = ServiceClock(self.kept.database, self.clock)
         self.contracts = ContractMonitor(
@@ -88,6 +89,7 @@ class Bench:
             batcher,
             self.contracts,
             self.deliveries,
+            dispatcher=dispatcher,
             statistics=statistics,
             residency=residency,
             clock=self.clock,
