@@ -173,7 +173,6 @@ class EdgeAgent:
 
             self._fleet_start = start_fleet(settings, self.state, clock)
             settings = self._fleet_start.settings
-        self.fleet_configuration = self._fleet_start.configuration if self._fleet_start is not None else None
         self._configured = settings
         self._workers = Workers(settings.models.workers, settings.models.queue_limit, clock)
         self.profiles = Profiles(settings.state_dir, Path(settings.hardware.root))

@@ -162,8 +162,8 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
         assert agent.router.threshold(agent.models.all[0]) == 1.5
         assert agent.data_plane.status()["fleet"]["configuration"]["sha256"] == signed.sha256
         assert agent.fleet is not None
-        running = agent.fleet_configuration.running
-        birth: dict[str, Any] = birth_message(agent.models, agent.certificates, running)
+        configuration = agent.fleet.status()["configuration"]
+        birth: dict[str, Any] = birth_message(agent.models, agent.certificates, lambda: configuration)
         assert birth["configuration"]["sha256"] == signed.sha256 and birth["models"]
         await rollouts.command(rollout, Command.ROLLBACK, "application:ops")
 
