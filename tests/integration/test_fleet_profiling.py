@@ -1,4 +1,4 @@
-"""A device of the fleet measures a bundle by request: heard over HTTP and over Mosquitto, and stored by the device."""
+"""A device measures a bundle on request, received over HTTP or MQTT, and uploads the profile."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Site:
         return EdgeAgent(msgspec.structs.replace(self.settings, fleet=replace(self.settings.fleet, **fleet)))
 
     async def known(self) -> None:
-        """Once the device was heard of."""
+        """Waits until the device has connected."""
 
         async def heard() -> bool:
             try:
@@ -83,7 +83,7 @@ class Site:
         return await self.gateway.profile_requests.ask("device-1", asked, "application:ops")
 
     async def stands(self, holds: Callable[[ProfileRequest], bool]) -> ProfileRequest:
-        """The one request, once it stands so."""
+        """Waits until the only request has this state."""
         found: list[ProfileRequest] = []
 
         async def so() -> bool:
@@ -391,7 +391,7 @@ async def test_the_command_requests_follows_and_prints(site: Site) -> None:
 
 
 async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
-    """With a process of its own, since only there does Ctrl-C come as it does."""
+    """In a process of its own, so that it receives Ctrl-C as in a shell."""
     async with site.agent():
         await site.known()
     process = await asyncio.create_subprocess_exec(

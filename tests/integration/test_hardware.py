@@ -1,4 +1,4 @@
-"""The device's catalogue in an agent and at the command line; the survey runs as the process that it is."""
+"""The device's catalogue in an agent and on the command line, with the survey in a real process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles that a gateway keeps: over HTTP, and by `firstline model profile`."""
+"""Profiles stored by a gateway: over HTTP, and by `firstline model profile`."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ async def test_a_file_that_is_no_profile_is_not_sent(site: Site, tmp_path: Path)
 async def test_compress_uses_a_stored_profile(
     site: Site, keeper: httpx.AsyncClient, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The latest of a machine, or the one that is named; a folder with the machine's name does not count."""
+    """Takes the latest profile of a machine, or the named one; a folder with the machine's name is ignored."""
     own = point(1.0, digest=open_bundle(DIGITS).manifest.edge[0].digest)
     made = {version: replace(profile(1.0, version=version), points=(own,)) for version in (1, 2)}
     for version, each in made.items():

@@ -1,4 +1,4 @@
-"""The controller of variants: patient, never where a guard forbids it, and the same again from the same readings."""
+"""The controller of variants keeps its pauses, obeys its guards, and is deterministic."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RUNGS = st.integers(1, 4).map(
 
 @st.composite
 def days(draw: st.DrawFn) -> list[Snapshot]:
-    """Readings at rising times; most last for a while, or nothing would ever be calm."""
+    """Readings at rising times; most last for a while, so that there are calm periods."""
     found: list[Snapshot] = []
     at_s = 0.0
     for lasting in draw(st.lists(st.tuples(SNAPSHOTS, st.integers(1, 30)), min_size=1, max_size=12)):
@@ -76,7 +76,7 @@ def lived(rungs: list[Rung], day: list[Snapshot]) -> list[LadderPosition]:
 
 @given(RUNGS, days())
 def test_steps_keep_the_configured_pauses(rungs: list[Rung], day: list[Snapshot]) -> None:
-    """But for heat below its limit, which is shared out and not stepped."""
+    """Except for heat below its limit, which splits requests instead of stepping."""
     day = [_replaced(snapshot, temperature_c={}) for snapshot in day]
     positions = [LadderPosition(), *lived(rungs, day)]
     moves = [
@@ -104,7 +104,7 @@ def test_a_forbidden_rung_is_left_at_once(rungs: list[Rung], day: list[Snapshot]
 
 @given(RUNGS, days())
 def test_a_device_sheds_only_after_the_cheapest_variant(rungs: list[Rung], day: list[Snapshot]) -> None:
-    """It sheds only where a guard wants nothing computed, and only from the last rung, after it was given its time."""
+    """It sheds only if a guard requires it, and only after `settle_s` on the last rung."""
     positions = [LadderPosition(), *lived(rungs, day)]
     since_s = float("-inf") if len(rungs) == 1 else None
     for (before, after), snapshot in zip(pairwise(positions), day, strict=True):
@@ -136,7 +136,7 @@ def test_a_higher_temperature_never_raises_the_advice(
 def test_the_settled_position_is_monotone_in_heat(
     rungs: list[Rung], hottest_c: float, more_c: float, hot_before: bool
 ) -> None:
-    """Wherever it began, the hotter of two lasting temperatures never leaves a device higher up."""
+    """From any start, the higher of two lasting temperatures never gives a better rung."""
     begin = [Snapshot(at_s=at, temperature_c={"soc": Measured(90, "")}) for at in range(60)] if hot_before else []
 
     def comes_to(at_c: float) -> int:
@@ -181,7 +181,7 @@ PRICES = st.builds(
 def test_a_deadline_that_a_rung_can_meet_is_met(  # noqa: PLR0917
     runs_ms: list[float], busy: float, wait_ms: float, left_ms: float, link_ms: float, prices: EnergyPrices | None
 ) -> None:
-    """Also with the full model's answer, where that can be; whatever energy says."""
+    """Also including the full model's answer if there is time for it, whatever the energy."""
     done_ms = wait_ms + runs_ms[choose_rung(runs_ms, busy, wait_ms, left_ms, link_ms, prices=prices)]
     soonest_ms = wait_ms + runs_ms[-1]
     if soonest_ms + link_ms <= left_ms:
@@ -203,7 +203,7 @@ def test_more_time_never_gives_a_worse_variant(
 def test_more_load_gives_a_cheaper_rung(
     runs_ms: list[float], busy: float, more: float, left_ms: float, link_ms: float
 ) -> None:
-    """While there is time for the full model."""
+    """If there is time to ask the full model."""
     if runs_ms[0] + link_ms <= left_ms:
         least, most = sorted((busy, more))
         assert choose_rung(runs_ms, least, 0.0, left_ms, link_ms) <= choose_rung(runs_ms, most, 0.0, left_ms, link_ms)

@@ -1,4 +1,4 @@
-"""Whatever a board's files say, its sensors and its catalogue give readings, reasons, and what others can decode."""
+"""Any content of a board's files gives readings or reasons, and a catalogue that can be decoded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check(root: Path) -> None:
 
 @pytest.mark.parametrize("name", ["laptop", "jetson-orin-nano", "virtual-machine-cgroup-v1"])
 def test_a_nonsensical_file_affects_only_its_own_reading(tmp_path: Path, name: str) -> None:
-    """Each file of each board by itself: all of it nonsense, and nonsense in place of each number in it."""
+    """Replaces each file of each board by nonsense, and each number in it."""
     with board(name, tmp_path):
         for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
             said = file.read_text()

@@ -1,4 +1,4 @@
-"""The order in which queries were slow: kept in a byte each, and gone along again."""
+"""The order in which queries were slow, stored in a byte each and replayed."""
 
 from __future__ import annotations
 

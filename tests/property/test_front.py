@@ -1,4 +1,4 @@
-"""The Pareto front: whatever is left out is beaten by something on it, and nothing on it is."""
+"""The Pareto front: its points are not dominated, and all other points are."""
 
 from __future__ import annotations
 

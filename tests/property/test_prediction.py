@@ -54,7 +54,7 @@ def test_a_query_without_a_wait_takes_the_rested_time() -> None:
 
 @st.composite
 def _mixes(draw: st.DrawFn) -> list[Stream]:
-    """Two models whose queries take otherwise where they wait, and after each other."""
+    """Two models with different times for waiting queries and after each other."""
     share, times = draw(st.floats(0.1, 0.9)), st.floats(0.5, 3.0)
     return [
         Stream(
@@ -116,7 +116,7 @@ def test_a_rarer_other_model_matters_less(other_per_s: float, own_share: float) 
 
 @pytest.mark.parametrize("other", ["edge", "slow"])
 def test_a_light_load_takes_the_time_of_a_light_load(other: str) -> None:
-    """Next to another model, a multiple of that, as measured at half load."""
+    """Among queries of another model it is scaled as measured at half load."""
     light = replace(
         point(query_ms=1.0, variant="edge"), light=Light(0.1, 3.0, 2.0), beside=Beside("slow", 1.5, 1.5, 2.0, 2.0)
     )
@@ -182,7 +182,7 @@ def test_a_waiting_query_takes_the_queued_time() -> None:
 
 
 def test_one_measured_turn_counts_for_all_turns() -> None:
-    """The nearer the mix is to that which was measured: half of it is the other's, as there."""
+    """The more the mix resembles the measured one, in which half of the queries are the other model's."""
     turned = replace(point(query_ms=1.0), beside=Beside("other", queued_turned_ms=1.5))
     other = point(query_ms=1.0, variant="other")
     took = replay([turned, other], np.array([0.0, 0.5, 0.6, 0.7]), np.array([1, 0, 0, 1]), servers=1, seed=0)

@@ -1,4 +1,4 @@
-"""Profiles: what is written is read, quantiles describe a sample correctly, and nothing else is taken for one."""
+"""Profiles are encoded and decoded without loss, and their quantiles describe the sample."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ RANGES = st.integers(1, 2**40)
 
 @given(range_uj=RANGES, start=st.integers(0, 2**40), steps=st.lists(st.integers(0, 2**40), max_size=20))
 def test_an_overflowing_counter_loses_no_energy(range_uj: int, start: int, steps: list[int]) -> None:
-    """As long as it is read before it has gone round: what was added is what comes out."""
+    """If it is read before it overflows again, the sum of the differences is the energy."""
     size = range_uj + 1
     added = [step % size for step in steps]
     said = [start % size]

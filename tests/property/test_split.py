@@ -1,4 +1,4 @@
-"""Splits: the lower envelope is what trying every way gives, and checkpoints come back as near as they promise."""
+"""Splits: the lower envelope equals the minimum over all ways, and checkpoints decode within their error."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_decoded_checkpoint_is_within_its_forms_error(values: np.ndarray) -> N
 
 @given(arrays.arrays(np.uint8, (1, 3, 3)), st.floats(-10, 10), st.floats(1e-3, 10))
 def test_a_quantised_tensor_loses_nothing(codes: np.ndarray, low: float, step: float) -> None:
-    """What the tail makes of it are the integers that the head had."""
+    """The tail computes with the integers of the head."""
     values = (codes.astype(np.float32) * np.float32(step) + np.float32(low)).astype(np.float32)
     native = Checkpoint("native", codes.shape, known=(low, low + 255 * step))
     found = native.unpack(native.pack(values))

@@ -18,7 +18,7 @@ BOARDS = sorted(path.stem for path in _FOLDER.glob("*.txt"))
 
 @contextmanager
 def board(name: str, root: Path) -> Iterator[Path]:
-    """Builds a board under a folder that is empty or not there; what it says can be changed with `say`."""
+    """Builds a board under an empty or missing folder; `say` changes its files."""
     with built((_FOLDER / f"{name}.txt").read_text(), name, root):
         yield root
 
@@ -41,7 +41,7 @@ def built(text: str, name: str, root: Path) -> Iterator[Path]:
 
 
 def say(root: Path, path: str, content: str) -> None:
-    """Has a file say something else from now on."""
+    """Replaces the content of a file."""
     file = root / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(content + "\n")

@@ -28,7 +28,7 @@ class HotBoard:
         self._once = 0
 
     def is_at(self, celsius: float) -> None:
-        """Its chip, as both sensors of it say; and what the firmware makes of that."""
+        """Sets the temperature of both sensors of the chip, and the firmware's throttling bits."""
         now = _CAPPED_NOW if celsius >= CAPPED_C else 0
         self._once |= _CAPPED_ONCE if now else 0
         for path in _HOT:
@@ -39,7 +39,7 @@ class HotBoard:
         self._say("proc/meminfo", f"MemTotal:        8255584 kB\nMemAvailable:    {mib * 1024} kB")
 
     def _say(self, path: str, content: str) -> None:
-        """At once, as the kernel does: no reading sees half a file."""
+        """Replaces a file atomically, so that no reading sees half of it."""
         say(self.root, f"{path}.new", content)
         (self.root / f"{path}.new").replace(self.root / path)
 

@@ -1,4 +1,4 @@
-"""Points of a profile that are stated, not measured."""
+"""Profiles with stated points."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, d
 
 
 def point(query_ms: float, *, variant: str = "edge", digest: str = "a" * 64, threads: int = 1) -> Point:
-    """One that always takes the same."""
+    """A point whose queries all take the same time."""
     always = distribution([query_ms / 1000])
     absent = Absent("Nobody measured it.")
     return Point(
@@ -28,6 +28,6 @@ def point(query_ms: float, *, variant: str = "edge", digest: str = "a" * 64, thr
 
 
 def profile(*query_ms: float, bundle: str = "digits", version: int = 1, machine: str = "bench") -> Profile:
-    """One with a point for each number of threads, from 1 on."""
+    """A profile with a point for each number of threads, from 1 on."""
     points = tuple(point(each, threads=threads) for threads, each in enumerate(query_ms, 1))
     return Profile(bundle, version, machine, "f" * 16, points, made_s=1.7e9, agent_version="0.1.0")

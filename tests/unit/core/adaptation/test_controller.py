@@ -1,4 +1,4 @@
-"""The guards' words, and the controller's way down and up again, by example."""
+"""Examples of the guards' advice and of the controller's steps down and up."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_rising_trend_is_acted_on_before_the_limit() -> None:
 
 
 def test_a_reverted_step_up_is_retried_after_longer_pauses() -> None:
-    """The best variant takes memory that the device has not; each try is waited for twice as long as the last."""
+    """The best variant needs more memory than the device has; the pause doubles with each try."""
     timing = StepTiming(settle_s=10, dwell_s=20, regret_s=120)
     controller = Controller(RUNGS[:2], LIMITS, timing)
     left_mb, raised, at_s, rung = 200.0, [], 0.0, 0

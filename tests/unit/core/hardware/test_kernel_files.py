@@ -1,4 +1,4 @@
-"""Files of drivers that say nothing, nonsense, or refuse: always a reason, never an exception."""
+"""Empty, malformed and unreadable files of drivers give a reason, never an exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of a board says the same again, and not whose board it was."""
+"""A recording of a board gives the same readings, without identifiers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from firstline_core.hardware.survey import describe_device
 
 
 def said(tree: Tree) -> tuple[Snapshot, Catalogue]:
-    """The disk is this machine's, and no board's."""
+    """Without the disk, which is this machine's."""
     return Sensors(tree).read(1.0), replace(describe_device(tree, tree.root), storage=None)
 
 

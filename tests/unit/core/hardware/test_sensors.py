@@ -1,4 +1,4 @@
-"""What the sensors say of real boards' layouts, recorded as text in `tests/data/boards`."""
+"""The sensors of real boards, recorded as text in `tests/data/boards`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from firstline_core.routing.account import LinkTariff, Tariff
 
 
 class Bench:
-    """One board, read as often as a test asks for, 2 s apart."""
+    """One board that is read every 2 s."""
 
     def __init__(self, root: Path, **options: object) -> None:
         self.root = root

@@ -1,4 +1,4 @@
-"""What a device is: described from boards' files, measured on this machine, and told in JSON of bounded size."""
+"""The catalogue: described from boards' files, measured on this machine, and encoded in bounded JSON."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_an_engine_that_crashes_does_not_work(code: str, why: str) -> None:
 
 
 class Hanging(Tree):
-    """One whose driver never answers for a file; ends when the test does."""
+    """A tree in which the driver of one file hangs until the test ends."""
 
     def __init__(self, root: Path, hangs_at: str) -> None:
         super().__init__(root)

@@ -67,7 +67,7 @@ def test_without_a_link_the_bundles_order_decides() -> None:
 
 
 def test_over_a_stated_link_the_expected_time_decides() -> None:
-    """edge-onnx keeps 76 %; a variant that keeps all but is slow wins over a slow link, and loses over a quick one."""
+    """edge-onnx keeps 76 %; a slow variant that keeps everything wins over a slow link only."""
     first = _MANIFEST.edge[0]
     assert first.certificate is not None
     second = structs.replace(

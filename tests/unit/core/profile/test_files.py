@@ -1,4 +1,4 @@
-"""The file that a profile is written into: by several, and over what nobody can read."""
+"""Profile files: concurrent writers, unreadable files, and refusing disks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def unheard(sentence: str) -> None:
 
 
 def _add(path: Path, threads: int) -> None:
-    """Points of one number of threads, one by one."""
+    """Writes points of one number of threads, one by one."""
     for batch in range(1, EACH + 1):
         one = point(1.0, threads=threads)
         measured = replace(one, key=replace(one.key, batch=batch))

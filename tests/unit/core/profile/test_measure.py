@@ -1,4 +1,4 @@
-"""A profile as it is measured: by real runs of small models, each in a process of its own."""
+"""Profiles measured by real runs of small models, each in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One point, measured where something is missing."""
+"""One point, measured on machines where something is missing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_light_load_is_measured_with_one_row(tmp_path: Path, batch: int) -> No
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
-    """What each scenario under load was asked for by name, in their order; they run all the same."""
+    """The keyword arguments of each scenario under load, in order; the scenarios still run."""
     found: list[dict[str, object]] = []
     loaded = scenarios.loaded
 

@@ -1,4 +1,4 @@
-"""A machine that is held back: by stops, which are really made, and by heat, which is read from a made-up one."""
+"""Throttled points: real stops of a process, and heat of a simulated board."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_settled_means_steady_temperature_and_clock() -> None:
 
 
 class _Board:
-    """Gets warmer by a degree a look, up to a limit; each look is 29 of its seconds later."""
+    """Gets warmer by a degree a reading, up to a limit; each reading is 29 s later."""
 
     def __init__(self, limit_c: float) -> None:
         self.looks, self._limit_c = 0, limit_c

@@ -1,4 +1,4 @@
-"""Queries under load, on a clock that only queries and sleep move on."""
+"""Queries under load, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from firstline_core.profile.scenarios import loaded
 
 
 class Clock:
-    """Stands in for the module `time`."""
+    """Replaces the module `time`."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -1,4 +1,4 @@
-"""A ladder with a profile: times, memory and energy are the profile's, and who answers follows them."""
+"""A ladder with a profile: its times, memory and energy decide which variant answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several variants of one bundle, held at once: the ladder of real models, who answers, and what is unloaded."""
+"""Several variants of one bundle: their ladder, the choice for a request, and unloading."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GB = 1e9
 
 
 class Device:
-    """An agent whose sensors say what the test has them say."""
+    """An agent with simulated sensors."""
 
     def __init__(self, agent: EdgeAgent) -> None:
         self.agent = agent
@@ -49,7 +49,7 @@ class Device:
         return [held.edge.loaded.model.id for held in self.variants.loaded if held.edge is not None]
 
     def feels(self, *, hottest_c: float = 40, left_bytes: float = 4 * GB, for_s: float = 0) -> None:
-        """So it is now, and stays for so long."""
+        """Sets the sensor readings and advances the clock."""
         assert self.agent.switcher is not None
         until_s = self.at_s + for_s
         while True:
@@ -239,7 +239,7 @@ async def test_hovering_heat_is_reported_with_hysteresis(device: Device) -> None
 
 
 async def test_a_request_keeps_its_variant(device: Device) -> None:
-    """Also where that is unloaded while it waits for its turn."""
+    """Even if the variant is unloaded while the request waits."""
     large = device.variants.loaded[0].edge
     assert large is not None
     large.pace.factor = 1000.0  # so that it runs in a thread
@@ -298,7 +298,7 @@ async def test_an_uncertified_variant_never_replaces_a_certified_one(tmp_path: P
 
 
 async def test_a_low_score_is_the_reason_not_the_variant(device: Device) -> None:
-    """An unsure row of any variant goes where unsure rows go: here, without a link, it stays."""
+    """Without a link, an uncertain row of any variant is answered at the edge."""
     device.feels(hottest_c=79)
     response = await device.asks(UNSURE)
     assert response.answer is not None

@@ -1,4 +1,4 @@
-"""What a plan takes for the link: flags first, then the running agent's own times, then nothing; and it says which."""
+"""The link of a plan: from options, else from the running agent's calls, else unknown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from firstline_edge.state import StatePaths
 
 
 def status(timing: LinkTiming | None) -> dict[str, Any]:
-    """As far as links are told there: one that was never used, and this one."""
+    """The status of an agent with an unused link and this one."""
     report = timing.report(0.0) if timing is not None else None
     return {"links": {"mqtt": {"timing": None}, "http": {"timing": report and asdict(report)}}}
 

@@ -1,4 +1,4 @@
-"""Sensors that are read beside the requests, one of which may hang."""
+"""Reading sensors while requests are served, with drivers that may hang."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from firstline_edge.hardware.sampler import (
 
 
 class Driver:
-    """Sensors that count how often they are read, and hang when they are told to."""
+    """Sensors that count their readings and hang on demand."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -59,7 +59,7 @@ class Driver:
 
 
 class Listener:
-    """Receives the readings from the moment at which a test sets what does."""
+    """Receives the readings once a test has set the callback."""
 
     def __init__(self) -> None:
         self.receive: Callable[[Snapshot], None] = lambda _: None
@@ -239,7 +239,7 @@ async def test_a_refused_thread_does_not_end_the_sampler(monkeypatch: pytest.Mon
 
 
 async def test_a_failing_listener_receives_the_next_reading() -> None:
-    """Guards are to outlive a system that gives them nothing for a moment."""
+    """Guards must survive a moment without threads or memory."""
     driver, clock, seen = Driver(), SimulatedClock(100.0), list[float]()
 
     def fails(found: Snapshot) -> None:

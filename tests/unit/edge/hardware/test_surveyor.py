@@ -1,4 +1,4 @@
-"""A survey that the system refuses, a driver that hangs beneath it: neither ends anything but itself."""
+"""A refused survey process or a hanging driver affects nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured of a model before it is loaded: used where it holds, passed by where it does not, never fatal."""
+"""Profiles of models before they are loaded: used if valid, ignored otherwise, never fatal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring does no harm: it waits for heat, battery, memory and requests, says why, and goes on by itself."""
+"""Measuring waits for heat, battery, memory and requests, reports why, and continues."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_point_beyond_the_devices_memory_never_waits() -> None:
 
 
 class Device:
-    """What a gate looks at."""
+    """The readings and the processor time that a gate reads."""
 
     def __init__(self) -> None:
         self.now = COOL

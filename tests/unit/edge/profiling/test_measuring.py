@@ -1,4 +1,4 @@
-"""The points of one request: measured one by one, ended where they do harm, and refused where nothing can be."""
+"""The points of one request: measured one by one, ended if they do harm, or refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS = ProfileOptions(threads=(1,), batches=(1,), total_s=0.3)
 
 
 class Ending(Gate):
-    """Admits every point, and ends points as often as it is asked to."""
+    """Admits every point, and ends a number of points."""
 
     def __init__(self, ends: int) -> None:
         super().__init__(lambda: NOTHING_READ, Bounds(), SimulatedClock())

@@ -1,4 +1,4 @@
-"""What the fleet asks a device to measure: in order, once, over restarts, and until the gateway has it."""
+"""Profile requests: in order, once, over restarts, until the gateway has the profile."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Device:
         self.profiler = self.start()
 
     def start(self) -> Profiler:
-        """The process, anew."""
+        """Restarts the process."""
         self.profiler = Profiler(
             self.folder / "fleet" / "profiling",
             self._order,

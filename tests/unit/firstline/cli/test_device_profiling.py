@@ -1,4 +1,4 @@
-"""What is said while a device measures."""
+"""Messages while a device measures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AWAY = LinkDownError("The gateway cannot be reached.")
 
 
 class Answers:
-    """A gateway's, one after the other."""
+    """The gateway's answers, in order."""
 
     def __init__(self, *answers: ProfileRequest | Exception) -> None:
         self._answers: Iterator[ProfileRequest | Exception] = iter(answers)

@@ -16,7 +16,7 @@ from firstline_core.profile.profile import Beside, Course, Light, Profile, distr
 
 @pytest.fixture
 def stated() -> Profile:
-    """A quick and a slow model; the quick one with two threads too."""
+    """A fast and a slow model; the fast one also with two threads."""
     edge, full = point(10.0), point(30.0, variant="full", digest="b" * 64)
     return replace(profile(), points=(edge, point(6.0, threads=2), full))
 

@@ -1,4 +1,4 @@
-"""`firstline profile` and `edge-agent profile`: where a profile lies, and what is printed."""
+"""`firstline profile` and `edge-agent profile`: the place of the profile, and the output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POINTS = ProfileOptions(threads=(1,), batches=(1,), total_s=0.3)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle, and its profile as the workbench keeps it: the commands have nothing left to measure."""
+    """A bundle with a complete profile, so that the commands measure nothing."""
     folder = tmp_path_factory.mktemp("cli")
     bundle = variant_bundle(folder / "bundle", "small", name="two")
     path = folder / "profiles" / "two@bench.json"
@@ -98,7 +98,7 @@ def test_a_missing_model_is_named(
 
 
 def _right(folder: Path) -> None:
-    """Has the bundle say how many answers are right; digests of models stay as they were."""
+    """States the accuracy in the bundle; the models' digests do not change."""
     path = folder / "bundle" / "manifest.json"
     said = json.loads(path.read_text())
     for model, share in ((said["edge"][0], 0.9), (said["full"], 0.95)):

@@ -1,4 +1,4 @@
-"""The picture of what models cost and are worth."""
+"""The picture of the models' costs and accuracy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_name_with_enough_space_stays(place: float) -> None:
 
 @pytest.mark.parametrize("machines", [1, 2, 3])
 def test_names_do_not_overlap(machines: int) -> None:
-    """Models that are nearly as good as each other, on machines that are nearly as quick."""
+    """Models of nearly equal accuracy on machines of nearly equal speed."""
     accuracy = {letter * 64: 0.9 + 0.001 * number for number, letter in enumerate("abcdef")}
     points = [
         point(1.0 + 0.01 * number, variant=f"model-{digest[0]}", digest=digest)

@@ -1,4 +1,4 @@
-"""Profiles in the store: the newest of each place, so many versions of a machine, and none of a device that left."""
+"""Profiles in the store: the newest of each place, limited versions, deleted with their device."""
 
 from __future__ import annotations
 

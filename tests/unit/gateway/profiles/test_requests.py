@@ -1,4 +1,4 @@
-"""Requests for profiles: each lets a device bring what was asked for, once, and until its time is over."""
+"""Profile requests: each permits one upload until it expires."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BY = "application:ops"
 
 
 class Bench:
-    """A gateway's requests, on a clock that stands, and one device that belongs to its fleet."""
+    """A gateway's requests with a simulated clock, and one accepted device."""
 
     def __init__(self, store: Store) -> None:
         self.kept = Kept(store)
@@ -56,7 +56,7 @@ class Bench:
         return next(one for one in found if one.desired.bundle == bundle)
 
     def wanted(self) -> tuple[DesiredProfile, ...]:
-        """What the device hears."""
+        """The requests in the device's desired document."""
         with self.kept.database.reading() as connection:
             found = devices.find(connection, "cam")
         assert found is not None
@@ -161,7 +161,7 @@ async def test_an_expired_request_makes_room_for_a_new_one(bench: Bench) -> None
 
 
 async def test_a_fulfilled_request_stays_after_its_expiry(bench: Bench) -> None:
-    """Else it would lose what it says of it, and hear of a change that is none."""
+    """Otherwise the device would receive a needless change."""
     await bench.ask()
     await bench.bring(1.0)
     await bench.clock.advance(8 * DAY_S)
@@ -252,7 +252,7 @@ def test_reports_of_another_request_are_ignored() -> None:
 
 
 def test_an_uploaded_request_is_done() -> None:
-    """Its answer may have been lost, and the time may be over."""
+    """Even if the response was lost or the request has expired."""
     brought = replace(ASKED, version=2, brought_s=NOW_S - 5, until_s=NOW_S - 1)
     found = request_of(replace(CAM, reported=said(ProfilingState.UPLOADING, message="Away.")), brought, NOW_S)
     assert (found.state, found.version, found.message) == (ProfilingState.DONE, 2, "")

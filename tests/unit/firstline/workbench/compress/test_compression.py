@@ -358,7 +358,7 @@ def test_a_bundle_without_one_of_its_files_is_refused(tmp_path: Path) -> None:
 
 
 def _with_edge(folder: Path, nodes: list[Any], weights: list[Any]) -> Path:
-    """The digits' bundle with one edge model of these nodes, from "image" to "logits", that promises nothing."""
+    """The digits' bundle with one uncertified edge model of these nodes, from "image" to "logits"."""
     shutil.copytree(_DIGITS / "bundle", folder)
     manifest = open_bundle(folder).manifest
     edge = manifest.edge[0]

@@ -1,4 +1,4 @@
-"""Candidates on the machine that they are for: this one, by real runs, or another, by its profile alone."""
+"""Costs on the target machine: measured here, or read from the profile of another machine."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _profile(*points: Point, fingerprint: str = "another") -> Profile:
 
 
 def _points(bundle: Bundle, **ms: float) -> list[Point]:
-    """Stated points of the bundle's models, 1 ms where none is said."""
+    """Points of the bundle's models, 1 ms by default."""
     return [point(ms.get(model.id, 1.0), variant=model.id, digest=model.digest) for model in bundle.manifest.models]
 
 
@@ -140,7 +140,7 @@ def test_undisturbed_points_count_on_another_machine(bundle: Bundle) -> None:
 
 
 def _measured_while(bundle: Bundle, waited: Iterator[float]) -> tuple[Cost, int]:
-    """Of one model, whose milliseconds are 10 times the share that it waited, and how often it was measured."""
+    """The cost of a model whose milliseconds are 10 times its waited share, and the number of measurements."""
     model, asked = bundle.manifest.edge[0], 0
 
     def measure(_: Job) -> Point:

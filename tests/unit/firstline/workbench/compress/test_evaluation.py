@@ -1,4 +1,4 @@
-"""What the rows prove of several candidates at once, and which images cannot be compressed with."""
+"""Certificates of several candidates together, and images that do not fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DELTA, _EPSILON, _ROWS, _AMONG = 0.1, 0.1, 199, 4
 
 
 def _evidence(random: np.random.Generator) -> Evidence:
-    """Of a variant that breaks the contract just more often than may be, and is equally sure of all."""
+    """Evidence of a variant that just violates the contract, with equal scores."""
     model = open_bundle(_DIGITS).manifest.edge[0]
     wrong = random.random(_ROWS) < _EPSILON + 0.001
     probabilities = np.full((_ROWS, 10), 0.05, np.float32)

@@ -203,13 +203,13 @@ _LEVEL = 0.1
 
 @cache
 def _bounds(rows: int) -> tuple[Floats, Floats]:
-    """(outcomes, 2) of rows lost and won, and (outcomes,) bounds: all that can come out of so many rows."""
+    """(outcomes, 2) of rows lost and won, and (outcomes,) bounds, for all outcomes of so many rows."""
     outcomes = [(lost, won) for lost in range(rows + 1) for won in range(rows + 1 - lost)]
     return np.array(outcomes, float), np.array([most_lost(*outcome, rows, _LEVEL) for outcome in outcomes])
 
 
 def _missing(rows: int, loses: float, wins: float) -> float:
-    """How likely the bound lies below the true loss, by all that can come out."""
+    """The probability that the bound is below the true loss."""
     outcomes, bounds = _bounds(rows)
     missed = outcomes[bounds < loses - wins - 1e-9]
     counts = np.column_stack([missed, rows - missed.sum(axis=1)])

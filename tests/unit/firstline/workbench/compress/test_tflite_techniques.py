@@ -1,4 +1,4 @@
-"""TFLite models in other number formats, made and run for real."""
+"""TFLite models in other number formats, made and run."""
 
 from __future__ import annotations
 

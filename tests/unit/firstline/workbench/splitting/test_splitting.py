@@ -24,7 +24,7 @@ _QUANTISED = _DIGITS / "artefacts/edge_int8.tflite"
 
 
 def _residual(path: Path) -> Path:
-    """x -> a -> (b, and past it) -> c -> y, with a scale that is computed of weights alone."""
+    """x -> a -> (b, and a bypass) -> c -> y, with a scale that is computed from weights only."""
     nodes = [
         helper.make_node("Abs", ["weight"], ["scale"]),
         helper.make_node("Mul", ["x", "scale"], ["a"]),
@@ -117,7 +117,7 @@ def test_the_digits_model_is_measured() -> None:
 
 
 def test_a_coarse_checkpoint_causes_disagreement() -> None:
-    """The digits' 4,490 distances in 256 steps tell the classes apart no more; written down as they are, they do."""
+    """In 256 steps the digits' 4,490 distances no longer separate the classes."""
     bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 40)
     found = measure_splits(bundle, dataset, at="minus_gamma_distances")
     [cut] = found.cuts
