@@ -40,9 +40,8 @@ from firstline_edge.audits.alarms import Alarms
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.samples import SampleLog
-from firstline_edge.budgets import metrics as budget_metrics
-from firstline_edge.budgets.from_settings import escalation_mj, open_spending
-from firstline_edge.budgets.sensors import conditions_of, device_sensors
+from firstline_edge.budgets import spending as budget_metrics
+from firstline_edge.budgets.from_settings import conditions_of, device_sensors, escalation_mj, open_spending
 from firstline_edge.cache import results as cache_metrics
 from firstline_edge.cache.results import DiskCache, ResultCache
 from firstline_edge.cascade import hedging as hedge_metrics

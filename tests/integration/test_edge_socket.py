@@ -16,8 +16,7 @@ from support.agent import DIGITS
 
 from firstline import AsyncClient, Client
 from firstline_core.errors import LinkDownError
-from firstline_edge.api.address import AddressError
-from firstline_edge.api.unix_socket import listening
+from firstline_edge.api.sockets import AddressError, listen_unix
 
 
 def test_both_ways_lead_to_the_same_agent(tmp_path: Path) -> None:
@@ -58,10 +57,10 @@ def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(path))
     left.close()
-    with listening(path, 0o660) as listener:
+    with listen_unix(path, 0o660) as listener:
         listener.listen()
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
-        with pytest.raises(AddressError, match="another program listens"), listening(path, 0o660):
+        with pytest.raises(AddressError, match="another program listens"), listen_unix(path, 0o660):
             pass
     assert not path.exists()
 
@@ -74,7 +73,7 @@ def test_a_path_that_cannot_be_used_is_told_in_a_sentence(tmp_path: Path) -> Non
         (tmp_path / "nowhere" / "agent.sock", "no such folder"),
     ):
         with pytest.raises(AddressError, match=said), contextlib.ExitStack() as opened:
-            opened.enter_context(listening(path, 0o660))
+            opened.enter_context(listen_unix(path, 0o660))
     assert file.read_text() == "precious"
 
 
@@ -90,5 +89,5 @@ def test_a_program_that_is_too_busy_to_answer_still_listens(tmp_path: Path) -> N
                 caller.setblocking(False)
                 caller.connect(str(path))
         with pytest.raises(AddressError, match="another program listens"):
-            opened.enter_context(listening(path, 0o660))
+            opened.enter_context(listen_unix(path, 0o660))
     assert path.exists()

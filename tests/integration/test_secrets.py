@@ -16,7 +16,7 @@ from support.gateway import DIGITS
 from bench.support.line import Line, line
 from firstline import Client
 from firstline_core.protocol.mqtt_messages import MqttSettings
-from firstline_edge.api.tokens import read_tokens
+from firstline_edge.api.access import read_tokens
 from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
 
 API_TOKEN = "press-hall-4-of-tuesday"  # the agent's own callers'

@@ -5,8 +5,7 @@ from __future__ import annotations
 from firstline_core.clock import SimulatedClock
 from firstline_core.routing.account import Account, Tariff
 from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
-from firstline_edge.budgets.ledgers import AROUND_BYTES, LedgerFile
-from firstline_edge.budgets.spending import Spending
+from firstline_edge.budgets.spending import AROUND_BYTES, LedgerFile, Spending
 
 COST_BYTES = 4 + AROUND_BYTES  # one row
 

@@ -20,6 +20,7 @@ from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, TraceContext
+from firstline_edge.api.access import LOCAL_PRINCIPAL
 from firstline_edge.api.erasure import Erasure
 from firstline_edge.api.status import AgentStatus
 from firstline_edge.cascade.cascade import Cascade
@@ -33,7 +34,6 @@ from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.telemetry.recorder import Recorder
 from firstline_edge.telemetry.version import VERSION
 
-LOCAL_PRINCIPAL = "local"
 PASSED_ON_INPUT = "image"
 """The input's name in a file request to a model that this device does not hold."""
 

@@ -13,11 +13,10 @@ from firstline_core.protocol.http_body import BodyBudget
 from firstline_core.protocol.http_server import HttpServer, ServerLimits, connections_within_descriptors
 from firstline_core.runtime.memory import keep_freed_memory, release_freed_memory
 from firstline_core.telemetry.logs import logger
-from firstline_edge.api import unix_socket
 from firstline_edge.api.access import Access
-from firstline_edge.api.address import listen, url_of
 from firstline_edge.api.app import App
 from firstline_edge.api.data_plane import EdgeDataPlane
+from firstline_edge.api.sockets import listen, listen_unix, url_of
 from firstline_edge.settings.settings import ApiSection
 
 log = logger(__name__)
@@ -43,7 +42,7 @@ def bound_sockets(section: ApiSection) -> Iterator[tuple[list[socket.socket], st
         listeners = [listener]
         if section.socket:
             path, mode = Path(section.socket), int(section.socket_mode, 8)
-            listeners.append(bound.enter_context(unix_socket.listening(path, mode)))
+            listeners.append(bound.enter_context(listen_unix(path, mode)))
         yield listeners, url_of(listener)
 
 

@@ -1,11 +1,8 @@
 """The device's budgets: what it may spend on asking the full model, and what it has spent.
 
 Files
-    spending        decides which escalations are worth their price, and pays for them
-    ledgers         what was spent, on disk
-    sensors         battery and temperature, which raise prices
-    from_settings   builds budgets, tariffs and spending from the settings
-    metrics         what was spent, what is left, and prices
+    spending        decides which escalations are worth their price, pays for them, and stores what was spent
+    from_settings   builds budgets, tariffs and sensors from the settings
 
-The arithmetic of prices is in `firstline_core.routing`: `account`, `budget`, `demand`, `tariff`, `conditions`.
+The arithmetic of prices is in `firstline_core.routing`: `account` and `budget`.
 """

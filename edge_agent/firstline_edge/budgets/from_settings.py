@@ -1,4 +1,4 @@
-"""The budgets that the settings ask for, with all that keeps them."""
+"""The budgets of the settings, and the sensors whose readings raise prices."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from firstline_core.clock import Clock
+from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.readings import Snapshot, measured
+from firstline_core.hardware.sensors import Sensors
 from firstline_core.routing.account import MIB, Account, Conditions, Cost, LinkTariff, Tariff
 from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
-from firstline_edge.budgets.ledgers import AROUND_BYTES, Books, LedgerFile
-from firstline_edge.budgets.spending import Spending
+from firstline_edge.budgets.spending import AROUND_BYTES, Books, LedgerFile, Spending
 from firstline_edge.settings.settings import BudgetSection, EdgeSettings, link_names
 
 
@@ -104,3 +106,33 @@ def escalation_mj(settings: EdgeSettings, links: Callable[[], Sequence[str]]) ->
     """
     tariff = tariff_of(settings, link_names(settings.links))
     return lambda size_bytes: 1000 * tariff.of_link(next(iter(links()), "")).cost(size_bytes, AROUND_BYTES).joules
+
+
+def conditions_of(now: Snapshot, heat_limit_c: float) -> Conditions:
+    """Returns the measured conditions; what no sensor measures is unknown.
+
+    Args:
+        now: the latest snapshot.
+        heat_limit_c: limit of the hottest part.
+    """
+    battery, hottest_c = measured(now.battery_share), measured(now.hottest_c)
+    powered = battery is None or measured(now.powered) == 1
+    return Conditions(battery, powered, None if hottest_c is None else hottest_c - heat_limit_c)
+
+
+def device_sensors(settings: EdgeSettings, queue: Callable[[], float] | None = None) -> Sensors:
+    """Returns the device's sensors.
+
+    Args:
+        settings: the agent's settings; the first link's costs apply to all traffic.
+        queue: number of waiting runs; None if no agent runs.
+    """
+    names = link_names(settings.links)
+    tariff = tariff_of(settings, names)
+    return Sensors(
+        Tree(Path(settings.hardware.root)),
+        tariff=tariff,
+        link=tariff.of_link(names[0]) if names else None,
+        power_rails=settings.hardware.power_rails,
+        queue=queue,
+    )

@@ -5,26 +5,105 @@ Whether a row is worth its price is asked where the cascade decides (`denial`). 
 budgets. It sets an estimate aside, refuses what would overspend, and settles with the bytes that the links counted.
 
 The spending is stored every few seconds, not for each request: a process that is killed forgets at most the
-last `SAVE_EVERY_S` of spending.
+last `SAVE_EVERY_S` of spending. The file is one line of JSON and its checksum, replaced as a whole or not at all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from firstline_core.clock import Clock
-from firstline_core.errors import BudgetExceededError
+from firstline_core.errors import BudgetExceededError, IntegrityError
 from firstline_core.routing.account import Account, Conditions, Cost, Denial, LinkTariff, Tariff, markup
+from firstline_core.routing.budget import Ledger
 from firstline_core.runtime.threads import REFUSED
+from firstline_core.storage.files import read_checked, set_aside, with_checksum, write_whole
+from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest
-from firstline_edge.budgets.ledgers import AROUND_BYTES, Books, LedgerFile
 from firstline_edge.telemetry.link_traffic import Traffic, counted
+
+log = logger(__name__)
+
+
+AROUND_BYTES = 2048.0
+
+
+class Books(msgspec.Struct, frozen=True):
+    """All that outlives a restart.
+
+    Args:
+        ledgers: by the name of their budget.
+        around_bytes: bytes that cross the link in addition to a payload, headers and answer: as many as the first call
+            may take.
+    """
+
+    ledgers: dict[str, Ledger] = msgspec.field(default_factory=dict)
+    around_bytes: float = AROUND_BYTES
+
+
+class LedgerFile:
+    """Keeps the books. May be written from any thread.
+
+    Args:
+        path: the file; its directory exists.
+
+    Attributes:
+        refusal: why they are not kept at the moment, in a sentence, or "".
+        loss: that earlier ones were lost, in a sentence, or "".
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writing = threading.Lock()
+        self.refusal = ""
+        self.loss = ""
+
+    @property
+    def problem(self) -> str:
+        """The problem with the file, in sentences; "" if there is none."""
+        return " ".join(filter(None, (self.loss, self.refusal)))
+
+    def read(self) -> Books:
+        """Returns the books as they were written last; empty if there are none or they are damaged, which is logged."""
+        try:
+            return msgspec.json.decode(read_checked(self._path), type=Books)
+        except FileNotFoundError:
+            return Books()
+        except (IntegrityError, OSError, msgspec.MsgspecError) as error:
+            self.loss = f"What was spent before could not be read ({error}), so that budgets began anew."
+            log.warning("what was spent before is not known", path=str(self._path), error=str(error))
+        try:
+            set_aside(self._path)
+        except OSError as error:
+            log.warning("cannot set a file aside", path=str(self._path), error=str(error))
+        return Books()
+
+    def write(self, text: bytes) -> None:
+        """Replaces the file with encoded `Books`; a disk error is logged once, and the next call tries again."""
+        try:
+            with self._writing:
+                write_whole(self._path, with_checksum(text))
+        except OSError as error:
+            self.refused(str(error.strerror))
+        else:
+            self.refusal = ""
+
+    def refused(self, why: str) -> None:
+        """Notes that the system or the disk did not allow a write."""
+        if not self.refusal:
+            log.error("cannot write down what is spent", path=str(self._path), error=why)
+        self.refusal = f"What is spent cannot be written down ({why}); a restart would forget it."
+
 
 SAVE_EVERY_S = 5.0
 
@@ -217,3 +296,17 @@ class Spending:
             }
             for name, meter in self.account.meters.items()
         ]
+
+
+def register_metrics(metrics: RequestMetrics, spending: Spending | None) -> None:
+    """Registers spent and remaining amounts and prices by budget."""
+    for name, description, key in (
+        ("budget_spent", "What was spent in this hour or day.", "spent"),
+        ("budget_left", "What may still be spent in it.", "left"),
+        ("budget_price", "What a unit is worth at the moment, 0 while the budget is ample.", "price"),
+    ):
+        metrics.readings(name, description, ("budget",), partial(_by_budget, spending, key))
+
+
+def _by_budget(spending: Spending | None, key: str) -> dict[tuple[str, ...], float]:
+    return {(budget["budget"],): budget[key] for budget in spending.status()} if spending is not None else {}

@@ -18,7 +18,7 @@ from firstline_core.hardware.sensors import Sensors, read_twice
 from firstline_core.hardware.survey import describe_device, measure_device, with_measurements
 from firstline_core.storage.files import make_folder
 from firstline_core.telemetry.wording import counted
-from firstline_edge.budgets.sensors import device_sensors
+from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.output import print_json, print_line, print_lines, print_progress
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.hardware.surveyor import Surveyor

@@ -22,7 +22,7 @@ from firstline_core.profile.measure import (
     measure_profile,
 )
 from firstline_core.profile.summary import accuracies, profile_lines
-from firstline_edge.budgets.sensors import device_sensors
+from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.output import print_json, print_line, print_lines, print_progress
 from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.models.loading import bundle_paths

@@ -14,7 +14,7 @@ import pytest
 from support.example_settings import example
 
 from firstline_core.errors import ConfigError, UnauthorizedError
-from firstline_edge.api.tokens import first_token, read_tokens
+from firstline_edge.api.access import first_token, read_tokens
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings, LinkSection
 

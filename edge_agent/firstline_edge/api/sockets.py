@@ -1,4 +1,4 @@
-"""A Unix socket for programs on this device, next to the TCP port; the mode of its file controls access."""
+"""The sockets that the API listens on: a TCP port, and a Unix socket for programs on this device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,50 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from firstline_edge.api.address import AddressError
+from firstline_core.errors import ConfigError, FirstlineError
 
-_PROBLEMS = {
+_TCP_PROBLEMS = {
+    errno.EADDRINUSE: "{} is in use by another program; stop it, or choose a port with --port (0 lets the system).",
+    errno.EACCES: "{} may not be used by this user; choose a port above 1023 with --port.",
+    errno.EADDRNOTAVAIL: "{} is not an address of this machine; correct api.host.",
+}
+
+
+class AddressError(FirstlineError):
+    """Raised when the address to listen on is not available."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a bound TCP socket.
+
+    Raises:
+        ConfigError: the host is not an address.
+        AddressError: the port is in use or may not be bound.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"api.host is '{host}', which is not an address: {error.strerror}.") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise AddressError(
+            _TCP_PROBLEMS.get(error.errno or 0, "{} cannot be used: {}.").format(f"{host}:{port}", error.strerror)
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Returns the URL at which a client on this machine reaches the socket."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (a look-up, not a bind)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+_UNIX_PROBLEMS = {
     errno.EACCES: "api.socket is {}, where this user may not write; choose a folder of its own.",
     errno.ENOENT: "api.socket is {}, but there is no such folder; make it, or correct the path.",
     errno.EROFS: "api.socket is {}, on a file system that is read-only; choose another folder, such as one below /run.",
@@ -20,7 +61,7 @@ _PROBLEMS = {
 
 
 @contextlib.contextmanager
-def listening(path: Path, mode: int) -> Iterator[socket.socket]:
+def listen_unix(path: Path, mode: int) -> Iterator[socket.socket]:
     """Yields a bound socket, and deletes its file at the end.
 
     Args:
@@ -41,7 +82,7 @@ def listening(path: Path, mode: int) -> Iterator[socket.socket]:
             listener.bind(str(path))
             path.chmod(mode)
         except OSError as error:
-            said = _PROBLEMS.get(error.errno or 0, "api.socket is {}, which cannot be used: {}.")
+            said = _UNIX_PROBLEMS.get(error.errno or 0, "api.socket is {}, which cannot be used: {}.")
             raise AddressError(said.format(path, error.strerror or error)) from error
         finally:
             os.umask(before)
