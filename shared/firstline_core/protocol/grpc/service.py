@@ -7,8 +7,8 @@ a byte of the message is read, and a message that protobuf cannot parse gets a r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -139,10 +139,8 @@ class InferenceService:
                 return encoded
             except FirstlineError as error:
                 return await _refuse(context, error)
-            except Exception:  # the outermost loop of a call
-                internal = _internal_error()
-                log.exception("call failed unexpectedly", call=name, request_id=internal.request_id)
-                return await _refuse(context, internal)
+            except Exception:  # noqa: BLE001 (the outermost loop of a call, which logs it)
+                return await _refuse(context, _unexpected(name))
 
         return call
 
@@ -155,28 +153,19 @@ class InferenceService:
         trace = _trace_of_call(context)
         journal = _Journal(self._hooks.record, self._clock, arrived_s)
         try:
-            caller = await self._hooks.authorize(context, INFER)
-            journal.principal = caller.principal
-            with self._hooks.share(caller.principal) as take:
-                sent = await _first(messages)
-                take(len(sent))
-                metadata = _CallMetadata(None if remaining_s is None else arrived_s + remaining_s, trace)
-                found = await self._answer(sent, caller, arrived_s, metadata, journal)
-                encoded: bytes = found.SerializeToString()
+            with journal.recorded("ModelInfer"):
+                caller = await self._hooks.authorize(context, INFER)
+                journal.principal = caller.principal
+                with self._hooks.share(caller.principal) as take:
+                    sent = await _first(messages)
+                    take(len(sent))
+                    metadata = _CallMetadata(None if remaining_s is None else arrived_s + remaining_s, trace)
+                    answer = await self._answer(sent, caller, arrived_s, metadata, journal)
+                    encoded: bytes = answer.SerializeToString()
         except FirstlineError as error:
-            journal.ended(error)
             if isinstance(error, QueueFullError):
                 self._hooks.no_room(context)
             return await _refuse(context, error)
-        except asyncio.CancelledError:  # the client cancelled, or its deadline passed
-            journal.ended(LinkDownError("The client ended the call before it was answered."))
-            raise
-        except Exception:  # the outermost loop of a call
-            internal = _internal_error()
-            log.exception("call failed unexpectedly", call="ModelInfer", request_id=internal.request_id)
-            journal.ended(internal)
-            return await _refuse(context, internal)
-        journal.ended(None)
         return encoded
 
     async def _stream_infer(self, messages: Messages, context: Context) -> AsyncIterator[bytes]:
@@ -192,26 +181,15 @@ class InferenceService:
             journal = _Journal(self._hooks.record, self._clock, arrived_s, caller.principal)
             reply = message("ModelStreamInferResponse")()
             try:
-                with self._hooks.share(caller.principal) as take:
+                with journal.recorded("ModelStreamInfer"), self._hooks.share(caller.principal) as take:
                     take(len(sent))
-                    answered = await self._answer(sent, caller, arrived_s, metadata, journal)
-                reply.infer_response.CopyFrom(answered)
+                    reply.infer_response.CopyFrom(await self._answer(sent, caller, arrived_s, metadata, journal))
                 # Triton's marker for models with several responses; here there is always one.
                 reply.infer_response.parameters["triton_final_response"].bool_param = True
-                journal.ended(None)
             except FirstlineError as error:
-                journal.ended(error)
                 reply.error_message = error.message
                 reply.infer_response.parameters["code"].string_param = error.code
                 reply.infer_response.id = journal.id
-            except asyncio.CancelledError:
-                journal.ended(LinkDownError("The client ended the call before it was answered."))
-                raise
-            except Exception:  # the outermost loop of a request
-                internal = _internal_error()
-                log.exception("call failed unexpectedly", call="ModelStreamInfer", request_id=internal.request_id)
-                journal.ended(internal)
-                reply.error_message = internal.message
             yield reply.SerializeToString()
 
     async def _answer(
@@ -288,8 +266,23 @@ class _Journal:
         self.model = ""
         self.id = ""
 
-    def ended(self, error: FirstlineError | None) -> None:
-        self._record(self.model, self.principal, self._clock.monotonic_s() - self._arrived_s, error)
+    @contextmanager
+    def recorded(self, call: str) -> Iterator[None]:
+        """Records how the block ends; an unexpected failure is logged and raised as an error for the client."""
+        error: FirstlineError | None = None
+        try:
+            yield
+        except FirstlineError as failure:
+            error = failure
+            raise
+        except asyncio.CancelledError:  # the client cancelled, or its deadline passed
+            error = LinkDownError("The client ended the call before it was answered.")
+            raise
+        except Exception as failure:
+            error = _unexpected(call)
+            raise error from failure
+        finally:
+            self._record(self.model, self.principal, self._clock.monotonic_s() - self._arrived_s, error)
 
 
 def _trace_of_call(context: Context) -> TraceContext | None:
@@ -338,9 +331,10 @@ async def _refuse(context: Context, error: FirstlineError) -> bytes:
     return b""  # never reached: `abort` raises
 
 
-def _internal_error() -> FirstlineError:
-    """Returns the error for an unexpected failure, with the id under which the log has the reason."""
+def _unexpected(call: str) -> FirstlineError:
+    """Logs the present exception under an id, and returns the error that names only this id."""
     request_id = new_request_id()
+    log.exception("call failed unexpectedly", call=call, request_id=request_id)
     error = FirstlineError(f"The server failed on this call; its log has the reason under {request_id}.")
     error.request_id = request_id
     return error
