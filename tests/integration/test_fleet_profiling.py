@@ -370,7 +370,7 @@ async def test_the_command_requests_follows_and_prints(site: Site) -> None:
     for model in (*known["edge"], known["full"]):
         model["measured"] = {"accuracy": 0.9}
     manifest.write_text(json.dumps(known))
-    assert "Nobody has heard of a device" in (await said(site, "two", *few, code=1)).output
+    assert "is unknown here" in (await said(site, "two", *few, code=1)).output
     async with site.agent():
         await site.known()
         table = await said(site, site.bundle, *few, "--draw", picture := site.bundle.parent / "front.svg")

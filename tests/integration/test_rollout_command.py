@@ -110,7 +110,7 @@ async def test_rollout_without_devices_gives_a_warning(site: FleetSite) -> None:
     started = await site("rollout", "start", "digits", "2", *options, "-o", "json")
     assert started.exit_code == 0 and "mind: No device matches site=atlantis now" in started.stderr, started.output
     (warning,) = json.loads(started.stdout)["warnings"]
-    assert "nobody would try the model" in warning
+    assert "no device would try the model" in warning
     shown = await site("rollout", "get", json.loads(started.stdout)["id"], "-o", "json")
     assert json.loads(shown.stdout)["rollout"]["warnings"] == []
 

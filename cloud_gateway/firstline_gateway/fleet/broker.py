@@ -97,7 +97,7 @@ class FleetBroker:
             log.warning("device message not readable", topic=ascii(message.topic), error=error.message)
 
     async def _take(self, topic: DeviceTopic, payload: bytes) -> None:
-        where = f"What {topic.device} published as {topic.leaf}"
+        where = f"The {topic.leaf} message of {topic.device}"
         if topic.leaf == "reported":
             await self._fleet.report(topic.device, read_document(payload, Reported, where))
         elif topic.leaf == "telemetry":
@@ -149,7 +149,7 @@ def parse_topic(topic: str, prefix: str) -> DeviceTopic:
     head = f"{prefix}/"
     parts = topic[len(head) :].split("/") if topic.startswith(head) else []
     if len(parts) != 2 or parts[1] not in _LEAVES:
-        raise ProtocolError(f"{topic!a} is none of a device's facts; those are {prefix}/DEVICE/{'|'.join(_LEAVES)}.")
+        raise ProtocolError(f"{topic!a} is not a topic of a device; these are {prefix}/DEVICE/{'|'.join(_LEAVES)}.")
     try:
         Topics(parts[0], prefix)
     except ConfigError as error:

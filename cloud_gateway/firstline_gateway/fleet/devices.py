@@ -199,7 +199,7 @@ def find(connection: Connection, name: str, *, lock: bool = False) -> Device | N
 
 def unknown(name: str) -> NotFoundError:
     """Returns the error for an unknown device."""
-    return NotFoundError(f"Nobody has heard of a device {name} here; `firstline device ls` shows those that are known.")
+    return NotFoundError(f"The device {name} is unknown here; `firstline device ls` lists the known devices.")
 
 
 def page(

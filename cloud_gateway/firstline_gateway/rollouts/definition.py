@@ -149,8 +149,8 @@ def check_growing(stages: Sequence[Stage]) -> None:
         if before.group in ("", after.group) and after.share <= before.share:
             raise RequestError(
                 f"Stage {second} takes {100 * after.share:.4g} % of devices of which stage {first} has taken "
-                f"{100 * before.share:.4g} % already, so nobody new: a share counts those of earlier stages too. Give "
-                "shares that grow."
+                f"{100 * before.share:.4g} % already, so no new device: a share includes the devices of earlier "
+                "stages. Increase the shares from stage to stage."
             )
 
 

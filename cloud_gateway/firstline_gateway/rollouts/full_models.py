@@ -120,7 +120,7 @@ class FullModels:
         if key.name in self._repository.unloaded:
             load = f"POST /v2/repository/models/{key.name}/load"
             raise ConflictError(
-                f"Somebody had {key.name} unloaded on this gateway; have it loaded ({load}), then start its rollout."
+                f"An operator unloaded {key.name} on this gateway; load it ({load}), then start its rollout."
             )
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
@@ -136,7 +136,7 @@ class FullModels:
         """Fetches and serves the versions that are needed, and retires the others.
 
         Raises:
-            FirstlineError: the store is away.
+            FirstlineError: the store is unavailable.
         """
         now_s = self._clock.monotonic_s()
         since_s = self._clock.wall_s() - self._retire_after_s

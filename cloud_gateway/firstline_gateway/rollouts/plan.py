@@ -79,7 +79,7 @@ def no_device_warning(definition: Definition, devices: int) -> tuple[str, ...]:
     if devices:
         return ()
     which = f"matches {definition.selector}" if definition.selector else "belongs to the fleet"
-    return (f"No device {which} now, so that nobody would try the model.",)
+    return (f"No device {which} now, so no device would try the model.",)
 
 
 def _warnings(definition: Definition, devices: int) -> Iterable[str]:

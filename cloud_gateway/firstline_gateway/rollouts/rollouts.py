@@ -221,7 +221,7 @@ class Rollouts:
         if digest != definition.manifest_sha256:
             raise ConflictError(
                 f"The registry's signed targets list {definition.title} with the sha256 {digest}, and this rollout "
-                f"offers {definition.manifest_sha256}, which no device would take; make it anew."
+                f"offers {definition.manifest_sha256}, which no device would take; create the rollout again."
             )
 
 
@@ -258,7 +258,7 @@ def _selected_tags(connection: Connection, definition: Definition) -> list[Mappi
 def _existing(connection: Connection, rollout_id: str, *, lock: bool = False) -> Rollout:
     rollout = records.find(connection, rollout_id, lock=lock)
     if rollout is None:
-        raise NotFoundError(f"There is no rollout {rollout_id} here; `firstline rollout ls` shows those that are.")
+        raise NotFoundError(f"There is no rollout {rollout_id} here; `firstline rollout ls` lists the rollouts.")
     return rollout
 
 

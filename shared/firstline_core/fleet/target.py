@@ -248,7 +248,7 @@ def _relative(path: str, folder: str) -> str:
         return msgspec.convert(path.removeprefix(folder), RelativePath)
     except msgspec.ValidationError as error:
         raise IntegrityError(
-            f"The signed target {path!a} is no path within a bundle; sign the bundle again."
+            f"The signed target {path!a} is not a path within a bundle; sign the bundle again."
         ) from error
 
 
@@ -257,4 +257,4 @@ def _custom(file: SignedFile, kind: type[_T]) -> _T:
         msgspec.convert(file.sha256, Sha256)  # the path is used on disk and in URLs
         return msgspec.convert(file.custom, kind)
     except msgspec.ValidationError as error:
-        raise IntegrityError(f"What is signed of {file.path} does not say what it must: {error}.") from error
+        raise IntegrityError(f"The signed fields of {file.path} are not valid: {error}.") from error

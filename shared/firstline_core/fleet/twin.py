@@ -308,6 +308,4 @@ def read_document(content: bytes, kind: type[_T], where: str) -> _T:
     Raises:
         ProtocolError: too long, not JSON, not such a document, or of a newer format.
     """
-    return read_json_document(
-        content, kind, where=where, limit_bytes=LIMIT_BYTES, known=FORMAT, fault="does not say what it must"
-    )
+    return read_json_document(content, kind, where=where, limit_bytes=LIMIT_BYTES, known=FORMAT, fault="is not valid")

@@ -117,8 +117,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
         for name, limit in self.judged.items():
             if limit.find is not None and limit.find <= limit.tolerance:
                 raise RequestError(
-                    f"Of {name}, {limit.find:g} is to be found and {limit.tolerance:g} is accepted: no stage could "
-                    "ever tell. Give a larger `find`, or null to promote without."
+                    f"A difference of {limit.find:g} in {name} has to be found, but {limit.tolerance:g} is accepted: "
+                    "no stage could be promoted. Give a larger `find`, or null to promote without."
                 )
 
     def level(self, stages: int, look: int) -> float:

@@ -134,11 +134,11 @@ def test_bundles_are_found_by_path_and_other_targets_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("path", "custom", "sentence"),
     [
-        ("digits/1/manifest.json", {}, "does not say what it must"),
+        ("digits/1/manifest.json", {}, "are not valid"),
         ("digits/1/manifest.json", {"bundle": "other", "version": 1, "variants": []}, "signed as other version 1"),
-        ("digits/1/full.onnx", {"models": "full"}, "does not say what it must"),
-        ("digits/1/../2/x", {"models": []}, "no path within a bundle"),
-        ("digits/1//etc/passwd", {"models": []}, "no path within a bundle"),
+        ("digits/1/full.onnx", {"models": "full"}, "are not valid"),
+        ("digits/1/../2/x", {"models": []}, "not a path within a bundle"),
+        ("digits/1//etc/passwd", {"models": []}, "not a path within a bundle"),
     ],
 )
 def test_invalid_signed_fields_are_refused(path: str, custom: dict[str, Any], sentence: str) -> None:
