@@ -62,7 +62,7 @@ def test_a_slot_is_free_when_enough_of_them_have_ended(left_s: list[float], slot
 
 
 @given(st.lists(st.floats(0.001, 0.1), min_size=2, max_size=5), st.integers(1, 3), st.integers(1, 200))
-def test_many_at_once_do_not_run_to_the_same_one(run_s: list[float], slots: int, batches: int) -> None:
+def test_simultaneous_batches_spread_over_executors(run_s: list[float], slots: int, batches: int) -> None:
     """Each choice adds to the running work that the next one sees: no batch would have finished earlier elsewhere,
     and all work ends within one batch of what a perfect division would take."""
     given_to: dict[int, list[float]] = {name: [] for name in range(len(run_s))}
@@ -117,7 +117,7 @@ def test_no_budget_is_no_limit() -> None:
 
 
 @given(st.floats(0.1, 10), st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), max_size=5))
-def test_in_the_end_the_budget_has_lost_what_batches_took(budget_w: float, batches: list[tuple[float, float]]) -> None:
+def test_the_energy_budget_is_charged_the_actual_costs(budget_w: float, batches: list[tuple[float, float]]) -> None:
     """Whatever was reserved for them; and nothing counts as spent before they end."""
     energy = Energy(budget_w)
     for reserved_j, _ in batches:

@@ -10,7 +10,7 @@ from firstline_gateway.executors.dispatch.member import PROBE_SAVED_S, PROBE_SHA
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=60))
 @example([(0.0, 1.0)] * 20)
-def test_copies_stay_within_their_share_and_one_of_them(asked: list[tuple[float, float]]) -> None:
+def test_probes_stay_within_their_share(asked: list[tuple[float, float]]) -> None:
     copies, now_s, taken_s, longest_s = ProbeBudget(), 0.0, 0.0, 0.0
     for pause_s, seconds in asked:
         now_s += pause_s
@@ -22,7 +22,7 @@ def test_copies_stay_within_their_share_and_one_of_them(asked: list[tuple[float,
 
 
 @given(st.floats(0, 100))
-def test_after_a_while_there_may_be_another(seconds: float) -> None:
+def test_the_probe_budget_refills(seconds: float) -> None:
     copies = ProbeBudget()
     copies.took(seconds, 0.0)
     assert copies.may(seconds / PROBE_SHARE + 1.0)

@@ -211,7 +211,7 @@ async def room() -> Room:
     return Room()
 
 
-async def test_one_load_for_all_who_wait(room: Room) -> None:
+async def test_waiting_requests_share_one_load(room: Room) -> None:
     room.gate.clear()
     asked = [asyncio.create_task(room.residency.loaded(ModelKey("m0", 1), None)) for _ in range(20)]
     await asyncio.sleep(0)
@@ -221,7 +221,7 @@ async def test_one_load_for_all_who_wait(room: Room) -> None:
     assert room.residency.memory.places[ModelKey("m0", 1)].holders == 20
 
 
-async def test_the_least_recently_used_gives_way_and_none_that_is_held(room: Room) -> None:
+async def test_the_least_recently_used_model_is_evicted_unless_held(room: Room) -> None:
     residency = room.residency
     places = [await residency.loaded(ModelKey(name, 1), None) for name in ("m0", "m1", "m2")]
     residency.memory.release(places[1])
@@ -242,7 +242,7 @@ async def test_the_least_recently_used_gives_way_and_none_that_is_held(room: Roo
     await residency.loaded(ModelKey("m0", 1), None)  # a cancelled request does not block the others
 
 
-async def test_a_request_that_waits_for_a_model_is_told_when_it_is_unloaded(room: Room) -> None:
+async def test_a_request_that_waits_for_a_model_is_refused_when_it_is_unloaded(room: Room) -> None:
     for name in ("m0", "m1", "m2"):
         await room.residency.loaded(ModelKey(name, 1), None)
     waiting = asyncio.create_task(room.residency.loaded(ModelKey("m3", 1), None))
@@ -263,7 +263,7 @@ async def test_an_unload_waits_for_requests_in_flight(room: Room) -> None:
     assert ModelKey("m0", 1) not in room.engine.held
 
 
-async def test_an_unload_after_a_load_that_is_under_way_has_the_last_word(room: Room) -> None:
+async def test_an_unload_after_a_running_load_wins(room: Room) -> None:
     key = ModelKey("m0", 1)
     room.gate.clear()
     loading = asyncio.create_task(room.residency.orders.load("m0"))
@@ -293,9 +293,7 @@ async def test_an_unload_is_carried_out_though_its_caller_leaves(room: Room) -> 
     assert key not in room.engine.held
 
 
-async def test_an_exchange_that_the_engine_refuses_leaves_what_was_served(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refused_replacement_keeps_the_served_model(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     key = ModelKey("m0", 1)
     room.residency.memory.release(await room.residency.loaded(key, None))
 
@@ -331,7 +329,7 @@ async def test_a_load_that_failed_is_tried_again_after_a_while(room: Room) -> No
     assert room.loads == 2
 
 
-async def test_what_fits_is_loaded_in_the_background() -> None:
+async def test_models_that_fit_are_loaded_in_the_background() -> None:
     room = Room(background=True)
     assert not room.residency.complete
     await room.residency.start()

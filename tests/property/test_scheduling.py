@@ -65,7 +65,7 @@ BESIDE = [[], [(2.0, 1)], [(20.0, 4)], [(5.0, 2), (50.0, 8)]]
 
 @given(plan=st.lists(asked, max_size=60).map(in_order), others=st.sampled_from(BESIDE))
 @settings(max_examples=40, deadline=None)
-def test_everybody_is_answered_or_told_by_the_deadline_and_refusals_say_when(
+def test_every_request_ends_by_its_deadline_and_refusals_have_a_retry_time(
     plan: list[Asked], others: list[tuple[float, int]]
 ) -> None:
     load, ended = played(plan, others=others)
@@ -90,7 +90,7 @@ def mixture(seed: int) -> list[Asked]:
 
 
 @pytest.mark.parametrize("others", BESIDE)
-def test_of_those_who_are_let_in_few_are_late_in_whatever_mixture(others: list[tuple[float, int]]) -> None:
+def test_few_admitted_requests_are_late_in_any_mixture(others: list[tuple[float, int]]) -> None:
     """What batches of two models do to each other is foreseen about, not exactly."""
     seeds = range(20 if others else 60)
     ended = [each for seed in seeds for each in played(mixture(seed), others=others)[1]]
@@ -174,7 +174,7 @@ def test_a_higher_priority_waits_less_where_many_go_together() -> None:
     assert max(waited[3]) <= 10.0  # and no request forever: see `seconds` of `Bounds`
 
 
-def test_audits_go_below_everything_that_somebody_waits_for() -> None:
+def test_audits_have_the_lowest_priority() -> None:
     audits = poisson(1, 200, 5.0, audit=True, timeout_s=1.0, principal="d")
     escalations = poisson(2, 80, 5.0, timeout_s=0.3, principal="d")
     _, ended = played(together(audits, escalations))
@@ -183,7 +183,7 @@ def test_audits_go_below_everything_that_somebody_waits_for() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_machine_that_slows_down_makes_late_at_most_what_was_let_in_before_and_is_used_again(seed: int) -> None:
+def test_a_slowdown_makes_only_earlier_requests_late(seed: int) -> None:
     row_s, timeout_s = 0.010, 0.2
 
     async def play() -> tuple[list[Ended], list[Ended], list[Ended]]:

@@ -78,7 +78,7 @@ def test_a_request_that_needs_too_much_memory_fails_alone(where: str) -> None:
     assert np.asarray(also_good).tolist() == [[6]]
 
 
-def test_what_expires_while_others_are_prepared_is_not_prepared() -> None:
+def test_a_request_that_expires_during_preparation_is_skipped() -> None:
     clock = SimulatedClock()
 
     class Slow(Doubler):
@@ -101,7 +101,7 @@ def test_rows_of_different_shapes_run_in_groups_of_their_own() -> None:
     assert model.runs == [4, 2]
 
 
-def test_a_model_that_loses_rows_is_not_believed() -> None:
+def test_a_model_that_loses_rows_fails() -> None:
     class Loser(Doubler):
         def run(self, rows: Array) -> Probabilities:
             return super().run(rows)[1:]

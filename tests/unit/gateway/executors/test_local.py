@@ -54,7 +54,7 @@ async def test_as_many_batches_run_side_by_side_as_there_are_sessions() -> None:
     assert model.closed
 
 
-async def test_closing_waits_so_long_and_says_what_runs_on() -> None:
+async def test_closing_waits_for_its_timeout_and_reports_running_batches() -> None:
     model = Meeting(2)
     executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4)
     tensor = Tensor("x", np.ones((1, 1), np.float32))
@@ -136,7 +136,7 @@ async def test_a_model_that_was_loaded_on_a_busy_machine_is_measured_again(
     assert await executor.close(10)
 
 
-async def test_batches_that_failed_tell_nothing_of_what_a_model_takes() -> None:
+async def test_failed_batches_are_not_measurements() -> None:
     clock = SimulatedClock()
     model = Taking(clock, 0.005, 0.0001)
     executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4, clock=clock)
@@ -147,7 +147,7 @@ async def test_batches_that_failed_tell_nothing_of_what_a_model_takes() -> None:
     assert await executor.close(10)
 
 
-def test_some_quick_batches_suffice_where_others_waited_for_the_lock_and_a_few_do_not() -> None:
+def test_a_quarter_of_quick_batches_moves_a_model_to_the_loop() -> None:
     for quick, small in ((WINDOW // 4 - 1, False), (WINDOW // 4, True)):
         live = LoopTimes({1: 0.005}, 0.0)
         for at in range(WINDOW):

@@ -47,7 +47,7 @@ def test_every_version_is_served_and_the_highest_is_current(tmp_path: Path) -> N
         ("digits", "x", "no version 'x'"),
     ],
 )
-def test_what_is_not_served_is_refused_with_what_is(name: str, version: str, said: str) -> None:
+def test_an_unknown_model_is_refused_with_the_served_ones(name: str, version: str, said: str) -> None:
     with pytest.raises(UnknownModelError, match=said):
         load_repository(DIGITS, RuntimeOptions()).resolve(name, version)
 
@@ -74,7 +74,7 @@ def test_a_bad_bundle_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "no full model" in refused["edge-only"].message
 
 
-def test_what_never_fits_the_budget_is_refused_and_not_promised(tmp_path: Path) -> None:
+def test_a_model_that_never_fits_is_refused(tmp_path: Path) -> None:
     put(tmp_path / "digits")
     repository = load_repository(tmp_path, None, budget_bytes=1 << 20)
     assert list(repository) == []
@@ -156,7 +156,7 @@ def test_a_model_that_gains_by_batches_is_measured_up_to_the_largest() -> None:
     assert found[64] == pytest.approx(84e-6)
 
 
-def test_a_model_that_gains_nothing_is_seen_by_two_rows_and_runs_one_at_a_time() -> None:
+def test_a_model_without_batching_gain_runs_single_rows() -> None:
     found = Timed(base_s=0.0, row_s=0.013).calibrated()
     assert set(found) == {1, 2}
     times = BatchTimes()
@@ -164,7 +164,7 @@ def test_a_model_that_gains_nothing_is_seen_by_two_rows_and_runs_one_at_a_time()
     assert times.worthwhile_rows(LARGEST_ROWS) == 1
 
 
-def test_it_takes_no_longer_than_the_budget_and_one_run() -> None:
+def test_measuring_takes_at_most_the_budget_and_one_run() -> None:
     model = Timed(base_s=0.3, row_s=0.001)
     assert set(model.calibrated()) == {1}
     assert model.now_s == pytest.approx(2 * 0.301)
@@ -173,11 +173,11 @@ def test_it_takes_no_longer_than_the_budget_and_one_run() -> None:
     assert quick.now_s <= BUDGET_S + 0.004 * 2
 
 
-def test_what_the_first_run_takes_once_is_no_measure() -> None:
+def test_the_first_run_is_not_measured() -> None:
     assert Timed(base_s=20e-6, row_s=0.0, first_s=1.0).calibrated()[1] == pytest.approx(20e-6)
 
 
-def test_a_model_of_images_is_not_measured_since_what_decoding_takes_is_up_to_the_sender() -> None:
+def test_an_image_model_is_not_measured() -> None:
     (served,) = load_repository(DIGITS, RuntimeOptions())
     assert served.loaded is not None
     assert not served.loaded.batch_s

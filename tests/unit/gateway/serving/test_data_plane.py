@@ -118,7 +118,7 @@ async def until_held(executor: GatedExecutor) -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_answer_says_who_gave_it_and_how_long_it_took(bench: Bench, repository: Repository) -> None:
+async def test_an_answer_names_its_model_and_time(bench: Bench, repository: Repository) -> None:
     request = digits_request(id="mine")
     task = asyncio.create_task(bench.plane.infer(request))
     await until_held(bench.executor)
@@ -160,7 +160,7 @@ async def test_an_escalation_for_this_full_model_is_answered(bench: Bench, repos
         (digits_request(outputs=(RequestedOutput("logits"),)), InvalidTensorError, "no output 'logits'"),
     ],
 )
-async def test_what_cannot_run_here_is_refused_before_it_queues(
+async def test_an_impossible_request_is_refused_before_it_queues(
     bench: Bench, request_: InferRequest, kind: type[RequestError], said: str
 ) -> None:
     with pytest.raises(kind, match=said) as caught:
@@ -204,7 +204,7 @@ async def test_a_gateway_without_models_is_live_and_not_ready(tmp_path: Path) ->
     empty.kept.close()
 
 
-async def test_an_answers_log_line_says_tier_and_reason(bench: Bench) -> None:
+async def test_an_answers_log_line_has_tier_and_reason(bench: Bench) -> None:
     with captured_lines() as lines:
         asked = asyncio.create_task(logged_request(bench))
         await until_held(bench.executor)
@@ -227,7 +227,7 @@ async def test_an_audit_names_a_class_of_the_model(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("looks_after_fleet", "expected"), [(True, True), (False, False)])
-def test_a_gateway_without_a_model_is_ready_where_it_looks_after_a_fleet(
+def test_a_gateway_without_a_model_is_ready_if_it_manages_a_fleet(
     tmp_path: Path, looks_after_fleet: bool, expected: bool
 ) -> None:
     repository = Repository({})

@@ -28,7 +28,7 @@ def served() -> ServedModel:
     return found
 
 
-def test_what_was_put_is_given_again_and_does_not_hold_its_batch() -> None:
+def test_a_cached_answer_is_a_copy_of_its_rows() -> None:
     cache = ResponseCache(10_000)
     batch = np.repeat(ANSWER, 64, axis=0)
     cache.put(b"k", batch[3:4])
@@ -39,7 +39,7 @@ def test_what_was_put_is_given_again_and_does_not_hold_its_batch() -> None:
     assert not found.flags.writeable
 
 
-def test_the_limit_holds_and_what_was_asked_for_longest_ago_goes_first() -> None:
+def test_the_least_recently_used_answers_are_evicted() -> None:
     cache = ResponseCache(3 * 450)
     for key in (b"a", b"b", b"c"):
         cache.put(key, ANSWER)
@@ -52,7 +52,7 @@ def test_the_limit_holds_and_what_was_asked_for_longest_ago_goes_first() -> None
     assert len(cache) == 3
 
 
-def test_a_key_changes_with_all_that_can_change_the_answer_and_with_who_asks(served: ServedModel) -> None:
+def test_a_key_depends_on_the_answer_and_the_principal(served: ServedModel) -> None:
     asked = request_of(1.0, 2.0)
     array = asked.inputs[0].array
     others = [
@@ -124,7 +124,7 @@ async def test_a_gateway_with_a_cache_runs_an_input_once(
     assert hashed_here == [size == "small"] * 2
 
 
-async def test_what_is_known_is_answered_without_loading_a_model_that_was_given_up(tmp_path: Path) -> None:
+async def test_a_cached_answer_loads_no_model(tmp_path: Path) -> None:
     gateway = gateway_of(tmp_path)
     await gateway.start()
     first = await gateway.plane.infer(pixels())

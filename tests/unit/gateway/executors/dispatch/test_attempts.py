@@ -40,7 +40,7 @@ class Held(Doubler):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_thread_that_is_given_up_keeps_its_slot_and_its_memory_until_it_is_done(fails: bool) -> None:
+async def test_an_abandoned_thread_keeps_its_slot_and_memory_until_it_ends(fails: bool) -> None:
     clock, model = SimulatedClock(), Held()
     model.fails = fails
     local = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=32, clock=clock)
@@ -73,7 +73,7 @@ async def test_a_thread_that_is_given_up_keeps_its_slot_and_its_memory_until_it_
     assert await dispatcher.close(10)
 
 
-async def test_what_is_given_up_before_a_thread_begins_it_leaves_its_place_at_once() -> None:
+async def test_a_batch_abandoned_before_its_thread_frees_its_slot() -> None:
     clock, model = SimulatedClock(), Held()
     local = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=32, clock=clock)
     here = Member(
@@ -95,7 +95,7 @@ async def test_what_is_given_up_before_a_thread_begins_it_leaves_its_place_at_on
     assert await dispatcher.close(10)
 
 
-async def test_an_executor_that_fails_as_nobody_foresaw_is_left_alone() -> None:
+async def test_an_unexpected_failure_counts_against_the_executor() -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
         made.executors["one"].error = ValueError("all the input array dimensions must match")  # type: ignore[assignment]
         told = 0

@@ -24,7 +24,7 @@ from firstline_gateway.executors.dispatch.forecast import Costs
 
 
 @pytest.mark.parametrize(("models", "row_s"), [(1, 0.5), (20, 0.5), (5, 3.0)])
-async def test_copies_take_little_of_a_slow_ones_time(models: int, row_s: float) -> None:
+async def test_probes_take_little_of_a_slow_executors_time(models: int, row_s: float) -> None:
     """Two seconds are saved up; after that it is 2 % of its time, however many models are tried there."""
     async with site({"one": 0.05, "other": 0.06}) as made:
         others = [model(f"m{number}") for number in range(1, models)]
@@ -38,7 +38,7 @@ async def test_copies_take_little_of_a_slow_ones_time(models: int, row_s: float)
         assert spent_s > 1.0
 
 
-async def test_no_copy_goes_where_there_is_no_room() -> None:
+async def test_no_probe_exceeds_the_budgets() -> None:
     async with site({"one": 0.01, "other": 0.02}, slots={"one": 2}) as made:
         made.add(model("n"))
         made.executors["other"].stop()
@@ -55,14 +55,14 @@ async def test_work_spreads_in_proportion_to_the_speeds() -> None:
         assert made.shares()["fast"] == pytest.approx(0.8, abs=0.05)
 
 
-async def test_one_request_at_a_time_goes_where_it_is_done_first() -> None:
+async def test_single_requests_go_to_the_fastest_executor() -> None:
     async with site({"fast": 0.01, "slow": 0.04}) as made:
         took_s = await made.go(2.0, clients=1)
         assert made.shares()["slow"] < 0.05, "but for copies"
         assert max(took_s) < 0.012
 
 
-async def test_what_was_never_measured_is_got_to_know_by_copies() -> None:
+async def test_an_unmeasured_executor_is_measured_by_probes() -> None:
     async with site({"one": 0.02, "other": 0.01}, unknown={}) as made:
         took_s = await made.go(2.0, clients=1)
         assert made.shares()["other"] > 0.9
@@ -70,7 +70,7 @@ async def test_what_was_never_measured_is_got_to_know_by_copies() -> None:
         assert max(took_s) < 0.022
 
 
-async def test_a_copy_that_ends_in_a_fault_of_ours_leaves_its_place_free() -> None:
+async def test_a_probe_with_an_internal_error_frees_its_slot() -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
         made.executors["other"].error = RuntimeError("a fault")  # type: ignore[assignment]
         seen: list[str] = []
@@ -82,7 +82,7 @@ async def test_a_copy_that_ends_in_a_fault_of_ours_leaves_its_place_free() -> No
         assert "a fault" in seen
 
 
-async def test_it_moves_away_from_one_that_degrades_and_comes_back() -> None:
+async def test_load_moves_away_from_a_degraded_executor_and_returns() -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
         await made.go(1.0, clients=1)
         assert made.shares()["one"] > 0.9
@@ -101,7 +101,7 @@ async def test_it_moves_away_from_one_that_degrades_and_comes_back() -> None:
         assert made.report("one").models[M].pace == pytest.approx(1.0, abs=0.3)
 
 
-async def test_what_hangs_in_one_is_answered_by_another() -> None:
+async def test_a_hanging_batch_is_answered_by_another_executor() -> None:
     async with site({"one": 0.01, "other": 0.015}) as made:
         made.executors["one"].stop()
         took_s = await made.go(3.0, clients=2)
@@ -116,7 +116,7 @@ async def test_what_hangs_in_one_is_answered_by_another() -> None:
 
 
 @pytest.mark.parametrize(("first", "second", "within_s"), [({}, {}, 2.0), ({}, {1: 0.01}, 0.2), ({1: 0.01}, {}, 0.2)])
-async def test_what_hangs_is_answered_by_another_though_nobody_knows_what_it_takes(
+async def test_a_hanging_batch_of_unknown_duration_is_answered_by_another(
     first: dict[int, float], second: dict[int, float], within_s: float
 ) -> None:
     async with site({"one": 0.01, "other": 0.01}) as made:
@@ -133,7 +133,7 @@ async def test_what_hangs_is_answered_by_another_though_nobody_knows_what_it_tak
 
 
 @pytest.mark.parametrize("error", [LinkDownError("gone"), QueueFullError("full"), InferenceError("no kernel")])
-async def test_what_fails_on_one_is_answered_by_another_and_it_is_left_alone(error: FirstlineError) -> None:
+async def test_a_failure_is_retried_elsewhere_and_ejects(error: FirstlineError) -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
         made.executors["one"].error = error
         took_s = await made.go(4.0, clients=1)
@@ -150,7 +150,7 @@ async def test_what_fails_on_one_is_answered_by_another_and_it_is_left_alone(err
 
 
 @pytest.mark.parametrize("error", [CapacityError("out of memory"), InferenceError("out of memory")])
-async def test_one_that_fails_for_one_model_keeps_the_others(error: FirstlineError) -> None:
+async def test_ejection_for_one_model_keeps_the_others(error: FirstlineError) -> None:
     """A GPU has too little memory for one model, and is well for another: what it answers of that one is no news."""
     async with site({"gpu": 0.01, "cores": 0.02}) as made:
         made.add(model("n"))
@@ -175,7 +175,7 @@ async def test_one_that_fails_for_one_model_keeps_the_others(error: FirstlineErr
         assert made.report("gpu").models[N].problem == ""
 
 
-async def test_only_what_failed_is_asked_again() -> None:
+async def test_only_failed_requests_are_retried() -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
         outcomes = await made.until(made.ask(1.0, -1.0, 3.0))
         assert [isinstance(each, InvalidTensorError) for each in outcomes] == [False, True, False]
@@ -183,7 +183,7 @@ async def test_only_what_failed_is_asked_again() -> None:
         assert made.repeats["executor_retry"] == 0, "another executor would say the same"
 
 
-async def test_a_request_that_fails_everywhere_is_nobodys_fault() -> None:
+async def test_a_request_that_fails_everywhere_ejects_no_executor() -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
         for executor in made.executors.values():
             executor.error = InferenceError("a row of zeros")
@@ -193,7 +193,7 @@ async def test_a_request_that_fails_everywhere_is_nobodys_fault() -> None:
         assert made.report("one").problem == made.report("other").problem == ""
 
 
-async def test_where_everything_fails_repeats_are_bounded() -> None:
+async def test_retries_are_bounded_if_everything_fails() -> None:
     async with site({"one": 0.001, "other": 0.001}) as made:
         for executor in made.executors.values():
             executor.error = LinkDownError("gone")
@@ -203,7 +203,7 @@ async def test_where_everything_fails_repeats_are_bounded() -> None:
         assert made.repeats["executor_retry"] <= 64 + 0.1 * 400 + 1
 
 
-async def test_nothing_is_asked_again_after_its_deadline() -> None:
+async def test_nothing_is_retried_after_its_deadline() -> None:
     async with site({"one": 0.05, "other": 0.01}) as made:
         made.executors["other"].error = LinkDownError("gone")
         made.executors["other"].row_s = 0.03
@@ -212,7 +212,7 @@ async def test_nothing_is_asked_again_after_its_deadline() -> None:
         assert made.repeats["executor_retry"] == 0
 
 
-async def test_nobody_there_is_a_sentence() -> None:
+async def test_a_missing_server_is_explained_in_a_sentence() -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
         made.executors["one"].away = "It is out."
         assert made.dispatcher.trouble(M) == ""
@@ -224,7 +224,7 @@ async def test_nobody_there_is_a_sentence() -> None:
         assert made.dispatcher.slots == 1
 
 
-async def test_energy_over_the_budget_is_taken_elsewhere() -> None:
+async def test_a_batch_over_the_energy_budget_runs_elsewhere() -> None:
     """10 W for 10 ms are 0.1 J a batch; 0.5 W let 5 a second run there, once the first minute's 30 J are gone."""
     async with site({"fast": 0.01, "slow": 0.04}, power_w={"fast": 10.0}, energy_w={"fast": 0.5}) as made:
         await made.go(10.0, clients=1)
@@ -237,7 +237,7 @@ async def test_energy_over_the_budget_is_taken_elsewhere() -> None:
         assert (report.energy_sources, report.energy_j > 30) == (frozenset({"modelled"}), True)
 
 
-async def test_where_nobody_has_energy_left_it_is_told_when_to_come_back() -> None:
+async def test_a_refusal_without_energy_has_a_retry_time() -> None:
     async with site({"only": 0.01}, power_w={"only": 1000.0}, energy_w={"only": 1.0}) as made:
         for _ in range(6):
             await made.until(made.ask(1.0))  # 10 J each, of 60
@@ -258,14 +258,14 @@ async def test_batches_beyond_the_memory_go_elsewhere() -> None:
         assert [isinstance(each, BudgetExceededError) for each in found] == [False, False, True], "a copy has room too"
 
 
-async def test_where_no_row_has_room_it_is_the_settings_and_nobody_is_told_to_come_back() -> None:
+async def test_no_room_for_one_row_is_a_configuration_error() -> None:
     async with site({"one": 0.01}, batch_mib={"one": 4.0}, memory_mib={"one": 3.0}) as made:
         with pytest.raises(BudgetExceededError, match=r"not even for one row; .* raise memory_budget_mb") as refused:
             await made.until(made.ask(1.0))
         assert refused.value.retry_after_s is None
 
 
-async def test_who_has_room_and_is_away_is_waited_for() -> None:
+async def test_a_batch_waits_for_an_unavailable_executor_with_memory() -> None:
     async with site({"small": 0.01, "large": 0.01}, batch_mib={"small": 4.0, "large": 4.0},
                     memory_mib={"small": 3.0}) as made:  # fmt: skip
         made.executors["large"].away = "It sleeps."

@@ -58,7 +58,7 @@ def profile(*points: Point) -> Profile:
     return Profile("m", 1, "board", "f" * 64, points)
 
 
-def test_a_profile_tells_seconds_memory_and_energy_by_rows(tmp_path: Path) -> None:
+def test_a_profile_gives_seconds_memory_and_energy_by_rows(tmp_path: Path) -> None:
     made = profile(
         point(1, 0.01, 50, Measured(20, "RAPL")),
         point(8, 0.04, 80, Measured(100, "RAPL")),
@@ -75,7 +75,7 @@ def test_a_profile_tells_seconds_memory_and_energy_by_rows(tmp_path: Path) -> No
     assert (forecast.seconds(1), forecast.seconds(8)) == (pytest.approx(0.01), pytest.approx(0.04))
 
 
-def test_without_measured_energy_the_stated_watts_hold_and_say_so() -> None:
+def test_without_measured_energy_stated_watts_are_used() -> None:
     modelled = costs_of([profile(point(1, 0.01, 50, Modelled(20, "stated")))], DIGEST, "", 5.0)
     assert modelled.source == "modelled"
     stated = costs_of([profile(point(1, 0.01, 50, Absent("no meter")))], DIGEST, "", 5.0)
@@ -93,7 +93,7 @@ def observe(forecast: Forecast, rows: int, took_s: float, now_s: float, wait_s: 
     forecast.observe(RunningBatch(key, rows, wait_s, run_s, forecast.pace, now_s - took_s, 0.0, 0.0), now_s)
 
 
-def test_what_an_executor_is_seen_to_take_outweighs_a_profile_size_by_size() -> None:
+def test_observed_times_outweigh_a_profile_per_size() -> None:
     """The machine of the profile gains by batches, this one does not: it takes twice as long for large ones."""
     forecast, now_s = Forecast({1: 0.01, 8: 0.04}), 0.0
     for _ in range(200):
@@ -115,7 +115,7 @@ def test_a_slow_moment_is_the_pace_and_no_other_size() -> None:
     assert forecast.pace == pytest.approx(1.0, abs=0.2)
 
 
-def test_of_the_profiles_that_lie_with_a_bundle_those_of_this_machine_count(tmp_path: Path) -> None:
+def test_only_profiles_of_this_machine_are_used(tmp_path: Path) -> None:
     (tmp_path / "profiles").mkdir()
     mine = profile(point(1, 0.01, 50, Absent("no")))
     (tmp_path / "profiles" / "m@board.json").write_bytes(encode(mine))
@@ -127,7 +127,7 @@ def test_of_the_profiles_that_lie_with_a_bundle_those_of_this_machine_count(tmp_
     assert profiles_near(tmp_path, "n", lambda: pytest.fail("nobody needs to know the machine")) == []
 
 
-def test_what_is_kept_elsewhere_is_asked_for_models_of_which_the_bundle_brings_nothing(tmp_path: Path) -> None:
+def test_stored_profiles_are_used_for_bundles_without_one(tmp_path: Path) -> None:
     (tmp_path / "profiles").mkdir()
     brought, kept = profile(point(1, 0.01, 50, Absent("no"))), profile(point(1, 0.02, 50, Absent("no")))
     (tmp_path / "profiles" / "m@board.json").write_bytes(encode(brought))
@@ -146,7 +146,7 @@ def test_what_is_kept_elsewhere_is_asked_for_models_of_which_the_bundle_brings_n
     assert asked == [("m", "b" * 64, "f" * 64)]
 
 
-async def test_a_gateway_begins_with_what_its_store_keeps_of_its_hardware(tmp_path: Path) -> None:
+async def test_a_gateway_starts_with_the_stored_profiles_of_its_hardware(tmp_path: Path) -> None:
     store = Store(url=f"sqlite:///{tmp_path / 'gateway.db'}")
     full = open_bundle(DIGITS).manifest.full
     assert full is not None
@@ -177,7 +177,7 @@ def test_a_store_that_is_away_leaves_no_prior(tmp_path: Path) -> None:
         assert priors_in(Store(url=f"sqlite:///{tmp_path / file}"))("digits", DIGEST, "f" * 64) == []
 
 
-def test_what_is_kept_and_cannot_be_read_is_no_prior(tmp_path: Path) -> None:
+def test_an_unreadable_stored_profile_is_ignored(tmp_path: Path) -> None:
     store = Store(url=f"sqlite:///{tmp_path / 'store.db'}")
     made, database = profile(point(1, 0.01, 50, Absent("no"))), open_database(store)
     content = encode(made)
@@ -190,7 +190,7 @@ def test_what_is_kept_and_cannot_be_read_is_no_prior(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_model_that_first_ran_behind_another_one_is_not_taken_for_one_that_takes_no_time() -> None:
+def test_a_first_batch_behind_another_is_not_instant() -> None:
     forecast = Forecast({})
     observe(forecast, 1, 0.3, 0.0, wait_s=0.2)
     first_s = forecast.seconds(1)
@@ -201,7 +201,7 @@ def test_a_model_that_first_ran_behind_another_one_is_not_taken_for_one_that_tak
     assert settled_s is not None and settled_s == pytest.approx(0.1, rel=0.5)
 
 
-def test_what_is_no_profile_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_no_profile_is_named(tmp_path: Path) -> None:
     file = tmp_path / "p.json"
     with pytest.raises(ConfigError, match=r"p\.json cannot be read"):
         read((str(file),))

@@ -111,7 +111,7 @@ def told_of_being_left_alone(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text.split(" last=")[1] for text in caplog.messages if text.startswith("executor ejected executor=here")]
 
 
-async def test_what_fails_here_is_answered_by_another_and_the_model_is_left_alone_here(
+async def test_a_local_failure_is_retried_elsewhere_and_ejects(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     site = Site(Costs())
@@ -127,7 +127,7 @@ async def test_what_fails_here_is_answered_by_another_and_the_model_is_left_alon
     await site.dispatcher.close(1)
 
 
-async def test_a_request_that_is_wrong_is_told_so_by_one() -> None:
+async def test_a_wrong_request_is_refused_without_a_retry() -> None:
     site = Site(Costs())
     with pytest.raises(InvalidTensorError):
         await site.ask(-1.0)
@@ -136,7 +136,7 @@ async def test_a_request_that_is_wrong_is_told_so_by_one() -> None:
     await site.dispatcher.close(1)
 
 
-async def test_what_moved_on_is_told_at_its_deadline_and_at_the_end() -> None:
+async def test_a_retried_batch_is_answered_by_its_deadline_and_at_abandon() -> None:
     site = Site(Costs())
     site.model.error = InferenceError("no kernel")
     site.far.goes_on.clear()
@@ -153,7 +153,7 @@ async def test_what_moved_on_is_told_at_its_deadline_and_at_the_end() -> None:
     await site.dispatcher.close(1)
 
 
-async def test_joules_count_on_the_loop_as_well() -> None:
+async def test_energy_counts_on_the_loop_too() -> None:
     site = Site(Costs(power_w=10.0))
     for _ in range(100):
         await site.ask()
@@ -170,7 +170,7 @@ async def test_a_batch_beyond_the_memory_runs_elsewhere(batch_bytes: float, here
     await site.dispatcher.close(1)
 
 
-async def test_rows_beyond_those_that_were_profiled_have_to_have_room_too() -> None:
+async def test_memory_is_extrapolated_beyond_the_profiled_rows() -> None:
     site = Site(Costs(memory_bytes={1: 400 * MIB}), memory_mib=MODEL_MIB + 500)
     inputs = [Tensor("x", np.ones((2, 1), np.float32))]
     ran = site.dispatcher.run_on_loop(M, inputs, [None])
@@ -181,7 +181,7 @@ async def test_rows_beyond_those_that_were_profiled_have_to_have_room_too() -> N
     await site.dispatcher.close(1)
 
 
-async def test_what_nobody_foresaw_is_told_and_held_against_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_error_reaches_the_caller_and_counts(caplog: pytest.LogCaptureFixture) -> None:
     site = Site(Costs())
     site.model.error = ValueError("dimensions")
     for _ in range(3):

@@ -106,7 +106,7 @@ def test_another_models_answer_is_an_error(
         made(served).read(reply(np.zeros((1, 10), np.float32), **answer), 1)
 
 
-def test_a_version_that_is_left_out_is_the_one_that_was_asked_for(served: ServedModel) -> None:
+def test_a_missing_version_in_the_answer_is_the_requested_one(served: ServedModel) -> None:
     assert made(served).read(reply(np.zeros((1, 10), np.float32), version=""), 1).shape == (1, 10)
 
 
@@ -132,7 +132,9 @@ def named(part: str, **changes: Any) -> dict[str, Any]:
         (questions() | {INFER: HttpReply(404, {}, b'{"error": "unknown model"}')}, "unknown model"),
     ],
 )
-def test_a_server_that_has_not_the_model_says_why(served: ServedModel, found: dict[str, HttpReply], said: str) -> None:
+def test_a_server_without_the_model_gives_the_reason(
+    served: ServedModel, found: dict[str, HttpReply], said: str
+) -> None:
     assert said in V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(found)
 
 
@@ -142,7 +144,7 @@ def test_all_servers_must_take_and_give_the_same(served: ServedModel) -> None:
     assert model.check(questions()) == ""
 
 
-def test_a_servers_own_word_of_the_file_is_held_against_the_bundle(served: ServedModel) -> None:
+def test_a_servers_file_digest_is_compared_with_the_bundle(served: ServedModel) -> None:
     said = {"parameters": {"sha256": {"string_value": served.full.artefact.sha256.upper()}}}
     assert V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(questions(config=said)) == ""
 

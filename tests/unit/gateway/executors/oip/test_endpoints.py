@@ -42,7 +42,7 @@ def test_each_further_ejection_is_twice_as_long_up_to_a_cap_and_is_lived_down() 
     assert detector.left_s("a", now_s) == 10
 
 
-def test_an_idle_server_lives_nothing_down() -> None:
+def test_an_idle_server_keeps_its_ejections() -> None:
     detector = OutlierDetector("abc")
     fail(detector, "a", 0)
     for now_s in range(10, 200, 10):
@@ -109,7 +109,7 @@ def test_hedges_wait_for_the_95th_percentile_of_their_own_size_and_are_a_share_o
     assert allowed == 50
 
 
-def test_what_was_waited_for_in_vain_moves_the_percentile() -> None:
+def test_an_abandoned_wait_moves_the_percentile() -> None:
     hedging = Hedging(0.05)
     for count in range(100):
         hedging.answered(M, 1, 0.01, count * 0.01)

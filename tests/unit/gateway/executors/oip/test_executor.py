@@ -128,7 +128,7 @@ async def test_one_bad_request_fails_alone() -> None:
         assert values(also_good) == [row(0.5)]
 
 
-async def test_the_server_with_less_to_do_is_asked() -> None:
+async def test_the_server_with_fewer_batches_is_chosen() -> None:
     async with site(3, in_flight=4) as far:
         assert far.executor.slots == 12
         batches = [far.begin((0.5,), timeouts_s=[None]) for _ in range(12)]
@@ -138,7 +138,7 @@ async def test_the_server_with_less_to_do_is_asked() -> None:
         assert [endpoint.in_flight for endpoint in far.executor.endpoints.all] == [0, 0, 0]
 
 
-async def test_what_was_under_way_on_a_server_that_dies_is_answered_by_another() -> None:
+async def test_a_batch_on_a_dying_server_is_answered_by_another() -> None:
     async with site(2) as far:
         batches = [far.begin((number / 16,), timeouts_s=[None]) for number in range(16)]
         await asyncio.sleep(0.01)
@@ -156,7 +156,7 @@ async def test_what_was_under_way_on_a_server_that_dies_is_answered_by_another()
         assert far.executor.slots == 16
 
 
-async def test_where_nobody_is_there_it_says_so_at_once_and_is_not_ready() -> None:
+async def test_without_servers_requests_fail_at_once_and_it_is_not_ready() -> None:
     def away(far: Site) -> None:
         for server in far.servers:
             server.there = False
@@ -173,7 +173,7 @@ async def test_where_nobody_is_there_it_says_so_at_once_and_is_not_ready() -> No
         assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
 
 
-async def test_the_last_server_is_given_up_by_its_probes_alone() -> None:
+async def test_only_probes_mark_the_last_server_unavailable() -> None:
     async with site(1) as far:
         far.servers[0].there = False
         (outcome,) = await far.ask((0.5,))
@@ -214,7 +214,7 @@ async def test_a_server_that_only_fails_is_ejected_and_tried_again_later() -> No
         assert far.asked[0] > 5
 
 
-async def test_what_all_servers_fail_on_is_a_failure_of_the_request() -> None:
+async def test_a_failure_on_all_servers_is_the_requests() -> None:
     async with site(2) as far:
         for server in far.servers:
             server.error = FirstlineError("It broke.")
@@ -250,7 +250,7 @@ async def test_a_refused_token_is_the_operators_error_and_not_the_callers() -> N
         assert "There is no valid key." in outcome.message
 
 
-async def test_a_busy_server_is_left_for_another_and_all_busy_says_when_to_come_back() -> None:
+async def test_a_busy_server_is_avoided_and_all_busy_gives_a_retry_time() -> None:
     async with site(2) as far:
         far.servers[0].error = QueueFullError("9 requests wait; come back later.", retry_after_s=3)
         for _ in range(20):
@@ -289,7 +289,7 @@ async def test_hedges_stop_where_everything_is_slow() -> None:
         assert far.executor.calls.hedges <= 5 + 0.05 * 160
 
 
-async def test_a_hedge_is_never_sent_to_a_server_that_has_enough_to_do() -> None:
+async def test_a_hedge_is_never_sent_to_a_full_server() -> None:
     async with site(2, in_flight=1) as far:
         await far.warm()
         for server in far.servers:
@@ -307,7 +307,7 @@ async def test_the_deadline_travels_and_the_most_urgent_of_a_batch_decides() -> 
         assert far.servers[0].timeouts_s == [pytest.approx(0.75, abs=0.01)]
 
 
-async def test_who_has_more_time_is_not_failed_with_who_has_none() -> None:
+async def test_an_expired_request_does_not_fail_others() -> None:
     async with site(1) as far:
         far.servers[0].seconds = 0.4
         urgent, patient, endless = await far.until(far.begin((0.25,), (0.5,), (0.75,), timeouts_s=[0.1, 2.0, None]))
@@ -316,7 +316,7 @@ async def test_who_has_more_time_is_not_failed_with_who_has_none() -> None:
         assert values(endless) == [row(0.75)]
 
 
-async def test_a_server_that_says_nothing_is_given_up_in_time_and_another_one_asked() -> None:
+async def test_a_silent_server_is_abandoned_for_another_in_time() -> None:
     async with site(2, timeout_s=1.0, hedge_share=0.0) as far:
         far.servers[0].silent = True
         began_s = far.clock.monotonic_s()
@@ -354,7 +354,7 @@ class Ponderous(FirstlineModel):
         return super().read(reply, rows)
 
 
-async def test_what_this_process_takes_is_told_apart_from_what_the_servers_take() -> None:
+async def test_processing_time_is_reported_apart_from_server_time() -> None:
     def prepare(made: Site) -> None:
         made.executor._models[M] = Ponderous(SERVED, DEFAULT_LIMITS)
         for server in made.servers:
@@ -369,7 +369,7 @@ async def test_what_this_process_takes_is_told_apart_from_what_the_servers_take(
         assert list(apart.batches_s) == [2]
 
 
-async def test_the_trace_of_a_batch_goes_to_every_server_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_trace_of_a_batch_goes_to_every_server(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1")
     assert trace is not None
     sent: list[tuple[str | None, str | None]] = []

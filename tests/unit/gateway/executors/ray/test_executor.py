@@ -132,7 +132,7 @@ async def test_it_deploys_once_and_answers() -> None:
     assert site.cluster.closed
 
 
-async def test_what_runs_already_stays_unless_its_settings_are_others() -> None:
+async def test_a_running_deployment_stays_unless_its_settings_change() -> None:
     site = Site()
     site.cluster.deployed[WANTED.name] = WANTED
     await site.up()
@@ -145,7 +145,7 @@ async def test_what_runs_already_stays_unless_its_settings_are_others() -> None:
     await site.executor.close(1.0)
 
 
-async def test_a_batch_whose_replica_dies_is_asked_of_another() -> None:
+async def test_a_batch_whose_replica_dies_runs_on_another() -> None:
     site = Site()
     await site.up()
     site.cluster.dying = 3
@@ -171,7 +171,7 @@ async def test_deadlines_travel_as_what_is_left_and_end_retries() -> None:
     await site.executor.close(1.0)
 
 
-async def test_what_fails_there_is_not_asked_again() -> None:
+async def test_a_failed_run_on_the_cluster_is_not_retried() -> None:
     site = Site()
     await site.up()
     site.cluster.breaks = InferenceError("it broke")
@@ -181,7 +181,7 @@ async def test_what_fails_there_is_not_asked_again() -> None:
     await site.executor.close(1.0)
 
 
-async def test_replicas_that_do_not_start_are_told_and_tried_again() -> None:
+async def test_replicas_that_do_not_start_are_reported_and_retried() -> None:
     site = Site()
     site.cluster.starts = False
     await site.up()
@@ -233,7 +233,7 @@ async def test_a_model_that_is_put_in_later_is_deployed_before_it_is_ready() -> 
     await site.executor.close(1.0)
 
 
-async def test_a_silent_cluster_is_believed_for_a_while() -> None:
+async def test_the_last_state_of_a_silent_cluster_holds_for_a_while() -> None:
     site = Site()
     await site.up()
     site.cluster.there = False
@@ -247,7 +247,7 @@ async def test_a_silent_cluster_is_believed_for_a_while() -> None:
     await site.executor.close(1.0)
 
 
-def test_the_bundle_is_where_the_machines_have_it() -> None:
+def test_the_bundle_path_is_that_of_the_cluster() -> None:
     served = replace(SERVED, path=Path("models/m/3").absolute())
     settings = load(None, environ={}, overrides={"ray.models_directory": "/srv/models", "models.directory": "models"})
     found = deployment_of(served, settings)

@@ -83,7 +83,7 @@ async def bench_of(sessions: int = 1, concurrency: int = 0) -> AsyncIterator[Ben
         assert await bench.executor.close(10)
 
 
-async def test_a_thread_goes_on_with_what_waits_though_the_event_loop_is_held() -> None:
+async def test_a_thread_continues_while_the_event_loop_is_blocked() -> None:
     async with bench_of() as bench:
         first = await bench.submit(request_of(1))
         assert await bench.begins() == 1
@@ -100,7 +100,7 @@ async def test_a_thread_goes_on_with_what_waits_though_the_event_loop_is_held() 
         assert bench.rows_run == [1, 1, 1]
 
 
-async def test_each_thread_goes_on_by_itself() -> None:
+async def test_each_thread_continues_by_itself() -> None:
     async with bench_of(sessions=2) as bench:
         running = [await bench.submit(request_of(float(value))) for value in (1, 2, 3, 4, 5)]
         assert {await bench.begins(), await bench.begins()} == {1, 2}
@@ -115,7 +115,7 @@ async def test_each_thread_goes_on_by_itself() -> None:
         assert bench.batcher.depth == 0 and bench.rows_run == [1] * 5
 
 
-async def test_a_newcomer_who_goes_first_takes_the_place_of_both() -> None:
+async def test_a_more_urgent_request_replaces_batches_queued_ahead() -> None:
     async with bench_of(sessions=2) as bench:
         running = [await bench.submit(request_of(float(value))) for value in (1, 2, 3, 4)]
         assert {await bench.begins(), await bench.begins()} == {1, 2}
@@ -129,7 +129,7 @@ async def test_a_newcomer_who_goes_first_takes_the_place_of_both() -> None:
         await asyncio.gather(*running)
 
 
-async def test_what_comes_later_and_is_due_before_goes_before() -> None:
+async def test_a_later_request_that_is_due_earlier_goes_first() -> None:
     async with bench_of() as bench:
         running = [await bench.submit(request_of(1))]
         assert await bench.begins() == 1
@@ -140,7 +140,7 @@ async def test_what_comes_later_and_is_due_before_goes_before() -> None:
         await asyncio.gather(*running)
 
 
-async def test_nobody_runs_for_a_caller_who_left() -> None:
+async def test_nothing_runs_for_a_caller_that_left() -> None:
     async with bench_of() as bench:
         first = await bench.submit(request_of(1))
         assert await bench.begins() == 1
@@ -155,7 +155,7 @@ async def test_nobody_runs_for_a_caller_who_left() -> None:
         assert bench.model.runs == [1, 1]
 
 
-async def test_what_is_late_before_a_thread_is_free_is_never_begun() -> None:
+async def test_a_request_that_expires_before_a_thread_is_free_never_starts() -> None:
     async with bench_of() as bench:
         first = await bench.submit(request_of(1))
         assert await bench.begins() == 1
@@ -168,7 +168,7 @@ async def test_what_is_late_before_a_thread_is_free_is_never_begun() -> None:
         assert bench.model.runs == [1]
 
 
-async def test_a_model_runs_no_more_often_at_once_than_it_may() -> None:
+async def test_a_model_keeps_its_limit_of_concurrent_batches() -> None:
     async with bench_of(sessions=2, concurrency=1) as bench:
         tasks = [await bench.submit(request_of(1)), await bench.submit(request_of(2), N)]
         assert sorted([await bench.begins(), await bench.begins()]) == [1, 2]
@@ -182,7 +182,7 @@ async def test_a_model_runs_no_more_often_at_once_than_it_may() -> None:
         await asyncio.gather(*tasks)
 
 
-async def test_a_shutdown_answers_what_was_given_ahead_too() -> None:
+async def test_a_shutdown_answers_batches_queued_ahead() -> None:
     async with bench_of() as bench:
         tasks = [await bench.submit(request_of(float(value))) for value in (1, 2)]
         assert await bench.begins() == 1

@@ -84,7 +84,7 @@ async def test_a_lone_request_on_an_idle_server_starts_at_once_without_a_timer()
     assert bench.batcher.depth == 0
 
 
-async def test_what_waited_while_the_session_was_busy_is_the_next_batch_in_order() -> None:
+async def test_waiting_requests_are_the_next_batch_in_order() -> None:
     bench = Bench(rows=4)
     await bench.warm(1, 2, 4)
     first = await bench.submit(request_of(1))
@@ -142,7 +142,7 @@ async def test_an_expired_request_is_dropped_before_it_runs() -> None:
     assert bench.late == 1  # it was never let in
 
 
-async def test_what_is_let_in_is_answered_at_its_deadline_whether_it_waits_or_runs() -> None:
+async def test_an_admitted_request_is_answered_by_its_deadline() -> None:
     bench = Bench()
     await bench.warm(1)
     running = await bench.submit(request_of(0, deadline_s=0.5))
@@ -165,7 +165,7 @@ async def test_what_is_let_in_is_answered_at_its_deadline_whether_it_waits_or_ru
     assert bench.batches == [[[0]], [[2]]]
 
 
-async def test_what_cannot_be_done_in_time_any_more_is_not_begun() -> None:
+async def test_a_request_that_cannot_complete_in_time_is_not_started() -> None:
     bench = Bench()
     first = await bench.submit(request_of(0))
     await bench.clock.advance(1.0)
@@ -181,7 +181,7 @@ async def test_what_cannot_be_done_in_time_any_more_is_not_begun() -> None:
     assert bench.late == 1
 
 
-async def test_whoever_leaves_takes_the_timer_along() -> None:
+async def test_a_leaving_caller_cancels_its_timer() -> None:
     bench = Bench()
     await bench.submit(request_of(0))
     leaving = await bench.submit(request_of(1, deadline_s=5.0))
@@ -191,7 +191,7 @@ async def test_whoever_leaves_takes_the_timer_along() -> None:
     assert bench.clock.sleepers == 0
 
 
-async def test_what_is_given_up_is_answered_at_once_and_what_runs_is_not_waited_for() -> None:
+async def test_abandon_answers_at_once_without_waiting_for_batches() -> None:
     bench = Bench()
     tasks = [await bench.submit(request_of(float(n), deadline_s=9.0), key) for n, key in enumerate((M, M, N))]
     bench.batcher.abandon(NotReadyError("Shutting down."))
@@ -202,7 +202,7 @@ async def test_what_is_given_up_is_answered_at_once_and_what_runs_is_not_waited_
     assert bench.batches == [[[0]]]
 
 
-async def test_when_all_that_waits_expired_the_session_takes_what_comes_next() -> None:
+async def test_a_new_request_starts_after_all_waiting_ones_expired() -> None:
     bench = Bench()
     await bench.submit(request_of(0))
     late = [await bench.submit(request_of(1, deadline_s=1.0), key) for key in (M, N)]
@@ -321,7 +321,7 @@ async def test_a_batch_is_filled_by_level_and_then_in_order() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_a_model_runs_no_more_batches_than_it_may_and_leaves_the_others_room() -> None:
+async def test_a_model_at_its_limit_leaves_slots_to_others() -> None:
     bench = Bench(slots=3, concurrency={M: 1})
     first, second = await bench.submit(request_of(1)), await bench.submit(request_of(2))
     other = await bench.submit(request_of(3), N)

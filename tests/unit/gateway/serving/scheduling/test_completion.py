@@ -37,7 +37,7 @@ def test_alike_slots_share_the_work() -> None:
     assert batches.done(0.08) == (pytest.approx(0.02 + 0.01 + (0.08 - 3 * 0.01) / 4), 4)
 
 
-def test_a_lane_that_hangs_is_nobodys_wait() -> None:
+def test_a_hanging_lane_does_not_count() -> None:
     batches = of((0.0, 0.01), (16.0, 0.01)).of(1)
     assert batches.done(0.05)[0] == pytest.approx(0.06)
 
@@ -48,12 +48,12 @@ def test_a_slow_lane_takes_part_once_it_is_done_sooner() -> None:
     assert batches.done(0.2)[0] == batches.done(0.21)[0] == pytest.approx(0.2), "three batches end together"
 
 
-def test_work_is_counted_where_most_is_done() -> None:
+def test_work_is_counted_in_the_times_of_the_most_productive_lane() -> None:
     slow, quick = times(0.2), times(0.01)
     assert CompletionForecast([Lane(0.0, slow), Lane(9.0, quick)], 1).times is quick
 
 
-def test_of_what_never_ran_nothing_is_foreseen() -> None:
+def test_nothing_is_predicted_for_a_model_that_never_ran() -> None:
     assert CompletionForecast([Lane(0.0, BatchTimes()), Lane(0.0, BatchTimes())], 8).of(1).done(0.0) == (0.0, 1.0)
 
 
@@ -61,7 +61,7 @@ lane = st.tuples(st.floats(0, 1), st.floats(0.01, 1))
 
 
 @given(st.lists(lane, min_size=1, max_size=6), st.integers(0, 40))
-def test_it_is_as_if_batch_after_batch_were_placed(lanes: list[tuple[float, float]], before: int) -> None:
+def test_the_forecast_equals_placing_batch_after_batch(lanes: list[tuple[float, float]], before: int) -> None:
     """Within one batch for each lane: what is shared out is work, as if lanes ended together."""
     batches = of(*lanes).of(1)
     found_s = batches.done(before * batches.seconds)[0]
@@ -77,7 +77,7 @@ def test_more_work_is_done_no_sooner(lanes: list[tuple[float, float]], one_s: fl
 
 
 @given(st.lists(lane, min_size=1, max_size=5), lane, st.floats(0, 10))
-def test_one_lane_more_has_nothing_done_later(
+def test_an_additional_lane_delays_nothing(
     lanes: list[tuple[float, float]], another: tuple[float, float], work_s: float
 ) -> None:
     with_all = CompletionForecast([Lane(wait_s, times(run_s)) for wait_s, run_s in [*lanes, another]], 1)

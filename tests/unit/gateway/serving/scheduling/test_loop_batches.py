@@ -71,7 +71,7 @@ async def test_a_lone_request_is_answered_within_the_turn_of_the_loop() -> None:
     assert (await asked).tolist() == [[6.0]]
 
 
-async def test_what_came_in_one_turn_is_one_batch_and_models_do_not_mix() -> None:
+async def test_requests_of_one_turn_are_one_batch_per_model() -> None:
     bench = Bench({M: {1: 20e-6}, N: {1: 20e-6}})
     asked = [bench.batcher.submit(key, request_of(value)) for value, key in ((1.0, M), (2.0, N), (3.0, M))]
     answers = await asyncio.gather(*asked)
@@ -85,7 +85,7 @@ async def test_a_batch_takes_no_more_rows_than_it_may() -> None:
     assert [len(rows) for _, rows in bench.executor.here] == [4, 4, 2]
 
 
-async def test_one_request_that_is_wrong_fails_alone() -> None:
+async def test_a_wrong_request_fails_alone() -> None:
     bench = Bench()
     good, bad = await asyncio.gather(
         *(bench.batcher.submit(M, request_of(value)) for value in (1.0, -1.0)), return_exceptions=True
@@ -145,7 +145,7 @@ async def test_other_work_of_the_loop_has_its_turn_between_batches() -> None:
     assert max(steps) <= 2
 
 
-async def test_who_cannot_be_answered_in_time_is_told() -> None:
+async def test_a_late_request_is_refused() -> None:
     bench = Bench()
     bench.executor.takes_s = 0.5
     asked = bench.batcher.submit(M, request_of(1.0, deadline_s=bench.clock.monotonic_s() + 0.1))
@@ -176,7 +176,7 @@ async def test_a_model_that_becomes_slow_leaves_the_loop_and_is_tried_again_late
     assert len(bench.executor.here) > slow
 
 
-async def test_one_batch_that_holds_the_loop_up_is_the_last_for_a_while() -> None:
+async def test_a_batch_that_blocks_the_loop_is_the_last_for_a_while() -> None:
     bench = Bench()
     bench.executor.takes_s = 0.5
     await bench.batcher.submit(M, request_of(1.0))
@@ -212,14 +212,14 @@ async def test_a_caller_that_leaves_takes_its_request_along() -> None:
     assert bench.executor.here == []
 
 
-async def test_what_nobody_foresaw_is_told_to_those_whom_it_hit(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_error_reaches_its_requests(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.executor.breaks = True
     with pytest.raises(ZeroDivisionError):
         await bench.batcher.submit(M, request_of(1.0))
 
 
-async def test_an_end_answers_what_waits() -> None:
+async def test_abandon_answers_waiting_requests() -> None:
     bench = Bench()
     asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
     await asyncio.sleep(0)

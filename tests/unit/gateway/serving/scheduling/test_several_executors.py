@@ -180,7 +180,7 @@ async def answered_per_s(bench: Bench, clients: int, seconds: float = 3.0) -> fl
             task.cancel()
 
 
-def leave_alone(member: Member, key: ModelKey) -> None:
+def eject(member: Member, key: ModelKey) -> None:
     for _ in range(3):
         member.models[key].health.failed(0.0)
 
@@ -198,7 +198,7 @@ async def test_two_executors_are_not_slower_than_the_better_one(rate_per_s: floa
     assert np.mean(both) <= np.mean(alone)
 
 
-async def test_what_one_cannot_do_alone_both_do() -> None:
+async def test_two_executors_carry_a_load_that_one_cannot() -> None:
     """One that is full answers 470 rows a second with batches of 32, both 700."""
     bench = Bench(1.0, 0.5)
     took_s = await bench.load(560.0, 5.0)
@@ -206,7 +206,7 @@ async def test_what_one_cannot_do_alone_both_do() -> None:
     assert sum(bench.executors[1].batches) > 0.15 * len(took_s)
 
 
-async def test_a_slow_one_is_left_free_where_the_fast_one_is_done_sooner_with_all() -> None:
+async def test_a_slow_executor_idles_if_the_fast_one_completes_all_earlier() -> None:
     bench = Bench(1.0, 0.1)
     tasks = [await bench.submit() for _ in range(4)]
     assert bench.batcher.depth == 3
@@ -214,7 +214,7 @@ async def test_a_slow_one_is_left_free_where_the_fast_one_is_done_sooner_with_al
     assert [executor.batches for executor in bench.executors] == [[1, 3], [1]], "together; and one copy to learn by"
 
 
-async def test_who_is_free_leaves_to_another_one_what_both_have_done_sooner() -> None:
+async def test_a_backlog_is_split_if_both_executors_complete_it_earlier() -> None:
     bench = Bench(1.0, 1.0)
     first = [await bench.submit(), await bench.submit()]
     waiting = [await bench.submit() for _ in range(20)]
@@ -222,7 +222,7 @@ async def test_who_is_free_leaves_to_another_one_what_both_have_done_sooner() ->
     assert all(9 <= executor.batches[-1] <= 12 for executor in bench.executors)
 
 
-async def test_who_would_be_done_later_with_a_part_than_another_one_with_all_gets_none() -> None:
+async def test_a_slow_executor_gets_no_part_if_the_fast_one_completes_all_earlier() -> None:
     bench = Bench(1.0, 0.05)
     first = await bench.submit()
     waiting = [await bench.submit() for _ in range(10)]
@@ -230,7 +230,7 @@ async def test_who_would_be_done_later_with_a_part_than_another_one_with_all_get
     assert bench.executors[0].batches == [1, 10]
 
 
-async def test_who_gains_nothing_by_a_part_takes_all() -> None:
+async def test_a_batch_without_gain_from_splitting_stays_whole() -> None:
     """As many rows take what one takes."""
     bench = Bench(1.0, 1.0, row_s=0.0)
     tasks = [await bench.submit() for _ in range(20)]
@@ -238,14 +238,14 @@ async def test_who_gains_nothing_by_a_part_takes_all() -> None:
     assert sorted(rows for executor in bench.executors for rows in executor.batches)[-1] >= 18
 
 
-async def test_where_a_model_runs_one_batch_at_a_time_nothing_is_left_for_another_one() -> None:
+async def test_a_batch_is_not_split_at_a_concurrency_of_one() -> None:
     bench = Bench(1.0, 1.0, concurrency=1)
     tasks = [await bench.submit() for _ in range(9)]
     await bench.until(*tasks)
     assert bench.executors[0].batches[:2] == [1, 8] or bench.executors[1].batches[-1] == 8
 
 
-async def test_where_another_model_waits_nothing_is_left_for_its_executor() -> None:
+async def test_a_batch_is_not_split_while_another_model_waits() -> None:
     bench = Bench(1.0, 1.0)
     first = [await bench.submit(), await bench.submit(served=FRUGAL)]
     waiting = [await bench.submit(served=served) for served in (SERVED, FRUGAL) for _ in range(8)]
@@ -253,12 +253,12 @@ async def test_where_another_model_waits_nothing_is_left_for_its_executor() -> N
     assert all(executor.batches[-1] >= 8 for executor in bench.executors)
 
 
-async def test_two_that_never_rest_answer_nearly_what_each_does_alone() -> None:
+async def test_two_busy_executors_nearly_double_the_throughput() -> None:
     alone_per_s, both_per_s = await answered_per_s(Bench(1.0), 16), await answered_per_s(Bench(1.0, 1.0), 32)
     assert both_per_s >= 0.9 * 2 * alone_per_s
 
 
-async def test_what_two_rows_take_is_tried_where_one_is_all_that_is_in_time() -> None:
+async def test_two_rows_are_tried_although_only_one_is_predicted_in_time() -> None:
     """Else they are taken to gain nothing, and nobody ever learns otherwise."""
     bench = Bench(1.0, 0.4)
     slow = bench.members[1]
@@ -271,7 +271,7 @@ async def test_what_two_rows_take_is_tried_where_one_is_all_that_is_in_time() ->
     assert slow.models[SERVED.key].forecast.has_tried(2) and not slow.models[SERVED.key].forecast.has_tried(4)
 
 
-async def test_what_waits_for_one_that_hangs_goes_to_the_other() -> None:
+async def test_a_request_for_a_hanging_executor_goes_to_the_other() -> None:
     bench = Bench(1.0, 0.1)
     bench.executors[0].stopped = True
     first, second = await bench.submit(), await bench.submit()
@@ -279,7 +279,7 @@ async def test_what_waits_for_one_that_hangs_goes_to_the_other() -> None:
     assert bench.clock.monotonic_s() < 0.5
 
 
-async def test_a_newcomer_that_is_more_urgent_goes_before_what_waits() -> None:
+async def test_a_more_urgent_request_goes_first() -> None:
     bench = Bench(1.0, 0.1, rows=1)
     first = await bench.submit(1.0)
     waits, urgent = await bench.submit(2.0), await bench.submit(3.0, priority=1)
@@ -288,7 +288,7 @@ async def test_a_newcomer_that_is_more_urgent_goes_before_what_waits() -> None:
     await bench.until(waits)
 
 
-async def test_where_all_fail_it_is_said_and_nothing_waits_for_ever() -> None:
+async def test_failures_of_all_executors_are_reported_and_nothing_hangs() -> None:
     bench = Bench(1.0, 0.5)
     for executor in bench.executors:
         executor.error = LinkDownError("gone")
@@ -311,7 +311,7 @@ async def test_a_batch_is_no_larger_than_what_the_memory_allows() -> None:
     assert max(max(executor.batches) for executor in bench.executors) <= 4
 
 
-async def test_one_beyond_its_energy_gets_nothing_however_early_it_would_be_done() -> None:
+async def test_an_executor_without_energy_gets_no_batch() -> None:
     bench = Bench(1.0, 0.2, energy_w=(1.0, 0.0))
     bench.members[0].energy.spend(60.0, bench.clock.monotonic_s())
     tasks = [await bench.submit() for _ in range(3)]
@@ -322,7 +322,7 @@ async def test_one_beyond_its_energy_gets_nothing_however_early_it_would_be_done
     assert bench.executors[0].batches == [1]
 
 
-async def test_what_is_beyond_every_budget_of_energy_holds_no_other_model_up() -> None:
+async def test_a_batch_over_all_energy_budgets_delays_no_other_model() -> None:
     """A batch of the first takes 0.6 J, of which half a second's are not there yet; the other takes none."""
     bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
     for member in bench.members:
@@ -336,7 +336,7 @@ async def test_what_is_beyond_every_budget_of_energy_holds_no_other_model_up() -
     assert bench.clock.monotonic_s() == pytest.approx(0.5, abs=0.05)
 
 
-async def test_what_is_beyond_every_budget_of_memory_holds_no_other_model_up() -> None:
+async def test_a_batch_over_all_memory_budgets_delays_no_other_model() -> None:
     """Of the first a batch has room on one executor, and not while another runs; the other executor has no room."""
     bench = Bench(1.0, 0.5, memory_mib=2 * MODEL_MIB + 1, rows=1)
     bench.members[1].displace(SERVED.key)
@@ -348,7 +348,7 @@ async def test_what_is_beyond_every_budget_of_memory_holds_no_other_model_up() -
     assert bench.clock.monotonic_s() < 0.06
 
 
-async def test_what_no_budget_allows_in_its_time_is_told_at_once_and_when_to_come_back() -> None:
+async def test_a_request_over_all_budgets_is_refused_with_a_retry_time() -> None:
     bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
     for member in bench.members:
         member.energy.spend(59.9, 0.0)
@@ -362,7 +362,7 @@ async def test_what_no_budget_allows_in_its_time_is_told_at_once_and_when_to_com
     assert isinstance((await bench.submit()).exception(), BudgetExceededError), "it may wait for ten seconds"
 
 
-async def test_what_takes_more_memory_than_there_is_is_told_at_once() -> None:
+async def test_a_batch_larger_than_all_memory_is_refused_at_once() -> None:
     bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1)
     bench.members[1].displace(FRUGAL.key)
     bench.executors[0].stopped = True
@@ -375,7 +375,7 @@ async def test_what_takes_more_memory_than_there_is_is_told_at_once() -> None:
     assert not running.done()
 
 
-async def test_one_that_takes_more_memory_than_there_is_has_nobody_else_refused() -> None:
+async def test_a_too_large_request_does_not_refuse_smaller_ones() -> None:
     """Though it is of the highest level, and would be run first."""
     bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 5)
     await bench.until(await bench.submit())
@@ -387,7 +387,7 @@ async def test_one_that_takes_more_memory_than_there_is_has_nobody_else_refused(
     assert isinstance(over.exception(), PayloadTooLargeError)
 
 
-async def test_one_that_takes_more_energy_than_is_left_keeps_nobody_else_waiting() -> None:
+async def test_a_costly_request_does_not_delay_cheaper_ones() -> None:
     """It waits for its joules; of the others each takes 0.6, and there are four."""
     bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
     await bench.until(await bench.submit())
@@ -406,7 +406,7 @@ async def test_one_that_takes_more_energy_than_is_left_keeps_nobody_else_waiting
     assert began_s + 0.3 < bench.clock.monotonic_s() < began_s + 5.0
 
 
-async def test_what_waits_for_memory_that_is_never_free_is_told_when_its_patience_ends() -> None:
+async def test_a_request_for_memory_that_is_never_free_is_refused_in_time() -> None:
     bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1, rows=1)
     bench.members[1].displace(SERVED.key)
     bench.executors[0].stopped = True
@@ -416,7 +416,7 @@ async def test_what_waits_for_memory_that_is_never_free_is_told_when_its_patienc
     assert bench.clock.monotonic_s() == pytest.approx(10.0, abs=0.01)
 
 
-async def test_what_runs_nowhere_is_told_though_others_wait() -> None:
+async def test_a_model_without_executor_is_refused_although_others_wait() -> None:
     bench = Bench(1.0, 1.0, rows=1)
     bench.members[1].displace(SERVED.key)
     for member in bench.members:
@@ -500,7 +500,7 @@ async def test_admission_cost_does_not_grow_with_models_that_nothing_waits_for(m
     await bench.until(*tasks)
 
 
-async def test_a_backlog_sends_others_to_who_is_free_as_far_as_it_is_due_before_them() -> None:
+async def test_earlier_backlog_sends_other_models_to_a_free_executor() -> None:
     """The backlog runs on the quick executor alone; the slow one takes 60 ms for what the quick one does in 6."""
     bench = Bench(1.0, 0.1, rows=1)
     bench.members[1].displace(SERVED.key)
@@ -518,7 +518,7 @@ async def test_a_backlog_sends_others_to_who_is_free_as_far_as_it_is_due_before_
     await bench.until(*backlog)
 
 
-async def test_while_all_are_busy_it_is_told_at_once_what_no_budget_allows() -> None:
+async def test_a_request_over_all_budgets_is_refused_while_executors_are_busy() -> None:
     bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
     for member in bench.members:
         member.energy.spend(59.9, 0.0)
@@ -531,7 +531,7 @@ async def test_while_all_are_busy_it_is_told_at_once_what_no_budget_allows() -> 
     assert not any(task.done() for task in running)
 
 
-async def test_while_all_are_busy_the_patience_of_what_waits_for_memory_ends() -> None:
+async def test_a_wait_for_memory_ends_while_executors_are_busy() -> None:
     bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1, rows=1)
     bench.members[1].displace(SERVED.key)
     for executor in bench.executors:
@@ -544,11 +544,11 @@ async def test_while_all_are_busy_the_patience_of_what_waits_for_memory_ends() -
     assert bench.clock.monotonic_s() == pytest.approx(10.0, abs=0.01)
 
 
-async def test_one_that_is_left_alone_is_asked_for_what_nobody_else_runs_though_the_others_are_busy() -> None:
+async def test_an_ejected_executor_is_tried_for_a_model_only_it_runs() -> None:
     bench = Bench(1.0, 1.0, sessions=0)
     bench.members[0].displace(FRUGAL.key)
     bench.members[1].displace(SERVED.key)
-    leave_alone(bench.members[1], FRUGAL.key)
+    eject(bench.members[1], FRUGAL.key)
     bench.executors[0].stopped = True
     busy, waits = await bench.submit(), await bench.submit()
     alone = await bench.submit(2.0, FRUGAL)
@@ -557,11 +557,11 @@ async def test_one_that_is_left_alone_is_asked_for_what_nobody_else_runs_though_
     assert not busy.done() and not waits.done()
 
 
-async def test_one_that_is_left_alone_with_a_model_is_asked_for_it_beside_what_it_runs_of_others() -> None:
+async def test_an_ejected_executor_is_tried_while_it_runs_other_models() -> None:
     bench = Bench(1.0, 1.0, sessions=0)
     bench.members[0].displace(FRUGAL.key)
     bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 0.001, slots=2)
-    leave_alone(bench.members[1], FRUGAL.key)
+    eject(bench.members[1], FRUGAL.key)
     tensor = request_of(1.0).inputs[0]
     long = bench.engine.run_on(bench.members[1], SERVED.key, [tensor], [None]).ended
     await asyncio.sleep(0)
@@ -574,7 +574,7 @@ async def test_one_that_is_left_alone_with_a_model_is_asked_for_it_beside_what_i
     long.cancel()
 
 
-async def test_what_waits_for_a_budget_is_nobody_elses_wait() -> None:
+async def test_requests_that_wait_for_a_budget_delay_no_others() -> None:
     bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
     await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
     for member in bench.members:
@@ -590,7 +590,7 @@ async def test_what_waits_for_a_budget_is_nobody_elses_wait() -> None:
     assert not any(task.done() for task in over)
 
 
-async def test_what_waits_for_a_budget_says_nothing_of_how_good_predictions_are() -> None:
+async def test_waiting_for_a_budget_does_not_change_the_margin() -> None:
     bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
     await bench.until(await bench.submit())
     for member in bench.members:
@@ -600,7 +600,7 @@ async def test_what_waits_for_a_budget_says_nothing_of_how_good_predictions_are(
     assert bench.batcher._admission.margin.seconds < 0.1
 
 
-async def test_a_backlog_elsewhere_is_nobodys_wait() -> None:
+async def test_backlog_of_other_executors_does_not_count() -> None:
     """Each model has an executor of its own: of the first a second's work waits, of the other a request runs."""
     bench = Bench(1.0, 1.0, rows=1)
     bench.members[0].displace(FRUGAL.key)
@@ -615,7 +615,7 @@ async def test_a_backlog_elsewhere_is_nobodys_wait() -> None:
     await bench.until(*backlog)
 
 
-async def test_what_hangs_elsewhere_is_nobodys_wait() -> None:
+async def test_a_hanging_executor_does_not_delay_other_models() -> None:
     """The first model runs on both executors, the other on the one that hangs."""
     bench = Bench(1.0, 1.0, rows=1)
     bench.members[0].displace(FRUGAL.key)
@@ -641,7 +641,7 @@ async def test_work_that_executors_share_counts_in_part() -> None:
     assert [len(look.lanes(key)) for key in (FRUGAL.key, SERVED.key)] == [1, 2]
 
 
-async def test_what_the_quick_one_can_do_in_time_is_not_refused_for_the_slow_ones_sake() -> None:
+async def test_a_fast_executor_admits_what_a_slow_one_cannot() -> None:
     bench = Bench(1.0, 0.1, rows=1)
     await bench.load(150.0, 2.0)
     now_s = bench.clock.monotonic_s()
@@ -651,15 +651,15 @@ async def test_what_the_quick_one_can_do_in_time_is_not_refused_for_the_slow_one
     assert isinstance(too_late.exception(), DeadlineExceededError)
 
 
-@pytest.mark.parametrize("why", ["left alone", "over its energy"])
-async def test_a_backlog_that_one_gets_nothing_of_keeps_it_from_no_other_model(why: str) -> None:
+@pytest.mark.parametrize("why", ["ejected", "over its energy"])
+async def test_backlog_does_not_block_other_models_on_an_idle_executor(why: str) -> None:
     """The backlog waits for one that hangs; the other is idle, and alone runs the second model."""
     bench = Bench(1.0, 1.0, rows=1, energy_w=(0.0, 1.0) if why == "over its energy" else ())
     bench.members[0].displace(FRUGAL.key)
     if why == "over its energy":
         bench.members[1].energy.spend(60.0, 0.0)
     else:
-        leave_alone(bench.members[1], SERVED.key)
+        eject(bench.members[1], SERVED.key)
     bench.executors[0].stopped = True
     backlog = [await bench.submit() for _ in range(4)]
     other = await bench.submit(2.0, FRUGAL)
@@ -669,7 +669,7 @@ async def test_a_backlog_that_one_gets_nothing_of_keeps_it_from_no_other_model(w
     assert not any(task.done() for task in backlog)
 
 
-async def test_one_that_hangs_takes_no_part_in_what_is_expected_of_those_that_are_busy() -> None:
+async def test_a_hanging_executor_is_left_out_of_predictions() -> None:
     """It runs the model beside a quick one; the slow one takes as long as twenty requests on the quick one."""
     bench = Bench(1.0, 1.0, 0.05, rows=1)
     for member in bench.members[1:]:
@@ -687,15 +687,15 @@ async def test_one_that_hangs_takes_no_part_in_what_is_expected_of_those_that_ar
 
 
 def of_two_slots(bench: Bench) -> Gains:
-    """Whoever runs both models, with two slots, and is left alone with the first."""
+    """Whoever runs both models, with two slots, and is ejected with the first."""
     for served in (SERVED, FRUGAL):
         bench.members[0].displace(served.key)
     bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 1.0, slots=2)
-    leave_alone(bench.members[1], SERVED.key)
+    eject(bench.members[1], SERVED.key)
     return bench.executors[1]
 
 
-async def test_what_waits_for_its_models_trial_to_end_takes_no_slot() -> None:
+async def test_a_request_that_waits_for_a_trial_takes_no_slot() -> None:
     bench = Bench(1.0, 1.0, rows=1, sessions=0)
     executor = of_two_slots(bench)
     executor.stopped = True
@@ -707,7 +707,7 @@ async def test_what_waits_for_its_models_trial_to_end_takes_no_slot() -> None:
     assert not trial.done() and not waits.done()
 
 
-async def test_a_trial_that_waits_for_a_slot_is_passed_by_nothing_that_would_go_ahead() -> None:
+async def test_no_batch_is_queued_ahead_of_a_waiting_trial() -> None:
     bench = Bench(1.0, 1.0, rows=1, sessions=1)
     of_two_slots(bench)
     before = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
@@ -719,7 +719,7 @@ async def test_a_trial_that_waits_for_a_slot_is_passed_by_nothing_that_would_go_
     await bench.until(*before, *behind)
 
 
-async def test_a_batch_that_hangs_in_one_slot_of_several_makes_nothing_slow_in_the_others() -> None:
+async def test_a_hanging_batch_does_not_slow_the_other_slots() -> None:
     bench = Bench(1.0, 1.0, rows=1, sessions=4)
     for served in (SERVED, FRUGAL):
         bench.members[0].displace(served.key)
@@ -735,7 +735,7 @@ async def test_a_batch_that_hangs_in_one_slot_of_several_makes_nothing_slow_in_t
     assert not hangs.done()
 
 
-async def test_where_all_hangs_it_is_not_said_that_the_model_takes_so_long() -> None:
+async def test_hanging_executors_are_not_taken_for_a_slow_model() -> None:
     bench = Bench(1.0, 1.0, rows=1)
     bench.members[0].displace(SERVED.key)
     bench.executors[1].stopped = True
@@ -746,7 +746,7 @@ async def test_where_all_hangs_it_is_not_said_that_the_model_takes_so_long() -> 
     assert not hangs.done()
 
 
-async def test_what_everybody_fails_for_waits_for_one_trial_at_a_time() -> None:
+async def test_a_model_that_fails_everywhere_is_tried_one_batch_at_a_time() -> None:
     bench = Bench(1.0, 1.0, rows=1, sessions=0)
     of_two_slots(bench)
     now_s = bench.clock.monotonic_s()
