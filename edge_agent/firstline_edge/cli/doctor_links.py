@@ -41,10 +41,10 @@ _ADVICE = "give both the same bundle: copy this device's folder {path} into the 
 async def link_findings(
     settings: EdgeSettings, credentials: Credentials | None = None
 ) -> tuple[list[Finding], float | None]:
-    """One finding or more for each link, and how far this clock is ahead of a gateway's (seconds).
+    """Returns findings for each link, and the seconds by which this clock is ahead of a gateway's; None if unknown.
 
     Args:
-        settings: name the links.
+        settings: contain the links.
         credentials: of a device that has joined.
     """
     if not settings.links:
@@ -56,7 +56,7 @@ async def link_findings(
         host, port = _address(section)
         subject = f"links[{number}] {section.kind} {host}:{port}"
         try:
-            far_side = _far_side(section, settings, credentials)
+            probe = _open_probe(section, settings, credentials)
         except ConfigError as error:  # what `run` would refuse
             findings.append(missing(subject, error.message))
             continue
@@ -64,27 +64,27 @@ async def link_findings(
         if failure is not None:
             findings.append(failure)
             continue
-        findings.append(await _probed(subject, far_side, settings))
+        findings.append(await _round_trip_finding(subject, probe, settings))
         if section.kind == "http":
-            told, seen_s = await _authorised(subject, section, settings, credentials)
-            findings += told
-            offset_s = seen_s if seen_s is not None else offset_s
+            access, measured_s = await _access_findings(subject, section, settings, credentials)
+            findings += access
+            offset_s = measured_s if measured_s is not None else offset_s
     return findings, offset_s
 
 
-class _FarSide(Protocol):
-    """The server that `doctor` calls."""
+class _Probe(Protocol):
+    """A connection to the far end of a link."""
 
     async def probe(self, timeout_s: float) -> None: ...
 
     async def close(self) -> None: ...
 
 
-class _Visitor:
-    """A connection to the broker that is not the agent's: under a name of its own, and the broker keeps nothing of it.
+class _BrokerSession:
+    """An MQTT session under a name of its own, so that the agent's session continues.
 
     Raises:
-        ConfigError: see `wiring.mqtt_settings`.
+        ConfigError: see `mqtt_settings`.
     """
 
     def __init__(self, section: LinkSection, device_id: str, credentials: Credentials | None) -> None:
@@ -95,7 +95,7 @@ class _Visitor:
         self._client = MqttClient(mqtt_settings(section, name, credentials))
 
     async def probe(self, timeout_s: float) -> None:
-        """One round trip: a publication that the device may make, acknowledged by the broker."""
+        """Makes one round trip: a publication that the device may make, acknowledged by the broker."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._client.connect(timeout_s)
@@ -107,8 +107,8 @@ class _Visitor:
         await self._client.close()
 
 
-class _Handshake:
-    """No more than TLS: the broker would take doctor for the agent, by its certificate, and end that one's session."""
+class _BrokerHandshake:
+    """Only a TLS handshake: with the agent's certificate the broker would end the agent's session."""
 
     def __init__(self, section: LinkSection, credentials: Credentials) -> None:
         self._section = section
@@ -136,7 +136,7 @@ class _Handshake:
         except ssl.SSLError as error:
             raise LinkDownError(handshake_problem(where, error)) from error
         except ConnectionError:
-            return  # hung up upon the word
+            return  # the broker closed the connection
         except OSError as error:
             raise LinkDownError(f"The MQTT broker at {where} cannot be reached: {error}.") from error
         except TimeoutError as error:
@@ -146,19 +146,19 @@ class _Handshake:
         pass
 
 
-def _far_side(section: LinkSection, settings: EdgeSettings, credentials: Credentials | None) -> _FarSide:
+def _open_probe(section: LinkSection, settings: EdgeSettings, credentials: Credentials | None) -> _Probe:
     if section.kind == "http":
         return make_http_link(section, DEFAULT_LIMITS, SYSTEM_CLOCK, credentials)
     if credentials is not None and section.shows_identity and _agent_runs(settings):
-        return _Handshake(section, credentials)
-    return _Visitor(section, settings.device_id, credentials)
+        return _BrokerHandshake(section, credentials)
+    return _BrokerSession(section, settings.device_id, credentials)
 
 
 def _agent_runs(settings: EdgeSettings) -> bool:
     try:
         return is_in_use(settings.state_dir)
     except OSError:
-        return True  # nobody who may not look shall disturb
+        return True  # a running agent must not be disturbed
 
 
 def _address(section: LinkSection) -> tuple[str, int]:
@@ -178,7 +178,7 @@ async def _unreachable(subject: str, section: LinkSection, host: str, port: int)
             await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError) as error:
         return missing(subject, f"the name {host} has no address: {error}", f"getent hosts {host}")
-    far_side = "the gateway" if section.kind == "http" else "mosquitto"
+    server = "the gateway" if section.kind == "http" else "mosquitto"
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host, port)
@@ -186,36 +186,36 @@ async def _unreachable(subject: str, section: LinkSection, host: str, port: int)
     except (OSError, TimeoutError) as error:
         why = str(error) or f"nothing answered within {_TIMEOUT_S:.0f} s"
         return missing(
-            subject, f"no connection: {why}", f"start {far_side}, or let the firewall pass: nc -vz {host} {port}"
+            subject, f"no connection: {why}", f"start {server}, or let the firewall pass: nc -vz {host} {port}"
         )
     return None
 
 
-async def _probed(subject: str, link: _FarSide, settings: EdgeSettings) -> Finding:
-    """Whether the far side is the right one, and the median round trip."""
+async def _round_trip_finding(subject: str, probe: _Probe, settings: EdgeSettings) -> Finding:
+    """Checks whether the far end is the expected one, and measures the median round trip."""
     try:
-        await link.probe(_TIMEOUT_S)  # the first one connects
+        await probe.probe(_TIMEOUT_S)  # the first one connects
         spent_ms = []
         for _ in range(_PROBES):
             started_s = time.perf_counter()
-            await link.probe(_TIMEOUT_S)
+            await probe.probe(_TIMEOUT_S)
             spent_ms.append((time.perf_counter() - started_s) * 1000)
     except FirstlineError as error:
         return missing(subject, error.message)
     finally:
-        await link.close()
+        await probe.close()
     p50_ms = statistics.median(spent_ms)
     is_slow = p50_ms > settings.policy.default_timeout_ms / 2
     advice = "raise policy.default_timeout_ms: half of it goes to one round trip"
     return slow_if(is_slow, subject, f"answers in {p50_ms:.3g} ms (p50)", advice)
 
 
-async def _authorised(
+async def _access_findings(
     subject: str, section: LinkSection, settings: EdgeSettings, credentials: Credentials | None
 ) -> tuple[list[Finding], float | None]:
-    """Whether the gateway takes this device and serves its bundles, and how far this clock is ahead (seconds).
+    """Checks whether the gateway accepts this device and serves its bundles; also returns the clock's offset (seconds).
 
-    Which bundles it serves, the gateway tells only those whose token it takes.
+    The gateway lists its bundles only for an accepted token.
     """
     token = read_secret(section.token_file, "links.token_file")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -260,7 +260,7 @@ def _token_finding(subject: str, token: str, status: int) -> Finding:
     if status in (401, 403):
         return missing(
             subject,
-            "is refused" if token else "is missing, and the gateway wants one",
+            "is refused" if token else "is missing, and the gateway requires one",
             "on the gateway: firstline-gateway key create NAME --device; then put it into token_file",
         )
     if status != 200:
@@ -269,20 +269,20 @@ def _token_finding(subject: str, token: str, status: int) -> Finding:
 
 
 async def served_findings(subject: str, client: httpx.AsyncClient, settings: EdgeSettings) -> list[Finding]:
-    """One finding for each bundle that is held here and can be read.
+    """Returns one finding for each readable bundle of this device.
 
     Args:
         subject: the link.
         client: of the gateway, with the device's token.
-        settings: whose models.directories are looked at.
+        settings: contain models.directories.
     """
-    held: list[tuple[Path, Manifest]] = []
+    own: list[tuple[Path, Manifest]] = []
     for path in bundle_paths(Path(directory) for directory in settings.models.directories):
         try:
-            held.append((path, open_bundle(path).manifest))
-        except FirstlineError:  # told with the models
+            own.append((path, open_bundle(path).manifest))
+        except FirstlineError:  # `doctor_models` reports it
             continue
-    if not held:
+    if not own:
         return []
     try:
         response = await client.get("/firstline/v1/models")
@@ -293,16 +293,16 @@ async def served_findings(subject: str, client: httpx.AsyncClient, settings: Edg
         return [missing(f"{subject} models", "the gateway does not say which models it serves")]
     return [
         _compared(f"{subject} model {manifest.name} {manifest.version}", path, manifest, served)
-        for path, manifest in held
+        for path, manifest in own
     ]
 
 
-def _digests(said: Any) -> dict[str, dict[str, str]]:
-    """Digests of full models by version, by name."""
-    found: dict[str, dict[str, str]] = {}
-    for model in said["models"]:
-        found.setdefault(model["name"], {})[str(model["version"])] = model["full_model_digest"]
-    return found
+def _digests(listed: Any) -> dict[str, dict[str, str]]:
+    """Returns the digests of full models by name and version."""
+    digests: dict[str, dict[str, str]] = {}
+    for model in listed["models"]:
+        digests.setdefault(model["name"], {})[str(model["version"])] = model["full_model_digest"]
+    return digests
 
 
 def _compared(subject: str, path: Path, manifest: Manifest, served: dict[str, dict[str, str]]) -> Finding:
@@ -312,8 +312,8 @@ def _compared(subject: str, path: Path, manifest: Manifest, served: dict[str, di
         return missing(subject, f"the gateway does not serve {manifest.name} at all", advice)
     digest = versions.get(str(manifest.version))
     if digest is None:
-        there = ", ".join(sorted(versions))
-        return missing(subject, f"the gateway serves {manifest.name} only in version {there}", advice)
+        others = ", ".join(sorted(versions))
+        return missing(subject, f"the gateway serves {manifest.name} only in version {others}", advice)
     if digest != manifest.full_digest:
         detail = f"the gateway's full model is {digest[:12]}, this bundle names {manifest.full_digest[:12] or 'none'}"
         return missing(subject, detail, advice)

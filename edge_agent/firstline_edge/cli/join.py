@@ -110,10 +110,10 @@ def _print(
         )
         return
     print_line(f"{what} {identity.gateway} as {identity.device}, certificate until {time_text(identity.not_after_s)}")
-    said = settings.agent.device_id
-    if said and said != identity.device:
+    configured = settings.agent.device_id
+    if configured and configured != identity.device:
         print_line(
-            f"agent.device_id is '{said}': take it out of the configuration, the name is '{identity.device}' now"
+            f"agent.device_id is '{configured}': take it out of the configuration, the name is '{identity.device}' now"
         )
     then = _next_step(settings, before, identity)
     used = [link for link in settings.links if link.shows_identity]

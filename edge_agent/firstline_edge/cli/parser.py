@@ -18,7 +18,7 @@ OK = 0
 FAILED = 1
 USAGE = 2
 
-_MOST_COUNT = 1024
+_MAX_COUNT = 1024
 
 _EPILOG = """\
 exit codes:
@@ -36,7 +36,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Reads the command line; ends the process with exit code 2 if it is invalid."""
     parser = argparse.ArgumentParser(
         prog="edge-agent",
-        description="Answers inference requests on this device where it can, and through a gateway where not.",
+        description="Answers inference requests on this device, and through a gateway if the device cannot.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -165,20 +165,20 @@ def _add_hardware_commands(commands: Commands) -> None:
 
 def _parse_time(text: str) -> float:
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is no time, such as 2026-11-21T19:30:00Z") from None
-    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+        raise argparse.ArgumentTypeError(f"'{text}' is not a time such as 2026-11-21T19:30:00Z") from None
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _parse_counts(text: str, least: int = 0) -> tuple[int, ...]:
     try:
-        found = tuple(int(one) for one in text.split(","))
+        counts = tuple(int(one) for one in text.split(","))
     except ValueError:
-        found = ()
-    if not found or any(not least <= one <= _MOST_COUNT for one in found):
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of numbers from {least} to {_MOST_COUNT}, such as 1,2")
-    return found
+        counts = ()
+    if not counts or any(not least <= one <= _MAX_COUNT for one in counts):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of numbers from {least} to {_MAX_COUNT}, such as 1,2")
+    return counts
 
 
 def _parse_sizes(text: str) -> tuple[int, ...]:

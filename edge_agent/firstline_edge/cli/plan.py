@@ -71,8 +71,8 @@ def _profile(
         return _read(named, profile.LIMIT_BYTES, profile.decode), []
     name = bundle.manifest.name
     own = StatePaths(settings.state_dir).device_profile_path(name)
-    found, damaged = profile_of_machine((own, *bundled_profiles(bundle.path, name)), catalogue.fingerprint)
-    return found, [f"{message} It is ignored." for message in damaged.values()]
+    stored, damaged = profile_of_machine((own, *bundled_profiles(bundle.path, name)), catalogue.fingerprint)
+    return stored, [f"{message} It is ignored." for message in damaged.values()]
 
 
 def _bundles(settings: EdgeSettings, model: str | None) -> list[Bundle]:

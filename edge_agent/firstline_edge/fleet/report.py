@@ -1,4 +1,4 @@
-"""What this device reports to the fleet: its models and hardware for the twin, and counts of answers for telemetry."""
+"""The content of reports to the fleet: models and hardware for the twin, and counts of answers for telemetry."""
 
 from __future__ import annotations
 

@@ -123,12 +123,12 @@ def _absolute(path: str, folder: Path, keywords: tuple[str, ...]) -> str:
 @cache
 def _path_keywords(section: type[msgspec.Struct]) -> dict[str, tuple[str, ...]]:
     """Returns the fields that are paths, with the values that are not paths."""
-    found = {}
+    keywords = {}
     for name, hint in get_type_hints(section, include_extras=True).items():
         for annotation in (*get_args(hint), *(inner for each in get_args(hint) for inner in get_args(each))):
             if isinstance(annotation, msgspec.Meta) and "path" in (annotation.extra or {}):
-                found[name] = (annotation.extra or {})["path"]
-    return found
+                keywords[name] = (annotation.extra or {})["path"]
+    return keywords
 
 
 def load_or_last_good(

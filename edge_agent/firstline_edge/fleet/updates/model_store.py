@@ -3,7 +3,7 @@
 On disk each model has a folder with two slots (`a` and `b`) and two small files: `pointer` says which slot runs and
 whether it is on trial, `update` is the record of the latest update. The pointer alone decides, as in the boot loaders
 of RAUC and Mender. It is replaced as a whole and fsynced before any action that it describes, so that a power cut
-leaves the old or the new pointer, and both are true: a slot is no rollback target any more before it is overwritten, a
+leaves the old or the new pointer, and both are true: a slot stops being the rollback target before it is overwritten, a
 trial is on the disk before its model is loaded, and each start during a trial uses up a try before it loads anything.
 Without tries left the device rolls back by itself, also without a connection.
 """
@@ -63,7 +63,7 @@ class Pointer(Struct, frozen=True, forbid_unknown_fields=True):
         return "b" if self.slot == "a" else "a"
 
     def cleared(self) -> Pointer:
-        """Returns the pointer before the spare slot is overwritten: it is no rollback target any more."""
+        """Returns the pointer before the spare slot is overwritten: it stops being the rollback target."""
         return replace(self, previous=self.slot) if self.previous == self.spare else self
 
     def begin_trial(self, tries: int) -> Pointer:

@@ -104,7 +104,7 @@ def test_older_samples_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFix
     assert "None of its 2 answers is so new" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run(tmp_path, "--since", "yesterday")
-    assert "'yesterday' is no time, such as" in capsys.readouterr().err
+    assert "'yesterday' is not a time such as" in capsys.readouterr().err
 
 
 def test_a_missing_table_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
