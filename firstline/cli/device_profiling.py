@@ -27,12 +27,12 @@ _LIVE = (ProfilingState.SENT, ProfilingState.WAITING, ProfilingState.MEASURING, 
 
 
 class Named(NamedTuple):
-    """The bundle that a device is to measure.
+    """The bundle that a device must measure.
 
     Attributes:
         name: of it.
-        version: 0 where only the name is known.
-        manifest: None likewise.
+        version: 0 if only the name is known.
+        manifest: None if only the name is known.
     """
 
     name: str

@@ -34,16 +34,16 @@ _GIB, _MIB = 1 << 30, 1 << 20
 
 
 class Processor(Struct, frozen=True):
-    """The cores that run models where no accelerator does.
+    """The cores that run models without an accelerator.
 
     Attributes:
         model: as the kernel names it.
         architecture: as `platform.machine()` names it.
-        cores: logical ones that are online.
-        usable_cores: of these, that this process may use: its affinity and its cgroup's quota, as a fraction.
-        instruction_sets: those that matter to inference, such as "avx2" or "asimddp".
-        rated_hz: of the fastest core; None where the kernel does not say.
-        last_cache_bytes: of the last level; None likewise.
+        cores: logical cores that are online.
+        usable_cores: cores that this process may use, by its affinity and its cgroup's quota, as a fraction.
+        instruction_sets: instruction sets that matter to inference, such as "avx2" or "asimddp".
+        rated_hz: of the fastest core; None if unknown.
+        last_cache_bytes: size of the last level; None if unknown.
     """
 
     model: Text
@@ -59,8 +59,8 @@ class Bandwidth(Struct, frozen=True):
     """Measured memory bandwidth, counted as in STREAM: bytes read plus bytes written.
 
     Attributes:
-        copy_bytes_per_s: of a = b, the quickest repeat, on one core.
-        triad_bytes_per_s: of a = b + 3 c, as numpy can do it: two passes, of which all traffic is counted.
+        copy_bytes_per_s: of a = b, the fastest repeat, on one core.
+        triad_bytes_per_s: of a = b + 3 c, in two passes of numpy, whose traffic is all counted.
         buffer_bytes: of each array.
         repeats: of each.
     """
@@ -76,8 +76,8 @@ class Memory(Struct, frozen=True):
 
     Attributes:
         total_bytes: of the machine.
-        limit_bytes: that this process's cgroup may use; None where nothing limits it.
-        bandwidth: None until it was measured.
+        limit_bytes: limit of this process's cgroup; None without a limit.
+        bandwidth: None until it is measured.
     """
 
     total_bytes: Count
@@ -86,7 +86,7 @@ class Memory(Struct, frozen=True):
 
 
 class Accelerator(Struct, frozen=True):
-    """An accelerator that the kernel shows; `Engine` says whether a runtime can use it.
+    """An accelerator that the kernel shows; whether a runtime can use it is in `Engine`.
 
     Attributes:
         kind: "gpu", "npu" or "tpu".
@@ -99,14 +99,14 @@ class Accelerator(Struct, frozen=True):
 
 
 class Engine(Struct, frozen=True):
-    """A provider of ONNX Runtime's, or a delegate of TFLite's, and whether it ran a small model here.
+    """A provider of ONNX Runtime or a delegate of TFLite, and whether it ran a small model here.
 
     Attributes:
         runtime: "onnx" or "tflite", as a bundle's manifest names them.
-        name: the provider's or the delegate's own.
-        works: it ran, by itself, and what came out was right.
-        reason: a sentence: how fast it was, or why it does not work.
-        first_run_ms: from nothing to the first answer: to load the runtime and the model, and to run it.
+        name: of the provider or delegate.
+        works: whether it ran without help of the processor, and gave the right answer.
+        reason: a sentence: that it ran, or why it does not work.
+        first_run_ms: time to load the runtime and the model, and to run it once.
     """
 
     runtime: Word
@@ -117,11 +117,11 @@ class Engine(Struct, frozen=True):
 
 
 class ThermalZone(Struct, frozen=True):
-    """A place whose temperature is known.
+    """A thermal zone.
 
     Attributes:
-        passive_c: from here on the kernel throttles; None where the zone does not say.
-        critical_c: here it switches off; likewise.
+        passive_c: temperature at which the kernel throttles; None if unknown.
+        critical_c: temperature at which it switches off; None if unknown.
     """
 
     name: Word
@@ -130,11 +130,11 @@ class ThermalZone(Struct, frozen=True):
 
 
 class PowerSource(Struct, frozen=True):
-    """Where power comes from, or where it is measured.
+    """A source of power, or a place where power is measured.
 
     Attributes:
         kind: "battery", "mains", "usb", "rail" or "rapl".
-        measures: whether it says watts or joules.
+        measures: whether it reports watts or joules.
     """
 
     name: Word
@@ -143,13 +143,13 @@ class PowerSource(Struct, frozen=True):
 
 
 class Storage(Struct, frozen=True):
-    """Where the agent keeps its state.
+    """The disk of the state directory.
 
     Attributes:
-        file_system: such as "ext4"; "" where unknown.
-        write_bytes_per_s: of one file, until it was on the disk (fsync); None until it was measured.
-        read_bytes_per_s: of the same, after the kernel was asked to forget it; None likewise.
-        sync_s: of a write of 4 KiB until it was on the disk, the cost of a durable write; None likewise.
+        file_system: such as "ext4"; "" if unknown.
+        write_bytes_per_s: of one file, fsync included; None until it is measured.
+        read_bytes_per_s: of the same file, uncached; None until it is measured.
+        sync_s: time of a durable write of 4 KiB; None until it is measured.
     """
 
     total_bytes: Count
@@ -164,8 +164,8 @@ class NetworkLink(Struct, frozen=True):
     """A network interface.
 
     Attributes:
-        up: it carries traffic now.
-        bits_per_s: as negotiated; None where it does not say, as wireless ones do not.
+        up: whether it carries traffic now.
+        bits_per_s: as negotiated; None if unknown, as for wireless interfaces.
     """
 
     name: Word
@@ -178,11 +178,11 @@ class Catalogue(Struct, frozen=True):
     """One device.
 
     Attributes:
-        fingerprint: of what it depends on: kernel, packages, hardware; another one asks for another survey.
+        fingerprint: of kernel, packages and hardware; another fingerprint requires another survey.
         board: such as "Raspberry Pi 5 Model B Rev 1.0"; "" if unknown.
         kernel: its release.
         notes: unknown values and their reasons, in sentences.
-        measured: whether what takes seconds (bandwidth, storage, engines) was measured.
+        measured: whether bandwidth, storage and engines were measured, which takes seconds.
     """
 
     fingerprint: Word
@@ -201,12 +201,12 @@ class Catalogue(Struct, frozen=True):
     format: int = FORMAT
 
     def engine(self, runtime: str, name: str) -> Engine | None:
-        """The provider or delegate of that name; None where it was not found here."""
+        """Returns the provider or delegate of that name; None if it was not found here."""
         return next((one for one in self.engines if (one.runtime, one.name) == (runtime, name)), None)
 
 
 def encode(catalogue: Catalogue) -> bytes:
-    """As JSON."""
+    """Returns the catalogue as JSON."""
     return msgspec.json.encode(catalogue)
 
 
@@ -215,7 +215,7 @@ def decode(content: bytes, where: str) -> Catalogue:
 
     Args:
         content: JSON, at most `LIMIT_BYTES`.
-        where: whence it came, for the error.
+        where: its source, for the error.
 
     Raises:
         ProtocolError: too long, not JSON, no catalogue, or of a newer format.
@@ -246,7 +246,7 @@ def catalogue_facts(found: Catalogue) -> list[tuple[str, str]]:
         ("instructions", " ".join(cpu.instruction_sets) or "none that matters to inference is known"),
         ("memory", f"{memory.total_bytes / _GIB:.3g} GiB{limit}{_speed(memory.bandwidth)}"),
     ]
-    facts += [("beside", f"{one.name} ({one.kind}, {one.source})") for one in found.accelerators]
+    facts += [("accelerator", f"{one.name} ({one.kind}, {one.source})") for one in found.accelerators]
     facts += [("engine", _engine(engine)) for engine in found.engines]
     for zone in found.thermal_zones:
         trips = [

@@ -128,7 +128,7 @@ class Snapshot(Struct, frozen=True):
         frequency_max_hz: allowed frequency, which a governor or firmware lowers to throttle.
         frequency_rated_hz: rated frequency.
         power_w: watts, by rail, battery or domain; rails nest, so do not add them.
-        energy_j: joules since the sensors were opened, by RAPL domain; they nest likewise.
+        energy_j: joules since the sensors were opened, by RAPL domain; domains nest.
         battery_share: charge of the emptiest of the device's own batteries, 0 to 1.
         powered: 1 with external power, 0 if the battery drains.
         memory_total_bytes: usable by this process: of the machine, or the control group's limit if that is less.

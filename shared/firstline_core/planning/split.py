@@ -206,7 +206,7 @@ def _inverse(x: float) -> float:
 
 
 def encode(splits: Splits) -> bytes:
-    """As JSON."""
+    """Returns the document as JSON."""
     return msgspec.json.format(msgspec.json.encode(splits), indent=1) + b"\n"
 
 

@@ -442,7 +442,7 @@ def sweet_spot(points: Iterable[Point], share: float = 0.95) -> Point | None:
 
 
 def encode(profile: Profile) -> bytes:
-    """As JSON."""
+    """Returns the profile as JSON."""
     return msgspec.json.encode(profile)
 
 
@@ -451,7 +451,7 @@ def decode(content: bytes, where: str) -> Profile:
 
     Args:
         content: JSON, at most `LIMIT_BYTES`.
-        where: whence it came, for the error.
+        where: its source, for the error.
 
     Raises:
         ProtocolError: too long, not JSON, no profile, or of another format.
