@@ -109,7 +109,7 @@ async def test_news_are_told_once_and_the_birth_message_says_how_things_are(mosq
     known: dict[str, object] = {"alarm": False}
     link = MqttLink(settings(mosquitto, "cam-1"), TOPICS, birth=lambda: known)
     with pytest.raises(errors.LinkDownError):
-        await link.tell({"event": "contract_alarm"})
+        await link.publish_event({"event": "contract_alarm"})
     heard: list[tuple[str, dict[str, object], bool]] = []
 
     async def hear(message: Message) -> None:
@@ -123,7 +123,7 @@ async def test_news_are_told_once_and_the_birth_message_says_how_things_are(mosq
     await link.probe(5)
     await until(lambda: len(heard) == 1)
     known["alarm"] = True
-    await link.tell({"event": "contract_alarm"})
+    await link.publish_event({"event": "contract_alarm"})
     await until(lambda: len(heard) == 3)
     assert [(topic, said.get("event"), said.get("alarm")) for topic, said, _ in heard] == [
         (TOPICS.birth, None, False), (TOPICS.telemetry, "contract_alarm", None), (TOPICS.birth, None, True),

@@ -134,7 +134,7 @@ async def test_a_log_that_is_gone_is_reported_once(folder: Path) -> None:
     outbox.close()
 
 
-async def test_a_first_start_that_was_cut_short_is_no_damage(folder: Path) -> None:
+async def test_an_interrupted_first_start_is_no_damage(folder: Path) -> None:
     path = folder / "new" / "outbox.db"
     path.parent.mkdir()
     path.with_name("outbox.db.begun").touch()
@@ -158,7 +158,7 @@ async def test_a_file_that_sqlite_cannot_open_is_reported_as_lost(folder: Path) 
     assert (folder / "work" / "outbox.db.damaged").exists()
 
 
-async def test_a_schema_that_is_no_text_is_damage(folder: Path) -> None:
+async def test_a_schema_of_invalid_text_is_damage(folder: Path) -> None:
     kept = await filled(folder / "kept", random.Random(20), closed=True, count=6)
 
     def spoil(content: bytearray) -> None:
@@ -181,7 +181,7 @@ async def test_a_text_that_cannot_be_decoded_costs_its_record(folder: Path) -> N
     assert "1 records could not be read" in said
 
 
-async def test_a_version_that_was_flipped_is_no_newer_version(folder: Path) -> None:
+async def test_a_flipped_version_is_damage_and_no_newer_version(folder: Path) -> None:
     kept = await filled(folder / "kept", random.Random(14), closed=True, count=6)
 
     def flip(content: bytearray) -> None:
@@ -192,7 +192,7 @@ async def test_a_version_that_was_flipped_is_no_newer_version(folder: Path) -> N
     assert f"its format is {FORMAT ^ 1} in one place and {FORMAT} in another" in said
 
 
-async def test_a_replacement_that_was_cut_short_is_finished_or_begun_again(folder: Path) -> None:
+async def test_an_interrupted_replacement_is_finished_or_restarted(folder: Path) -> None:
     kept = await filled(folder / "kept", random.Random(15), closed=False, count=6)
     work, whole = folder / "work", folder / "whole"
     shutil.copytree(kept.folder, work)
@@ -226,7 +226,7 @@ async def test_with_a_key_no_payload_is_on_the_disk(folder: Path) -> None:
         outbox.close()
 
 
-async def test_another_key_begins_a_fresh_outbox_beside_and_the_first_one_opens_the_old_again(folder: Path) -> None:
+async def test_a_wrong_key_starts_a_fresh_outbox_and_the_right_one_opens_the_old(folder: Path) -> None:
     path, first = folder / "outbox.db", KeySeal([b"k" * 32])
     outbox = Outbox(path, seal=ChecksumSeal(), clock=SimulatedClock())
     await outbox.put(plain := promise())
@@ -250,9 +250,7 @@ async def test_another_key_begins_a_fresh_outbox_beside_and_the_first_one_opens_
         outbox.close()
 
 
-async def test_a_disk_that_damages_the_replacement_too_is_said_in_a_sentence(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_damaged_replacement_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "outbox.db").write_bytes(b"this is no database at all" * 100)
 
     def damaged_again(_path: Path) -> sqlite3.Connection:
@@ -263,7 +261,7 @@ async def test_a_disk_that_damages_the_replacement_too_is_said_in_a_sentence(
         Outbox(folder / "outbox.db", clock=SimulatedClock())
 
 
-async def test_the_right_key_after_a_wrong_one_writes_over_nothing(folder: Path) -> None:
+async def test_the_right_key_after_a_wrong_one_overwrites_nothing(folder: Path) -> None:
     path, right, wrong = folder / "outbox.db", KeySeal([b"k" * 32]), KeySeal([b"o" * 32])
     for seal in (right, wrong):
         outbox = Outbox(path, seal=seal, clock=SimulatedClock())
@@ -281,7 +279,7 @@ async def test_the_right_key_after_a_wrong_one_writes_over_nothing(folder: Path)
 
 
 @pytest.mark.parametrize("closed", [True, False])
-async def test_of_an_outbox_that_cannot_be_opened_the_depth_is_told(folder: Path, closed: bool) -> None:
+async def test_promises_of_an_unopened_outbox_are_counted(folder: Path, closed: bool) -> None:
     kept = await filled(folder / "kept", random.Random(18), closed=closed, count=9)
     path = kept.folder / "outbox.db"
     before = {file: file.read_bytes() for file in kept.folder.iterdir()}

@@ -117,7 +117,7 @@ async def test_a_correction_is_announced_after_a_broker_that_hung_and_one_that_w
 
 
 @pytest.mark.mosquitto
-async def test_what_was_stored_before_a_kill_is_announced_after_the_restart(house: House) -> None:
+async def test_corrections_from_before_a_kill_are_announced_after_it(house: House) -> None:
     outbox = Outbox(house.path, announcing=True)
     before = await corrected(outbox)
     outbox.close()

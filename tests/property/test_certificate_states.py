@@ -81,7 +81,9 @@ async def _only_tightens(
                         drawn_at = monitored.threshold if first >= monitored.threshold else CERTIFIED
                         scene.certificates.audited(monitored, sample, threshold=drawn_at)
                     else:
-                        scene.certificates.heed(scene.held, ContractNotice(bool(first), second, int(propensity)))
+                        scene.certificates.apply_notice(
+                            scene.held, ContractNotice(bool(first), second, int(propensity))
+                        )
                     certificate_state = scene.certificates.of(scene.held)
                     assert certificate_state.alarmed >= alarmed
                     assert monitored.threshold >= threshold

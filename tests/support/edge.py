@@ -172,7 +172,7 @@ class NoContracts:
     def alarm_of(self, model: DeviceModel) -> str:
         return ""
 
-    def heed(self, model: DeviceModel, notice: ContractNotice | None) -> None:
+    def apply_notice(self, model: DeviceModel, notice: ContractNotice | None) -> None:
         pass
 
 

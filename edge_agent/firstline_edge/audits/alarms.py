@@ -16,7 +16,7 @@ log = logger(__name__)
 class AlarmLink(Protocol):
     """A link that can announce an event; the MQTT link implements it."""
 
-    async def tell(self, facts: Mapping[str, object]) -> None:
+    async def publish_event(self, facts: Mapping[str, object]) -> None:
         """Announces an event.
 
         Raises:
@@ -48,6 +48,6 @@ class Alarms:
             }
             for link in links:
                 try:
-                    await link.tell(facts)
+                    await link.publish_event(facts)
                 except FirstlineError as error:  # the birth message says it at the next connection
                     log.info("the alarm was not announced over MQTT", error=error.message)

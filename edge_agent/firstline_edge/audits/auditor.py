@@ -309,7 +309,7 @@ class Auditor:
         self._certificates.count_fleet(audit.monitored, notice)  # before its result, which is tested at that level
         self._certificates.audited(audit.monitored, sample, threshold=audit.threshold)
         # After its own result: what the gateway says may be due to it, and begins a test that must not count it.
-        self._certificates.heed(audit.monitored.model, notice)
+        self._certificates.apply_notice(audit.monitored.model, notice)
 
     def _lose(self, audit: Audit, error: FirstlineError) -> None:
         audit.monitored.record.lost += 1

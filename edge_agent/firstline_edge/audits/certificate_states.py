@@ -268,7 +268,7 @@ class CertificateStates:
             monitored.record.fleet_devices = notice.devices
             self.save()
 
-    def heed(self, model: DeviceModel, notice: ContractNotice | None) -> None:
+    def apply_notice(self, model: DeviceModel, notice: ContractNotice | None) -> None:
         """Takes up the gateway's notice about the model's contract; its alarm counts like this device's own.
 
         A notice without a quota takes an earlier one back. No notice at all says nothing: it may come from a gateway

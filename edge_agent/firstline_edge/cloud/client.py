@@ -51,7 +51,7 @@ class Contracts(Protocol):
         """Returns the edge variant whose certificate this device's own audits refuted; "" for none."""
         ...
 
-    def heed(self, model: DeviceModel, notice: ContractNotice | None) -> None:
+    def apply_notice(self, model: DeviceModel, notice: ContractNotice | None) -> None:
         """Applies the gateway's notice about the model's contract."""
         ...
 
@@ -224,7 +224,7 @@ class CloudClient:
             model: the bundle that the gateway must run.
             rows: to be answered, each for its own reason.
             deadline_s: on the monotonic clock.
-            attempts: gains what was tried.
+            attempts: gains each try.
 
         Raises:
             FirstlineError: see `Cascade.infer`.
@@ -250,7 +250,7 @@ class CloudClient:
             model: the bundle that the gateway must run.
             rows: to travel.
             deadline_s: on the monotonic clock.
-            attempts: gains what was tried.
+            attempts: gains each try.
             keep: continue if the caller leaves and no other caller waits for the same rows.
 
         Raises:
@@ -262,21 +262,21 @@ class CloudClient:
         tried_before = len(attempts)
         started_s = self._clock.monotonic_s()
 
-        async def compute(seats: Sequence[int]) -> list[tuple[ModelOutput, str]]:
-            asked = request.take([rows[seat].position for seat in seats])
-            sent = escalation_of(asked, model.version, digest, self._contracts.alarm_of(model))
+        async def compute(indices: Sequence[int]) -> list[tuple[ModelOutput, str]]:
+            escalated = request.take([rows[index].position for index in indices])
+            sent = escalation_of(escalated, model.version, digest, self._contracts.alarm_of(model))
             try:
                 response = await self._call(sent, deadline_s, attempts)
-                full = self._accepted(response, len(seats), model, attempts)
+                full = self._accepted(response, len(indices), model, attempts)
             except FirstlineError as error:
                 self._refusals.record(model.manifest.name, model.version, error)
                 raise
             self._refusals.clear(model.manifest.name, model.version)
-            self._contracts.heed(model, response.answer.contract if response.answer is not None else None)
+            self._contracts.apply_notice(model, response.answer.contract if response.answer is not None else None)
             outputs = [ModelOutput(probabilities) for probabilities in full.probabilities]
             if digest and full.digest:
-                for seat, output in zip(seats, outputs, strict=True):
-                    self._cache.put(result_key(digest, rows[seat].content), output)
+                for index, output in zip(indices, outputs, strict=True):
+                    self._cache.put(result_key(digest, rows[index].content), output)
             return [(output, full.digest) for output in outputs]
 
         flight = self._flights.run(_flight_keys(model, rows), compute, keep=keep)
@@ -291,7 +291,7 @@ class CloudClient:
         return answers
 
     async def pass_on(self, request: InferRequest, deadline_s: float, attempts: list[Attempt]) -> InferResponse:
-        """A model that this device knows nothing of: the gateway's answer as it comes, all rows or none.
+        """Returns the gateway's answer for a model that this device does not hold, unchanged: all rows or none.
 
         Raises:
             UnknownModelError: this device has no link.

@@ -121,10 +121,10 @@ def tls_context(settings: HttpLinkSettings) -> ssl.SSLContext | None:
 def _check_url(url: str) -> None:
     try:
         parsed = urlsplit(url)
-        known = parsed.scheme in ("http", "https") and bool(parsed.hostname) and (parsed.port or 1) > 0
+        valid = parsed.scheme in ("http", "https") and bool(parsed.hostname) and (parsed.port or 1) > 0
     except ValueError:
-        known = False
-    if not known or any(character.isspace() for character in url):
+        valid = False
+    if not valid or any(character.isspace() for character in url):
         raise ConfigError(f"The gateway's URL {url!r} must look like https://gateway.example.com.")
 
 

@@ -149,7 +149,7 @@ class MqttLink:
             publication = envelope.response_publication(form, response, topic=topic, correlation_data=data)
         await self._client.publish(publication)
 
-    async def tell(self, facts: Mapping[str, object]) -> None:
+    async def publish_event(self, facts: Mapping[str, object]) -> None:
         """Publishes an event of this device, and updates the retained birth message.
 
         Args:
@@ -162,15 +162,15 @@ class MqttLink:
         await self._client.publish(Publication(self.topics.telemetry, orjson.dumps(facts)))
         await self._client.publish(self._introduction())
 
-    async def listen(self, topic: str, hear: Callable[[Message], None]) -> None:
-        """Subscribes to a topic, also after reconnections, and calls `hear` with each message.
+    async def listen(self, topic: str, handle: Callable[[Message], None]) -> None:
+        """Subscribes to a topic, also after reconnections, and calls `handle` with each message.
 
         Raises:
             FirstlineError: the broker refused it.
         """
-        await self._client.listen(topic, hear)
+        await self._client.listen(topic, handle)
 
-    async def say(self, topic: str, content: bytes, *, retain: bool = False) -> None:
+    async def publish_document(self, topic: str, content: bytes, *, retain: bool = False) -> None:
         """Publishes a document about this device; returns when the broker has acknowledged it.
 
         While the device starts, waits until the first connection attempt has ended.

@@ -154,8 +154,8 @@ class MqttTransport:
 
     async def report(self, reported: Reported) -> None:
         """See `TwinTransport`."""
-        await self._link.say(self._link.topics.reported, msgspec.json.encode(reported), retain=True)
+        await self._link.publish_document(self._link.topics.reported, msgspec.json.encode(reported), retain=True)
 
     async def count(self, telemetry: Telemetry) -> None:
         """See `TwinTransport`."""
-        await self._link.say(self._link.topics.telemetry, msgspec.json.encode(telemetry))
+        await self._link.publish_document(self._link.topics.telemetry, msgspec.json.encode(telemetry))

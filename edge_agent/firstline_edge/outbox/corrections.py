@@ -78,7 +78,7 @@ class Corrections:
             on_correction=self._on_correction,
             model_refusals=self._model_refusals,
             alarm=self._alarm_of,
-            heed=self._heed,
+            apply_notice=self._apply_notice,
             retries=chain.retries,
         )
         async with asyncio.TaskGroup() as tasks:
@@ -91,7 +91,7 @@ class Corrections:
         held = self._models.find(request.model, request.version)
         return self._contracts.alarm_of(held) if held is not None else ""
 
-    def _heed(self, request: InferRequest, notice: ContractNotice | None) -> None:
+    def _apply_notice(self, request: InferRequest, notice: ContractNotice | None) -> None:
         held = self._models.find(request.model, request.version)
         if held is not None:
-            self._contracts.heed(held, notice)
+            self._contracts.apply_notice(held, notice)

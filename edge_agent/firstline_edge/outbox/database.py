@@ -101,7 +101,7 @@ _HEAD_FACTS = (
 
 
 class DamagedError(Exception):
-    """The file is not what was written; the text says what of it."""
+    """The file is not what was written; the message names the difference."""
 
 
 class RowNumbers(NamedTuple):
@@ -329,9 +329,9 @@ def open_writer(path: Path, *, alone: bool = False) -> sqlite3.Connection:
         connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
         connection.execute("PRAGMA synchronous = FULL")  # under WAL: each commit is fsynced
         connection.execute("PRAGMA secure_delete = FAST")  # zeros over what is deleted, where that costs no write
-        found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if found != "ok":
-            raise DamagedError(found.splitlines()[-1])
+        result = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if result != "ok":
+            raise DamagedError(result.splitlines()[-1])
         _check_head(path)
         _create_or_check(connection, path)
     except (ConfigError, DamagedError):
@@ -339,7 +339,7 @@ def open_writer(path: Path, *, alone: bool = False) -> sqlite3.Connection:
         raise
     except Exception as error:
         connection.close()
-        raise _judged(error, path) from error
+        raise _open_error(error, path) from error
     return connection
 
 
@@ -390,7 +390,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _judged(error: Exception, path: Path) -> CapacityError | DamagedError:
+def _open_error(error: Exception, path: Path) -> CapacityError | DamagedError:
     """Whether the disk refuses, or the file is damaged: one that must not be read or written may be both."""
     if is_refusal(error):
         try:

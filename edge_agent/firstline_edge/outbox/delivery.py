@@ -41,7 +41,7 @@ log = logger(__name__)
 
 Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
 Alarm = Callable[[InferRequest], str]
-Heed = Callable[[InferRequest, ContractNotice | None], None]
+ApplyNotice = Callable[[InferRequest, ContractNotice | None], None]
 OnCorrection = Callable[[InferResponse, str, TraceContext | None], None]
 
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
@@ -101,7 +101,7 @@ class Delivery:
             correct it ("" if it did not), and the request's trace.
         model_refusals: records the gateway's refusals of models; None to keep that here.
         alarm: returns the state of a model's contract, which the gateway receives with the request.
-        heed: receives the gateway's notice about the contract.
+        apply_notice: receives the gateway's notice about the contract.
         retries: the retry budget; None for one of its own.
         settings: timeouts and limits.
     """
@@ -118,7 +118,7 @@ class Delivery:
         on_correction: OnCorrection = lambda _answer, _cause, _trace: None,
         model_refusals: ModelRefusals | None = None,
         alarm: Alarm = lambda _request: "",
-        heed: Heed = lambda _request, _notice: None,
+        apply_notice: ApplyNotice = lambda _request, _notice: None,
         retries: RetryBudget | None = None,
         settings: DeliverySettings = DeliverySettings(),
     ) -> None:
@@ -130,7 +130,7 @@ class Delivery:
         self._merge = merge
         self._model_refusals = model_refusals if model_refusals is not None else ModelRefusals()
         self._alarm = alarm
-        self._heed = heed
+        self._apply_notice = apply_notice
         self._refused: dict[str, int] = {}  # by request id, how often the gateway refused a promise that still waits
         self._max_age_s = max_age_s
         self._settings = settings
@@ -275,7 +275,7 @@ class Delivery:
             correction = await self._chain.infer(sent, deadline_s, attempts)
             answered = True
             if correction.answer is not None:
-                self._heed(item.request, correction.answer.contract)
+                self._apply_notice(item.request, correction.answer.contract)
                 correction = replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
             merged = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
             self._model_refusals.clear(item.request.model, item.request.version)

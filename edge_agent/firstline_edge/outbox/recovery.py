@@ -90,7 +90,7 @@ def open_or_recover(path: Path, seal: Seal) -> Opened:
             return _replace(path, seal, f"It was damaged ({error})")
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
-            if _knows_keys(connection, seal):
+            if _has_keys(connection, seal):
                 mark = HighWaterMark(path, connection)
                 undo.callback(mark.close)
                 damage = _missing_records(connection, mark)
@@ -137,7 +137,7 @@ def _replace(path: Path, seal: Seal, why: str) -> Opened:
             f"{counted(promises, 'promised correction')} and {counted(answers, 'answer')}"
         )
     damage = f"{why}, and was set aside as {aside.name}; {became}."
-    log.error("outbox replaced", path=str(path), said=damage)
+    log.error("outbox replaced", path=str(path), damage=damage)
     connection = open_writer(path)
     return Opened(connection, HighWaterMark(path, connection), damage)
 
@@ -169,10 +169,10 @@ def _finish(path: Path) -> None:
         fresh.with_name(fresh.name + suffix).unlink(missing_ok=True)
 
 
-def _knows_keys(connection: sqlite3.Connection, seal: Seal) -> bool:
+def _has_keys(connection: sqlite3.Connection, seal: Seal) -> bool:
     for table, column in _SEALED:
         heads = connection.execute(f"SELECT DISTINCT substr({column}, 1, {HEAD_BYTES}) FROM {table}")  # noqa: S608
-        if not all(seal.knows(head) for (head,) in heads):
+        if not all(seal.has_key_of(head) for (head,) in heads):
             return False
     return True
 

@@ -100,14 +100,14 @@ class Timeline:
         return set(self._born_s)
 
     def start(self, request_id: str) -> None:
-        """Adds a promise that is made now, unless it is known."""
+        """Adds a promise that is made now, unless it is there already."""
         self._born_s.setdefault(request_id, self._clock.monotonic_s())
 
     def forget(self, request_id: str) -> None:
         self._born_s.pop(request_id, None)
 
     def of(self, request_id: str) -> float:
-        """A promise's age in seconds; 0 if it is not known."""
+        """A promise's age in seconds; 0 if there is none."""
         now_s = self._clock.monotonic_s()
         return max(0.0, now_s - self._born_s.get(request_id, now_s))
 

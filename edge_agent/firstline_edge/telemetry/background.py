@@ -36,7 +36,7 @@ class Background:
             works: run together; an error of one, which is always unexpected, ends all.
         """
         task = self._tasks[name] = asyncio.create_task(_together(works), name=name)
-        task.add_done_callback(partial(self._look, name))
+        task.add_done_callback(partial(self._report_end, name))
 
     async def close(self, name: str) -> None:
         """Cancels a task, and raises its earlier error: a process that lost a part does not end cleanly."""
@@ -45,13 +45,13 @@ class Background:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    def _look(self, name: str, task: asyncio.Task[None]) -> None:
+    def _report_end(self, name: str, task: asyncio.Task[None]) -> None:
         """Reports an error at once, not when the agent is stopped."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         why = _first(error)
-        told = f"{type(why).__name__}: {why}" if str(why) else type(why).__name__
-        self.problems[name] = f"The agent's {name} ended ({told}), and does nothing until the agent is started again."
+        reason = f"{type(why).__name__}: {why}" if str(why) else type(why).__name__
+        self.problems[name] = f"The agent's {name} ended ({reason}), and does nothing until the agent is started again."
         log.error("a part of the agent ended unexpectedly", part=name, exc_info=error)
 
 

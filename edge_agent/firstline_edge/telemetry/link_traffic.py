@@ -1,4 +1,4 @@
-"""The bytes that one call sends and receives, counted where they are known: in the links."""
+"""The bytes that one call sends and receives, counted in the links."""
 
 from __future__ import annotations
 

@@ -320,7 +320,7 @@ class Recorder:
                     line.log()
         try:
             self._decisions.append(*(line.record() if isinstance(line, _Answered) else line for line in waiting))
-        except OSError as error:  # a full disk must not stop answers; it is told once
+        except OSError as error:  # a full disk must not stop answers; it is logged once
             if not self._disk_refuses:
                 log.error("cannot write the decision log", error=str(error))
             self._disk_refuses = True

@@ -149,13 +149,13 @@ class MqttClient:
         """
         await self._subscribe(topic_filter, partial(self._start_handler, handler))
 
-    async def listen(self, topic_filter: str, hear: Callable[[Message], None]) -> None:
-        """Like `subscribe` for a function that does not wait: `hear` is called as soon as a message is read.
+    async def listen(self, topic_filter: str, handle: Callable[[Message], None]) -> None:
+        """Like `subscribe` for a function that does not wait: `handle` is called as soon as a message is read.
 
         Raises:
             UnauthorizedError, CapacityError, ProtocolError: the broker refused it.
         """
-        await self._subscribe(topic_filter, partial(self._call_handler, hear))
+        await self._subscribe(topic_filter, partial(self._call_handler, handle))
 
     async def _subscribe(self, topic_filter: str, handle: Callable[[Message], None]) -> None:
         self._handlers[topic_filter] = handle
@@ -257,9 +257,9 @@ class MqttClient:
         else:
             handle(message)
 
-    def _call_handler(self, hear: Callable[[Message], None], message: Message) -> None:
+    def _call_handler(self, handle: Callable[[Message], None], message: Message) -> None:
         try:
-            hear(message)
+            handle(message)
         except Exception:  # the outermost loop of a message
             log.exception("mqtt handler failed", topic=message.topic)
             self._hold_back(message)

@@ -138,7 +138,7 @@ class GroupWriter(Generic[Transaction]):
         open_ = True
         while open_:
             group, open_ = self._next_group()
-            tell(self._commit(group))
+            resolve(self._commit(group))
 
     def _next_group(self) -> tuple[list[_Work], bool]:
         """Waits for operations; returns those that were not cancelled, and whether more may come."""
@@ -199,7 +199,7 @@ class GroupWriter(Generic[Transaction]):
                 self._log.info("database accepts writes again", database=self._name)
 
 
-def tell(outcomes: list[tuple[_Work, Any]]) -> None:
+def resolve(outcomes: list[tuple[_Work, Any]]) -> None:
     """Hands each operation's outcome to those who wait for it."""
     for work, outcome in outcomes:
         if isinstance(outcome, BaseException):

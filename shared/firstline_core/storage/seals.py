@@ -54,7 +54,7 @@ class Seal(Protocol):
         """
         ...
 
-    def knows(self, head: bytes) -> bool:
+    def has_key_of(self, head: bytes) -> bool:
         """Whether the key of a record is known, by the record's first bytes."""
         ...
 
@@ -73,7 +73,7 @@ class ChecksumSeal:
             raise IntegrityError("Its checksum does not fit: the disk has damaged it.")
         return content
 
-    def knows(self, head: bytes) -> bool:
+    def has_key_of(self, head: bytes) -> bool:
         return not _is_encrypted(head)
 
 
@@ -109,7 +109,7 @@ class KeySeal:
         except (InvalidTag, ValueError) as error:
             raise IntegrityError("It does not decrypt: the disk has damaged it.") from error
 
-    def knows(self, head: bytes) -> bool:
+    def has_key_of(self, head: bytes) -> bool:
         return not _is_encrypted(head) or bytes(head[1:_NONCE_AT]) in self._ciphers
 
 

@@ -65,17 +65,17 @@ def load(
     _convert(cls, values, text=text, where=str(file))
 
     known = {".".join(path) for path in _settings(cls)}
-    passed_over = []
+    ignored = []
     for variable, value in (environ or {}).items():
         if not variable.startswith(prefix):
             continue
         key = variable.removeprefix(prefix).lower().replace("__", ".")
         if "." not in key and key not in known:
-            passed_over.append(variable)
+            ignored.append(variable)
             continue
         _set(values, key.split("."), _from_text(value), variable)
         _convert(cls, values, text="", where=f"the environment variable {variable}", of_text=True)
-    _tell(passed_over, known, prefix, warn)
+    _warn_about_ignored(ignored, known, prefix, warn)
     for dotted, flag_value in (overrides or {}).items():
         if flag_value is not None:
             parsed = _from_text(flag_value) if isinstance(flag_value, str) else flag_value
@@ -239,11 +239,11 @@ def _settings(cls: type[msgspec.Struct]) -> list[tuple[str, ...]]:
     ]
 
 
-def _tell(passed_over: list[str], known: set[str], prefix: str, warn: Warn) -> None:
+def _warn_about_ignored(ignored: list[str], known: set[str], prefix: str, warn: Warn) -> None:
     """Warns with one sentence for each variable that resembles a setting, and one for all others."""
     others = []
     spelled = {name.replace(".", "_"): prefix + name.replace(".", "__").upper() for name in known}
-    for variable in passed_over:
+    for variable in ignored:
         close = difflib.get_close_matches(variable.removeprefix(prefix).lower(), spelled, n=1, cutoff=_ALIKE)
         if close:
             warn(f"The environment variable {variable} is ignored; did you mean {spelled[close[0]]}?")

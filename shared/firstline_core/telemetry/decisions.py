@@ -122,8 +122,8 @@ class DecisionLog:
 
 def about(response: InferResponse, *, wall_s: float, ms: float | None = None) -> dict[str, object]:
     """Returns the fields of a line about an answer, see `DecisionLog.write`."""
-    told = {} if response.answer is None else structs.asdict(response.answer)
-    return {"at": wall_s, "model": response.model, "version": response.version, "ms": ms} | told
+    answer = {} if response.answer is None else structs.asdict(response.answer)
+    return {"at": wall_s, "model": response.model, "version": response.version, "ms": ms} | answer
 
 
 def _opened(path: Path) -> FileIO:

@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from firstline_core.errors import CapacityError, FirstlineError
-from firstline_core.storage.group_writer import GroupWriter, Transaction, tell
+from firstline_core.storage.group_writer import GroupWriter, Transaction, resolve
 from firstline_core.telemetry.logs import logger
 from firstline_edge.outbox import database as outbox
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
-_TELL_S = 0.0001  # from a commit to those who wait for it: a kill in between finds it kept and unacknowledged
+_RESOLVE_S = 0.0001  # from a commit to those who wait for it: a kill in between finds it kept and unacknowledged
 
 
 class Disk:
@@ -89,11 +89,11 @@ class SimulatedWriter(GroupWriter[Transaction]):
     def _write(self) -> None:
         outcomes = self._commit(self._next_group()[0])
         self._on_commit()
-        asyncio.get_running_loop().call_later(_TELL_S, self._tell, outcomes)
+        asyncio.get_running_loop().call_later(_RESOLVE_S, self._resolve, outcomes)
 
-    def _tell(self, outcomes: list[tuple[object, object]]) -> None:
+    def _resolve(self, outcomes: list[tuple[object, object]]) -> None:
         if not self._disk.dead:
-            tell(outcomes)
+            resolve(outcomes)
 
 
 def outbox_writer(disk: Disk, on_commit: Callable[[sqlite3.Connection], None]) -> outbox.MakeWriter:

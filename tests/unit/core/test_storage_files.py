@@ -52,9 +52,7 @@ def test_a_file_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.M
     assert names(tmp_path) == ["file"]
 
 
-def test_of_two_who_write_a_file_at_once_neither_leaves_half_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_writers_leave_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, sync, other, found = tmp_path / "file", os.fsync, b"of the other" * 1000, []
 
     def meanwhile(descriptor: int) -> None:
@@ -69,7 +67,7 @@ def test_of_two_who_write_a_file_at_once_neither_leaves_half_of_the_others(
     assert names(tmp_path) == ["file"]
 
 
-def test_what_was_begun_and_never_ended_is_removed_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+def test_unfinished_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
     left = ("fi[l]e.0a1b2c3d.new", "fi[l]e.d3c2b1a0.new", "file.0a1b2c3d.new", "fi[l]e.note.new")
     for name in left:
         (tmp_path / name).write_bytes(b"half")
@@ -105,7 +103,7 @@ def test_a_line_without_its_checksum_is_damage(tmp_path: Path) -> None:
         read_checked(tmp_path / "file")
 
 
-def test_of_what_is_set_aside_the_latest_is_kept(tmp_path: Path) -> None:
+def test_the_latest_file_set_aside_stays(tmp_path: Path) -> None:
     for content in ("one", "two"):
         (tmp_path / "file").write_text(content)
         assert set_aside(tmp_path / "file").read_text() == content
@@ -148,7 +146,7 @@ def test_holes_are_left_as_they_are_and_content_between_them_is_not(tmp_path: Pa
     assert beside.stat().st_blocks <= before_blocks
 
 
-def test_what_was_given_up_is_found_by_whoever_erases_next(tmp_path: Path) -> None:
+def test_renamed_files_are_erased_later(tmp_path: Path) -> None:
     (log := tmp_path / "log").write_bytes(b"secret")
     (tmp_path / "log.1").write_bytes(b"secret too")
     given_up = give_up(log)

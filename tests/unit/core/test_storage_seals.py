@@ -35,9 +35,7 @@ def test_every_flip_of_a_bit_is_found(seal: Seal, content: bytes, about: bytes, 
 @given(
     content=st.binary(max_size=50), about=st.binary(max_size=20), other=st.binary(max_size=20), cut=st.integers(0, 80)
 )
-def test_a_record_stands_for_what_it_was_made_for(
-    seal: Seal, content: bytes, about: bytes, other: bytes, cut: int
-) -> None:
+def test_a_seal_is_bound_to_its_context(seal: Seal, content: bytes, about: bytes, other: bytes, cut: int) -> None:
     sealed = seal.close(content, about)
     if other != about:
         with pytest.raises(IntegrityError):
@@ -47,20 +45,20 @@ def test_a_record_stands_for_what_it_was_made_for(
             seal.open(sealed[:cut], about)
 
 
-def test_a_key_hides_and_is_changed_by_putting_a_new_one_first() -> None:
+def test_a_key_encrypts_and_is_rotated_by_a_new_first_key() -> None:
     old = KeySeal([KEY]).close(b"payload", b"")
     assert b"payload" not in old
     both = KeySeal([OTHER, KEY])
     assert both.open(old, b"") == b"payload"
     new = both.close(b"payload", b"")
-    assert both.knows(new[:HEAD_BYTES])
-    assert not KeySeal([KEY]).knows(new[:HEAD_BYTES])
-    assert not ChecksumSeal().knows(new[:HEAD_BYTES])
+    assert both.has_key_of(new[:HEAD_BYTES])
+    assert not KeySeal([KEY]).has_key_of(new[:HEAD_BYTES])
+    assert not ChecksumSeal().has_key_of(new[:HEAD_BYTES])
     for other in (KeySeal([KEY]), ChecksumSeal()):
         with pytest.raises(UnknownKeyError):
             other.open(new, b"")
     plain = ChecksumSeal().close(b"before", b"")
-    assert both.knows(plain[:HEAD_BYTES])
+    assert both.has_key_of(plain[:HEAD_BYTES])
     assert both.open(plain, b"") == b"before"  # written before there was a key
 
 
@@ -75,7 +73,7 @@ def test_keys_come_from_a_file_or_from_systemd(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("content", ["", "ab" * 31, "xy" * 32, "ab" * 32 + "\n" + "ab" * 16])
-def test_what_is_no_key_is_refused_without_a_word_of_it(tmp_path: Path, content: str) -> None:
+def test_an_invalid_key_is_refused_and_not_shown(tmp_path: Path, content: str) -> None:
     file = tmp_path / "key"
     file.write_text(content)
     with pytest.raises(ConfigError, match="openssl rand -hex 32") as refused:
@@ -83,7 +81,7 @@ def test_what_is_no_key_is_refused_without_a_word_of_it(tmp_path: Path, content:
     assert not content or content[:8] not in refused.value.message
 
 
-def test_a_key_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_key_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_keys(str(tmp_path / "none"), "encryption.key_file")
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)

@@ -30,7 +30,7 @@ def test_no_file_is_no_secret() -> None:
         (b"hush" * 2000, "larger than 4096 bytes"),
     ],
 )
-def test_what_is_no_secret_is_refused_without_being_told(tmp_path: Path, content: bytes, said: str) -> None:
+def test_an_invalid_secret_is_refused_and_not_shown(tmp_path: Path, content: bytes, said: str) -> None:
     file = tmp_path / "secret"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=said) as caught:
@@ -40,6 +40,6 @@ def test_what_is_no_secret_is_refused_without_being_told(tmp_path: Path, content
 
 
 @pytest.mark.parametrize("name", ["absent", ".", "a\0b"])
-def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+def test_an_unreadable_secret_file_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_secret(f"{tmp_path}/{name}", "links.token_file")

@@ -113,7 +113,7 @@ def test_a_list_in_a_variable_is_json(environ: dict[str, str]) -> None:
         load(Settings, environ=environ, prefix="X_")
 
 
-def test_what_kubernetes_sets_is_passed_over() -> None:
+def test_variables_of_kubernetes_are_ignored() -> None:
     """https://kubernetes.io/docs/tutorials/services/connect-applications-service/#environment-variables."""
     link = "tcp://10.0.0.11:8080"
     environ = {
@@ -133,13 +133,13 @@ def test_what_kubernetes_sets_is_passed_over() -> None:
     ("variable", "meant"),
     [("X_API_PORT", "X_API__PORT"), ("X_API_OPEN_METRIC", "X_API__OPEN_METRICS"), ("X_LINK", "X_LINKS")],
 )
-def test_a_near_miss_is_told_with_the_right_spelling(variable: str, meant: str) -> None:
+def test_a_misspelt_variable_is_reported_with_the_right_spelling(variable: str, meant: str) -> None:
     said: list[str] = []
     assert load(Settings, environ={variable: "1"}, prefix="X_", warn=said.append) == Settings()
     assert said == [f"The environment variable {variable} is ignored; did you mean {meant}?"]
 
 
-def test_without_more_the_log_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_go_to_the_log_by_default(caplog: pytest.LogCaptureFixture) -> None:
     load(Settings, environ={"X_API_PORT": "1"}, prefix="X_")
     assert "did you mean X_API__PORT?" in caplog.text
 
@@ -149,7 +149,7 @@ def test_a_whole_section_may_come_as_json() -> None:
     assert load(Settings, environ={"X_API": json.dumps(value)}, prefix="X_").api == Api(**value)
 
 
-def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="There is no configuration file"):
         load(Settings, file=tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -165,7 +165,7 @@ def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
     ["a = " + "[" * 5000 + "]" * 5000, "a = " + "{a=" * 3000 + "1" + "}" * 3000, "a = " + "1" * 10_000],
     ids=["arrays", "tables", "digits"],
 )
-def test_what_is_too_deep_or_too_long_to_be_read_is_no_toml(tmp_path: Path, text: str) -> None:
+def test_toml_that_is_too_deep_or_long_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "deep.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"deep\.toml is not valid TOML"):

@@ -9,7 +9,7 @@ from firstline_core.telemetry.decisions import DecisionLog, find
 from firstline_core.types import Status
 
 
-def test_the_decision_log_tells_a_request_in_order_and_holds_no_payload(tmp_path: Path) -> None:
+def test_the_decision_log_has_records_in_order_and_no_payload(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     log = DecisionLog(path)
     log.write(answered("a", Status.PROVISIONAL), wall_s=1.0, ms=2.0)
@@ -22,7 +22,7 @@ def test_the_decision_log_tells_a_request_in_order_and_holds_no_payload(tmp_path
     assert "probabilities" not in path.read_text()
 
 
-def test_a_line_that_the_disk_has_damaged_is_passed_over_and_older_ones_are_read(tmp_path: Path) -> None:
+def test_a_damaged_line_is_skipped_and_older_ones_are_read(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     log = DecisionLog(path)
     for number in range(3):
@@ -41,7 +41,7 @@ def test_a_line_that_the_disk_has_damaged_is_passed_over_and_older_ones_are_read
     assert [line["number"] for line in find(path, "a")] == [7, 0, 1]
 
 
-def test_the_decision_log_goes_on_when_it_cannot_change_files(tmp_path: Path) -> None:
+def test_the_decision_log_continues_if_it_cannot_rotate(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     in_the_way = tmp_path / "decisions.jsonl.1"
     in_the_way.mkdir()
@@ -58,7 +58,7 @@ def test_the_decision_log_goes_on_when_it_cannot_change_files(tmp_path: Path) ->
     assert find(path, "first") and find(path, "later") and not find(path, "lost")
 
 
-def test_the_decision_log_recovers_from_a_rotation_that_came_half_way(tmp_path: Path) -> None:
+def test_the_decision_log_recovers_from_an_interrupted_rotation(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     log = DecisionLog(path, max_bytes=600)
     log.write(answered("first"), wall_s=0.0)

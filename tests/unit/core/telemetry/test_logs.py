@@ -129,7 +129,7 @@ def test_the_level_hides_what_is_below_it(capsys: pytest.CaptureFixture[str]) ->
     assert "seen" in printed
 
 
-def test_a_program_that_uses_us_hears_nothing_unless_it_asks() -> None:
+def test_an_embedding_program_gets_no_lines_by_default() -> None:
     said = """
         import logging, sys
         from firstline_core.telemetry.logs import logger

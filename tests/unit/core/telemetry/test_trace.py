@@ -32,7 +32,7 @@ def test_whether_it_is_sampled_and_random_goes_on_and_no_other_flag(sent: str, g
 
 
 @pytest.mark.parametrize("value", [f" {PARENT}\t", f"cc-{TRACE}-{SPAN}-01", f"01-{TRACE}-{SPAN}-01-what.ever-comes"])
-def test_what_later_versions_add_is_passed_over(value: str) -> None:
+def test_fields_of_later_versions_are_ignored(value: str) -> None:
     found = received(value)
     assert found is not None
     assert found.traceparent == f"00-{TRACE}-{found.span_id}-01"
@@ -59,7 +59,7 @@ def test_what_later_versions_add_is_passed_over(value: str) -> None:
         f"cc-{TRACE}-{SPAN}-01-" + "x" * 300,
     ],
 )
-def test_what_names_no_trace_is_passed_over(value: str) -> None:
+def test_headers_without_a_trace_are_ignored(value: str) -> None:
     assert received(value) is None
 
 

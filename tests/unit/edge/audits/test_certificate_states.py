@@ -184,7 +184,7 @@ async def test_the_gateway_tells_how_many_devices_test_and_none_of_it_is_ever_un
     delta = monitored_in(scene).certificate.delta
     assert standings_of(scene).level(monitored_in(scene)) == delta / 5
     for told, tested in ((3, 5), (40, 40), (7, 40), (1, 40)):
-        standings_of(scene).heed(scene.held, ContractNotice(False, None, devices=told))
+        standings_of(scene).apply_notice(scene.held, ContractNotice(False, None, devices=told))
         assert standings_of(scene).level(monitored_in(scene)) == delta / tested
     again = await restarted(scene, make_scene)  # with a setting of 1
     assert standings_of(again).level(monitored_in(again)) == delta / 40
@@ -196,20 +196,20 @@ async def test_evidence_that_the_larger_fleet_found_too_weak_stays_too_weak(make
     scene = make_scene()
     enough = feed(scene, *[(SURE, 0)] * 50)
     again = await restarted(scene, make_scene, certified=0.82)
-    standings_of(again).heed(again.held, ContractNotice(False, None, devices=1000))
+    standings_of(again).apply_notice(again.held, ContractNotice(False, None, devices=1000))
     assert feed(again, *[(SURE, 0)] * enough) == 0
-    standings_of(again).heed(again.held, ContractNotice(False, None, devices=1))
+    standings_of(again).apply_notice(again.held, ContractNotice(False, None, devices=1))
     assert feed(again, *[(SURE, 1)] * 20) == 0
 
 
 async def test_a_quota_that_the_gateway_takes_back_is_this_devices_own_again(make_scene: MakeScene) -> None:
     scene = make_scene()
     told = standings_of(scene)
-    told.heed(scene.held, ContractNotice(alarm=False, escalations_per_hour=7.0))
-    told.heed(scene.held, None)  # an older gateway, with nothing to say
+    told.apply_notice(scene.held, ContractNotice(alarm=False, escalations_per_hour=7.0))
+    told.apply_notice(scene.held, None)  # an older gateway, with nothing to say
     assert told.quota_per_hour(monitored_in(scene)) == 7.0
     again = await restarted(scene, make_scene)
-    standings_of(again).heed(again.held, ContractNotice(alarm=False, escalations_per_hour=None))
+    standings_of(again).apply_notice(again.held, ContractNotice(alarm=False, escalations_per_hour=None))
     assert standings_of(again).quota_per_hour(monitored_in(again)) == CAREFUL.escalations_per_hour
 
 
@@ -231,7 +231,7 @@ async def test_an_alarm_of_its_own_travels_with_whatever_the_device_asks(make_sc
 
 async def test_what_the_gateway_said_is_not_said_back_to_it(make_scene: MakeScene) -> None:
     scene = make_scene()
-    standings_of(scene).heed(scene.held, ContractNotice(alarm=True, escalations_per_hour=None))
+    standings_of(scene).apply_notice(scene.held, ContractNotice(alarm=True, escalations_per_hour=None))
     assert monitored_in(scene).record.alarmed
     assert standings_of(scene).alarm_of(scene.held) == ""
 
@@ -288,7 +288,7 @@ async def test_a_record_that_cannot_be_read_is_put_aside_and_nothing_is_certifie
     assert not said(await again.infer(SURE)).certified
     assert standings_of(again).problem == ""
     assert monitored_in(again).threshold == 0.8
-    standings_of(again).heed(again.held, ContractNotice(alarm=True, escalations_per_hour=None))
+    standings_of(again).apply_notice(again.held, ContractNotice(alarm=True, escalations_per_hour=None))
     assert monitored_in(again).record.escalates_all  # what audits show still tightens
     fresh = await restarted(again, make_scene, certified=0.82)
     assert said(await fresh.infer(SURE)).certified

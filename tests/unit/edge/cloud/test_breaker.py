@@ -54,7 +54,7 @@ async def test_waits_double_up_to_the_cap_with_jitter() -> None:
     assert len(set(waits)) == 6
 
 
-async def test_a_lying_probe_costs_one_request_each_time_and_ever_more_rarely() -> None:
+async def test_a_misleading_probe_costs_one_request_less_and_less_often() -> None:
     clock = SimulatedClock()
     breaker = await opened(clock)
     waits = []
@@ -88,7 +88,7 @@ async def test_one_probe_at_a_time_also_while_closed() -> None:
     assert breaker.try_probe()
 
 
-async def test_a_probe_is_outdone_by_a_success_that_came_after_it_began() -> None:
+async def test_a_success_during_a_probe_outweighs_its_failure() -> None:
     clock = SimulatedClock()
     breaker = await opened(clock)
     await clock.advance(breaker.retry_in_s)

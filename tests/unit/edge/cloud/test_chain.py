@@ -122,7 +122,7 @@ async def test_the_only_usable_link_gets_all_the_time(house: House) -> None:
     assert house.first.calls[-1][1] == 2.0
 
 
-async def test_what_was_tried_is_known_also_of_a_request_that_is_cancelled(house: House) -> None:
+async def test_attempts_of_a_cancelled_request_are_recorded(house: House) -> None:
     house.first.error = DOWN
     house.second.answer = house.hang
     asked = asyncio.create_task(house.infer(timeout_s=2.0))
@@ -159,7 +159,7 @@ async def test_a_deadline_in_the_past_tries_nothing(house: House) -> None:
 @pytest.mark.parametrize(
     "fault", [DOWN, errors.RemoteTimeoutError("late"), errors.ProtocolError("a portal"), errors.CapacityError("busy")]
 )
-async def test_whatever_may_pass_says_when_from_the_first_request_on(
+async def test_retryable_errors_have_a_retry_time_from_the_first_request(
     house: House, fault: errors.FirstlineError
 ) -> None:
     house.first.error = house.second.error = fault
@@ -171,7 +171,7 @@ async def test_whatever_may_pass_says_when_from_the_first_request_on(
     assert late.value.retry_after_s == 1.0
 
 
-async def test_what_the_gateway_says_of_when_is_kept(house: House) -> None:
+async def test_retry_after_of_the_gateway_is_kept(house: House) -> None:
     house.first.error = errors.QueueFullError("later", retry_after_s=7.0)
     with pytest.raises(errors.QueueFullError) as raised:
         await house.infer()
@@ -187,9 +187,7 @@ async def test_what_the_gateway_says_of_when_is_kept(house: House) -> None:
         errors.DeadlineExceededError("late"),
     ],
 )
-async def test_what_the_gateway_says_ends_the_matter_and_opens_nothing(
-    house: House, said: errors.FirstlineError
-) -> None:
+async def test_an_error_of_the_gateway_is_final_and_opens_no_breaker(house: House, said: errors.FirstlineError) -> None:
     house.first.error = said
     for _ in range(5):
         with pytest.raises(type(said)):
@@ -202,7 +200,7 @@ async def test_what_the_gateway_says_ends_the_matter_and_opens_nothing(
 @pytest.mark.parametrize(
     "refused", [errors.PayloadTooLargeError("too large for the broker"), errors.UnauthorizedError("an old token")]
 )
-async def test_what_one_link_may_not_carry_is_tried_on_the_next(house: House, refused: errors.FirstlineError) -> None:
+async def test_a_request_one_link_refuses_is_tried_on_the_next(house: House, refused: errors.FirstlineError) -> None:
     house.first.error = refused
     for _ in range(5):
         await house.infer()
@@ -286,7 +284,7 @@ async def test_a_device_that_boots_offline_knows_before_its_first_request() -> N
     await house.chain.close()
 
 
-async def test_short_deadlines_do_not_condemn_a_link_but_have_it_probed(house: House) -> None:
+async def test_a_timeout_of_a_short_deadline_only_starts_a_probe(house: House) -> None:
     house.first.error = errors.RemoteTimeoutError("late")
     probes = house.first.probes
     for _ in range(5):
@@ -301,7 +299,7 @@ async def test_short_deadlines_do_not_condemn_a_link_but_have_it_probed(house: H
 
 
 @pytest.mark.parametrize("timeout_s", [0.6, 1.98, 30.0])
-async def test_any_usual_deadline_condemns_a_link_that_answers_probes_only(house: House, timeout_s: float) -> None:
+async def test_timeouts_of_usual_deadlines_open_the_breaker(house: House, timeout_s: float) -> None:
     house.cut()
     await house.fail_until_open()
     house.mend()
@@ -314,7 +312,7 @@ async def test_any_usual_deadline_condemns_a_link_that_answers_probes_only(house
     assert not house.chain.available
 
 
-async def test_a_busy_pool_of_ours_is_no_verdict_on_the_far_side(house: House) -> None:
+async def test_a_busy_pool_is_not_the_gateways_fault(house: House) -> None:
     house.first.error = LinkBusyError("all connections are busy")
     for _ in range(5):
         await house.infer()
@@ -322,7 +320,7 @@ async def test_a_busy_pool_of_ours_is_no_verdict_on_the_far_side(house: House) -
     assert house.chain.states()["first"] == "closed"
 
 
-async def test_a_loss_that_the_link_notices_is_known_before_the_next_request(house: House) -> None:
+async def test_a_lost_connection_is_noticed_before_the_next_request(house: House) -> None:
     house.first.probe_error = DOWN
     house.first.probe_wanted.set()
     await settle()
@@ -359,7 +357,7 @@ async def test_local_only_never_reaches_a_link(house: House) -> None:
     assert house.first.calls == house.second.calls == []
 
 
-async def test_without_links_it_says_so_at_once() -> None:
+async def test_a_device_without_links_refuses_at_once() -> None:
     chain = LinkChain([], [], SimulatedClock())
     assert not chain.available
     with pytest.raises(errors.LinkDownError):
@@ -381,7 +379,7 @@ async def test_a_cancelled_request_is_no_verdict(house: House) -> None:
     assert house.chain.states()["first"] == "closed"
 
 
-async def test_a_link_is_unknown_until_something_was_heard_of_it(house: House) -> None:
+async def test_a_link_is_unknown_until_it_worked_or_failed(house: House) -> None:
     fresh = House()
     assert fresh.chain.reports()["first"] == LinkReport(LinkStatus.UNKNOWN, "first.example")
     assert house.chain.reports()["first"].state is LinkStatus.UP  # probed
@@ -439,7 +437,7 @@ class TestTiming:
         assert LinkChain([], [], house.clock).predicted_s(1000) is None
         assert house.chain.timings() == {"first": None, "second": None}
 
-    async def test_answers_are_timed_and_the_gateways_share_told_apart(self, house: House) -> None:
+    async def test_answers_are_timed_with_the_gateways_share(self, house: House) -> None:
         house.second.error = house.second.probe_error = DOWN
         house.second.probe_wanted.set()
         for _ in range(10):
@@ -451,7 +449,7 @@ class TestTiming:
         assert report.service_p50_ms == pytest.approx(1.5, rel=0.06)
         assert report.network_p50_ms == pytest.approx(198.5, rel=0.06)
 
-    async def test_what_is_in_flight_is_ahead_of_what_is_asked_next_until_it_ends(self, house: House) -> None:
+    async def test_bytes_in_flight_delay_the_next_request(self, house: House) -> None:
         house.second.error = house.second.probe_error = DOWN
         house.second.probe_wanted.set()
         free_s = 0.0
@@ -481,9 +479,7 @@ class TestTiming:
         await settle()
         assert house.chain.predicted_s(size_bytes, 0.5) == pytest.approx(0.1, rel=0.3)
 
-    async def test_a_call_from_before_a_link_went_down_is_ahead_of_nobody_after_it_and_teaches_nothing(
-        self, house: House
-    ) -> None:
+    async def test_calls_from_before_an_outage_are_not_measured(self, house: House) -> None:
         house.second.error = house.second.probe_error = DOWN
         house.second.probe_wanted.set()
         for _ in range(3):
@@ -525,7 +521,7 @@ class TestTiming:
         await settle()
         assert house.chain.predicted_s(7) is None
 
-    async def test_a_timeout_and_a_caller_who_leaves_count_as_at_least_so_long(self, house: House) -> None:
+    async def test_timeouts_and_cancellations_are_lower_bounds(self, house: House) -> None:
         house.second.error = house.second.probe_error = DOWN
         house.second.probe_wanted.set()
         await settle()
@@ -543,20 +539,20 @@ class TestTiming:
         await settle()
         assert (house.chain.predicted_s(7) or 0) > 3.0
 
-    async def test_where_none_fits_its_share_of_the_time_the_quicker_one_is_asked_first(self, house: House) -> None:
+    async def test_if_every_link_is_too_slow_the_fastest_is_tried_first(self, house: House) -> None:
         for way, seconds in zip(house.chain._links, (2.0, 0.8), strict=True):
             way.timing.answered(7, seconds, house.clock.monotonic_s())
         await house.infer(timeout_s=1.0)
         assert (len(house.first.calls), len(house.second.calls)) == (0, 1)
 
-    async def test_a_refusal_says_nothing_of_time(self, house: House) -> None:
+    async def test_refusals_are_not_timed(self, house: House) -> None:
         for error in (DOWN, errors.QueueFullError("later"), errors.ModelMismatchError("no")):
             house.first.error = house.second.error = error
             with pytest.raises(errors.FirstlineError):
                 await house.infer()
         assert house.chain.timings() == {"first": None, "second": None}
 
-    async def test_old_evidence_of_a_bad_link_is_not_believed_for_ever(self, house: House) -> None:
+    async def test_old_measurements_lose_weight(self, house: House) -> None:
         house.second.error = house.second.probe_error = DOWN
         house.second.probe_wanted.set()
         for _ in range(50):
@@ -567,7 +563,7 @@ class TestTiming:
 
 
 class TestRetryBudget:
-    async def test_failover_is_bounded_where_the_first_link_goes_on_failing(self, house: House) -> None:
+    async def test_failover_uses_the_retry_budget(self, house: House) -> None:
         house.first.error = LinkBusyError("all connections are busy")  # opens no breaker
         for _ in range(100):
             with contextlib.suppress(errors.RemoteTimeoutError):
@@ -577,7 +573,7 @@ class TestRetryBudget:
         assert house.chain.retries.retries == len(house.second.calls)
         assert house.chain.retries.denied == 100 - len(house.second.calls)
 
-    async def test_a_link_that_is_passed_by_costs_no_budget(self, house: House) -> None:
+    async def test_a_skipped_link_uses_no_budget(self, house: House) -> None:
         house.first.error = house.first.probe_error = DOWN
         house.first.probe_wanted.set()
         await settle()
@@ -606,34 +602,34 @@ class TestToll:
         house.chain._budget_gate = budget_gate
         return paid
 
-    async def test_a_link_that_is_too_dear_is_passed_by_without_a_word_against_it(self, house: House) -> None:
+    async def test_an_unaffordable_link_is_skipped_without_blame(self, house: House) -> None:
         paid = self.budget_gate(house, "first")
         for _ in range(5):
             await house.infer()
         assert (paid, house.outcomes, house.first.calls) == (["second"] * 5, ["ok"], [])
         assert house.chain.states() == {"first": "closed", "second": "closed"}
 
-    async def test_each_try_is_paid(self, house: House) -> None:
+    async def test_each_try_enters_the_budget_gate(self, house: House) -> None:
         paid = self.budget_gate(house)
         house.first.error = DOWN
         await house.infer()
         assert paid == ["first in vain", "second"]
 
-    async def test_a_second_try_that_cannot_be_paid_is_not_made(self, house: House) -> None:
+    async def test_an_unaffordable_second_try_is_not_made(self, house: House) -> None:
         self.budget_gate(house, "second")
         house.first.error = DOWN
         with pytest.raises(errors.LinkDownError):  # it may come back, and with it the answer
             await house.infer()
         assert house.second.calls == []
 
-    async def test_where_none_can_be_paid_that_is_said(self, house: House) -> None:
+    async def test_if_no_link_is_affordable_the_error_says_so(self, house: House) -> None:
         self.budget_gate(house, "first", "second")
         with pytest.raises(errors.BudgetExceededError, match="first"):
             await house.infer()
         assert house.attempts == []
 
 
-async def test_a_dead_link_is_asked_nothing_and_probed_once_at_a_time(house: House) -> None:
+async def test_a_dead_link_gets_one_probe_at_a_time_and_no_request(house: House) -> None:
     house.cut()
     await house.fail_until_open()
     calls, probes = len(house.first.calls), house.first.probes

@@ -134,7 +134,7 @@ async def test_a_name_cannot_leave_its_place_in_the_path(server: Server, link: H
     assert server.heads[0].startswith("POST /v2/models/..%2Fx%3Fy/infer ")
 
 
-async def test_nobody_there_is_a_link_down() -> None:
+async def test_an_unreachable_gateway_is_a_link_down() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -160,7 +160,7 @@ async def test_silence_is_a_timeout_over_the_whole_exchange(server: Server, link
         await link.infer(request(), 0.1)
 
 
-async def test_what_came_of_an_answer_that_was_cut_off_counts(server: Server, link: HttpLink) -> None:
+async def test_bytes_of_a_truncated_answer_count(server: Server, link: HttpLink) -> None:
     async def half(reader: Reader, writer: Writer) -> None:
         await read_request(reader)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 90000\r\n\r\n" + bytes(45_000))
@@ -173,7 +173,7 @@ async def test_what_came_of_an_answer_that_was_cut_off_counts(server: Server, li
     assert 45_000 < received < 46_000
 
 
-async def test_requests_under_way_delay_no_probe_and_a_full_pool_says_nothing_of_the_far_side(server: Server) -> None:
+async def test_requests_in_progress_delay_no_probe(server: Server) -> None:
     async def take_requests_and_answer_probes(reader: Reader, writer: Writer) -> None:
         first, _, _ = await read_request(reader)
         if first.startswith("GET "):
@@ -197,7 +197,7 @@ async def test_requests_under_way_delay_no_probe_and_a_full_pool_says_nothing_of
     await link.close()
 
 
-async def test_no_more_connections_are_made_than_may_be_and_their_places_come_free(server: Server) -> None:
+async def test_the_number_of_connections_is_limited(server: Server) -> None:
 
     async def stall(reader: Reader, _writer: Writer) -> None:
         await reader.read()
@@ -252,7 +252,7 @@ async def test_a_fresh_connection_that_is_dropped_is_not_tried_forever(server: S
         (500, errors.InferenceError("broken")),
     ],
 )
-async def test_what_the_gateway_says_is_raised_as_it_was(
+async def test_an_error_of_the_gateway_is_raised_unchanged(
     server: Server, link: HttpLink, status: int, error: errors.FirstlineError
 ) -> None:
     server.script = always(reply(status, error_body(error)))
@@ -275,7 +275,7 @@ async def test_what_the_gateway_says_is_raised_as_it_was(
         (503, errors.CapacityError),
     ],
 )
-async def test_what_only_a_proxy_says_is_told_apart(
+async def test_errors_of_a_proxy_are_distinguished(
     server: Server, link: HttpLink, status: int, kind: type[errors.FirstlineError]
 ) -> None:
     server.script = always(reply(status, b"<html>Welcome to the hotel</html>", {"Location": "http://portal/"}))
@@ -284,7 +284,7 @@ async def test_what_only_a_proxy_says_is_told_apart(
     assert type(raised.value) is kind
 
 
-async def test_a_key_for_something_else_is_as_good_as_none(server: Server, link: HttpLink) -> None:
+async def test_a_key_of_another_scope_is_unauthorized(server: Server, link: HttpLink) -> None:
     """Forbidden is final for who asks the gateway itself; a promise waits until the device's operator has mended it."""
     server.script = always(reply(403, error_body(errors.ForbiddenError("application:shop may not do this"))))
     with pytest.raises(errors.UnauthorizedError, match="application:shop may not do this"):
@@ -313,7 +313,7 @@ async def test_the_answer_to_another_request_is_refused(server: Server, link: Ht
         await link.infer(request(), 5.0)
 
 
-async def test_a_gateway_that_creates_another_request_id_is_told_by_the_clients_id(server: Server) -> None:
+async def test_an_answer_with_another_request_id_is_matched_by_the_clients_id(server: Server) -> None:
     """As it does for an application's key."""
 
     async def answer(reader: Reader, writer: Writer) -> None:
@@ -334,13 +334,13 @@ async def test_a_gateway_that_creates_another_request_id_is_told_by_the_clients_
     await link.close()
 
 
-async def test_what_is_not_http_is_the_links_fault(server: Server, link: HttpLink) -> None:
+async def test_an_answer_that_is_not_http_is_the_links_fault(server: Server, link: HttpLink) -> None:
     server.script = always(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
     with pytest.raises(errors.ProtocolError):
         await link.infer(request(), 5.0)
 
 
-async def test_a_probe_wants_a_gateway_and_not_a_friendly_page(server: Server, link: HttpLink) -> None:
+async def test_a_probe_rejects_a_captive_portal(server: Server, link: HttpLink) -> None:
     await link.probe(5.0)
     for body in (b"<html>", b"{}", json.dumps({"live": False}).encode(), b"[]"):
         server.script = always(reply(200, body))
@@ -351,12 +351,12 @@ async def test_a_probe_wants_a_gateway_and_not_a_friendly_page(server: Server, l
 
 
 @pytest.mark.parametrize("url", ["", "gateway:8000", "ftp://gateway", "http://", "http://a b"])
-def test_a_url_that_is_none_is_named(url: str) -> None:
+def test_an_invalid_url_is_named(url: str) -> None:
     with pytest.raises(errors.ConfigError, match="URL"):
         HttpLink(HttpLinkSettings(url))
 
 
-def test_authorities_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_unreadable_authorities_are_named(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match=r"absent\.pem"):
         HttpLink(HttpLinkSettings("https://gateway", ca_file=tmp_path / "absent.pem"))
 

@@ -81,7 +81,7 @@ async def street() -> AsyncIterator[Street]:
     await built.close()
 
 
-async def test_a_slow_link_is_asked_a_few_times_in_vain_and_a_quick_one_again_soon(street: Street) -> None:
+async def test_a_slow_link_gets_few_requests_until_it_is_fast_again(street: Street) -> None:
     punctuality = street.scene.gateway.lateness
     assert all(await street.go(40))
     street.pace_s = 1.0
@@ -93,7 +93,7 @@ async def test_a_slow_link_is_asked_a_few_times_in_vain_and_a_quick_one_again_so
     assert all(back[20:])
 
 
-async def test_without_an_outbox_old_evidence_fades_and_little_is_asked_in_vain() -> None:
+async def test_without_an_outbox_old_measurements_fade() -> None:
     street = Street(delivers=False, gap_s=2.0)
     punctuality = street.scene.gateway.lateness
     assert all(await street.go(40))

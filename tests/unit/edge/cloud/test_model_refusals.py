@@ -6,7 +6,7 @@ from firstline_core.errors import InvalidTensorError, LinkDownError, ModelMismat
 from firstline_edge.cloud.client import ModelRefusals
 
 
-def test_what_is_new_is_warned_of_once_and_forgotten_with_an_answer() -> None:
+def test_a_new_refusal_is_logged_once_and_cleared_by_an_answer() -> None:
     model_refusals = ModelRefusals()
     with captured_lines() as lines:
         for _ in range(3):
@@ -23,7 +23,7 @@ def test_what_is_new_is_warned_of_once_and_forgotten_with_an_answer() -> None:
     assert model_refusals.message_of("m", "1") == ""
 
 
-def test_one_requests_fault_and_the_links_are_not_the_models() -> None:
+def test_faults_of_requests_and_links_are_not_recorded() -> None:
     model_refusals = ModelRefusals()
     with captured_lines() as lines:
         model_refusals.record("m", "1", InvalidTensorError("Bad row."))

@@ -91,7 +91,7 @@ async def test_each_correction_is_announced_once(house: House) -> None:
     assert house.broker.heard[20:] == [last]
 
 
-async def test_what_was_missed_is_announced_after_a_reconnection(house: House) -> None:
+async def test_missed_corrections_are_announced_after_a_reconnection(house: House) -> None:
     house.broker.up.clear()
     async with house.running() as outbox:
         told = [await corrected(outbox) for _ in range(3)]
@@ -102,7 +102,7 @@ async def test_what_was_missed_is_announced_after_a_reconnection(house: House) -
     assert house.broker.heard == told
 
 
-async def test_what_was_stored_and_never_announced_is_announced_by_the_next_process(house: House) -> None:
+async def test_the_next_process_announces_what_is_left(house: House) -> None:
     before = Outbox(house.path, announcing=True, clock=house.clock)
     told = await corrected(before)
     before.close()  # killed between the answer and its announcement
@@ -121,7 +121,7 @@ async def test_a_device_that_announces_nothing_leaves_nothing_to_announce(house:
 
 
 @pytest.mark.parametrize("hanging", [True, False])
-async def test_a_broker_that_hangs_or_fails_is_tried_again_ever_more_rarely(house: House, hanging: bool) -> None:
+async def test_announcements_back_off_while_the_broker_fails(house: House, hanging: bool) -> None:
     house.broker.hanging = hanging
     house.broker.error = errors.LinkDownError("lost")
     async with house.running() as outbox:
@@ -141,7 +141,7 @@ async def test_a_broker_that_hangs_or_fails_is_tried_again_ever_more_rarely(hous
     assert house.broker.heard == [told]
 
 
-async def test_what_the_broker_never_takes_is_given_up(house: House) -> None:
+async def test_a_correction_the_broker_refuses_is_given_up(house: House) -> None:
     house.broker.error = errors.PayloadTooLargeError("too large for the broker")
     async with house.running() as outbox:
         await corrected(outbox)
@@ -149,7 +149,7 @@ async def test_what_the_broker_never_takes_is_given_up(house: House) -> None:
         assert house.broker.heard == []
 
 
-async def test_a_right_that_is_missing_can_be_given(house: House) -> None:
+async def test_a_missing_permission_is_retried(house: House) -> None:
     house.broker.error = errors.UnauthorizedError("not on this topic")
     async with house.running() as outbox:
         told = await corrected(outbox)

@@ -162,7 +162,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     built.outbox.close()
 
 
-async def test_what_waits_is_sent_and_its_answer_stored_and_announced(house: House) -> None:
+async def test_a_promise_is_sent_and_its_answer_stored(house: House) -> None:
     promised = [await house.promise() for _ in range(5)]
     await house.until_empty()
     assert [asked.request_id for asked, _ in house.link.calls] == promised
@@ -223,7 +223,7 @@ async def test_a_model_that_fails_is_tried_a_few_times(house: House) -> None:
 @pytest.mark.parametrize(
     "passing", [errors.QueueFullError("later", retry_after_s=7.0), errors.UnauthorizedError("a new token is coming")]
 )
-async def test_what_may_pass_is_tried_again_with_the_same_id(house: House, passing: errors.FirstlineError) -> None:
+async def test_a_retry_has_the_same_id(house: House, passing: errors.FirstlineError) -> None:
     house.link.error = passing
     request_id = await house.promise()
     for _ in range(8):
@@ -269,7 +269,7 @@ async def test_a_promise_expires_on_time_whatever_the_gateway_asks_for(house: Ho
     assert await house.status(request_id) is Status.EXPIRED
 
 
-async def test_failures_in_a_row_are_spaced_ever_further(house: House) -> None:
+async def test_failures_in_a_row_back_off(house: House) -> None:
     await house.promise()
     moments: list[float] = []
 
@@ -298,7 +298,7 @@ async def test_failures_in_a_row_are_spaced_ever_further(house: House) -> None:
     ],
     ids=lambda failure: type(failure).__name__,
 )
-async def test_what_fails_for_one_model_blocks_no_other(house: House, failure: Exception) -> None:
+async def test_failures_of_one_model_block_no_other(house: House, failure: Exception) -> None:
     async def some(asked: InferRequest, _timeout_s: float) -> InferResponse:
         if asked.model == "bad":
             raise failure
@@ -313,7 +313,7 @@ async def test_what_fails_for_one_model_blocks_no_other(house: House, failure: E
     assert await house.status(bad[-1]) in (Status.PROVISIONAL, Status.EXPIRED)
 
 
-async def test_what_fails_by_itself_goes_after_the_others_of_its_model(house: House) -> None:
+async def test_a_failed_promise_goes_after_the_others_of_its_model(house: House) -> None:
     bad: list[str] = []
 
     async def some(asked: InferRequest, _timeout_s: float) -> InferResponse:
@@ -332,7 +332,7 @@ async def test_what_fails_by_itself_goes_after_the_others_of_its_model(house: Ho
     assert asked.index(good[-1]) < 24  # each bad one once, and little more
 
 
-async def test_a_gateway_without_room_is_not_asked_by_each_promise_in_turn(house: House) -> None:
+async def test_a_full_gateway_does_not_get_every_promise_in_turn(house: House) -> None:
     house.link.error = errors.QueueFullError("busy")
     for _ in range(40):
         await house.promise()
@@ -358,7 +358,7 @@ async def test_an_answer_that_cannot_be_merged_does_not_block_the_others(house: 
         assert await house.status(request_id) is Status.FINAL
 
 
-async def test_a_merge_that_refuses_is_no_fault_of_the_links(house: House) -> None:
+async def test_a_failed_merge_is_not_the_links_fault(house: House) -> None:
     def refuse(*_: object) -> InferResponse:
         raise errors.ProtocolError("the answer does not say how it came about")
 
@@ -369,16 +369,14 @@ async def test_a_merge_that_refuses_is_no_fault_of_the_links(house: House) -> No
     assert len(house.link.calls) == 3
 
 
-async def test_an_answer_from_another_model_than_was_asked_for_is_refused(house: House) -> None:
+async def test_an_answer_of_another_model_is_refused(house: House) -> None:
     request_id = await house.promise(full_model_digest="a" * 64)
     await house.until_empty()
     assert await house.status(request_id) is Status.EXPIRED
     assert len(house.link.calls) == 1
 
 
-async def test_a_disk_that_refuses_the_answer_has_it_fetched_again_later_and_never_twice_at_once(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_the_disk_refuses_is_fetched_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = await house.promise(), await house.promise()
     gate, at_once = asyncio.Event(), [0]
 
@@ -405,7 +403,7 @@ async def test_a_disk_that_refuses_the_answer_has_it_fetched_again_later_and_nev
     assert await house.status(first) is await house.status(second) is Status.FINAL
 
 
-async def test_a_gateway_that_was_late_is_left_alone_for_a_while(house: House) -> None:
+async def test_a_late_gateway_gets_the_request_again_only_after_a_while(house: House) -> None:
     moments: dict[str, float] = {}
 
     async def note(asked: InferRequest, _timeout_s: float) -> InferResponse:
@@ -425,7 +423,7 @@ async def test_a_gateway_that_was_late_is_left_alone_for_a_while(house: House) -
 
 
 class TestHurry:
-    async def test_what_a_caller_waits_for_overtakes_what_is_slow(self, house: House) -> None:
+    async def test_an_awaited_promise_overtakes_slow_ones(self, house: House) -> None:
         gate = asyncio.Event()
         slow = await house.promise()
 
@@ -444,14 +442,14 @@ class TestHurry:
         gate.set()
         await house.until_empty()
 
-    async def test_it_is_sent_and_told_once(self, house: House) -> None:
+    async def test_an_awaited_promise_is_sent_and_reported_once(self, house: House) -> None:
         promised = [await house.promise(Reason.REQUESTED, hurried=True) for _ in range(20)]
         await house.until_empty()
         assert [house.sent(request_id) for request_id in promised] == [1] * 20
         told = [said.answer.request_id for said in house.announced if said.answer is not None]
         assert sorted(told) == sorted(promised)
 
-    async def test_what_does_not_get_through_waits_with_the_others(self, house: House) -> None:
+    async def test_a_failed_awaited_promise_waits_with_the_others(self, house: House) -> None:
         house.link.error = errors.QueueFullError("Full.", retry_after_s=2.0)
         promised = await house.promise(Reason.REQUESTED, hurried=True)
         await house.outbox.until_quiet()
@@ -473,14 +471,14 @@ class TestHurry:
         await house.until_empty()
         assert house.sent(promised) == 1
 
-    async def test_only_what_somebody_waits_for(self, house: House) -> None:
+    async def test_only_awaited_promises_are_sent_at_once(self, house: House) -> None:
         late = [await house.promise(Reason.DEADLINE, tried="remote_timeout", hurried=True) for _ in range(4)]
         await house.outbox.until_quiet()
         assert sum(house.sent(request_id) for request_id in late) < 4  # they leave the gateway alone for a while
         await house.until_empty()
 
 
-async def test_what_was_asked_in_vain_draws_on_the_budget_for_retries(house: House) -> None:
+async def test_redeliveries_use_the_retry_budget(house: House) -> None:
     """A gateway that was too slow for twenty requests gets them again little by little; new ones pass them by."""
     moments: dict[str, float] = {}
 
@@ -519,7 +517,7 @@ async def test_a_long_backlog_that_must_wait_is_not_read_meanwhile(house: House)
     assert not await pending(1, skip_reached_gateway=True)
 
 
-async def test_what_was_promised_while_the_link_was_down_is_not_asked_again(house: House) -> None:
+async def test_first_deliveries_use_no_retry_budget(house: House) -> None:
     promised = [await house.promise(tried="link_down") for _ in range(30)]
     await house.pass_time(1, step_s=0.1)
     assert all(house.sent(request_id) == 1 for request_id in promised)
@@ -565,7 +563,7 @@ def test_only_rows_that_waited_expire() -> None:
     assert [row.reason for row in answer.rows] == [Reason.CLOUD_ERROR, Reason.UNCERTAIN, Reason.UNCERTAIN]
 
 
-async def test_a_trouble_is_warned_of_when_it_begins_not_for_each_item_and_try(house: House) -> None:
+async def test_waiting_corrections_are_logged_once_per_cause(house: House) -> None:
     house.link.error = errors.UnauthorizedError("The token is unknown.")
     with captured_lines() as lines:
         for _ in range(3):
@@ -579,7 +577,7 @@ async def test_a_trouble_is_warned_of_when_it_begins_not_for_each_item_and_try(h
     assert "outbox promise ended" not in {line["event"] for line in lines}
 
 
-async def test_a_mismatch_is_warned_of_once_and_comes_with_the_answer(house: House) -> None:
+async def test_a_mismatch_is_logged_once_and_reported_with_the_answer(house: House) -> None:
     house.link.error = errors.ModelMismatchError("Other digests.")
     with captured_lines() as lines:
         promised = [await house.promise() for _ in range(3)]

@@ -53,7 +53,7 @@ async def outbox(path: Path, clock: SimulatedClock) -> AsyncIterator[Outbox]:
     opened.close()
 
 
-async def test_what_goes_in_comes_out_oldest_first(outbox: Outbox) -> None:
+async def test_promises_come_out_oldest_first(outbox: Outbox) -> None:
     put = [item() for _ in range(3)]
     for one in put:
         await outbox.put(one)
@@ -163,7 +163,7 @@ async def test_answers_make_room_by_bytes_but_promises_never_do(path: Path, cloc
     outbox.close()
 
 
-async def test_what_is_to_be_announced_makes_room_last(path: Path, clock: SimulatedClock) -> None:
+async def test_unannounced_answers_make_room_last(path: Path, clock: SimulatedClock) -> None:
     outbox = Outbox(path, OutboxSection(answers_limit_bytes=3000), announcing=True, clock=clock)
     ended = [item() for _ in range(10)]
     ids = [one.request.request_id for one in ended]
@@ -185,7 +185,7 @@ async def test_what_is_to_be_announced_makes_room_last(path: Path, clock: Simula
     outbox.close()
 
 
-async def test_answers_are_forgotten_by_age(path: Path, clock: SimulatedClock) -> None:
+async def test_old_answers_are_deleted(path: Path, clock: SimulatedClock) -> None:
     outbox = Outbox(path, OutboxSection(answers_age_s=DAY_S), clock=clock)
     old, new = item(), item()
     for one in (old, new):
@@ -199,7 +199,7 @@ async def test_answers_are_forgotten_by_age(path: Path, clock: SimulatedClock) -
     outbox.close()
 
 
-async def test_old_answers_are_forgotten_though_nothing_new_comes(path: Path, clock: SimulatedClock) -> None:
+async def test_old_answers_are_deleted_without_new_ones(path: Path, clock: SimulatedClock) -> None:
     outbox = Outbox(path, OutboxSection(answers_age_s=60.0), clock=clock)
     await outbox.put(one := item(created_wall_s=clock.wall_s()))
     await outbox.finish(one.request.request_id, one.provisional)
@@ -218,7 +218,7 @@ async def test_local_only_is_never_queued(outbox: Outbox) -> None:
     assert outbox.depth == 0
 
 
-async def test_waits_for_a_promise_and_forgets_when_there_is_none(outbox: Outbox) -> None:
+async def test_wait_pending_returns_while_a_promise_waits(outbox: Outbox) -> None:
     waiting = asyncio.create_task(outbox.wait_pending())
     one = item()
     await outbox.put(one)
@@ -242,7 +242,7 @@ async def test_a_cancelled_put_that_is_refused_leaves_nothing_behind(path: Path,
     outbox.close()
 
 
-async def test_a_cancelled_put_is_delivered_all_the_same_or_was_never_there(outbox: Outbox) -> None:
+async def test_a_cancelled_put_is_stored_whole_or_not_at_all(outbox: Outbox) -> None:
     task = asyncio.create_task(outbox.put(item()))
     await asyncio.sleep(0)
     task.cancel()
@@ -308,7 +308,7 @@ async def test_wall_time_never_goes_back(path: Path) -> None:
     again.close()
 
 
-async def test_a_clock_that_is_set_ahead_ages_what_was_there_before_the_start_and_nothing_else(path: Path) -> None:
+async def test_a_clock_set_ahead_ages_only_records_of_earlier_processes(path: Path) -> None:
     """Off for days, and up with the time at which it was switched off; then the clock is set."""
     off_s, long_ago = 10 * DAY_S, item()
     before = Outbox(path, clock=SimulatedClock())
@@ -338,7 +338,7 @@ async def test_a_clock_that_is_set_ahead_ages_what_was_there_before_the_start_an
     again.close()
 
 
-async def test_no_leap_of_the_clock_forgets_an_answer_of_a_minute_ago(path: Path) -> None:
+async def test_a_clock_jump_deletes_no_recent_answer(path: Path) -> None:
     limits, off_s = OutboxSection(answers_age_s=DAY_S), 10 * DAY_S
     long_ago, waiting, lately, new = item(), item(), item(), item()
     before = Outbox(path, limits, clock=SimulatedClock())
@@ -371,7 +371,7 @@ async def test_no_leap_of_the_clock_forgets_an_answer_of_a_minute_ago(path: Path
     again.close()
 
 
-async def test_a_clock_that_is_set_ahead_by_mistake_and_back_expires_nothing_of_this_process(path: Path) -> None:
+async def test_a_clock_set_ahead_and_back_expires_nothing(path: Path) -> None:
     clock = SimulatedClock()
     outbox = Outbox(path, clock=clock)
     first, amid, last = item(), item(), item()
@@ -390,7 +390,7 @@ async def test_a_clock_that_is_set_ahead_by_mistake_and_back_expires_nothing_of_
     again.close()
 
 
-async def test_leaps_add_up(path: Path) -> None:
+async def test_clock_jumps_add_up(path: Path) -> None:
     clock = SimulatedClock(wall_start_s=5.0)
     outbox = Outbox(path, clock=clock)
     made = [item() for _ in range(3)]
@@ -406,7 +406,7 @@ async def test_leaps_add_up(path: Path) -> None:
     again.close()
 
 
-async def test_a_leap_that_the_disk_refuses_is_made_good_later_and_nothing_is_forgotten_meanwhile(
+async def test_a_clock_jump_the_disk_refuses_is_applied_later(
     path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outbox = Outbox(path, OutboxSection(answers_age_s=DAY_S), clock=clock)
@@ -432,7 +432,7 @@ async def test_a_leap_that_the_disk_refuses_is_made_good_later_and_nothing_is_fo
     outbox.close()
 
 
-async def test_what_is_to_be_announced_is_not_forgotten_by_age(path: Path, clock: SimulatedClock) -> None:
+async def test_unannounced_answers_are_not_deleted_by_age(path: Path, clock: SimulatedClock) -> None:
     outbox = Outbox(path, OutboxSection(answers_age_s=DAY_S), announcing=True, clock=clock)
     one = item()
     await outbox.put(one)
@@ -460,7 +460,7 @@ async def expect_answers(outbox: Outbox, *, kept: Sequence[OutboxItem], gone: Se
             await outbox.answer(one.request.request_id, "local")
 
 
-async def test_what_is_overdue_is_found_though_it_is_not_pending(path: Path) -> None:
+async def test_overdue_promises_are_found(path: Path) -> None:
     wall_s = 1_800_000_000.0
     begins = SimulatedClock(wall_start_s=wall_s)
     first = Outbox(path, clock=begins)
@@ -482,7 +482,7 @@ async def test_what_is_overdue_is_found_though_it_is_not_pending(path: Path) -> 
 # Choosing
 
 
-async def test_some_can_be_passed_over(outbox: Outbox) -> None:
+async def test_ids_and_models_can_be_skipped(outbox: Outbox) -> None:
     put = [item(request(2, model=model, version=version)) for model, version in (("a", "1"), ("a", "2"), ("b", "1"))]
     for one in put:
         await outbox.put(one)
@@ -497,7 +497,7 @@ async def test_some_can_be_passed_over(outbox: Outbox) -> None:
     assert await found(skip_ids=ids) == []
 
 
-async def test_what_the_gateway_heard_of_before_is_passed_over_without_a_look(outbox: Outbox) -> None:
+async def test_promises_that_reached_the_gateway_are_skipped_by_an_index(outbox: Outbox) -> None:
     for tried in ("remote_timeout", "link_down", "remote_timeout"):
         one = item()
         assert one.provisional.answer is not None
@@ -516,7 +516,7 @@ async def test_what_the_gateway_heard_of_before_is_passed_over_without_a_look(ou
     assert any("items_unsent" in step[-1] for step in plan)
 
 
-async def test_an_arrival_is_told_once_it_is_on_the_disk(outbox: Outbox) -> None:
+async def test_an_arrival_is_signalled_after_the_commit(outbox: Outbox) -> None:
     one = item()
     arrival = outbox.arrival()
     await outbox.put(one)
@@ -566,7 +566,7 @@ async def test_a_damaged_page_is_found_at_the_next_start(path: Path, clock: Simu
     assert path.with_name("outbox.db.damaged").exists()
 
 
-async def test_an_item_that_cannot_be_read_ends_and_blocks_nobody(outbox: Outbox) -> None:
+async def test_an_unreadable_promise_ends_and_blocks_no_other(outbox: Outbox) -> None:
     request_lost, both_lost, rows_lost, rows_wrong, good = [item() for _ in range(5)]
     for one in (request_lost, both_lost, rows_lost, rows_wrong, good):
         await outbox.put(one)
@@ -597,7 +597,7 @@ def test_a_newer_format_is_left_alone(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-async def test_a_disk_that_refuses_is_said_in_a_sentence_and_recovers(
+async def test_a_refusing_disk_is_reported_and_recovers(
     path: Path, clock: SimulatedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -626,7 +626,7 @@ async def test_a_disk_that_refuses_is_said_in_a_sentence_and_recovers(
     outbox.close()
 
 
-async def test_a_folder_that_cannot_be_made_is_said_in_a_sentence(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CapacityError, match="cannot be opened"):
         Outbox(tmp_path / "file" / "outbox.db")
@@ -648,7 +648,7 @@ async def test_many_puts_share_few_commits(path: Path, clock: SimulatedClock) ->
     outbox.close()
 
 
-async def test_a_purge_that_somebody_reads_into_refuses_nobody_else(path: Path, clock: SimulatedClock) -> None:
+async def test_a_purge_that_a_reader_blocks_leaves_other_writes_alone(path: Path, clock: SimulatedClock) -> None:
     outbox = Outbox(path, clock=clock)
     outbox._database.connection.execute("PRAGMA busy_timeout = 20")
     await outbox.put(purged := item())
@@ -666,14 +666,14 @@ async def test_a_purge_that_somebody_reads_into_refuses_nobody_else(path: Path, 
     outbox.close()
 
 
-async def test_a_closed_outbox_says_so(path: Path) -> None:
+async def test_a_closed_outbox_refuses(path: Path) -> None:
     outbox = Outbox(path)
     outbox.close()
     with pytest.raises(CapacityError, match="closed"):
         await outbox.put(item())
 
 
-async def test_what_is_put_off_keeps_its_trace_over_a_restart(path: Path, clock: SimulatedClock) -> None:
+async def test_a_promise_keeps_its_trace_over_a_restart(path: Path, clock: SimulatedClock) -> None:
     trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1,b=2")
     assert trace is not None
     first = Outbox(path, clock=clock)

@@ -36,14 +36,14 @@ async def test_a_few_go_at_once_and_the_next_ones_slowly() -> None:
     assert line.pace.wait_s > 0.5 / SETTINGS.begin_per_s
 
 
-async def test_a_quick_gateway_is_used_to_the_full_within_seconds() -> None:
+async def test_the_rate_rises_within_seconds_with_a_fast_gateway() -> None:
     line = Line()
     await line.deliver(100)
     assert line.pace.per_s > 1000
     assert line.sent_s[-1] < 60
 
 
-async def test_a_gateway_that_queues_is_given_time() -> None:
+async def test_the_rate_falls_while_answers_queue() -> None:
     line = Line()
     await line.deliver(20)
     before = line.pace.per_s
@@ -53,7 +53,7 @@ async def test_a_gateway_that_queues_is_given_time() -> None:
     assert line.pace.per_s >= SETTINGS.least_per_s
 
 
-async def test_a_refusal_halves_the_rate_and_a_link_that_comes_back_begins_anew() -> None:
+async def test_a_refusal_halves_the_rate_and_a_recovery_resets_it() -> None:
     line = Line()
     await line.deliver(30)
     before = line.pace.per_s
@@ -63,7 +63,7 @@ async def test_a_refusal_halves_the_rate_and_a_link_that_comes_back_begins_anew(
     assert (line.pace.per_s, line.pace.wait_s) == (SETTINGS.begin_per_s, 0)
 
 
-async def test_a_way_that_became_longer_is_taken_for_what_it_is_in_the_end() -> None:
+async def test_a_longer_round_trip_becomes_the_new_baseline() -> None:
     line = Line()
     await line.deliver(10, took_s=0.05)
     await line.deliver(30, took_s=0.3)

@@ -29,7 +29,7 @@ async def told(background: Background) -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_ends_by_an_error_is_told_at_once_and_ends_nothing_else() -> None:
+async def test_a_failed_task_is_reported_at_once_and_ends_no_other() -> None:
     background = Background()
     with captured_lines() as lines:
         background.start("sensors", forever)
@@ -43,7 +43,7 @@ async def test_what_ends_by_an_error_is_told_at_once_and_ends_nothing_else() -> 
     assert [(line["level"], line["part"]) for line in lines if "part" in line] == [("error", "survey")]
 
 
-async def test_what_is_done_or_ended_is_no_problem() -> None:
+async def test_a_finished_task_is_no_problem() -> None:
     background = Background()
     background.start("identity", partial(asyncio.sleep, 0))
     background.start("sensors", forever)
@@ -53,7 +53,7 @@ async def test_what_is_done_or_ended_is_no_problem() -> None:
     assert background.problems == {}
 
 
-async def test_an_agent_that_lost_a_part_says_so_in_its_status(tmp_path: Path) -> None:
+async def test_a_failed_task_is_a_problem_in_status(tmp_path: Path) -> None:
     async with serving_agent(edge_settings(tmp_path)) as (agent, _):
         background = agent.background
         background.start("survey of a test", fails)

@@ -14,7 +14,7 @@ from firstline_core.types import Status
 from firstline_edge.telemetry.recorder import Recorder
 
 
-async def test_a_corrections_end_is_one_line_in_the_right_words(tmp_path: Path) -> None:
+async def test_the_end_of_a_correction_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     recorder = Recorder(
         metrics=RequestMetrics("edge"),
