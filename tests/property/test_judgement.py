@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE, Groups, level, p_value
+from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE, Groups, level, p_values
 
 FIGURES = st.lists(st.sampled_from([0.0, 0.01, 0.5, 1.0, 7.0, 1e6]), min_size=5, max_size=7)
 
@@ -27,7 +27,7 @@ def test_the_p_values_of_an_unchanged_model_are_uniform(values: list[float], tre
     before = [random.choice([np.nan, 0.0, 1.0]) for _ in values]  # type: ignore[attr-defined]
     divisions = list(combinations(range(len(values)), treated))
     rng = np.random.default_rng(1)
-    found = np.array([p_value(groups_of(values, before, chosen), 0.0, 0.001, rng) for chosen in divisions])
+    found = np.array([p_values([(groups_of(values, before, chosen), 0.0)], 0.001, rng)[0] for chosen in divisions])
     for at in (0.1, 0.3, 0.5):
         # A tenth, and one division more: p-values are estimated by drawing, and are multiples of 1 / divisions.
         assert np.mean(found <= at) <= at * 1.1 + 1 / len(divisions)
@@ -49,5 +49,5 @@ def test_a_difference_of_just_the_tolerance_is_accepted(tolerance: float) -> Non
         treated = tuple(rng.permutation(20)[:8])
         worse = row.copy()
         worse[list(treated)] += tolerance
-        found.append(p_value(groups_of(list(worse), [np.nan] * 20, treated), tolerance, 0.01, rng))
+        found += p_values([(groups_of(list(worse), [np.nan] * 20, treated), tolerance)], 0.01, rng)
     assert 0.02 <= np.mean(np.array(found) <= 0.05) <= 0.08

@@ -136,11 +136,6 @@ def p_values(tested: Sequence[tuple[Groups, float]], smallest: float, rng: np.ra
     return found
 
 
-def p_value(groups: Groups, tolerance: float, smallest: float, rng: np.random.Generator) -> float:
-    """Returns the p-value of one figure: see `p_values`."""
-    return p_values([(groups, tolerance)], smallest, rng)[0]
-
-
 def _divisions(rng: np.random.Generator, devices: int, treated: int) -> Floats:
     """Returns (divisions, devices): 1 for the devices that a division would treat; all divisions are equally likely."""
     drawn = rng.random((max(1, min(_BLOCK, _BLOCK_NUMBERS // devices)), devices))

@@ -15,7 +15,7 @@ from firstline_gateway.rollouts.judgement.statistics import (
     POWER,
     Groups,
     divisions,
-    p_value,
+    p_values,
     smallest_seen,
     spread_error,
     standard_error,
@@ -164,7 +164,7 @@ def test_the_predicted_difference_is_detected_with_the_stated_power() -> None:
         treated = np.arange(80) < 40
         groups = Groups(values + by * treated, np.ones(80), np.full(80, np.nan), treated)
         assert standard_error(groups) == pytest.approx(spread_error(spread, 40, 40), rel=0.4)
-        found += p_value(groups, 0.0, level, rng) <= level
+        found += p_values([(groups, 0.0)], level, rng)[0] <= level
     assert abs(found / 60 - POWER) < 0.12
 
 
@@ -195,9 +195,9 @@ def test_devices_without_a_figure_have_no_weight() -> None:
     alone = Groups(mixed.values[:40], mixed.weights[:40], mixed.before[:40], treated[:40])
     assert mixed.counts == alone.counts and mixed.means == alone.means
     assert standard_error(mixed) == standard_error(alone)
-    assert p_value(mixed, 0.0, 1e-4, rng) < 1e-3 and p_value(alone, 0.0, 1e-4, rng) < 1e-3
+    assert p_values([(mixed, 0.0)], 1e-4, rng)[0] < 1e-3 and p_values([(alone, 0.0)], 1e-4, rng)[0] < 1e-3
     one_group = Groups(values, np.where(treated, 0.0, 1.0), np.full(80, np.nan), treated)
-    assert p_value(one_group, 0.0, 1e-4, rng) == 1.0
+    assert p_values([(one_group, 0.0)], 1e-4, rng)[0] == 1.0
 
 
 def test_silent_devices_abort_although_the_others_are_well() -> None:
