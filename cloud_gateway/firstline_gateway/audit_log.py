@@ -112,7 +112,7 @@ class AuditLog:
 
     async def page(self, after: int, limit: int, subject: str) -> AuditPage:
         """Returns entries by number."""
-        found = await self._readers.ask(partial(page, after=after, limit=limit, subject=subject))
+        found = await self._readers.read(partial(page, after=after, limit=limit, subject=subject))
         return AuditPage(tuple(found), found[-1].number if len(found) == limit else None)
 
     async def head(self) -> Head:
@@ -121,7 +121,7 @@ class AuditLog:
         Raises:
             ConfigError: there is no key, and none can be made.
         """
-        newest = await self._readers.ask(last)
+        newest = await self._readers.read(last)
         key = await asyncio.to_thread(open_key, self._directory)
         return sign(newest, key, self._clock.wall_s())
 

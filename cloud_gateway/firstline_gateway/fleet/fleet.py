@@ -107,7 +107,7 @@ class Fleet:
     ) -> FleetDevicePage:
         """Returns a page of devices by name; see `devices.page`."""
         now_s = self._clock.wall_s()
-        found = await self._readers.ask(
+        found = await self._readers.read(
             lambda on: devices.page(on, after, limit, selector, model=model, version=version)
         )
         return FleetDevicePage(
@@ -120,7 +120,7 @@ class Fleet:
         Raises:
             NotFoundError: the device is unknown.
         """
-        return _document(await self._readers.ask(lambda on: _existing(on, name)), self._clock.wall_s())
+        return _document(await self._readers.read(lambda on: _existing(on, name)), self._clock.wall_s())
 
     async def change(
         self, name: str, change: DeviceChange, by: str, check: Callable[[FleetDevice], None] = lambda _: None
@@ -179,7 +179,7 @@ class Fleet:
 
     async def brake(self) -> Brake | None:
         """Returns the limits on the whole fleet's escalations."""
-        return await self._readers.ask(devices.brake)
+        return await self._readers.read(devices.brake)
 
     async def set_brake(self, brake: Brake | None, by: str) -> int:
         """Sets or lifts the brake on the whole fleet's escalations; returns the number of devices that are informed."""
@@ -215,7 +215,7 @@ class Fleet:
 
     async def unpublished(self, limit: int) -> Sequence[tuple[str, Desired]]:
         """Returns the desired documents that are not at the broker yet."""
-        return await self._readers.ask(lambda on: devices.unpublished(on, limit))
+        return await self._readers.read(lambda on: devices.unpublished(on, limit))
 
     async def mark_published(self, revisions: dict[str, int]) -> None:
         """Notes the revisions that are at the broker."""
@@ -224,7 +224,7 @@ class Fleet:
     async def tiers(self, hours: int, model: str) -> TierHistory:
         """Returns the answers by tier, over time."""
         since_s = self._clock.wall_s() - hours * 3600
-        return await self._readers.ask(lambda on: tiers.history(on, since_s, model))
+        return await self._readers.read(lambda on: tiers.history(on, since_s, model))
 
     async def store_tiers(self) -> None:
         """Stores the answers by tier since the last call.

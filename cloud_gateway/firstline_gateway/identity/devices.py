@@ -138,7 +138,7 @@ class Devices:
         now_s, sha256, enrolled = self._clock.wall_s(), enrolment.secret_hash(request.secret), None
         try:
             # An unknown token costs no write.
-            if await self._readers.ask(lambda on: enrolment.is_token(on, sha256, now_s)):
+            if await self._readers.read(lambda on: enrolment.is_token(on, sha256, now_s)):
                 issue = await self._issuing(key)
                 enrolled = await self._writer.write(
                     lambda on: enrolment.redeem(on, sha256, ca.key_hash(key), issue, now_s)
@@ -210,7 +210,7 @@ class Devices:
             CapacityError: the store refuses.
         """
         now_s = self._clock.wall_s()
-        devices = await self._readers.ask(lambda on: enrolment.list_devices(on, after, limit, now_s))
+        devices = await self._readers.read(lambda on: enrolment.list_devices(on, after, limit, now_s))
         return DeviceList(tuple(devices), devices[-1].device if len(devices) == limit else None)
 
     def write_revocations(self) -> None:

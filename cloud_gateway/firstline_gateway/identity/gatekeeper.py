@@ -245,7 +245,7 @@ class Gatekeeper:
     async def _refresh(self) -> None:
         """Applies changes; one call at a time."""
         self._began_s = self._clock.monotonic_s()
-        revoked = self.credentials.apply(await self._readers.ask(self._read))
+        revoked = self.credentials.apply(await self._readers.read(self._read))
         if revoked:
             aborted = self.connections.abort(revoked)
             log.info("certificates revoked", certificates=len(revoked), connections=aborted)

@@ -25,7 +25,7 @@ from firstline_gateway.jobs.runner import JobRunner
 from firstline_gateway.jobs.waiters import JobWaiters
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Jobs as JobSettings
-from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
+from firstline_gateway.store.readers import PATIENCE_S, Readers, unresponsive
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
 
@@ -137,7 +137,7 @@ class Jobs:
             StoreUnavailableError: the store refuses or does not answer.
         """
         try:
-            job = await self._readers.ask(lambda connection: records.find(connection, job_id, principal))
+            job = await self._readers.read(lambda connection: records.find(connection, job_id, principal))
         except IntegrityError as error:
             raise UnknownAnswerError(f"What was kept under {shown(job_id)} cannot be read: {error.message}") from error
         if job is None:
@@ -160,7 +160,7 @@ class Jobs:
             async with asyncio.timeout(PATIENCE_S):
                 return await self._writer.write(operation)
         except TimeoutError as error:
-            raise silent(self._readers.database) from error
+            raise unresponsive(self._readers.database) from error
 
 
 def _unknown(job_id: str) -> UnknownAnswerError:

@@ -125,7 +125,7 @@ class JobRunner:
         now_s = self._service.now_s()
         # A gateway that cannot run models ends the jobs that have waited for too long, with the reason.
         submitted_by_s = math.inf if self._plane.ready() else now_s - self._settings.age_s
-        if not await self._readers.ask(partial(records.any_unclaimed, service_s=now_s, submitted_by_s=submitted_by_s)):
+        if not await self._readers.read(partial(records.any_unclaimed, service_s=now_s, submitted_by_s=submitted_by_s)):
             return
         claim = partial(
             records.claim,

@@ -102,7 +102,7 @@ class JobWaiters:
             await self._clock.sleep(_POLL_S)
             awaited = tuple(self._waiting)
             try:
-                running = await self._readers.ask(partial(records.running, job_ids=awaited))
+                running = await self._readers.read(partial(records.running, job_ids=awaited))
             except CapacityError:
                 continue  # the store logs it
             except Exception:  # the outermost loop of a task that must not end while a caller waits

@@ -59,7 +59,7 @@ class Profiles:
 
     async def page(self, after: Place, limit: int, *, bundle: str = "", machine: str = "") -> ProfilePage:
         """Returns profiles after a place; see `records.page`."""
-        found = await self._readers.ask(lambda on: records.page(on, after, limit + 1, bundle=bundle, machine=machine))
+        found = await self._readers.read(lambda on: records.page(on, after, limit + 1, bundle=bundle, machine=machine))
         shown = found[:limit]
         last = shown[-1] if len(found) > limit else None
         return ProfilePage(tuple(shown), f"{last.bundle}/{last.version}/{last.machine}" if last is not None else None)
@@ -70,7 +70,7 @@ class Profiles:
         Raises:
             NotFoundError: it is not stored.
         """
-        found = await self._readers.ask(lambda on: records.find(on, place))
+        found = await self._readers.read(lambda on: records.find(on, place))
         if found is None:
             raise _unknown(place)
         return found
@@ -93,7 +93,7 @@ class Profiles:
             ConflictError: see `permitted`.
         """
         now_s = self._clock.wall_s()
-        await self._readers.ask(lambda on: permitted(on, device, bundle, version, now_s))
+        await self._readers.read(lambda on: permitted(on, device, bundle, version, now_s))
 
     async def take(self, uploaded: ProfileEntry, content: bytes, device: str) -> ProfileEntry:
         """Stores a requested profile that a device measured of itself; the same profile again changes nothing.

@@ -70,7 +70,7 @@ class Requests:
             requests = records.requests_of(connection, device)
             return ProfileRequests(tuple(request_of(found, one, now_s) for one in requests))
 
-        return await self._readers.ask(read)
+        return await self._readers.read(read)
 
     async def ask(self, device: str, asked: NewProfileRequest, by: str) -> ProfileRequest:
         """Requests a profile; an equal request that is open is returned instead.
@@ -138,7 +138,7 @@ class Requests:
             StoreUnavailableError: the database refuses or does not answer.
         """
         now_s, count = self._clock.wall_s(), 0
-        while due := await self._readers.ask(lambda on: records.devices_with_expired_requests(on, now_s, _AT_ONCE)):
+        while due := await self._readers.read(lambda on: records.devices_with_expired_requests(on, now_s, _AT_ONCE)):
 
             def end(connection: Connection, names: Sequence[str] = due) -> int:
                 return sum(_expire(connection, name, now_s) for name in names)

@@ -36,7 +36,7 @@ class Aliases:
 
     async def all(self, model: str = "") -> list[AliasChange]:
         """Returns the current aliases, of one model or of all."""
-        return await self._readers.ask(lambda connection: records.aliases(connection, model))
+        return await self._readers.read(lambda connection: records.aliases(connection, model))
 
     async def history(self, model: str, alias: str) -> list[AliasChange]:
         """Returns the history of an alias, newest first.
@@ -44,7 +44,7 @@ class Aliases:
         Raises:
             NotFoundError: there never was such an alias.
         """
-        changes = await self._readers.ask(
+        changes = await self._readers.read(
             lambda connection: records.alias_history(connection, model, alias, HISTORY_LIMIT)
         )
         if not changes:

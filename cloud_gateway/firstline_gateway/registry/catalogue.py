@@ -105,9 +105,9 @@ class CatalogueReader:
 
     async def current(self) -> Catalogue:
         """Returns the catalogue of the current targets."""
-        head = (await self._readers.ask(records.heads)).get("targets")
+        head = (await self._readers.read(records.heads)).get("targets")
         if head is not None and head.version != self._catalogue.version:
-            document = await self._readers.ask(lambda connection: records.newest(connection, "targets"))
+            document = await self._readers.read(lambda connection: records.newest(connection, "targets"))
             if document is not None:
                 targets = await asyncio.to_thread(signing.targets_of, document.content)
                 self._catalogue = await asyncio.to_thread(catalogue_of, targets)
@@ -116,7 +116,7 @@ class CatalogueReader:
     async def entries(self, after: tuple[str, int], limit: int, model: str = "") -> list[BundleEntry]:
         """Returns bundles by name and version, from the one behind `after` on."""
         catalogue = await self.current()
-        aliases = await self._readers.ask(lambda connection: records.aliases(connection, model))
+        aliases = await self._readers.read(lambda connection: records.aliases(connection, model))
         named: dict[tuple[str, int], list[str]] = {}
         for alias in aliases:
             named.setdefault((alias.model, alias.version or 0), []).append(alias.alias)
@@ -130,7 +130,7 @@ class CatalogueReader:
             NotFoundError: it is not listed.
         """
         catalogue = await self.current()
-        aliases = await self._readers.ask(lambda connection: records.aliases(connection, name))
+        aliases = await self._readers.read(lambda connection: records.aliases(connection, name))
         return entry_of(catalogue, (name, version), tuple(one.alias for one in aliases if one.version == version))
 
     async def digest(self, kind: str, name: str, version: int) -> str | None:

@@ -102,7 +102,7 @@ class Registry:
                 document = await self._newest(role)
             elif number.isascii() and number.isdigit() and len(number) <= 18 and number[0] != "0":
                 version = int(number)
-                document = await self._readers.ask(lambda connection: records.numbered(connection, role, version))
+                document = await self._readers.read(lambda connection: records.numbered(connection, role, version))
         if document is None:
             raise NotFoundError(f"The registry has no metadata {name[:80]!a}.")
         return document
@@ -173,7 +173,7 @@ class Registry:
         def is_due(heads: Mapping[str, Head]) -> bool:
             return any(heads[role].expires_s < now_s + least_s for role in ("snapshot", "timestamp") if role in heads)
 
-        if not is_due(await self._readers.ask(records.heads)):
+        if not is_due(await self._readers.read(records.heads)):
             return False
         signer = await asyncio.to_thread(signing.signer_for, self._folder.directory, await self._online_keys())
 
@@ -216,7 +216,7 @@ class Registry:
 
     async def expiries(self) -> dict[str, float]:
         """Returns when each role's metadata, and the devices' authority, expire (wall time, seconds)."""
-        heads = await self._readers.ask(records.heads)
+        heads = await self._readers.read(records.heads)
         expiries = {role: head.expires_s for role, head in heads.items()}
         if self._folder.exists:
             authority = await asyncio.to_thread(self._folder.open)
@@ -225,7 +225,7 @@ class Registry:
 
     async def status(self) -> RegistryStatus:
         """Returns the versions and expiry of the metadata, warnings, and the size of the files."""
-        heads = await self._readers.ask(records.heads)
+        heads = await self._readers.read(records.heads)
         expiries = await self.expiries()
         try:
             signer = await asyncio.to_thread(signing.signer_for, self._folder.directory, await self._online_keys())
@@ -249,7 +249,7 @@ class Registry:
         return await self.files.sweep({file.sha256 for file in catalogue.files.values()}, grace_s)
 
     async def _newest(self, role: str) -> Document | None:
-        return await self._readers.ask(lambda connection: records.newest(connection, role))
+        return await self._readers.read(lambda connection: records.newest(connection, role))
 
     async def _online_keys(self) -> set[str]:
         """Returns the ids of the online keys that the current root names."""

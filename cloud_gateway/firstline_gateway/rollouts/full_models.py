@@ -141,7 +141,7 @@ class FullModels:
         now_s = self._clock.monotonic_s()
         since_s = self._clock.wall_s() - self._retire_after_s
         await self._read_signed()
-        wanted = self._repository.pending.take() | await self._readers.ask(partial(needed, since_s=since_s))
+        wanted = self._repository.pending.take() | await self._readers.read(partial(needed, since_s=since_s))
         self._failures = {key: failure for key, failure in self._failures.items() if key in wanted}
         for key in sorted(wanted - set(self._repository.models)):
             if key.name in self._repository.unloaded:

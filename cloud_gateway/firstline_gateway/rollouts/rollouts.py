@@ -110,7 +110,7 @@ class Rollouts:
             found = records.page(connection, after, limit, bundle)
             return found, records.counts(connection, [rollout.id for rollout in found])
 
-        found, counts = await self._readers.ask(read)
+        found, counts = await self._readers.read(read)
         shown = tuple(_summary(rollout, counts.get(rollout.id, {})) for rollout in found)
         return RolloutPage(shown, found[-1].id if len(found) == limit else None)
 
@@ -124,7 +124,7 @@ class Rollouts:
         def read(connection: Connection) -> RolloutSummary:
             return _summary(_existing(connection, rollout_id), _counts(connection, rollout_id))
 
-        return await self._readers.ask(read)
+        return await self._readers.read(read)
 
     async def looks(self, rollout_id: str, after: tuple[int, int] = (-1, 0), limit: int = _LOOKS) -> LookList:
         """Returns the evaluations of a rollout after the given (stage, look).
@@ -137,7 +137,7 @@ class Rollouts:
             _existing(connection, rollout_id)
             return records.looks(connection, rollout_id, after, limit)
 
-        found = await self._readers.ask(read)
+        found = await self._readers.read(read)
         return LookList(tuple(found), f"{found[-1].stage}.{found[-1].look}" if len(found) == limit else None)
 
     async def command(self, rollout_id: str, command: Command, by: str, revision: int | None = None) -> RolloutSummary:
@@ -183,7 +183,7 @@ class Rollouts:
 
     async def _prepare(self, rollout_id: str) -> None:
         """Does the slow part of a start, before its transaction."""
-        rollout = await self._readers.ask(partial(_existing, rollout_id=rollout_id))
+        rollout = await self._readers.read(partial(_existing, rollout_id=rollout_id))
         state_after(Command.START, rollout.state)
         await self._check_signed(rollout.definition)
         if self._before_start is not None:
@@ -207,7 +207,7 @@ class Rollouts:
             supersedes = tuple(rollout.id for rollout in _conflicting(connection, definition))
             return replace(plan(definition, view, size_bytes, now), supersedes=supersedes)
 
-        return await self._readers.ask(read)
+        return await self._readers.read(read)
 
     async def _check_signed(self, definition: Definition) -> None:
         """Checks that the version is signed; each device would refuse it otherwise."""

@@ -28,32 +28,32 @@ _T = TypeVar("_T")
 
 
 class Readers:
-    """Reads for one event loop.
+    """Reads the store for one event loop.
 
     Args:
-        database: is read from; not closed here.
+        database: to read from; not closed here.
     """
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
 
-    async def ask(self, read: Callable[[Connection], _T]) -> _T:
-        """Returns what `read` finds in a transaction of its own.
+    async def read(self, operation: Callable[[Connection], _T]) -> _T:
+        """Runs an operation in a read transaction, and returns its result.
 
         Raises:
             StoreUnavailableError: the database refuses, or does not answer.
         """
 
-        def reading() -> _T:
+        def run() -> _T:
             with self.database.reading() as connection:
-                return read(connection)
+                return operation(connection)
 
         try:
             async with asyncio.timeout(PATIENCE_S):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, reading)
+                return await asyncio.get_running_loop().run_in_executor(self._threads, run)
         except TimeoutError as error:
-            raise silent(self.database) from error
+            raise unresponsive(self.database) from error
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Ends the threads; returns False if the database blocked one for longer than `timeout_s`."""
@@ -63,7 +63,7 @@ class Readers:
         return not ending.is_alive()
 
 
-def silent(database: Database) -> StoreUnavailableError:
+def unresponsive(database: Database) -> StoreUnavailableError:
     """Returns the error for a database that does not answer."""
     return StoreUnavailableError(
         f"The store {database.shown} did not answer within {PATIENCE_S:g} s.", retry_after_s=_RETRY_AFTER_S

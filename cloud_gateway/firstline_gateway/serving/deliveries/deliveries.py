@@ -26,7 +26,7 @@ from firstline_gateway.serving.deliveries import records
 from firstline_gateway.serving.deliveries.records import DeliveryKey, Record
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database
-from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
+from firstline_gateway.store.readers import PATIENCE_S, Readers, unresponsive
 from firstline_gateway.store.service_clock import ServiceClock, advance
 from firstline_gateway.store.writer import StoreWriter
 
@@ -149,7 +149,7 @@ class Deliveries:
         return await asyncio.to_thread(records.content_of, request)
 
     async def _find(self, key: DeliveryKey) -> Record | None:
-        return await self._ask(lambda: self._readers.ask(lambda connection: records.find(connection, key)))
+        return await self._ask(lambda: self._readers.read(lambda connection: records.find(connection, key)))
 
     async def _put(self, key: DeliveryKey, record: Record) -> Record | None:
         service_s, limit = self._service.now_s(), self._settings.deliveries_limit
@@ -168,7 +168,7 @@ class Deliveries:
             async with asyncio.timeout(PATIENCE_S):  # a device repeats a request without an answer
                 return await ask()
         except TimeoutError:
-            refused = silent(self._readers.database)
+            refused = unresponsive(self._readers.database)
         except StoreUnavailableError as error:
             refused = error
         self._results.labels("refused").inc()
