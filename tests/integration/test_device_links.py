@@ -88,7 +88,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
-async def test_either_link_works_by_the_certificate_alone(gateway: Site, tmp_path: Path, kind: str) -> None:
+async def test_both_links_work_with_only_the_certificate(gateway: Site, tmp_path: Path, kind: str) -> None:
     async with joined(gateway, tmp_path, f"works-{kind}", kind) as agent:
         assert await asked(agent) == "cloud"
         assert agent.data_plane.status()["links"][kind]["state"] is LinkStatus.UP
@@ -126,7 +126,7 @@ async def test_a_renewal_under_load_loses_no_request(gateway: Site, tmp_path: Pa
         assert agent.data_plane.status()["problems"] == []
 
 
-async def test_the_old_certificate_is_not_needed_any_more(gateway: Site, tmp_path: Path) -> None:
+async def test_the_old_certificate_is_not_needed_after_a_renewal(gateway: Site, tmp_path: Path) -> None:
     """Every connection shows the new one: the old one is revoked, and nothing happens."""
     async with joined(gateway, tmp_path, "swaps") as agent:
         credentials, renewal = agent.identity.credentials, agent.renewal
@@ -145,7 +145,7 @@ async def test_the_old_certificate_is_not_needed_any_more(gateway: Site, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
-async def test_a_revoked_device_is_cut_off_and_answers_by_itself(gateway: Site, tmp_path: Path, kind: str) -> None:
+async def test_a_revoked_device_is_disconnected_and_answers_alone(gateway: Site, tmp_path: Path, kind: str) -> None:
     async with joined(gateway, tmp_path, f"thief-{kind}", kind) as agent:
         assert await asked(agent) == "cloud"
         await gateway.revoke(f"thief-{kind}")
@@ -160,7 +160,7 @@ async def test_a_revoked_device_is_cut_off_and_answers_by_itself(gateway: Site, 
             await _until(lambda: agent.data_plane.status()["links"][kind]["state"] is not LinkStatus.UP)
 
 
-async def test_doctor_looks_at_the_identity_and_leaves_the_running_agent_alone(gateway: Site, tmp_path: Path) -> None:
+async def test_doctor_checks_the_identity_without_disturbing_the_agent(gateway: Site, tmp_path: Path) -> None:
     async with joined(gateway, tmp_path, "patient") as agent:
         assert await asked(agent) == "cloud"
         (link,) = agent.links.mqtt
@@ -176,14 +176,14 @@ async def test_doctor_looks_at_the_identity_and_leaves_the_running_agent_alone(g
         assert link.connections == connections
 
 
-async def test_doctor_says_that_a_revoked_device_is_refused(gateway: Site, tmp_path: Path) -> None:
+async def test_doctor_reports_a_revoked_device(gateway: Site, tmp_path: Path) -> None:
     async with joined(gateway, tmp_path, "banned") as agent:
         await gateway.revoke("banned")
         told, _ = await link_findings(agent.settings, DeviceIdentity(agent.settings, SYSTEM_CLOCK).credentials)
         assert any(one.state is State.MISSING and "was revoked" in one.detail for one in told), told
 
 
-async def test_who_has_not_joined_is_let_in_by_nobody(gateway: Site, tmp_path: Path) -> None:
+async def test_a_device_that_has_not_joined_is_refused(gateway: Site, tmp_path: Path) -> None:
     async with joined(gateway, tmp_path, "stranger") as agent:
         settings = agent.settings
     alone = msgspec.structs.replace(settings.agent, use_identity=False)
@@ -193,7 +193,7 @@ async def test_who_has_not_joined_is_let_in_by_nobody(gateway: Site, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
-async def test_a_device_that_joins_anew_needs_no_restart(
+async def test_a_device_that_joins_again_needs_no_restart(
     gateway: Site, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(identity_renewal, "CHECK_S", 0.1)
@@ -219,7 +219,7 @@ async def test_a_device_that_joins_anew_needs_no_restart(
         assert agent.data_plane.status()["problems"] == []
 
 
-async def test_a_device_that_joins_as_somebody_else_is_to_be_started_anew(
+async def test_a_device_that_joins_as_another_needs_a_restart(
     gateway: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(identity_renewal, "CHECK_S", 0.02)

@@ -26,9 +26,7 @@ ACL = Path(__file__).parents[2] / "cloud_gateway" / "mosquitto" / "acl"
 
 
 @pytest.mark.mosquitto
-async def test_the_agent_keeps_the_broker_while_doctor_looks(
-    start_mosquitto: Callable[..., Broker], tmp_path: Path
-) -> None:
+async def test_doctor_does_not_disconnect_the_agent(start_mosquitto: Callable[..., Broker], tmp_path: Path) -> None:
     broker = start_mosquitto(users={"device-1": "secret", "_gateway": "secret"}, acl=ACL.read_text())
     password = tmp_path / "password"
     password.write_text("secret\n")
@@ -70,7 +68,7 @@ async def test_the_agent_keeps_the_broker_while_doctor_looks(
 
 
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
-async def test_what_run_would_refuse_is_said_though_nobody_answers(tmp_path: Path, kind: str) -> None:
+async def test_invalid_credentials_are_reported_without_a_server(tmp_path: Path, kind: str) -> None:
     empty = tmp_path / "empty"
     empty.touch()
     link = {"kind": kind, "url": "http://127.0.0.1:9", "host": "127.0.0.1", "port": 9}
@@ -84,9 +82,7 @@ async def test_what_run_would_refuse_is_said_though_nobody_answers(tmp_path: Pat
     ("digest", "version", "says"),
     [("", "1", ""), ("0" * 64, "1", "the gateway's full model is 000000000000"), ("", "2", "only in version 2")],
 )
-async def test_the_gateways_bundles_are_compared_with_the_token(
-    digest: str, version: str, says: str, tmp_path: Path
-) -> None:
+async def test_bundles_of_the_gateway_are_compared(digest: str, version: str, says: str, tmp_path: Path) -> None:
     held = open_bundle(DIGITS).manifest.full_digest
     served = {"models": [{"name": "digits", "version": version, "full_model_digest": digest or held}]}
 
@@ -102,7 +98,7 @@ async def test_the_gateways_bundles_are_compared_with_the_token(
     assert bool(says) == ("give both the same bundle" in finding.advice)
 
 
-async def test_a_gateway_that_serves_the_bundles_is_found_well(tmp_path: Path) -> None:
+async def test_a_gateway_with_the_same_bundles_is_ok(tmp_path: Path) -> None:
     overrides = {"auth.mode": "off", "models.directory": str(DIGITS.parent)}
     async with serving(open_gateway(load_gateway_settings(None, environ={}, overrides=overrides))) as url:
         settings = edge_settings(tmp_path / "state", links=[{"kind": "http", "url": url}])

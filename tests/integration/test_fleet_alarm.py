@@ -194,7 +194,7 @@ async def hears_and_heeds(fleet: Fleet) -> None:
         assert answer.certified == (answer.tier == "cloud")
 
 
-async def test_a_fleet_hears_of_its_alarm_over_http(tmp_path: Path) -> None:
+async def test_an_alarm_of_the_fleet_reaches_devices_over_http(tmp_path: Path) -> None:
     async with Fleet(tmp_path) as fleet:
         await hears_and_heeds(fleet)
         async with fleet.operator() as client:
@@ -209,7 +209,7 @@ async def test_a_fleet_hears_of_its_alarm_over_http(tmp_path: Path) -> None:
 
 
 @pytest.mark.mosquitto
-async def test_a_fleet_hears_of_its_alarm_over_mqtt(tmp_path: Path, mosquitto: Broker) -> None:
+async def test_an_alarm_of_the_fleet_reaches_devices_over_mqtt(tmp_path: Path, mosquitto: Broker) -> None:
     async with Fleet(tmp_path, mosquitto) as fleet:
         await hears_and_heeds(fleet)
 
@@ -270,7 +270,7 @@ async def one_lens_is_dirty(fleet: Fleet) -> None:
     assert [alarm.device for alarm in fleet.gateway.contracts.device_alarms()] == ["cam0"]
 
 
-async def test_a_device_tells_of_its_own_alarm_over_http(tmp_path: Path) -> None:
+async def test_a_devices_alarm_reaches_the_gateway_over_http(tmp_path: Path) -> None:
     async with Lenses(tmp_path) as fleet:
         await one_lens_is_dirty(fleet)
         shown = await asyncio.to_thread(status, fleet.url, fleet.token("anna", "operator").read_text())
@@ -285,12 +285,12 @@ async def test_a_device_tells_of_its_own_alarm_over_http(tmp_path: Path) -> None
 
 
 @pytest.mark.mosquitto
-async def test_a_device_tells_of_its_own_alarm_over_mqtt(tmp_path: Path, mosquitto: Broker) -> None:
+async def test_a_devices_alarm_reaches_the_gateway_over_mqtt(tmp_path: Path, mosquitto: Broker) -> None:
     async with Lenses(tmp_path, mosquitto) as fleet:
         await one_lens_is_dirty(fleet)
 
 
-async def test_a_device_says_nothing_of_its_alarm_with_what_must_stay(tmp_path: Path) -> None:
+async def test_local_only_requests_carry_no_alarm(tmp_path: Path) -> None:
     async with Lenses(tmp_path) as fleet:
         dirty = await break_one(fleet)
         await asyncio.wrap_future(fleet.gateway.contracts.refresh())
@@ -321,18 +321,18 @@ async def quota_comes_and_goes(fleet: Fleet) -> None:
         assert [await heard(agent) for agent in fleet.agents] == [None, None]
 
 
-async def test_a_quota_is_told_and_taken_back_over_http(tmp_path: Path) -> None:
+async def test_a_quota_is_set_and_removed_over_http(tmp_path: Path) -> None:
     async with Lenses(tmp_path) as fleet:
         await quota_comes_and_goes(fleet)
 
 
 @pytest.mark.mosquitto
-async def test_a_quota_is_told_and_taken_back_over_mqtt(tmp_path: Path, mosquitto: Broker) -> None:
+async def test_a_quota_is_set_and_removed_over_mqtt(tmp_path: Path, mosquitto: Broker) -> None:
     async with Lenses(tmp_path, mosquitto) as fleet:
         await quota_comes_and_goes(fleet)
 
 
-async def test_devices_test_at_delta_over_those_that_the_gateway_has_seen_audit(tmp_path: Path) -> None:
+async def test_devices_divide_delta_by_the_number_of_auditing_devices(tmp_path: Path) -> None:
     async with Fleet(tmp_path, audit__fleet_devices=1) as fleet:
         alone = fleet.contract(fleet.agents[0])["alarm_at"]
 

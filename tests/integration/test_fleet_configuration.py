@@ -102,7 +102,7 @@ def a_digit(seed: int) -> bytes:
     return encode(np.random.default_rng(seed).integers(0, 255, (28, 28), np.uint8))
 
 
-async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_back(
+async def test_a_rollout_configures_a_running_agent_and_rolls_back(
     site: RegistrySite, settings: EdgeSettings, tmp_path: Path
 ) -> None:
     signed = await pushed(site, tmp_path, CAREFUL)
@@ -180,7 +180,7 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
         assert (update.state, update.reason) == ("rolled_back", "undone")
 
 
-async def test_a_device_that_keeps_a_setting_to_itself_refuses_with_a_sentence(
+async def test_a_locked_setting_is_refused_with_a_sentence(
     site: RegistrySite, settings: EdgeSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     signed = await pushed(site, tmp_path, CAREFUL)
@@ -200,9 +200,7 @@ async def test_a_device_that_keeps_a_setting_to_itself_refuses_with_a_sentence(
     assert (shown["what"], shown["state"]) == ("configuration", "rejected")
 
 
-async def test_a_gateway_cannot_set_what_nobody_signed(
-    site: RegistrySite, settings: EdgeSettings, tmp_path: Path
-) -> None:
+async def test_an_unsigned_configuration_is_refused(site: RegistrySite, settings: EdgeSettings, tmp_path: Path) -> None:
     signed = await pushed(site, tmp_path, CAREFUL)
     async with EdgeAgent(settings) as agent:
         await heard(agent)
@@ -213,7 +211,7 @@ async def test_a_gateway_cannot_set_what_nobody_signed(
         assert signed.sha256 and agent.data_plane.status()["fleet"]["configuration"] is None
 
 
-async def test_somebody_at_the_device_goes_back_whether_the_agent_runs_or_not(
+async def test_a_configuration_is_rolled_back_with_and_without_a_running_agent(
     site: RegistrySite, settings: EdgeSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     signed = await pushed(site, tmp_path, CAREFUL)

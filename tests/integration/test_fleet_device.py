@@ -91,7 +91,7 @@ async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield Fleet(gateway, settings)
 
 
-async def test_a_device_says_what_runs_and_counts_what_it_answers(fleet: Fleet) -> None:
+async def test_a_device_reports_its_models_and_counts(fleet: Fleet) -> None:
     async with EdgeAgent(fleet.settings) as agent:
         held = agent.models.find("digits")
         assert held is not None and held.edge is not None
@@ -122,7 +122,7 @@ async def test_a_device_says_what_runs_and_counts_what_it_answers(fleet: Fleet) 
     assert sum(counts.latency) == 2 and sum(counts.scores) == 2
 
 
-async def test_a_braked_device_answers_by_itself_and_goes_on_doing_so_without_the_gateways_word(fleet: Fleet) -> None:
+async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fleet) -> None:
     async def brake_is(held: bool, agent: EdgeAgent) -> None:
         async def so() -> bool:
             return (agent.data_plane.status()["fleet"]["brake"] is not None) is held
@@ -159,7 +159,7 @@ async def test_a_braked_device_answers_by_itself_and_goes_on_doing_so_without_th
 
 @pytest.mark.mosquitto
 @pytest.mark.parametrize("fleet", ["mqtt"], indirect=True)
-async def test_a_device_that_has_only_mqtt_says_what_it_lacks(fleet: Fleet) -> None:
+async def test_a_device_with_only_mqtt_reports_the_missing_link(fleet: Fleet) -> None:
     async with EdgeAgent(fleet.settings):
 
         async def known() -> bool:
@@ -181,7 +181,7 @@ async def test_a_device_that_has_only_mqtt_says_what_it_lacks(fleet: Fleet) -> N
         assert [model.version for model in found.reported.models] == [1]
 
 
-def test_an_agent_that_is_no_fleets_imports_nothing_of_it(tmp_path: Path) -> None:
+def test_an_agent_without_a_fleet_does_not_import_it(tmp_path: Path) -> None:
     script = f"""
 import asyncio, sys
 sys.path.insert(0, {str(CHECKOUT / "tests")!r})

@@ -72,7 +72,7 @@ async def ended(site: RegistrySite, rollout: str = "r1") -> tuple[UpdateState, s
     return found[0].state, found[0].reason
 
 
-async def test_a_device_that_adapts_gets_every_variant_that_it_can_run(site: RegistrySite, tmp_path: Path) -> None:
+async def test_an_adaptive_device_gets_every_usable_variant(site: RegistrySite, tmp_path: Path) -> None:
     settings = site.device_settings(tmp_path, fleet__trial_s=0.5, adaptation__enabled=True)
     async with EdgeAgent(settings):
         await desired(site, await pushed(site, tmp_path / "two", 2))
@@ -86,7 +86,7 @@ def a_digit(seed: int) -> bytes:
     return encode(np.random.default_rng(seed).integers(0, 255, (28, 28), np.uint8))
 
 
-async def test_a_signed_bundle_comes_while_requests_go_on_and_stays_over_a_restart(
+async def test_a_signed_bundle_is_installed_under_load_and_survives_a_restart(
     site: RegistrySite, settings: EdgeSettings, tmp_path: Path
 ) -> None:
     wanted = await pushed(site, tmp_path / "two", 2)
@@ -128,7 +128,7 @@ async def test_a_signed_bundle_comes_while_requests_go_on_and_stays_over_a_resta
         assert [held.version for held in agent.models.all] == ["1"]
 
 
-async def test_somebody_at_the_device_goes_back_at_once(
+async def test_a_model_is_rolled_back_at_once_on_the_device(
     site: RegistrySite, settings: EdgeSettings, tmp_path: Path
 ) -> None:
     wanted = await pushed(site, tmp_path / "two", 2)
@@ -154,7 +154,7 @@ async def test_somebody_at_the_device_goes_back_at_once(
         await until(said)
 
 
-async def test_a_device_without_a_root_takes_nothing(
+async def test_a_device_without_root_metadata_installs_nothing(
     site: RegistrySite, settings: EdgeSettings, tmp_path: Path
 ) -> None:
     wanted = await pushed(site, tmp_path / "two", 2)

@@ -51,7 +51,7 @@ def device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Device:
     return Device(tmp_path, capsys)
 
 
-async def test_a_device_joins_and_its_links_need_no_settings(gateway: Site, device: Device) -> None:
+async def test_a_joined_device_needs_no_link_settings(gateway: Site, device: Device) -> None:
     token = await gateway.token_file("press-7")
     code, out, said = await device.join(gateway.url, "--token-file", token)
     assert (code, said) == (0, "")
@@ -66,14 +66,14 @@ async def test_a_device_joins_and_its_links_need_no_settings(gateway: Site, devi
     assert device.files.joining_key() is None
 
 
-async def test_the_token_may_come_from_a_pipe_and_the_answer_as_json(gateway: Site, device: Device) -> None:
+async def test_the_token_may_come_from_stdin(gateway: Site, device: Device) -> None:
     token = (await gateway.token_file("press-7")).read_text()
     code, out, _ = await device.join(gateway.url, "--token-file", "-", "-o", "json", stdin=token)
     assert code == 0
     assert json.loads(out)["device"] == "press-7"
 
 
-async def test_a_second_time_it_says_who_the_device_is(gateway: Site, device: Device) -> None:
+async def test_a_second_join_prints_the_identity(gateway: Site, device: Device) -> None:
     token = await gateway.token_file("press-7")
     await device.join(gateway.url, "--token-file", token)
     before = device.files.device.read_bytes()
@@ -84,9 +84,7 @@ async def test_a_second_time_it_says_who_the_device_is(gateway: Site, device: De
     assert device.files.device.read_bytes() == before
 
 
-async def test_whoever_was_interrupted_after_the_token_was_used_gets_the_same_certificate(
-    gateway: Site, device: Device
-) -> None:
+async def test_an_interrupted_join_gets_the_same_certificate(gateway: Site, device: Device) -> None:
     token = await gateway.token_file("press-7")
     await device.join(gateway.url, "--token-file", token)
     certificate = device.files.device.read_text()
@@ -100,7 +98,7 @@ async def test_whoever_was_interrupted_after_the_token_was_used_gets_the_same_ce
     assert device.files.device.read_text() == certificate
 
 
-async def test_a_used_token_lets_no_other_device_in(
+async def test_a_used_token_admits_no_other_device(
     gateway: Site, device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     token = await gateway.token_file("press-7")
@@ -112,9 +110,7 @@ async def test_a_used_token_lets_no_other_device_in(
     assert other.files.read() is None
 
 
-async def test_whoever_answers_in_the_gateway_s_place_is_told_nothing(
-    gateway: Site, device: Device, tmp_path: Path
-) -> None:
+async def test_an_impostor_receives_no_token(gateway: Site, device: Device, tmp_path: Path) -> None:
     token = await gateway.token_file("press-7")
     async with site(tmp_path / "impostor") as impostor:
         code, _, said = await device.join(impostor.url, "--token-file", token)
@@ -124,9 +120,7 @@ async def test_whoever_answers_in_the_gateway_s_place_is_told_nothing(
     assert (await device.join(gateway.url, "--token-file", token))[0] == 0
 
 
-async def test_another_gateway_takes_over_only_where_it_is_told_so(
-    gateway: Site, device: Device, tmp_path: Path
-) -> None:
+async def test_another_gateway_needs_force(gateway: Site, device: Device, tmp_path: Path) -> None:
     await device.join(gateway.url, "--token-file", await gateway.token_file("press-7"))
     async with site(tmp_path / "second") as second:
         token = await second.token_file("line-2")
@@ -147,22 +141,20 @@ async def test_another_gateway_takes_over_only_where_it_is_told_so(
         ("https://127.0.0.1:9", f"flj_{'A' * 43}.{'A' * 43}", 1, "cannot be reached"),
     ],
 )
-async def test_what_cannot_be_is_told_in_a_sentence(
-    device: Device, url: str, text: str, code: int, sentence: str
-) -> None:
+async def test_invalid_arguments_are_explained(device: Device, url: str, text: str, code: int, sentence: str) -> None:
     found, _, said = await device.join(url, "--token-file", "-", stdin=text)
     assert found == code
     assert sentence in said
     assert text not in said
 
 
-async def test_a_missing_token_file_is_told_in_a_sentence(device: Device, tmp_path: Path) -> None:
+async def test_a_missing_token_file_is_explained(device: Device, tmp_path: Path) -> None:
     code, _, said = await device.join("https://127.0.0.1:9", "--token-file", tmp_path / "none")
     assert code == 2
     assert "There is no token file" in said
 
 
-async def test_a_disk_that_refuses_is_told_in_a_sentence(gateway: Site, device: Device) -> None:
+async def test_a_refusing_disk_is_explained(gateway: Site, device: Device) -> None:
     token = await gateway.token_file("press-7")
     device.state_dir.write_text("in the way")
     code, _, said = await device.join(gateway.url, "--token-file", token)

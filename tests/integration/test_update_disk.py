@@ -19,7 +19,7 @@ def disk() -> Iterator[Path]:
         yield folder
 
 
-async def test_a_power_cut_at_any_moment_leaves_what_verifies(disk: Path) -> None:
+async def test_a_power_cut_at_any_moment_leaves_a_valid_bundle(disk: Path) -> None:
     recording, rng = recorded(disk / "disk", disk / "bundles"), random.Random(7)
     points = recording.points()
     assert len(points) > 150
@@ -27,7 +27,7 @@ async def test_a_power_cut_at_any_moment_leaves_what_verifies(disk: Path) -> Non
         await check_crash(recording, point, rng.randrange(1 << 30), disk / "crash", disk / "bundles")
 
 
-def test_any_change_may_fail(disk: Path) -> None:
+def test_any_write_may_fail(disk: Path) -> None:
     counts = errors_at(disk / "disk", disk / "bundles", first=1, step=37)
     assert isinstance(counts["changes"], int) and counts["changes"] > 150
     assert counts["rounds"] == 4 * len(range(1, counts["changes"] + 1, 37))

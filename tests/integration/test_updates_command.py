@@ -93,14 +93,14 @@ def running(url: str) -> list[str]:
     return found
 
 
-def test_a_device_that_was_never_updated_says_so(config: Path) -> None:
+def test_a_device_without_updates(config: Path) -> None:
     assert run("updates", "--config", str(config)) == "nothing of this device was ever updated by a fleet\n"
     assert told(config) == []
     assert "No update of a model 'wide' is known" in run("rollback", NAME, "--config", str(config), code=1)
 
 
 @pytest.mark.usefixtures("updated")
-def test_an_agent_that_does_not_run_is_rolled_back_on_its_disk(config: Path) -> None:
+def test_a_stopped_agent_is_rolled_back_on_disk(config: Path) -> None:
     line = run("updates", "--config", str(config))
     assert line.startswith(NAME) and "version 2" in line and "committed" in line
     (update,) = told(config)
@@ -114,7 +114,7 @@ def test_an_agent_that_does_not_run_is_rolled_back_on_its_disk(config: Path) -> 
 
 
 @pytest.mark.usefixtures("updated")
-def test_an_agent_that_runs_is_asked(config: Path) -> None:
+def test_a_running_agent_rolls_back(config: Path) -> None:
     with agent(config) as url:
         assert running(url) == ["2"]
         said = json.loads(run("rollback", NAME, "--config", str(config), "-o", "json"))
@@ -127,7 +127,7 @@ def test_an_agent_that_runs_is_asked(config: Path) -> None:
 
 
 @pytest.mark.usefixtures("updated")
-def test_damaged_files_are_told_and_left_alone(config: Path, state: Path) -> None:
+def test_damaged_files_are_reported_and_not_changed(config: Path, state: Path) -> None:
     pointer = state / "models" / NAME / "pointer"
     pointer.write_bytes(b"x\ny\n")
     done = run("updates", "--config", str(config))
@@ -151,7 +151,7 @@ sys.exit(main())
 @pytest.mark.usefixtures("updated")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 @pytest.mark.parametrize("command", [["updates"], ["rollback", NAME]])
-def test_somebody_else_is_told_whom_to_ask_as(state: Path, command: list[str]) -> None:
+def test_another_user_is_told_which_user_to_use(state: Path, command: list[str]) -> None:
     arguments = [*command, "--set", f"agent.state_dir={state}"]
     done = subprocess.run([sys.executable, "-c", _AS_NOBODY, *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr

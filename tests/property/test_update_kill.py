@@ -62,14 +62,14 @@ async def lived(folder: Path, bundles: list[Path], seed: int, patch: pytest.Monk
 
 
 @pytest.mark.parametrize("part", range(10))
-async def test_whenever_it_is_killed_a_device_ends_on_a_bundle_that_verifies(
+async def test_a_killed_device_ends_on_a_valid_bundle(
     tmp_path: Path, bundles: list[Path], part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in range(part * SEEDS // 10, (part + 1) * SEEDS // 10):
         await lived(tmp_path / str(seed), bundles, seed, monkeypatch)
 
 
-async def test_every_single_step_may_be_the_last(
+async def test_a_kill_after_any_step_leaves_a_valid_bundle(
     tmp_path: Path, bundles: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One good update, cut after 0, 1, 2 ... operations, until one goes through without being cut."""
