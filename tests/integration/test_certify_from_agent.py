@@ -46,11 +46,11 @@ def run(*arguments: object, code: int = 0) -> Any:
     return result
 
 
-def changed(folder: Path, **said: Any) -> Path:
+def changed(folder: Path, **changes: Any) -> Path:
     """The digits bundle with other words in its manifest."""
     shutil.copytree(DIGITS, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
-    for path, value in said.items():
+    for path, value in changes.items():
         *above, last = path.split("__")
         place = manifest
         for key in above:
@@ -75,23 +75,24 @@ def test_device_and_gateway_certify_a_bundle(running: Line, tmp_path: Path) -> N
 
 def test_cached_outputs_give_the_same_certificate(running: Line, scans: Dataset) -> None:
     bundle = open_bundle(DIGITS)
-    told: list[int] = []
+    reported: list[int] = []
     with Client(running.agent.url) as agent:
         rows = [
-            gather_from_agent(bundle, scans, agent, progress=lambda done, total: told.append(done)) for _ in range(2)
+            gather_from_agent(bundle, scans, agent, progress=lambda done, total: reported.append(done))
+            for _ in range(2)
         ]
-        again = agent.data_plane.infer("digits", {"image": next(scans.read())[0]}, route="edge").answer
+        again = agent.infer("digits", {"image": next(scans.read())[0]}, route="edge").answer
     assert again is not None and again.tier == "cache"
     here = gather(bundle, scans)
     for found in rows:
         assert found.variant.id == here.variant.id == "edge-onnx"
         for name in ("probabilities", "scores", "full", "truth", "edge"):
             np.testing.assert_array_equal(getattr(found, name), getattr(here, name))
-    assert told[-1] == len(scans) == len(told) // 2
+    assert reported[-1] == len(scans) == len(reported) // 2
 
 
 @pytest.mark.parametrize(
-    ("said", "says"),
+    ("changes", "says"),
     [
         ({"version": 7}, r"holds 'digits' in version 1, not 7"),
         ({"name": "letters"}, r"holds no model 'letters'"),
@@ -103,9 +104,9 @@ def test_cached_outputs_give_the_same_certificate(running: Line, scans: Dataset)
     ],
 )
 def test_device_with_another_bundle_is_refused(
-    running: Line, scans: Dataset, tmp_path: Path, said: dict[str, Any], says: str
+    running: Line, scans: Dataset, tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
-    bundle = open_bundle(changed(tmp_path / "other", **said))
+    bundle = open_bundle(changed(tmp_path / "other", **changes))
     with Client(running.agent.url) as agent, pytest.raises(ConfigError, match=says):
         gather_from_agent(bundle, scans, agent)
 
@@ -147,7 +148,7 @@ async def test_device_token_is_read_from_a_file(tmp_path: Path) -> None:
     tokens.chmod(0o600)
     mine.write_text("a-token-of-some-length-0001\n")
     async with serving_agent(edge_settings(tmp_path / "state", api__token_file=str(tokens))) as (_, url):
-        asked = (DIGITS, *PROMISE, "--from-agent", url)
-        refused = await asyncio.to_thread(run, *asked, code=1)
+        arguments = (DIGITS, *PROMISE, "--from-agent", url)
+        refused = await asyncio.to_thread(run, *arguments, code=1)
         assert "token" in refused.stderr and "no edge agent" not in refused.stderr
-        assert "Certified on 599 rows" in (await asyncio.to_thread(run, *asked, "--token-file", mine)).stdout
+        assert "Certified on 599 rows" in (await asyncio.to_thread(run, *arguments, "--token-file", mine)).stdout

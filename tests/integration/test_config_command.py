@@ -27,11 +27,11 @@ AT_ONCE = ("--configuration", "--stages", "100", "--held-back", "0", "--soak", "
 @pytest_asyncio.fixture
 async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
     async with registry_site(tmp_path / "site") as found:
-        await said(found, "keys", "init")
+        await run(found, "keys", "init")
         yield found
 
 
-async def said(site: RegistrySite, *arguments: str | Path, code: int = 0) -> Result:
+async def run(site: RegistrySite, *arguments: str | Path, code: int = 0) -> Result:
     environment = {"FIRSTLINE_GATEWAY_URL": site.url, "FIRSTLINE_TOKEN": site.operator}
     result = await asyncio.to_thread(CliRunner().invoke, app, [*map(str, arguments)], env=environment)
     assert result.exit_code == code, result.output
@@ -40,12 +40,12 @@ async def said(site: RegistrySite, *arguments: str | Path, code: int = 0) -> Res
 
 async def device_says(site: RegistrySite, sequence: int, version: int, *updates: Update) -> Desired:
     async with httpx.AsyncClient(base_url=site.url, headers=bearer(site.device)) as client:
-        told = msgspec.json.decode((await client.get("/fleet/v1/twin")).content, type=Desired)
+        desired = msgspec.json.decode((await client.get("/fleet/v1/twin")).content, type=Desired)
         name = "quiet" if version else ""
         reported = Reported(
             "s",
             sequence,
-            told.revision,
+            desired.revision,
             (RunningModel("digits", 1),),
             updates,
             configuration=version,
@@ -53,30 +53,30 @@ async def device_says(site: RegistrySite, sequence: int, version: int, *updates:
         )
         reply = await client.put("/fleet/v1/twin/reported", content=msgspec.json.encode(reported))
         assert reply.is_success, reply.text
-    return told
+    return desired
 
 
 async def test_configuration_is_signed_listed_read_and_removed(site: RegistrySite, tmp_path: Path) -> None:
     file = tmp_path / "quiet.toml"
     file.write_text(QUIET.format(1, 5))
-    assert "quiet version 1: signed." in (await said(site, "config", "push", file)).stdout
-    assert "was signed before" in (await said(site, "config", "push", file)).stdout
+    assert "quiet version 1: signed." in (await run(site, "config", "push", file)).stdout
+    assert "was signed before" in (await run(site, "config", "push", file)).stdout
     file.write_text(QUIET.format(1, 6))
-    assert "other content" in (await said(site, "config", "push", file, code=1)).output
+    assert "other content" in (await run(site, "config", "push", file, code=1)).output
     file.write_text(QUIET.format(2, 6))
-    pushed = json.loads((await said(site, "config", "push", file, "-o", "json")).stdout)
-    listed = json.loads((await said(site, "config", "ls", "quiet", "-o", "json")).stdout)
+    pushed = json.loads((await run(site, "config", "push", file, "-o", "json")).stdout)
+    listed = json.loads((await run(site, "config", "ls", "quiet", "-o", "json")).stdout)
     assert [one["version"] for one in listed] == [1, 2] and listed[1]["sha256"] == pushed["sha256"]
-    assert (await said(site, "config", "show", "quiet", "2")).stdout == file.read_text()
-    shown = json.loads((await said(site, "config", "show", "quiet", "1", "-o", "json")).stdout)
+    assert (await run(site, "config", "show", "quiet", "2")).stdout == file.read_text()
+    shown = json.loads((await run(site, "config", "show", "quiet", "1", "-o", "json")).stdout)
     assert shown["sets"] == {"budget": {"bytes_per_day": 5}}
 
-    await said(site, "model", "push", DIGITS)  # bundles next to it, listed as before
-    assert [one["name"] for one in json.loads((await said(site, "model", "ls", "-o", "json")).stdout)] == ["digits"]
-    await said(site, "config", "rm", "quiet", "1")
-    assert "no configuration" in (await said(site, "config", "rm", "quiet", "1", code=1)).output
-    assert "list no configuration" in (await said(site, "config", "show", "quiet", "1", code=1)).output
-    trail = json.loads((await said(site, "audit", "ls", "--subject", "registry", "-o", "json")).stdout)
+    await run(site, "model", "push", DIGITS)  # bundles next to it, listed as before
+    assert [one["name"] for one in json.loads((await run(site, "model", "ls", "-o", "json")).stdout)] == ["digits"]
+    await run(site, "config", "rm", "quiet", "1")
+    assert "no configuration" in (await run(site, "config", "rm", "quiet", "1", code=1)).output
+    assert "list no configuration" in (await run(site, "config", "show", "quiet", "1", code=1)).output
+    trail = json.loads((await run(site, "audit", "ls", "--subject", "registry", "-o", "json")).stdout)
     added = [json.loads(entry["details"])["added"] for entry in trail]
     assert [one for one in added if one] == [["configuration quiet 1"], ["configuration quiet 2"], ["digits 1"]]
 
@@ -84,40 +84,45 @@ async def test_configuration_is_signed_listed_read_and_removed(site: RegistrySit
 async def test_invalid_configuration_is_not_signed(site: RegistrySite, tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text('name = "bad"\nversion = 1\n[links]\nurl = "https://elsewhere"\n')
-    assert "unknown key 'links'" in (await said(site, "config", "push", file, code=2)).output
-    assert "cannot be read" in (await said(site, "config", "push", tmp_path / "nowhere.toml", code=2)).output
-    assert (await said(site, "config", "ls", "-o", "json")).stdout.strip() == "[]"
+    assert "unknown key 'links'" in (await run(site, "config", "push", file, code=2)).output
+    assert "cannot be read" in (await run(site, "config", "push", tmp_path / "nowhere.toml", code=2)).output
+    assert (await run(site, "config", "ls", "-o", "json")).stdout.strip() == "[]"
 
 
 async def test_rollout_applies_and_reverts_a_configuration(site: RegistrySite, tmp_path: Path) -> None:
     file = tmp_path / "quiet.toml"
     file.write_text(QUIET.format(1, 5))
-    sha256 = json.loads((await said(site, "config", "push", file, "-o", "json")).stdout)["sha256"]
-    assert "no configuration" in (await said(site, "rollout", "start", "quiet", "7", *AT_ONCE, code=1)).output
+    sha256 = json.loads((await run(site, "config", "push", file, "-o", "json")).stdout)["sha256"]
+    assert "no configuration" in (await run(site, "rollout", "start", "quiet", "7", *AT_ONCE, code=1)).output
     await device_says(site, 1, 0)
-    assert "1 device," in (await said(site, "rollout", "plan", "quiet", "1", *AT_ONCE)).stdout
-    rollout = (await said(site, "rollout", "start", "quiet", "1", *AT_ONCE)).stdout.strip()
+    assert "1 device," in (await run(site, "rollout", "plan", "quiet", "1", *AT_ONCE)).stdout
+    rollout = (await run(site, "rollout", "start", "quiet", "1", *AT_ONCE)).stdout.strip()
     engine = site.gateway.engine
     await engine.drive()
-    told = (await device_says(site, 2, 0)).configuration
-    assert told is not None and (told.name, told.version, told.sha256, told.rollout) == ("quiet", 1, sha256, rollout)
+    desired = (await device_says(site, 2, 0)).configuration
+    assert desired is not None and (desired.name, desired.version, desired.sha256, desired.rollout) == (
+        "quiet",
+        1,
+        sha256,
+        rollout,
+    )
     update = Update("quiet", 1, UpdateState.COMMITTED, what="configuration", rollout=rollout)
     await device_says(site, 3, 1, update)
     await engine.drive()
-    assert "configuration quiet 1: completed" in (await said(site, "rollout", "get", rollout)).stdout
+    assert "configuration quiet 1: completed" in (await run(site, "rollout", "get", rollout)).stdout
 
-    assert "configuration quiet" in (await said(site, "rollout", "ls")).stdout
-    shown = (await said(site, "device", "get", "press-7")).stdout
+    assert "configuration quiet" in (await run(site, "rollout", "ls")).stdout
+    shown = (await run(site, "device", "get", "press-7")).stdout
     assert "runs digits 1, configuration quiet 1; is to run configuration quiet 1" in shown
     assert "update to configuration quiet 1: committed" in shown
 
-    await said(site, "rollout", "rollback", rollout)
+    await run(site, "rollout", "rollback", rollout)
     await engine.drive()
-    told = (await device_says(site, 4, 1, update)).configuration
-    assert told is not None and told.undone
+    desired = (await device_says(site, 4, 1, update)).configuration
+    assert desired is not None and desired.undone
     await device_says(site, 5, 0)
     await engine.drive()
-    assert "rolled_back" in (await said(site, "rollout", "get", rollout)).stdout
+    assert "rolled_back" in (await run(site, "rollout", "get", rollout)).stdout
 
 
 async def test_configurations_of_rollouts_stay_signed(site: RegistrySite, tmp_path: Path) -> None:
@@ -125,44 +130,44 @@ async def test_configurations_of_rollouts_stay_signed(site: RegistrySite, tmp_pa
     file, engine = tmp_path / "quiet.toml", site.gateway.engine
     for version in (1, 2):
         file.write_text(QUIET.format(version, version))
-        await said(site, "config", "push", file)
-    await said(site, "model", "push", DIGITS)
-    await said(site, "model", "push", digits_bundle(tmp_path / "two", 2).path)
+        await run(site, "config", "push", file)
+    await run(site, "model", "push", DIGITS)
+    await run(site, "model", "push", digits_bundle(tmp_path / "two", 2).path)
     await device_says(site, 1, 0)
 
     at_once = AT_ONCE[1:]
-    brings = (await said(site, "rollout", "start", "digits", "2", *at_once)).stdout.strip()
+    brings = (await run(site, "rollout", "start", "digits", "2", *at_once)).stdout.strip()
     await engine.drive()
-    refused = (await said(site, "model", "rm", "digits", "2", code=1)).stderr
+    refused = (await run(site, "model", "rm", "digits", "2", code=1)).stderr
     assert f"The rollout {brings} is running" in refused and "run or may go back to digits version 2" in refused
-    assert "go back to digits version 1" in (await said(site, "model", "rm", "digits", "1", code=1)).stderr
-    await said(site, "rollout", "abort", brings)
+    assert "go back to digits version 1" in (await run(site, "model", "rm", "digits", "1", code=1)).stderr
+    await run(site, "rollout", "abort", brings)
     await engine.drive()
-    assert "no longer signed" in (await said(site, "model", "rm", "digits", "2")).stdout
+    assert "no longer signed" in (await run(site, "model", "rm", "digits", "2")).stdout
 
     rollouts = {}
     for version in (1, 2):
-        rollouts[version] = (await said(site, "rollout", "start", "quiet", str(version), *AT_ONCE)).stdout.strip()
+        rollouts[version] = (await run(site, "rollout", "start", "quiet", str(version), *AT_ONCE)).stdout.strip()
         await engine.drive()
-        refused = (await said(site, "config", "rm", "quiet", "1", code=1)).stderr
+        refused = (await run(site, "config", "rm", "quiet", "1", code=1)).stderr
         assert f"The rollout {rollouts[version]} is running" in refused and "configuration quiet version 1" in refused
         word = (await device_says(site, 2 * version, version - 1)).configuration
         assert word is not None and word.version == version
         done = Update("quiet", version, UpdateState.COMMITTED, what="configuration", rollout=word.rollout)
         await device_says(site, 2 * version + 1, version, done)
         await engine.drive()
-    refused = (await said(site, "config", "rm", "quiet", "2", code=1)).stderr
+    refused = (await run(site, "config", "rm", "quiet", "2", code=1)).stderr
     assert f"quiet version 2 by the completed rollout {rollouts[2]}" in refused
 
-    await said(site, "config", "rm", "quiet", "1")  # no device runs it, and no rollout is under way
-    await said(site, "rollout", "rollback", rollouts[2])
+    await run(site, "config", "rm", "quiet", "1")  # no device runs it, and no rollout is under way
+    await run(site, "rollout", "rollback", rollouts[2])
     await engine.drive()
     back = (await device_says(site, 6, 2)).configuration
     assert back is not None and (back.version, back.rollout) == (1, rollouts[1])
     lost = Update("quiet", 1, UpdateState.REJECTED, what="configuration", rollout=rollouts[1], reason="not_found")
     await device_says(site, 7, 2, lost)
     await engine.drive()
-    shown = (await said(site, "rollout", "get", rollouts[2])).stdout
+    shown = (await run(site, "rollout", "get", rollouts[2])).stdout
     assert "rolled_back" in shown and "1 device could not go back (not_found)" in shown
 
 
@@ -170,13 +175,13 @@ async def test_newer_rollout_of_a_device_continues(site: RegistrySite, tmp_path:
     for name in ("quiet", "loud"):
         file = tmp_path / f"{name}.toml"
         file.write_text(QUIET.format(1, 5).replace("quiet", name))
-        await said(site, "config", "push", file)
+        await run(site, "config", "push", file)
     await device_says(site, 1, 0)
-    await said(site, "device", "tag", "press-7", "site=berlin")
-    older = (await said(site, "rollout", "start", "quiet", "1", *AT_ONCE)).stdout.strip()
-    elsewhere = (await said(site, "rollout", "start", "loud", "1", *AT_ONCE, "--selector", "site=paris")).stdout.strip()
-    states = {one["id"]: one["state"] for one in json.loads((await said(site, "rollout", "ls", "-o", "json")).stdout)}
+    await run(site, "device", "tag", "press-7", "site=berlin")
+    older = (await run(site, "rollout", "start", "quiet", "1", *AT_ONCE)).stdout.strip()
+    elsewhere = (await run(site, "rollout", "start", "loud", "1", *AT_ONCE, "--selector", "site=paris")).stdout.strip()
+    states = {one["id"]: one["state"] for one in json.loads((await run(site, "rollout", "ls", "-o", "json")).stdout)}
     assert states[older] == "running" and states[elsewhere] != "aborted"
-    newer = (await said(site, "rollout", "start", "loud", "1", *AT_ONCE, "--selector", "site=berlin")).stdout.strip()
-    states = {one["id"]: one["state"] for one in json.loads((await said(site, "rollout", "ls", "-o", "json")).stdout)}
+    newer = (await run(site, "rollout", "start", "loud", "1", *AT_ONCE, "--selector", "site=berlin")).stdout.strip()
+    states = {one["id"]: one["state"] for one in json.loads((await run(site, "rollout", "ls", "-o", "json")).stdout)}
     assert states[older] == "aborted" and states[newer] == "running"

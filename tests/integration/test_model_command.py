@@ -24,7 +24,7 @@ async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
         yield found
 
 
-async def said(site: RegistrySite, *arguments: str | Path, code: int = 0, passphrase: str = "") -> Result:
+async def run(site: RegistrySite, *arguments: str | Path, code: int = 0, passphrase: str = "") -> Result:
     environment = {
         "FIRSTLINE_GATEWAY_URL": site.url,
         "FIRSTLINE_TOKEN": site.operator,
@@ -44,93 +44,93 @@ def key_files(pattern: str) -> list[Path]:
 
 
 async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -> None:
-    made = json.loads((await said(site, "keys", "init", "-o", "json")).stdout)
+    made = json.loads((await run(site, "keys", "init", "-o", "json")).stdout)
     assert len(made["keys"]) == 4 and all(mode(key) == 0o600 for key in made["keys"])
-    await said(site, "keys", "init", code=2)
+    await run(site, "keys", "init", code=2)
 
-    pushed = json.loads((await said(site, "model", "push", DIGITS, "-o", "json")).stdout)
+    pushed = json.loads((await run(site, "model", "push", DIGITS, "-o", "json")).stdout)
     assert (pushed["name"], pushed["version"], pushed["is_new"], pushed["known_bytes"]) == ("digits", 1, True, 0)
     two = digits_bundle(tmp_path / "two", 2).path
     needs = ("--needs", "edge-onnx:arch=aarch64,x86_64", "--needs", "edge-onnx:memory_mb=64")
-    assert "signed; 6" in (await said(site, "model", "push", two, *needs)).stdout
-    assert "was signed before; 0 bytes sent" in (await said(site, "model", "push", two, *needs)).stdout
+    assert "signed; 6" in (await run(site, "model", "push", two, *needs)).stdout
+    assert "was signed before; 0 bytes sent" in (await run(site, "model", "push", two, *needs)).stdout
 
-    await said(site, "model", "alias", "set", "digits", "champion", "1")
-    await said(site, "model", "alias", "set", "digits", "champion", "2")
-    shown = (await said(site, "model", "inspect", "digits", "champion")).stdout
+    await run(site, "model", "alias", "set", "digits", "champion", "1")
+    await run(site, "model", "alias", "set", "digits", "champion", "2")
+    shown = (await run(site, "model", "inspect", "digits", "champion")).stdout
     assert "digits version 2, champion" in shown and "aarch64, x86_64" in shown and "64 MiB" in shown
-    reverted = await said(site, "model", "alias", "revert", "digits", "champion")
+    reverted = await run(site, "model", "alias", "revert", "digits", "champion")
     assert reverted.stdout == "digits champion stands for version 1.\n"
-    history = json.loads((await said(site, "model", "alias", "history", "digits", "champion", "-o", "json")).stdout)
+    history = json.loads((await run(site, "model", "alias", "history", "digits", "champion", "-o", "json")).stdout)
     assert [one["version"] for one in history] == [1, 2, 1]
     assert {one["by"] for one in history} == {"application:ops"}
-    listed = (await said(site, "model", "alias", "ls")).stdout
+    listed = (await run(site, "model", "alias", "ls")).stdout
     assert "champion" in listed
 
-    await said(site, "model", "pull", "digits", "champion", tmp_path / "pulled")
+    await run(site, "model", "pull", "digits", "champion", tmp_path / "pulled")
     assert (tmp_path / "pulled" / "full.onnx").read_bytes() == (DIGITS / "full.onnx").read_bytes()
     anchor = ("--root", made["anchor"], "--keys", tmp_path / "nobody")
-    await said(site, "model", "pull", "digits", "2", tmp_path / "again", *anchor, "-o", "json")
+    await run(site, "model", "pull", "digits", "2", tmp_path / "again", *anchor, "-o", "json")
 
-    refused = await said(site, "model", "rm", "digits", "1", code=1)
+    refused = await run(site, "model", "rm", "digits", "1", code=1)
     assert "The alias champion stands for digits version 1" in refused.stderr
-    assert "no longer signed" in (await said(site, "model", "rm", "digits", "2")).stdout
-    found = json.loads((await said(site, "model", "ls", "digits", "-o", "json")).stdout)
+    assert "no longer signed" in (await run(site, "model", "rm", "digits", "2")).stdout
+    found = json.loads((await run(site, "model", "ls", "digits", "-o", "json")).stdout)
     assert [(one["version"], one["aliases"]) for one in found] == [(1, ["champion"])]
-    assert "digits" in (await said(site, "model", "ls")).stdout
-    assert (await said(site, "model", "alias", "rm", "digits", "champion")).stdout.endswith("stands for nothing.\n")
+    assert "digits" in (await run(site, "model", "ls")).stdout
+    assert (await run(site, "model", "alias", "rm", "digits", "champion")).stdout.endswith("stands for nothing.\n")
 
 
 async def test_keys_are_rotated_revoked_and_renewed(site: RegistrySite, tmp_path: Path) -> None:
-    await said(site, "keys", "init")
-    before = json.loads((await said(site, "keys", "status", "-o", "json")).stdout)
+    await run(site, "keys", "init")
+    before = json.loads((await run(site, "keys", "status", "-o", "json")).stdout)
     assert before["warnings"] == [] and before["published"]["root"] == 1
-    assert "Published: root 2, targets 2." in (await said(site, "keys", "rotate", "targets")).stdout
-    assert "Published: root 3, targets 2." in (await said(site, "keys", "rotate", "online")).stdout
+    assert "Published: root 2, targets 2." in (await run(site, "keys", "rotate", "targets")).stdout
+    assert "Published: root 3, targets 2." in (await run(site, "keys", "rotate", "online")).stdout
     root_key = next(one["key"] for one in before["keys"] if one["role"] == "root")
-    assert "Published: root 4, targets 2." in (await said(site, "keys", "revoke", root_key[:8])).stdout
-    assert "Published: root 5, targets 3." in (await said(site, "keys", "renew")).stdout
-    assert (await said(site, "keys", "publish")).stdout == "The registry is up to date.\n"
-    after = json.loads((await said(site, "keys", "status", "-o", "json")).stdout)
+    assert "Published: root 4, targets 2." in (await run(site, "keys", "revoke", root_key[:8])).stdout
+    assert "Published: root 5, targets 3." in (await run(site, "keys", "renew")).stdout
+    assert (await run(site, "keys", "publish")).stdout == "The registry is up to date.\n"
+    after = json.loads((await run(site, "keys", "status", "-o", "json")).stdout)
     assert root_key not in {one["key"] for one in after["keys"]}
     assert [one["version"] for one in after["roles"] if one["role"] == "root"] == [5]
-    refused = await said(site, "keys", "revoke", root_key[:8], code=2)
+    refused = await run(site, "keys", "revoke", root_key[:8], code=2)
     assert "names no key" in refused.stderr
     online = next(one["key"] for one in after["keys"] if one["role"] == "snapshot")
-    assert "rotate online" in (await said(site, "keys", "revoke", online, code=2)).stderr
-    assert "has no one key" in (await said(site, "keys", "rotate", "root", "--key", "zz", code=2)).stderr
-    await said(site, "model", "push", DIGITS)
+    assert "rotate online" in (await run(site, "keys", "revoke", online, code=2)).stderr
+    assert "has no one key" in (await run(site, "keys", "rotate", "root", "--key", "zz", code=2)).stderr
+    await run(site, "model", "push", DIGITS)
 
 
 async def test_separate_root_key_holders_sign_in_turn(site: RegistrySite, tmp_path: Path) -> None:
-    await said(site, "keys", "init")
+    await run(site, "keys", "init")
     first, second, third = key_files("root-*.key")
     safe = tmp_path / "safe"
     safe.mkdir()
     for file in (second, third):
         file.rename(safe / file.name)
-    drafted = await said(site, "keys", "rotate", "targets")
+    drafted = await run(site, "keys", "rotate", "targets")
     assert "lacks 1 signature:" in drafted.stderr and first.exists()
-    assert (await said(site, "keys", "status", code=1)).stderr.count("lacks 1 signature") == 1
-    signed = await said(site, "keys", "sign", "--root-key", safe / second.name)
+    assert (await run(site, "keys", "status", code=1)).stderr.count("lacks 1 signature") == 1
+    signed = await run(site, "keys", "sign", "--root-key", safe / second.name)
     assert signed.stdout == "Published: root 2, targets 2.\n"
-    assert "nothing lacks a signature" in (await said(site, "keys", "sign", code=2)).stderr
+    assert "nothing lacks a signature" in (await run(site, "keys", "sign", code=2)).stderr
 
 
 async def test_keys_are_encrypted_and_created_offline(site: RegistrySite, tmp_path: Path) -> None:
     fetched = await site.client.get("/fleet/v1/registry/online-key")
     (tmp_path / "online.json").write_bytes(fetched.content)
-    made = await said(site, "keys", "init", "--online-key", tmp_path / "online.json", passphrase="correct horse")
+    made = await run(site, "keys", "init", "--online-key", tmp_path / "online.json", passphrase="correct horse")
     assert "Nothing is published yet" in made.stderr
     assert all(b"ENCRYPTED" in path.read_bytes() for path in key_files("*.key"))
-    await said(site, "keys", "publish", passphrase="correct horse")
-    assert "is encrypted" in (await said(site, "model", "push", DIGITS, code=2)).stderr
-    assert "passphrase right?" in (await said(site, "model", "push", DIGITS, code=2, passphrase="wrong")).stderr
+    await run(site, "keys", "publish", passphrase="correct horse")
+    assert "is encrypted" in (await run(site, "model", "push", DIGITS, code=2)).stderr
+    assert "passphrase right?" in (await run(site, "model", "push", DIGITS, code=2, passphrase="wrong")).stderr
     secret = tmp_path / "passphrase"
     secret.write_text("correct horse\n")
-    await said(site, "model", "push", DIGITS, "--passphrase-file", secret)
+    await run(site, "model", "push", DIGITS, "--passphrase-file", secret)
     key_files("targets-*.key")[0].chmod(0o644)
-    assert "chmod 600" in (await said(site, "keys", "renew", code=2, passphrase="correct horse")).stderr
+    assert "chmod 600" in (await run(site, "keys", "renew", code=2, passphrase="correct horse")).stderr
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ async def test_keys_are_encrypted_and_created_offline(site: RegistrySite, tmp_pa
 async def test_invalid_requests_print_one_sentence(
     site: RegistrySite, arguments: tuple[str, ...], sentence: str
 ) -> None:
-    refused = await said(site, *arguments, code=2)
+    refused = await run(site, *arguments, code=2)
     assert sentence in refused.stderr
     assert "Traceback" not in refused.output
 

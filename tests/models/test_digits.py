@@ -278,15 +278,15 @@ def test_every_variant_repeats_its_golden_answers(heldout: Dataset, calibration:
     assert golden is not None
     answers = read_golden(bundle, golden.artefact)
     assert sorted(answers.outputs) == sorted(name.replace("_", "-") for name in EDGE)
-    asked = tensor_of(answers, bundle.manifest.input)
+    inputs = tensor_of(answers, bundle.manifest.input)
     for model in bundle.manifest.edge:
         loaded = load_model(bundle, model, RuntimeOptions())
-        said = loaded.predict(asked)
+        probabilities = loaded.predict(inputs)
         loaded.close()
-        assert said.argmax(axis=1).tolist() == list(range(10))
-        found = deviation(answers, model.id, said)
+        assert probabilities.argmax(axis=1).tolist() == list(range(10))
+        found = deviation(answers, model.id, probabilities)
         assert found is not None and found <= golden.tolerance
-        other = deviation(answers, model.id, said[::-1])
+        other = deviation(answers, model.id, probabilities[::-1])
         assert other is not None and other > golden.tolerance
     scans = {np.asarray(Image.open(io.BytesIO(png))).tobytes() for png in answers.inputs}
     assert len(scans) == 10

@@ -62,10 +62,10 @@ class Server:
 
     def __init__(self, *script: Callable[[httpx.Request], httpx.Response]) -> None:
         self.script = list(script)
-        self.asked: list[httpx.Request] = []
+        self.requests: list[httpx.Request] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append(request)
+        self.requests.append(request)
         return self.script.pop(0)(request)
 
 
@@ -78,13 +78,15 @@ def followed(request: pytest.FixtureRequest) -> Callable[..., list[tuple[Status,
         transport = httpx.MockTransport(server)
         if request.param == "sync":
             with httpx.Client(base_url=URL, transport=transport) as http:
-                return [(told.answer.status, told.label) for told in answer_stream.follow(http, found)]
+                return [(answer.answer.status, answer.label) for answer in answer_stream.follow(http, found)]
 
-        async def all_told() -> list[tuple[Status, str]]:
+        async def collect() -> list[tuple[Status, str]]:
             async with httpx.AsyncClient(base_url=URL, transport=transport) as http:
-                return [(told.answer.status, told.label) async for told in answer_stream.follow_async(http, found)]
+                return [
+                    (answer.answer.status, answer.label) async for answer in answer_stream.follow_async(http, found)
+                ]
 
-        return asyncio.run(all_told())
+        return asyncio.run(collect())
 
     return follow
 
@@ -96,8 +98,12 @@ BOTH = [(Status.PROVISIONAL, "one"), (Status.FINAL, "two")]
 def test_one_call_yields_provisional_and_final_answer(followed: Follow) -> None:
     server = Server(streaming(event(1, Status.PROVISIONAL), b":\n\n", event(2, Status.FINAL, "two")))
     assert followed(server) == BOTH
-    (asked,) = server.asked
-    assert (asked.method, asked.headers["Accept"], asked.url.params["wait"]) == ("POST", "text/event-stream", "first")
+    (request,) = server.requests
+    assert (request.method, request.headers["Accept"], request.url.params["wait"]) == (
+        "POST",
+        "text/event-stream",
+        "first",
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,10 +120,12 @@ def test_dropped_connection_resumes_after_the_last_event(followed: Follow, broke
     repeated = streaming(event(1, Status.PROVISIONAL), event(2, Status.FINAL, "two"))
     server = Server(broken, full, streaming(b":\n\n"), repeated)
     assert followed(server) == BOTH
-    again = server.asked[1:]
+    again = server.requests[1:]
     assert len(again) == 3
-    assert {(asked.method, asked.url.path, asked.headers["Last-Event-ID"]) for asked in again} == {("GET", EVENTS, "1")}
-    assert {asked.url.params["form"] for asked in again} == {"short"}
+    assert {(request.method, request.url.path, request.headers["Last-Event-ID"]) for request in again} == {
+        ("GET", EVENTS, "1")
+    }
+    assert {request.url.params["form"] for request in again} == {"short"}
 
 
 def test_no_retry_before_the_first_answer(followed: Follow) -> None:
@@ -125,7 +133,7 @@ def test_no_retry_before_the_first_answer(followed: Follow) -> None:
     server = Server(streaming(b":\n\n", httpx.ReadError("reset")))
     with pytest.raises(FirstlineError, match="cannot be reached"):
         followed(server)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_refusal_is_raised_at_once(followed: Follow) -> None:
@@ -138,7 +146,7 @@ def test_retries_end_after_the_patience(followed: Follow) -> None:
     server = Server(streaming(event(1, Status.PROVISIONAL)), refusing(QueueFullError("Too many streams.")))
     with pytest.raises(FirstlineError):
         followed(server, patience_s=0.0)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,9 @@ ANSWER = Answer(
 
 
 def response(status: int = 200, content: bytes = b"", **headers: str) -> httpx.Response:
-    asked = httpx.Request("POST", "http://127.0.0.1:8070/v2/models/m/infer")
+    request = httpx.Request("POST", "http://127.0.0.1:8070/v2/models/m/infer")
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.Response(status, content=content, headers=named, request=asked)
+    return httpx.Response(status, content=content, headers=named, request=request)
 
 
 def sent(call: calls.Call) -> InferRequest:
@@ -134,19 +134,19 @@ class TestRequestOptions:
     ],
 )
 def test_text_that_cannot_be_sent_is_refused(given: dict[str, Any], sentence: str) -> None:
-    asked: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model": "digits",
         "inputs": {"image": np.zeros((1, 2), np.float32)},
         "options": {},
     } | given
     with pytest.raises(InvalidTensorError) as refused:
-        calls.infer(**asked)
+        calls.infer(**arguments)
     assert sentence in refused.value.message
 
 
-@pytest.mark.parametrize(("left_s", "said"), [(100.0, 5), (3.9, 3), (0.5, 0), (-1.0, 0), (float("inf"), 5)])
-def test_long_polling_is_limited_by_the_time_left(left_s: float, said: int) -> None:
-    assert (calls.long_polling(calls.answer("x"), left_s).headers or {})["Prefer"] == f"wait={said}"
+@pytest.mark.parametrize(("left_s", "wait_s"), [(100.0, 5), (3.9, 3), (0.5, 0), (-1.0, 0), (float("inf"), 5)])
+def test_long_polling_is_limited_by_the_time_left(left_s: float, wait_s: int) -> None:
+    assert (calls.long_polling(calls.answer("x"), left_s).headers or {})["Prefer"] == f"wait={wait_s}"
 
 
 def test_invalid_choice_lists_its_values() -> None:
@@ -173,8 +173,8 @@ class TestInferFile:
 
 class TestReadInfer:
     def test_tensors_and_answer_are_read(self) -> None:
-        said = InferResponse("m", "3", (Tensor("y", np.ones((1, 2), np.float32)),), answer=ANSWER)
-        encoded = oip.encode_response(InferRequest("m", (), "", binary_output=True), said)
+        answer = InferResponse("m", "3", (Tensor("y", np.ones((1, 2), np.float32)),), answer=ANSWER)
+        encoded = oip.encode_response(InferRequest("m", (), "", binary_output=True), answer)
         found = calls.read_infer(response(200, encoded.body, **http.headers_for(encoded)))
         assert (found.model, found.version, found.answer) == ("m", "3", ANSWER)
         np.testing.assert_array_equal(found.output("y"), [[1, 1]])
@@ -192,8 +192,8 @@ class TestReadPrediction:
     def reply(self, **changes: Any) -> httpx.Response:
         from firstline_core.protocol import file_inference
 
-        said = InferResponse("m", "3", (Tensor("probabilities", np.array([[0.2, 0.8]], np.float32)),), answer=ANSWER)
-        return response(200, orjson.dumps(file_inference.answer_json(said, ["no", "yes"]) | changes))
+        answer = InferResponse("m", "3", (Tensor("probabilities", np.array([[0.2, 0.8]], np.float32)),), answer=ANSWER)
+        return response(200, orjson.dumps(file_inference.answer_json(answer, ["no", "yes"]) | changes))
 
     def test_label_is_read(self) -> None:
         found = calls.read_prediction(self.reply())
@@ -314,31 +314,31 @@ class TestToken:
 class TestTrace:
     PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-    def asked(self, **options: Any) -> list[dict[str, str]]:
+    def trace_headers(self, **options: Any) -> list[dict[str, str]]:
         made = [calls.infer("m", {"x": [1]}, options), calls.infer_file("m", b"x", options)]  # type: ignore[arg-type]
         headers = [dict(each.headers or {}) for each in made]
         return [{name: each[name] for name in ("traceparent", "tracestate") if name in each} for each in headers]
 
     def test_named_trace_is_sent(self) -> None:
-        assert self.asked() == [{}, {}]
-        assert self.asked(traceparent=self.PARENT) == [{"traceparent": self.PARENT}] * 2
+        assert self.trace_headers() == [{}, {}]
+        assert self.trace_headers(traceparent=self.PARENT) == [{"traceparent": self.PARENT}] * 2
         named = {"traceparent": self.PARENT, "tracestate": "a=1"}
-        assert self.asked(**named) == [named] * 2
+        assert self.trace_headers(**named) == [named] * 2
 
     @pytest.mark.parametrize("value", [None, "", "00-x", PARENT.upper(), PARENT + "\r\nX: y"])
     def test_malformed_trace_is_ignored(self, value: str | None) -> None:
-        assert self.asked(traceparent=value, tracestate="a=1") == [{}, {}]
+        assert self.trace_headers(traceparent=value, tracestate="a=1") == [{}, {}]
 
     def test_current_opentelemetry_span_is_sent(self) -> None:
         span = NonRecordingSpan(SpanContext(10, 11, True, TraceFlags(1), TraceState([("a", "1")])))
         theirs = {"traceparent": f"00-{10:032x}-{11:016x}-01", "tracestate": "a=1"}
         with use_span(span):
-            assert self.asked() == [theirs] * 2
-            assert self.asked(traceparent=self.PARENT) == [{"traceparent": self.PARENT}] * 2
+            assert self.trace_headers() == [theirs] * 2
+            assert self.trace_headers(traceparent=self.PARENT) == [{"traceparent": self.PARENT}] * 2
             assert calls.with_current_trace({"route": "edge"}) == {"route": "edge"} | theirs
             with use_span(INVALID_SPAN):
-                assert self.asked() == [{}, {}]
-        assert self.asked() == [{}, {}]
+                assert self.trace_headers() == [{}, {}]
+        assert self.trace_headers() == [{}, {}]
 
     def test_many_requests_have_the_trace_of_their_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[object] = []

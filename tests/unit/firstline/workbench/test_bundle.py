@@ -52,8 +52,8 @@ def _bare(file: Path, labels: int, postprocess: str = "softmax", **more: str) ->
 
 
 def test_bundle_contains_what_the_spec_declares(digits: BundleSpec, tmp_path: Path) -> None:
-    said: list[str] = []
-    made = create_bundle(digits, tmp_path / "new" / "bundle", warn=said.append)
+    warnings: list[str] = []
+    made = create_bundle(digits, tmp_path / "new" / "bundle", warn=warnings.append)
     manifest = made.manifest
     assert (manifest.name, manifest.version, manifest.labels[9]) == ("digits", 7, "nine")
     assert [model.id for model in manifest.models] == ["edge-onnx-fp32", "edge-tflite-fp32", "edge-tflite-int8", "full"]
@@ -63,7 +63,7 @@ def test_bundle_contains_what_the_spec_declares(digits: BundleSpec, tmp_path: Pa
         0.8,
         0.6,
     )
-    assert said == []
+    assert warnings == []
     assert sorted(path.name for path in made.path.parent.iterdir()) == ["bundle"]  # nothing staged is left
 
 
@@ -173,7 +173,7 @@ def test_graphs_are_copied_and_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "labels", "postprocess", "said"),
+    ("outputs", "labels", "postprocess", "message"),
     [
         (11, 10, "softmax", "has 11 outputs and there are 10 labels: add label_offset:1 to its postprocessing"),
         (11, 11, "softmax,label_offset:1", "11 outputs, 10 after label_offset:1, and there are 11 labels: leave out"),
@@ -182,13 +182,13 @@ def test_graphs_are_copied_and_run(tmp_path: Path) -> None:
     ],
 )
 def test_different_numbers_of_classes_and_labels_are_refused(
-    tmp_path: Path, outputs: int, labels: int, postprocess: str, said: str
+    tmp_path: Path, outputs: int, labels: int, postprocess: str, message: str
 ) -> None:
     file = linear_model(tmp_path / "mine.onnx", pixels=4, classes=outputs)
     with pytest.raises(ConfigError) as caught:
         create_bundle(_bare(file, labels, postprocess), tmp_path / "out")
     assert caught.value.message.startswith("mine.onnx has ")
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert not (tmp_path / "out").exists()
 
 
@@ -199,29 +199,29 @@ def test_steps_that_do_not_fit_the_model_are_refused(digits: BundleSpec, tmp_pat
 
 
 def test_logits_without_softmax_give_a_warning(tmp_path: Path) -> None:
-    said: list[str] = []
+    warnings: list[str] = []
     create_bundle(
-        _bare(linear_model(tmp_path / "m.onnx", pixels=4, classes=3), 3, ""), tmp_path / "out", warn=said.append
+        _bare(linear_model(tmp_path / "m.onnx", pixels=4, classes=3), 3, ""), tmp_path / "out", warn=warnings.append
     )
-    assert len(said) == 1
-    assert "do not look like probabilities" in said[0]
-    assert "add softmax" in said[0]
+    assert len(warnings) == 1
+    assert "do not look like probabilities" in warnings[0]
+    assert "add softmax" in warnings[0]
 
 
 def test_second_softmax_gives_a_warning(tmp_path: Path) -> None:
-    said: list[str] = []
+    warnings: list[str] = []
     file = linear_model(tmp_path / "m.onnx", pixels=4, classes=3, softmax=True)
-    create_bundle(_bare(file, 3), tmp_path / "out", warn=said.append)
-    assert len(said) == 1
-    assert "drop softmax" in said[0]
+    create_bundle(_bare(file, 3), tmp_path / "out", warn=warnings.append)
+    assert len(warnings) == 1
+    assert "drop softmax" in warnings[0]
 
 
 def test_background_class_gives_a_warning(tmp_path: Path) -> None:
-    said: list[str] = []
+    warnings: list[str] = []
     spec = _bare(linear_model(tmp_path / "m.onnx", pixels=4, classes=3), 3)
-    create_bundle(replace(spec, labels=("background", "cat", "dog")), tmp_path / "out", warn=said.append)
-    assert len(said) == 1
-    assert "label_offset:1" in said[0]
+    create_bundle(replace(spec, labels=("background", "cat", "dog")), tmp_path / "out", warn=warnings.append)
+    assert len(warnings) == 1
+    assert "label_offset:1" in warnings[0]
 
 
 def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"name": "my bundle"}, "The name 'my bundle' does not do"),
         ({"version": 0}, "count up from 1"),
@@ -263,11 +263,11 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_specs_are_refused_in_one_sentence(
-    digits: BundleSpec, tmp_path: Path, change: dict[str, object], said: str
+    digits: BundleSpec, tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         create_bundle(replace(digits, **change), tmp_path / "out")
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 def test_runtime_follows_from_the_content(tmp_path: Path) -> None:

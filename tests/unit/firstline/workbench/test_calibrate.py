@@ -19,10 +19,10 @@ _DIGITS = Path(__file__).parents[4] / "models/digits"
 @pytest.mark.parametrize("true_temperature", [0.4, 1.0, 3.0])
 def test_true_temperature_is_found(true_temperature: float) -> None:
     rng = np.random.default_rng(1)
-    said = rng.dirichlet(np.full(5, 0.7), 20_000).astype(np.float32)
-    honest = temper(said, true_temperature)
-    truth = (honest.cumsum(axis=1) > rng.random((len(said), 1))).argmax(axis=1)
-    assert fit_temperature(said, truth) == pytest.approx(true_temperature, rel=0.05)
+    probabilities = rng.dirichlet(np.full(5, 0.7), 20_000).astype(np.float32)
+    honest = temper(probabilities, true_temperature)
+    truth = (honest.cumsum(axis=1) > rng.random((len(probabilities), 1))).argmax(axis=1)
+    assert fit_temperature(probabilities, truth) == pytest.approx(true_temperature, rel=0.05)
 
 
 # Neighbours in FP32 among them, as two processors or two batch sizes give them for one image.

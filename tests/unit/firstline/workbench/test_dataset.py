@@ -58,7 +58,7 @@ def test_limited_samples_are_spread_evenly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
+    ("labels", "message"),
     [
         ("file,class\na.png,0\n", "no column label"),
         ("file,label\n", "names no images"),
@@ -70,10 +70,10 @@ def test_limited_samples_are_spread_evenly(tmp_path: Path) -> None:
         ("file,label\n,0\n", "names the file ''"),
     ],
 )
-def test_invalid_line_is_named(tmp_path: Path, labels: str, said: str) -> None:
+def test_invalid_line_is_named(tmp_path: Path, labels: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_dataset(_folder(tmp_path, labels, {}))
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 def test_missing_labels_csv_is_reported(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ def box(image: int | str, *bbox: float, sure: float = 0.9, kind: int = 1) -> dic
 
 
 def written(folder: Path, edge: Any, full: Any, images: Any) -> tuple[Path, Path, Path]:
-    asked = {"images": [{"id": image} for image in images]} if isinstance(images, list) else images
-    for name, said in (("edge", edge), ("full", full), ("images", asked)):
-        (folder / f"{name}.json").write_text(json.dumps(said))
+    listed = {"images": [{"id": image} for image in images]} if isinstance(images, list) else images
+    for name, content in (("edge", edge), ("full", full), ("images", listed)):
+        (folder / f"{name}.json").write_text(json.dumps(content))
     return folder / "edge.json", folder / "full.json", folder / "images.json"
 
 
@@ -60,8 +60,8 @@ def test_detection_table_can_be_certified(tmp_path: Path) -> None:
     table = CliRunner().invoke(app, ["detections", *files[:2], "--images", files[2]])
     assert table.exit_code == 0, table.output
     assert table.stdout.splitlines()[:2] == ["score,agree", f"{sure[0]:.9g},{int(not wrong[0])}"]
-    asked = ["certify", "--scores", "-", "--epsilon", "0.05", "--delta", "0.05", "-o", "json"]
-    found = json.loads(CliRunner().invoke(app, asked, input=table.stdout).stdout)
+    arguments = ["certify", "--scores", "-", "--epsilon", "0.05", "--delta", "0.05", "-o", "json"]
+    found = json.loads(CliRunner().invoke(app, arguments, input=table.stdout).stdout)
     assert found["certified"]
     assert 0.62 < found["threshold"] < 0.7
     assert wrong[sure >= found["threshold"]].mean() <= 0.05

@@ -24,8 +24,8 @@ _DIGITS = Path(__file__).parents[4] / "models/digits"
 def test_figures_match_the_parts() -> None:
     """Against the same bundle run as one batch and counted in plain numpy."""
     bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 300)
-    told: list[tuple[int, int]] = []
-    found = evaluate(bundle, dataset, progress=lambda done, total: told.append((done, total)))
+    reported: list[tuple[int, int]] = []
+    found = evaluate(bundle, dataset, progress=lambda done, total: reported.append((done, total)))
 
     images, truth = zip(*dataset.read(), strict=True)
     batch = Tensor("image", np.array(images, object))
@@ -38,8 +38,8 @@ def test_figures_match_the_parts() -> None:
     answers = np.where(kept, edge.argmax(axis=1), full.argmax(axis=1))
 
     assert found.samples == 300
-    assert told[0] == (1, 300)
-    assert told[-1] == (300, 300)
+    assert reported[0] == (1, 300)
+    assert reported[-1] == (300, 300)
     assert found.full is not None
     assert found.full.accuracy == (full.argmax(axis=1) == truth).mean()
     [variant] = found.variants

@@ -20,7 +20,7 @@ _BUNDLE = open_bundle(_DIGITS / "bundle")
 _EDGE = _BUNDLE.manifest.edge[1]
 
 
-def _status(**said: Any) -> dict[str, Any]:
+def _status(**changes: Any) -> dict[str, Any]:
     manifest = _BUNDLE.manifest
     model = {
         "name": "digits",
@@ -31,7 +31,7 @@ def _status(**said: Any) -> dict[str, Any]:
         "score_digest": manifest.policy.score.digest,
         "problem": None,
     }
-    return {"models": [model | said]}
+    return {"models": [model | changes]}
 
 
 class _Device(Client):
@@ -40,13 +40,13 @@ class _Device(Client):
     def __init__(self, change: Callable[[InferResponse], InferResponse] = lambda found: found) -> None:
         super().__init__("http://device")
         self.change = change
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
 
     def status(self) -> dict[str, Any]:
         return _status()
 
-    def infer(self, model: str, inputs: Any, **said: Any) -> InferResponse:
-        self.asked.append(said)
+    def infer(self, model: str, inputs: Any, **options: Any) -> InferResponse:
+        self.requests.append(options)
         answer = Answer("id", Status.FINAL, False, False, Tier.EDGE, Reason.REQUESTED, 0.7, _EDGE.digest)
         row = np.eye(10, dtype=np.float32)[[3]]
         return self.change(InferResponse(model, "1", (Tensor("probabilities", row),), answer=answer))
@@ -58,7 +58,7 @@ def test_scores_come_from_the_device() -> None:
     assert found.variant is _EDGE
     assert found.edge.tolist() == [3] * 3
     assert found.scores.tolist() == [0.7] * 3
-    assert {(said["route"], said["version"]) for said in device.asked} == {("edge", 1)}
+    assert {(options["route"], options["version"]) for options in device.requests} == {("edge", 1)}
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ def _spec(file: Path, scale: str, labels: tuple[str, ...] = (), offset: str = ""
 
 
 def test_fitting_scale_step_gives_no_warning(tmp_path: Path) -> None:
-    said: list[str] = []
-    create_bundle(_spec(_INT8, "decode:L,resize:8x8,scale:0:255"), tmp_path / "out", warn=said.append)
-    assert said == []
+    warnings: list[str] = []
+    create_bundle(_spec(_INT8, "decode:L,resize:8x8,scale:0:255"), tmp_path / "out", warn=warnings.append)
+    assert warnings == []
 
 
 def test_mostly_clipped_pixels_are_refused(tmp_path: Path) -> None:
@@ -44,9 +44,9 @@ def test_mostly_clipped_pixels_are_refused(tmp_path: Path) -> None:
 
 def test_half_used_range_gives_a_warning(tmp_path: Path) -> None:
     """Pixels in 0..1/2: nothing is lost that a run would show, and the model still sees too dark a picture."""
-    said: list[str] = []
-    create_bundle(_spec(_INT8, "decode:L,resize:8x8,scale:0:510"), tmp_path / "out", warn=said.append)
-    [sentence] = said
+    warnings: list[str] = []
+    create_bundle(_spec(_INT8, "decode:L,resize:8x8,scale:0:510"), tmp_path / "out", warn=warnings.append)
+    [sentence] = warnings
     assert "so they use 50% of it; add scale:0:255 instead of scale:mean=0:std=510." in sentence
 
 
@@ -71,7 +71,7 @@ def test_verify_reports_the_range_too(tmp_path: Path) -> None:
 
 @pytest.mark.shared_data
 @pytest.mark.parametrize(
-    ("file", "steps", "said"),
+    ("file", "steps", "message"),
     [
         (
             "mobilenet_v1_0.25_128_quant",
@@ -86,7 +86,9 @@ def test_verify_reports_the_range_too(tmp_path: Path) -> None:
         ("tf2_mobilenet_v2_1.0_224_ptq", "resize:224x224", "add scale:127:127.5 to its preprocessing"),
     ],
 )
-def test_published_models_fit_their_ranges(shared_data: Path, tmp_path: Path, file: str, steps: str, said: str) -> None:
+def test_published_models_fit_their_ranges(
+    shared_data: Path, tmp_path: Path, file: str, steps: str, message: str
+) -> None:
     path = shared_data / "imagenet-cascade" / "models" / f"{file}.tflite"
     labels = tuple(str(n) for n in range(1000))
     warnings: list[str] = []
@@ -96,4 +98,4 @@ def test_published_models_fit_their_ranges(shared_data: Path, tmp_path: Path, fi
     except ConfigError as error:
         warnings.append(error.message)
     [sentence] = warnings
-    assert re.search(said, sentence)
+    assert re.search(message, sentence)

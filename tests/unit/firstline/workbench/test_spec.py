@@ -68,7 +68,7 @@ def test_score_can_be_a_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right", "said"),
+    ("wrong", "right", "message"),
     [
         ("output =", "outptu =", "did you mean 'output'?"),
         ("version = 3", 'version = "three"', "recipe.toml:2"),
@@ -78,10 +78,10 @@ def test_score_can_be_a_graph(tmp_path: Path) -> None:
         ("resize:8x8", "rezise:8x8", "did you mean 'resize'?"),
     ],
 )
-def test_invalid_recipes_are_refused(tmp_path: Path, wrong: str, right: str, said: str) -> None:
+def test_invalid_recipes_are_refused(tmp_path: Path, wrong: str, right: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_recipe(_written(tmp_path, _RECIPE.replace(wrong, right)))
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["imagenet-cascade", "cifar10-cascade"])

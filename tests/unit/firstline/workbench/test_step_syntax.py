@@ -38,7 +38,7 @@ def test_graph_path_is_relative_to_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("rezise:8", "did you mean 'resize'?"),
         ("softmax", "'softmax' is no step before the model"),
@@ -53,10 +53,10 @@ def test_graph_path_is_relative_to_the_folder(tmp_path: Path) -> None:
         ("graph:", "graph:FILE.onnx"),
     ],
 )
-def test_invalid_step_is_named_with_its_spelling(text: str, said: str) -> None:
+def test_invalid_step_is_named_with_its_spelling(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_preprocess(text)
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 def test_spelling_shows_defaults() -> None:
