@@ -107,8 +107,8 @@ class RouteTable:
                 if route.method == wanted:
                     return Found(route, match.groupdict())
                 allowed += ("GET", "HEAD") if route.method == "GET" else (route.method,)
-        said = f"is not allowed; use {' or '.join(allowed)}" if allowed else "is not an address of this agent"
-        raise NoRouteError(f"{method} {path[:_SHOWN_CHARACTERS]} {said}.", allowed)
+        problem = f"is not allowed; use {' or '.join(allowed)}" if allowed else "is not an address of this agent"
+        raise NoRouteError(f"{method} {path[:_SHOWN_CHARACTERS]} {problem}.", allowed)
 
 
 def _pattern(path: str) -> re.Pattern[str]:

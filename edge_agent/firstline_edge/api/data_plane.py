@@ -158,7 +158,7 @@ class EdgeDataPlane:
         limits: of requests.
         clock: for deadlines.
         metrics: exposed to Prometheus.
-        models: the models held.
+        models: the models of this device.
         cascade: answers requests.
         links: to the gateway.
         outbox: has the answers that were promised a correction.
@@ -228,9 +228,9 @@ class EdgeDataPlane:
         except FirstlineError as error:
             # Callers whose equal rows were computed once may share the error: each reads the id before it awaits again.
             error.request_id = request.request_id
-            held = self._models.find(request.model, request.version)
+            device_model = self._models.find(request.model, request.version)
             seconds = self._clock.monotonic_s() - started_s
-            self._recorder.refused(context, held.version if held is not None else None, error, seconds)
+            self._recorder.refused(context, device_model.version if device_model is not None else None, error, seconds)
             raise
         seconds = self._clock.monotonic_s() - started_s
         self._recorder.answered(request, response, seconds, context.log_record())
@@ -272,30 +272,30 @@ class EdgeDataPlane:
 
     def ready(self) -> bool:
         """Whether any request could be answered: with an edge model that runs, or through a link."""
-        runs = any(held.edge is not None for held in self._models.all)
+        runs = any(device_model.edge is not None for device_model in self._models.all)
         return not self._stopping and (runs or self._links.chain is not None)
 
     def model_ready(self, model: str, version: str) -> bool:
-        held = self._models.find(model, version)
-        if held is None:
+        device_model = self._models.find(model, version)
+        if device_model is None:
             raise self._unknown(model, version)
-        return held.edge is not None or self._links.available
+        return device_model.edge is not None or self._links.available
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
-        held = self._models.find(model, version)
-        if held is None:
+        device_model = self._models.find(model, version)
+        if device_model is None:
             raise self._unknown(model, version)
-        return held.metadata
+        return device_model.metadata
 
     def index(self) -> list[ModelState]:
         return [
             ModelState(
-                held.manifest.name,
-                held.version,
-                ready=held.edge is not None or self._links.available,
-                reason=held.problem,
+                device_model.manifest.name,
+                device_model.version,
+                ready=device_model.edge is not None or self._links.available,
+                reason=device_model.problem,
             )
-            for held in self._held()
+            for device_model in self._sorted_models()
         ] + [
             ModelState(name, str(version), ready=False, reason=why)
             for (name, version), why in sorted(self._models.away.items())
@@ -328,13 +328,13 @@ class EdgeDataPlane:
         await self._rollbacks.roll_back_configuration()
 
     def statistics(self) -> list[ModelStatistics]:
-        return [self._recorder.statistics(held.manifest.name, held.version) for held in self._held()]
+        return [self._recorder.statistics(each.manifest.name, each.version) for each in self._sorted_models()]
 
     def config(self, model: str, version: str) -> dict[str, Any]:
         return config_json(self.metadata(model, version), self.limits, batching=False)
 
-    def _held(self) -> list[DeviceModel]:
-        return sorted(self._models.all, key=lambda held: (held.manifest.name, held.manifest.version))
+    def _sorted_models(self) -> list[DeviceModel]:
+        return sorted(self._models.all, key=lambda each: (each.manifest.name, each.manifest.version))
 
     def short_metadata(self, model: str) -> ModelMetadata:
         """Returns how a body at the file address is read.
@@ -343,19 +343,19 @@ class EdgeDataPlane:
         which is what this address is mostly used with. The gateway refuses it where its model takes something else.
 
         Raises:
-            UnknownModelError: not held, and no gateway to ask.
+            UnknownModelError: unknown here, and no gateway to ask.
         """
-        held = self._models.find(model)
-        if held is not None:
-            return held.metadata
+        device_model = self._models.find(model)
+        if device_model is not None:
+            return device_model.metadata
         if self._links.chain is None:
             raise self._unknown(model, "")
         return ModelMetadata(model, (), "", (TensorSpec(PASSED_ON_INPUT, "BYTES", (-1,)),), ())
 
     def labels(self, model: str, version: str) -> tuple[str, ...]:
         """The labels of a model, empty where this device does not hold it."""
-        held = self._models.find(model, version)
-        return held.manifest.labels if held is not None else ()
+        device_model = self._models.find(model, version)
+        return device_model.manifest.labels if device_model is not None else ()
 
     def exposition(self) -> tuple[bytes, str]:
         """The metrics in Prometheus' form, and its content type."""
@@ -367,6 +367,6 @@ class EdgeDataPlane:
         return self._status.describe(ready=self.ready(), uptime_s=self._clock.monotonic_s() - self._started_s)
 
     def _unknown(self, model: str, version: str) -> UnknownModelError:
-        names = ", ".join(sorted({held.manifest.name for held in self._models.all})) or "none"
+        names = ", ".join(sorted({device_model.manifest.name for device_model in self._models.all})) or "none"
         wanted = shown(model) + (f" in version {shown(version)}" if version else "")
         return UnknownModelError(f"This device holds no model {wanted}; it holds: {names}.")

@@ -86,7 +86,7 @@ class Erasure:
             raise ForbiddenError("Whoever may write in the agent's state directory may erase: use `edge-agent purge`.")
 
     async def erase(self, places: Collection[str]) -> None:
-        """Erases places; the agent goes on.
+        """Erases places while the agent runs.
 
         Args:
             places: names of `PLACES`.

@@ -82,8 +82,8 @@ def listen_unix(path: Path, mode: int) -> Iterator[socket.socket]:
             listener.bind(str(path))
             path.chmod(mode)
         except OSError as error:
-            said = _UNIX_PROBLEMS.get(error.errno or 0, "api.socket is {}, which cannot be used: {}.")
-            raise AddressError(said.format(path, error.strerror or error)) from error
+            message = _UNIX_PROBLEMS.get(error.errno or 0, "api.socket is {}, which cannot be used: {}.")
+            raise AddressError(message.format(path, error.strerror or error)) from error
         finally:
             os.umask(before)
         try:

@@ -67,7 +67,7 @@ class AgentStatus:
             "version": VERSION,
             "ready": ready,
             "uptime_s": round(uptime_s, 1),
-            "models": [self._describe_model(held) for held in self.models.all],
+            "models": [self._describe_model(model) for model in self.models.all],
             "problems": [{"path": str(path), "message": message} for path, message in problems],
             "identity": self.identity.describe(),
             "links": {
@@ -83,11 +83,11 @@ class AgentStatus:
             "fleet": self.fleet() if self.fleet is not None else None,
         }
 
-    def _describe_model(self, held: DeviceModel) -> dict[str, object]:
-        refusal = self.model_refusals.message_of(held.manifest.name, held.version)
-        return _described(held, self.router.threshold(held), refusal) | {
-            "uncertified": self.router.uncertified(held) or None,
-            "contract": self.certificates.describe(held),
+    def _describe_model(self, model: DeviceModel) -> dict[str, object]:
+        refusal = self.model_refusals.message_of(model.manifest.name, model.version)
+        return _described(model, self.router.threshold(model), refusal) | {
+            "uncertified": self.router.uncertified(model) or None,
+            "contract": self.certificates.describe(model),
         }
 
     def _problems(self) -> list[tuple[Path, str]]:
@@ -112,14 +112,14 @@ def birth_message(
     """Returns what the broker keeps of this device: the models that it runs, and the fleet's configuration.
 
     Args:
-        models: the models held.
+        models: the models of this device.
         certificates: of their certificates.
         configuration: returns the configuration that runs; None on a device that is not a member of a fleet.
     """
     message: dict[str, object] = {} if configuration is None else {"configuration": configuration()}
     return message | {
         "agent_version": VERSION,
-        "models": [_identity(held) | {"contract": _contract_of(certificates.find(held))} for held in models.all],
+        "models": [_identity(model) | {"contract": _contract_of(certificates.find(model))} for model in models.all],
     }
 
 
@@ -136,34 +136,34 @@ def _contract_of(monitored: MonitoredCertificate | None) -> dict[str, object] | 
     }
 
 
-def _identity(held: DeviceModel) -> dict[str, object]:
+def _identity(model: DeviceModel) -> dict[str, object]:
     return {
-        "name": held.manifest.name,
-        "version": held.version,
-        "model_digest": held.edge.loaded.digest if held.edge is not None else None,
-        "full_model_digest": held.manifest.full_digest or None,
+        "name": model.manifest.name,
+        "version": model.version,
+        "model_digest": model.edge.loaded.digest if model.edge is not None else None,
+        "full_model_digest": model.manifest.full_digest or None,
     }
 
 
-def _described(held: DeviceModel, threshold: float, refusal: str) -> dict[str, object]:
-    edge = held.edge
-    return _identity(held) | {
+def _described(model: DeviceModel, threshold: float, refusal: str) -> dict[str, object]:
+    edge = model.edge
+    return _identity(model) | {
         "edge": edge.loaded.model.id if edge is not None else None,
         "provider": edge.loaded.runtime.provider if edge is not None else None,
         "row_ms": round(edge.row_ms, 3) if edge is not None else None,
         "row_ms_from": ("load" if edge.profiled is None else "profile") if edge is not None else None,
-        "score_digest": held.manifest.policy.score.digest,
+        "score_digest": model.manifest.policy.score.digest,
         "threshold": threshold if math.isfinite(threshold) else None,
         "passed_over": list(edge.loaded.passed_over) if edge is not None else [],
-        "certificate": certificate_of(held),
-        "problem": held.problem or refusal or None,
-        "variants": held.variants.describe() if held.variants is not None else None,
+        "certificate": certificate_of(model),
+        "problem": model.problem or refusal or None,
+        "variants": model.variants.describe() if model.variants is not None else None,
     }
 
 
-def certificate_of(held: DeviceModel) -> dict[str, object] | None:
+def certificate_of(model: DeviceModel) -> dict[str, object] | None:
     """Returns the certificate of the variant in use; None if it has none."""
-    certificate = held.edge.certificate if held.edge is not None else None
+    certificate = model.edge.certificate if model.edge is not None else None
     if certificate is None:
         return None
     return {

@@ -119,13 +119,13 @@ class Finding:
 
 
 class Auditor:
-    """Draws, sends and tells.
+    """Draws answers, sends them to the full model, and reports the outcome.
 
     Args:
-        cloud: the way to the gateway; None on a device without links, which audits nothing.
+        cloud: asks the gateway; None on a device without links, which audits nothing.
         available: whether a link may be used now.
-        cache: keeps what the full model says.
-        certificates: learns of each result.
+        cache: stores the full model's outputs.
+        certificates: receives each result.
         samples: of escalated answers; those of audits go through `certificates`.
         traffic: the live escalations, which go first.
         settings: the limits of audits.
@@ -133,8 +133,8 @@ class Auditor:
         rng: draws.
         certifies: the contracts that this device's policy keeps; of the others nothing is tested.
         ample: whether the device's budgets are ample; if not, only answers that test a promise are audited.
-        on_drawn: told when an answer is drawn.
-        on_finding: told how each audit ended.
+        on_drawn: called when an answer is drawn.
+        on_finding: called with the outcome of each audit.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class Auditor:
 
         Args:
             model: of both answers.
-            rows: answered by the full model; their edge outputs may be known.
+            rows: answered by the full model; the edge model may have answered them too.
         """
         monitored = self._certificates.find(model)
         if monitored is None or not self._tests(monitored):

@@ -87,7 +87,7 @@ class CertificateState(NamedTuple):
     """The state of a certificate that the router needs.
 
     Attributes:
-        alarmed: it is no longer valid.
+        alarmed: the certificate has lost its validity.
         threshold: from which answers are still accepted; None for the certificate's, infinite if none is accepted.
     """
 
@@ -142,7 +142,7 @@ class MonitoredCertificate:
         return not self.certificate.by or score >= self.certificate.threshold_for(group or "")
 
     def stability_index(self) -> float | None:
-        """How far the scores have moved from the certificate's; None while there are too few to tell."""
+        """How far the scores have moved from the certificate's; None with too few scores."""
         histogram = self.certificate.histogram
         if histogram is None or self.scores is None:
             return None
@@ -157,7 +157,7 @@ class CertificateStates:
     Args:
         path: the file of records.
         models: those held.
-        samples: answers whose truth is known.
+        samples: answers that both models have given.
         settings: how careful to be.
         on_alarm: receives each certificate that was just alarmed, or tightened again.
 
@@ -272,7 +272,7 @@ class CertificateStates:
         """Takes up the gateway's notice about the model's contract; its alarm counts like this device's own.
 
         A notice without a quota takes an earlier one back. No notice at all says nothing: it may come from a gateway
-        that only speaks when there is something to tell.
+        that sends a notice only if there is an alarm or a quota.
         """
         monitored = self.find(model)
         if monitored is None or notice is None:
@@ -289,7 +289,7 @@ class CertificateStates:
 
         Args:
             monitored: the certificate that speaks of the answer.
-            sample: what was found.
+            sample: the result.
             threshold: in use when the answer was drawn. Where it was tightened since, the new test leaves the audit
                 out, for its loss may be what began that test.
         """
@@ -326,7 +326,7 @@ class CertificateStates:
                 await self._clock.sleep(_RETRY_S)
 
     async def close(self) -> None:
-        """Writes what is known, after `keep_saving` has ended."""
+        """Writes the findings, after `keep_saving` has ended."""
         if self._writing is not None:
             await self._writing
         if self._monitored:
@@ -377,15 +377,15 @@ class CertificateStates:
             self.save()
 
     def _alarm(self, monitored: MonitoredCertificate, cause: str) -> None:
-        """Tightens: never below the threshold in use, and with a test that begins anew at the new one."""
+        """Tightens the threshold, never below the one in use, and starts a new test at the new one."""
         record, before = monitored.record, monitored.threshold
         after = EVERYTHING
         if self._settings.on_alarm == "tighten":
-            known = [sample for sample in self._samples.recent(monitored.key) if sample.score >= before]
+            accepted = [sample for sample in self._samples.recent(monitored.key) if sample.score >= before]
             after = tightened(
-                [sample.score for sample in known],
-                [sample.loss for sample in known],
-                [sample.propensity for sample in known],
+                [sample.score for sample in accepted],
+                [sample.loss for sample in accepted],
+                [sample.propensity for sample in accepted],
                 monitored.epsilon,
                 before,
             )

@@ -1,4 +1,4 @@
-"""What a device remembers of a certificate, and its form on disk: a line of JSON and its checksum, replaced whole.
+"""A device's findings about a certificate, and their file: a line of JSON and its checksum, replaced whole.
 
 A record belongs to what the certificate was made for, down to the threshold: where anything of that changes, its key
 does, and whatever was remembered says nothing any more.
@@ -35,13 +35,13 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         model, version: of the bundle, for people.
         proof: sha256 of the certificate itself.
         test: of the threshold in use: a tightened one has a test of its own.
-        alarmed: the promise was broken, here or in the fleet's eyes, or what was known of it is lost.
+        alarmed: the audits of this device or of the fleet found the contract broken, or the findings are lost.
         cause: of the alarm, in a sentence.
         alarmed_wall_s: when that was; 0 before.
         tightened: the score from which answers are still kept; None for the certificate's.
         escalates_all: none is.
         escalations_per_hour: the gateway's quota, None where it set none.
-        fleet_devices: the most that the gateway ever said to audit the promise; 1 while it did not say.
+        fleet_devices: the largest reported number of devices that audit the contract; 1 without a report.
         drawn, agreed, disagreed, lost: audits; drawn audits that are none of the others are in progress.
         scores: histogram of the latest scores, in the certificate's bins.
     """
@@ -84,31 +84,31 @@ def key_of(model: str, version: str, certificate: Certificate, epsilon: float) -
     Args:
         model: the bundle's name.
         version: the bundle's.
-        certificate: what was proved.
-        epsilon: what the audits test.
+        certificate: the proof.
+        epsilon: the disagreement rate that the audits test.
     """
-    said = (
+    identity = (
         *(model, version, certificate.edge_digest, certificate.full_digest, certificate.score_digest),
         *(certificate.threshold, epsilon),
     )
-    return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()
 
 
-def begun(known: Mapping[str, Record], model: str, version: str, certificate: Certificate, epsilon: float) -> Record:
+def begun(records: Mapping[str, Record], model: str, version: str, certificate: Certificate, epsilon: float) -> Record:
     """A record with a test of its own; an alarm stays with the certificate, whichever version carries it.
 
     A version is a number that anybody can raise. Only another proof ends an alarm.
 
     Args:
-        known: those there are, the newest last.
+        records: the present ones, the newest last.
         model: the bundle's name.
         version: the bundle's.
-        certificate: what was proved.
-        epsilon: what the audits test.
+        certificate: the proof.
+        epsilon: the disagreement rate that the audits test.
     """
     proof = hashlib.sha256(msgspec.json.encode(certificate)).hexdigest()
     record = Record(model=model, version=version, proof=proof, test=audit.begin(epsilon))
-    alarmed = [old for old in known.values() if (old.model, old.proof) == (model, proof) and old.alarmed]
+    alarmed = [old for old in records.values() if (old.model, old.proof) == (model, proof) and old.alarmed]
     for field in _ALARM if alarmed else ():
         setattr(record, field, getattr(alarmed[-1], field))
     return record

@@ -1,4 +1,4 @@
-"""The durable sample of answers whose truth is known: audited ones, from the threshold on, and escalated ones below.
+"""The durable sample of answers of both models: audited ones, from the threshold on, and escalated ones below.
 
 Both are drawn with the same probability, so that the file covers the same period for both; with weights of 1 /
 propensity they represent all requests. It holds scores and losses: no payload, no label, no request id.
@@ -24,7 +24,7 @@ _RECENT = 5_000
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """An answer of which both models' opinion is known.
+    """An answer that both models have given.
 
     Attributes:
         key: of the record that it belongs to.

@@ -1,4 +1,4 @@
-"""The device's budgets: what it may spend on asking the full model, and what it has spent.
+"""The device's budgets for escalations, and the spending so far.
 
 Files
     spending        decides which escalations are worth their price, pays for them, and stores what was spent

@@ -109,7 +109,7 @@ def escalation_mj(settings: EdgeSettings, links: Callable[[], Sequence[str]]) ->
 
 
 def conditions_of(now: Snapshot, heat_limit_c: float) -> Conditions:
-    """Returns the measured conditions; what no sensor measures is unknown.
+    """Returns the measured conditions; a value without a sensor is unknown.
 
     Args:
         now: the latest snapshot.

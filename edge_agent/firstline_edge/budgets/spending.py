@@ -1,7 +1,7 @@
 """The device's spending, limited by its budgets and stored across restarts.
 
-Whether a row is worth its price is asked where the cascade decides (`denial`). It is paid where something leaves:
-`paid` stands at the gate of the links, so that live escalations, hedges, redeliveries and audits draw on the same
+The cascade decides by `denial` whether a row is worth its price. The links pay by `paid` when something is sent, so
+that live escalations, hedges, redeliveries and audits draw on the same
 budgets. It sets an estimate aside, refuses what would overspend, and settles with the bytes that the links counted.
 
 The spending is stored every few seconds, not for each request: a process that is killed forgets at most the
@@ -80,7 +80,7 @@ class LedgerFile:
         except FileNotFoundError:
             return Books()
         except (IntegrityError, OSError, msgspec.MsgspecError) as error:
-            self.loss = f"What was spent before could not be read ({error}), so that budgets began anew."
+            self.loss = f"What was spent before could not be read ({error}), so that budgets start again."
             log.warning("what was spent before is not known", path=str(self._path), error=str(error))
         try:
             set_aside(self._path)

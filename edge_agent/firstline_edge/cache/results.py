@@ -223,7 +223,7 @@ class DiskCache:
         self._seal = seal
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
-        self._pending: dict[bytes, Entry] = {}  # not known to be on the disk yet, oldest first
+        self._pending: dict[bytes, Entry] = {}  # perhaps not on the disk yet, oldest first
         # Keys of which the disk may hold an older value, because a newer one was never written.
         self._outdated: set[bytes] = set()
         self._writing: Future[None] | None = None
@@ -364,7 +364,7 @@ class DiskCache:
             self._begin()
 
     def _read(self, key: bytes) -> Entry | None:
-        """What the disk holds; None if there is nothing, or the disk refuses or rests."""
+        """Returns the entry on disk; None if there is none, or the disk refuses or rests."""
         began_s = self._clock.monotonic_s()
         if began_s < self._rests_until_s or self._cache is None:
             return None

@@ -125,7 +125,7 @@ class Cascade:
             context: of a request that has just begun; filled in on the way.
 
         Raises:
-            RequestError: no tier may answer the request, or none can as it stands.
+            RequestError: no tier may answer the request, or none can answer it in this form.
             LinkError: only the gateway can answer, and no link works.
             CapacityError: the tiers that can answer cannot do so in time, or not now.
             RuntimeFailure: the model that had to answer failed.
@@ -292,7 +292,7 @@ class Cascade:
     def _answered(
         self, context: RequestContext, model: DeviceModel, row: Row, decision: Decision | None, hedge: Hedge | None
     ) -> bool:
-        """Decides one row, and answers it unless the full model has to be asked.
+        """Decides one row, and answers it unless the full model must answer it.
 
         Args:
             context: the request.
@@ -466,9 +466,9 @@ class Router:
         """
         certificate_state = CLEAR if self._certificates is None else self._certificates.of(model)
         manifest = model.manifest
-        at = (model.edge.digest if model.edge is not None else "", group)
-        known = self._terms.get(at)
-        if known is None or known.certificate_state is not certificate_state or known.manifest is not manifest:
+        key = (model.edge.digest if model.edge is not None else "", group)
+        terms = self._terms.get(key)
+        if terms is None or terms.certificate_state is not certificate_state or terms.manifest is not manifest:
             threshold = self._without_alarm(model, group)
             if certificate_state.threshold is not None:
                 threshold = max(threshold, certificate_state.threshold)
@@ -487,8 +487,8 @@ class Router:
             }
             if group is not None:  # the record describes the model as a whole
                 record = self.terms(model).record
-            known = self._terms[at] = Terms(manifest, certificate_state, threshold, covered, record)
-        return known
+            terms = self._terms[key] = Terms(manifest, certificate_state, threshold, covered, record)
+        return terms
 
     def _without_alarm(self, model: DeviceModel, group: str | None) -> float:
         certificate = model.edge.certificate if model.edge is not None else None

@@ -81,7 +81,7 @@ class Hedge:
         call: the full model's output for each row.
         attempts: the tries of this call.
         joined: whether it answered a row.
-        settled: whether it is known if it was needed.
+        settled: whether it was decided if the call was needed.
     """
 
     contents: list[bytes]
@@ -204,7 +204,7 @@ class Hedging:
     def _ended(self, call: asyncio.Task[list[tuple[ModelOutput, str]]]) -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # whoever joined has seen it
+            call.exception()  # retrieved, so that asyncio does not log it: requests that joined have raised it
 
 
 def register_metrics(metrics: RequestMetrics, hedging: Hedging) -> None:

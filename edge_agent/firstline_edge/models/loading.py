@@ -71,7 +71,7 @@ def open_models(
         paths += [path for path in copies.sources(directories) if path not in there]
         copies.prune(paths)
     for path in paths:
-        if theirs and (said := declared(path)) is not None and said[0] in theirs:
+        if theirs and (identity := declared(path)) is not None and identity[0] in theirs:
             continue
         try:
             held.append(hold(path))
@@ -100,7 +100,7 @@ def _copy_of(path: Path, hold: Callable[[Path], DeviceModel], copies: BundleCopi
 
 
 def _empty(path: Path) -> Problem:
-    """A setting that leads to nothing, told in the log too: requests would go to the cloud without a word."""
+    """Returns and logs the problem of a setting without a bundle: its requests would go to the cloud unnoticed."""
     fault = "It holds no bundle, which is a folder with manifest.json" if path.is_dir() else "There is no such folder"
     message = f"{fault}; correct models.directories, or copy a bundle there."
     log.warning("no model in a folder of models.directories", path=str(path), error=message)

@@ -333,7 +333,7 @@ class Models:
 
     Attributes:
         problems: folders that should have been bundles.
-        away: versions that are known and not held, each with the reason.
+        away: versions that are not loaded, each with the reason.
     """
 
     def __init__(self, held: Iterable[DeviceModel], problems: Iterable[Problem] = ()) -> None:

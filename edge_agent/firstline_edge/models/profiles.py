@@ -1,4 +1,4 @@
-"""Profiles of this device: times of its models that are known before they are loaded.
+"""Profiles of this device: measured times of its models, available before they are loaded.
 
 A point is valid for the digest of its model, the fingerprint of its machine, its provider and its number of threads.
 Others are ignored, and the model is timed when it is loaded. No error here is fatal.
@@ -23,7 +23,7 @@ from firstline_edge.state import StatePaths
 
 log = logger(__name__)
 
-_ANEW = "It is passed by; edge-agent profile {name} measures anew."
+_ANEW = "It is ignored; edge-agent profile {name} measures again."
 
 
 class Profiles:

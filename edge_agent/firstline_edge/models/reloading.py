@@ -22,7 +22,7 @@ from firstline_edge.models.models import DeviceModel, Models
 
 log = logger(__name__)
 
-# For requests under way to end, before the caller is told that the model is gone.
+# For requests under way to end, before the caller learns that the model is gone.
 _END_S = 10.0
 _UNLOADED = "unloaded; POST /v2/repository/models/{name}/load has the device hold it again"
 
@@ -42,7 +42,7 @@ class Reloading:
 
     Args:
         models: changed here.
-        watch: told which models begin and cease to answer.
+        watch: notified of the models that begin and cease to answer.
         directories: bundles, or folders of bundles.
         hold: opens, loads and measures one bundle; blocks.
         copies: keeps one of each bundle that works.
@@ -74,8 +74,8 @@ class Reloading:
         """See `DataPlane.load`. Versions that lie in the folders no more are held no more."""
         async with self._turn:
             paths = await asyncio.to_thread(self._named, name)
-            known = [held for held in self._models.all if held.manifest.name == name]
-            if not paths and not known:
+            present = [held for held in self._models.all if held.manifest.name == name]
+            if not paths and not present:
                 raise UnknownModelError(
                     f"There is no bundle {shown(name)} in models.directories; put it there, then load it."
                 )
@@ -89,7 +89,7 @@ class Reloading:
                     problems.append(error.message)
                     if self._models.find(name, str(version)) is None:
                         self._models.away[name, version] = error.message
-            for held in known if paths else ():
+            for held in present if paths else ():
                 if held.manifest.version not in here:
                     self._let_go(held, "its bundle lies in models.directories no more")
             await asyncio.to_thread(release_freed_memory)
@@ -99,14 +99,14 @@ class Reloading:
     async def unload(self, name: str) -> None:
         """See `DataPlane.unload`. Requests for it go to the gateway, as for any model that is not held."""
         async with self._turn:
-            known = [held for held in self._models.all if held.manifest.name == name]
-            if not known:
+            present = [held for held in self._models.all if held.manifest.name == name]
+            if not present:
                 raise UnknownModelError(f"This device holds no model {shown(name)}, so there is none to unload.")
-            ended = [_end_of(held) for held in known]
-            for held in known:
+            ended = [_end_of(held) for held in present]
+            for held in present:
                 self._let_go(held, _UNLOADED.format(name=name))
             del held
-            known.clear()
+            present.clear()
             gc.collect()
             try:
                 async with asyncio.timeout(_END_S):
@@ -125,29 +125,29 @@ class Reloading:
             instead: its folder, if it is not one of `directories`.
         """
         async with self._turn:
-            known = [model for model in self._models.all if model.manifest.name == name and model is not held]
+            present = [model for model in self._models.all if model.manifest.name == name and model is not held]
             if instead is None:
                 self.instead.pop(name, None)
             else:
                 self.instead[name] = instead
             if held is not None:
                 self._exchange(held)
-            for model in known:
+            for model in present:
                 if held is None or model.version != held.version:
                     self._let_go(model, f"the fleet runs {'another version' if held is None else held.version}")
-            del known
+            del present
             await asyncio.to_thread(release_freed_memory)
 
     def place(self, name: str) -> Path | None:
         """Returns the folder of the newest bundle of a name in `directories`; None if there is none."""
         found = [(path, declared(path)) for path in bundle_paths(self._directories)]
-        ours = [(said[1], path) for path, said in found if said is not None and said[0] == name]
+        ours = [(identity[1], path) for path, identity in found if identity is not None and identity[0] == name]
         return max(ours)[1] if ours else None
 
     def _named(self, name: str) -> list[tuple[Path, int]]:
         paths = [self.instead[name]] if name in self.instead else bundle_paths(self._directories)
         found = [(path, declared(path)) for path in paths]
-        return [(path, said[1]) for path, said in found if said is not None and said[0] == name]
+        return [(path, identity[1]) for path, identity in found if identity is not None and identity[0] == name]
 
     def _opened(self, path: Path) -> DeviceModel:
         """A bundle that can be held.
@@ -176,15 +176,15 @@ class Reloading:
 
 
 def _end_of(held: DeviceModel) -> asyncio.Event:
-    """Set once nothing uses the model any more: each request under way holds it, and so does nobody else."""
+    """Returns an event that is set once no request uses the model any more."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
     if held.edge is None:
         ended.set()
         return ended
 
-    def tell() -> None:
+    def set_ended() -> None:
         with suppress(RuntimeError):  # the loop has ended before
             loop.call_soon_threadsafe(ended.set)
 
-    weakref.finalize(held.edge.loaded, tell).atexit = False
+    weakref.finalize(held.edge.loaded, set_ended).atexit = False
     return ended

@@ -271,8 +271,8 @@ def flight_key(model: str, version: str, full_digest: str, content: bytes) -> by
     """Returns the key under which equal rows on their way to a full model share one call.
 
     Args:
-        model: as the gateway is asked: a bundle that names no full model has no digest to tell it by.
-        version: as the gateway is asked.
+        model: of the request to the gateway; it identifies the full model of a bundle that names none.
+        version: of the request to the gateway.
         full_digest: of the full model that the bundle names, or "".
         content: the row's, from `content_digests`.
     """

@@ -146,7 +146,7 @@ def merge(
         provisional: all rows, as they were first answered.
         rows: positions, in the order of the correction's rows.
         correction: the gateway's answer.
-        digest: of the full model that was asked for, "" where none was named.
+        digest: of the full model that the request named, "" if it named none.
 
     Raises:
         FirstlineError: the correction is refused, see `checked`.

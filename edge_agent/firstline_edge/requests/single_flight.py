@@ -1,4 +1,4 @@
-"""Single flight: equal work that is asked for at the same moment is done once."""
+"""Single flight: equal work that is requested at the same moment is done once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SingleFlight(Generic[V]):
             keys: may repeat.
             compute: receives positions in `keys` that are not being computed, each distinct key once, and returns one
                 value for each.
-            keep: whether a computation that this caller starts goes on when no caller is left.
+            keep: whether a computation that this caller starts continues when no caller is left.
 
         Raises:
             FirstlineError: what `compute` raised. When another caller's computation fails, which may have had

@@ -63,13 +63,13 @@ def histogram(scores: ArrayLike, bins: int = 20, *, weights: ArrayLike | None = 
             population.
     """
     found = np.asarray(scores, np.float64)
-    known = np.unique(found[~np.isnan(found)])
-    if not known.size:
+    distinct = np.unique(found[~np.isnan(found)])
+    if not distinct.size:
         return None
     at = np.unique(np.quantile(found[~np.isnan(found)], np.arange(1, bins) / bins, method="higher"))
-    below = np.searchsorted(known, at) - 1
+    below = np.searchsorted(distinct, at) - 1
     edges = tuple(
-        between(float(known[left]) if left >= 0 else None, float(edge)) for left, edge in zip(below, at, strict=True)
+        between(float(distinct[left]) if left >= 0 else None, float(edge)) for left, edge in zip(below, at, strict=True)
     )
     counts = np.bincount(bins_of(found, edges), weights, minlength=len(edges) + 1)
     return Histogram(edges, tuple((counts / counts.sum()).tolist()))

@@ -63,7 +63,7 @@ class _Port:
             return cast_feed(self.spec.name, array, self.dtype)
         if array.dtype.kind not in "fiub":
             raise InvalidTensorError(f"Model input '{self.spec.name}' takes FP32, but was fed {array.dtype}.")
-        with np.errstate(over="ignore"):  # said below, in a sentence
+        with np.errstate(over="ignore"):  # reported below
             stored = np.divide(array, self.scale, dtype=np.float32)
             stored += self.zero_point
         if not np.isfinite(stored).all():
