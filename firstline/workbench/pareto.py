@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 KINDS = ("svg", "png")
 _MARKERS = "osD^vP*X"
 _LINE = 0.05
-"""Of the axes' height, that a name takes."""
+"""Share of the axes' height that a name takes."""
 
 
 def check_picture(path: Path) -> None:
-    """Finds out before models run for minutes whether a picture can be drawn.
+    """Checks whether a picture can be drawn, before models run for minutes.
 
     Raises:
         ConfigError: another kind of picture, no such folder, or matplotlib is not installed.
@@ -43,7 +43,7 @@ def check_picture(path: Path) -> None:
 
 
 def check_accuracy(accuracy: Mapping[Sha256, float]) -> None:
-    """Likewise, whether there is anything to draw against.
+    """Checks whether there is an accuracy to draw against.
 
     Raises:
         ConfigError: there is not.
@@ -56,7 +56,7 @@ def check_accuracy(accuracy: Mapping[Sha256, float]) -> None:
 
 
 def draw_profiles(profiles: Sequence[Profile], accuracy: Mapping[Sha256, float], path: Path) -> None:
-    """Writes the picture: a marker for each machine, filled where the point is on that machine's front.
+    """Writes the picture: a marker for each machine, filled if the point is on the front of its machine.
 
     Args:
         profiles: of one bundle on several machines.
@@ -161,7 +161,7 @@ def _name_heights(axes: Axes, fronts: Sequence[Front], accuracy: Mapping[Sha256,
 
 
 def spread(places: Sequence[float], apart: float) -> list[float]:
-    """Ascending places, moved as far apart as lines of text need, within 0 to 1 where that has room for all."""
+    """Returns ascending places, moved apart by the height of a line; within 0 to 1 if there is room for all."""
     found: list[float] = []
     for place in places:
         found.append(max(place, found[-1] + apart) if found else place)
