@@ -43,7 +43,7 @@ def test_the_earliest_within_the_budgets_is_chosen(candidates: list[Candidate[in
     chosen = choose(candidates)
     fitting = [each for each in candidates if _fits(each)]
     if chosen is None:
-        assert not fitting, "somebody had room"
+        assert not fitting, "an executor had room"
         return
     assert chosen in fitting, "never one over its budget while another fits, nor else"
     trusted = [each for each in fitting if each.trusted]

@@ -1,4 +1,4 @@
-"""What all executors share: their interface, their reports, and the run of one batch through one model."""
+"""The interface of executors, their reports, and the run of one batch through one model, which all of them use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bundles fetched from the registry into a folder: what their full models need and no more, whole or not at all."""
+"""Bundles fetched from the registry into a folder: only the files of their full models, and only complete bundles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from firstline_core.types import ModelKey
 _RETRY_S = 30.0
 
 Read = Callable[[str, int, int], AsyncIterator[bytes]]
-"""The bytes of a file, by its sha256, from the one to before the other."""
+"""Returns the bytes of a file by its sha256, from the first position to before the second."""
 
 
 class FetchedBundles:

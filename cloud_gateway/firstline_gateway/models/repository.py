@@ -54,7 +54,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class RefusedBundle:
-    """A folder that looks like a bundle and is not served; `key` is None if its manifest cannot be read."""
+    """A folder that looks like a bundle and is not served. `key` is None if its manifest cannot be read."""
 
     path: Path
     error: FirstlineError
@@ -66,7 +66,7 @@ class Repository:
 
     Attributes:
         models: by name and version; replaced as a whole by each change.
-        refused: bundles that were no good when the gateway started.
+        refused: bundles that were invalid when the gateway started.
         away: versions that are known and not served, each with the reason.
         unloaded: names that an operator unloaded and has not loaded since.
         pending: versions that can be fetched once a request needs them.

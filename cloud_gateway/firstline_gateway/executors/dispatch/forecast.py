@@ -1,4 +1,4 @@
-"""What a batch on an executor takes: its time, until a slot is free and in it, and its memory and energy. Pure.
+"""Predictions for a batch on an executor: the wait for a slot, the time in it, memory and energy. Pure.
 
 The usual seconds of a model's batches come from a profile, or from the measurement when the model was loaded; otherwise
 the first batches tell. The pace is the ratio of observed to expected time: 1 as usual, 3 if everything takes three

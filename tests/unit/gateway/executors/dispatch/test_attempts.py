@@ -1,4 +1,4 @@
-"""One executor is asked: its place when it is given up, and what is learned from what nobody foresaw."""
+"""Attempts on one executor: the slot of an abandoned one, and unexpected errors."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_only_profiles_of_this_machine_are_used(tmp_path: Path) -> None:
     for bundle in (tmp_path, tmp_path / "bundle"):  # with it, and beside it
         assert profiles_near(bundle, "m", lambda: "f" * 64) == [mine]
         assert profiles_near(bundle, "m", lambda: "d" * 64) == []
-    assert profiles_near(tmp_path, "n", lambda: pytest.fail("nobody needs to know the machine")) == []
+    assert profiles_near(tmp_path, "n", lambda: pytest.fail("the machine is not needed")) == []
 
 
 def test_stored_profiles_are_used_for_bundles_without_one(tmp_path: Path) -> None:

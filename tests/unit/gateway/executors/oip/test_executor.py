@@ -150,7 +150,7 @@ async def test_a_batch_on_a_dying_server_is_answered_by_another() -> None:
         assert far.executor.slots == 8, "its slots are gone with it"
         before = far.asked
         await far.ask((0.5,))
-        assert far.asked == [before[0], before[1] + 1], "nobody asks it until it answers a probe"
+        assert far.asked == [before[0], before[1] + 1], "it gets no batch until it answers a probe"
         far.servers[0].there = True
         await far.clock.advance(2)
         assert far.executor.slots == 16

@@ -1,4 +1,4 @@
-"""Small models on the event loop: batches of what came in one turn, and nobody held up by them."""
+"""Quick models on the event loop: batches of the requests of one turn, which do not block the loop."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ async def answered_per_s(bench: Bench, clients: int, seconds: float = 3.0) -> fl
                 await asyncio.sleep(0)
         return answered - before
 
-    await bench.until(await bench.submit())  # of what was never measured, nobody is let in while others wait
+    await bench.until(await bench.submit())  # an unmeasured model admits nothing while others wait
     tasks = [asyncio.create_task(client()) for _ in range(clients)]
     await played(2.0)
     try:
@@ -259,7 +259,7 @@ async def test_two_busy_executors_nearly_double_the_throughput() -> None:
 
 
 async def test_two_rows_are_tried_although_only_one_is_predicted_in_time() -> None:
-    """Else they are taken to gain nothing, and nobody ever learns otherwise."""
+    """Otherwise they are predicted to gain nothing, and no measurement corrects that."""
     bench = Bench(1.0, 0.4)
     slow = bench.members[1]
     slow.place(SERVED, Costs(seconds={1: bench.executors[1].seconds(1)}))
@@ -687,7 +687,7 @@ async def test_a_hanging_executor_is_left_out_of_predictions() -> None:
 
 
 def of_two_slots(bench: Bench) -> Gains:
-    """Whoever runs both models, with two slots, and is ejected with the first."""
+    """Returns the only executor of both models, with two slots, ejected for the first model."""
     for served in (SERVED, FRUGAL):
         bench.members[0].displace(served.key)
     bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 1.0, slots=2)
