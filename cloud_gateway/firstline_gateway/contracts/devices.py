@@ -1,4 +1,4 @@
-"""The devices of each version, in memory: the active ones, what they audit, and the alarms that they report."""
+"""The devices of each version, in memory: active devices, audited edge variants, and reported alarms."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class Gatekeeper:
 
         Args:
             certificate: signed by one of our authorities.
-            renewing: accept an expired certificate for as long as it can be renewed.
+            renewing: accept an expired certificate while it can still be renewed.
 
         Raises:
             UnauthorizedError: it names no device, is not known, revoked, expired, or not valid yet.

@@ -73,7 +73,7 @@ class Aliases:
 
         Raises:
             NotFoundError: there is no such alias.
-            ConflictError: it never had another version, that version is no longer listed, or new targets were
+            ConflictError: it never had another version, the registry lists that version no longer, or new targets were
                 published meanwhile.
         """
 

@@ -251,7 +251,7 @@ def _is_ray_head(address: str) -> bool:
 
 
 def _check_tls(found: Settings) -> None:
-    """Checks that clients can verify this gateway, and that it serves plain HTTP only where that is allowed.
+    """Checks the settings of TLS: clients can verify this gateway, and plain HTTP is served only if it is allowed.
 
     Raises:
         ConfigError: they cannot, or it would.
