@@ -2,7 +2,8 @@
 
 Rows are read one by one through SQLite. A promise or an answer counts if its seal opens, and a promise that has an
 answer has ended. If SQLite cannot open the file, all of it is lost, and `damage` says so. The fresh outbox is
-complete before it takes the place of the damaged one, so a power cut on the way costs nothing.
+complete before it takes the place of the damaged one, so a power cut on the way costs nothing. A damaged log is
+noticed by the high-water mark (`database.py`), and the lost records are reported.
 """
 
 from __future__ import annotations
