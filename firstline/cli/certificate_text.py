@@ -16,12 +16,12 @@ from firstline_core.telemetry.wording import counted
 _UNPROVED_SHOWN = 20
 
 
-def kept_sentence(proof: Proof, terms: Terms) -> str:
+def edge_sentence(proof: Proof, terms: Terms) -> str:
     """Returns what is proved of all accepted edge answers together."""
     promise = f"at most {percent(terms.epsilon)} of {_error(terms)}, with confidence {confidence(terms.delta)}"
     if proof.threshold is None or proof.risk_upper is None:
         return (
-            f"Not certified on {proof.n} rows that {promise}; escalate everything. Some threshold would have to keep "
+            f"Not certified on {proof.n} rows that {promise}; escalate everything. Some threshold would have to accept "
             f"at least {counted(proof.n_needed, 'more row')} without a single error."
         )
     return _certified(proof, promise, "their risk", percent(proof.risk_upper))
@@ -32,10 +32,10 @@ def other_contract_sentence(proof: Proof, terms: Terms) -> str:
     sure = f"with confidence {confidence(terms.delta)}"
     if isinstance(proof, GroupsProof):
         certified = sum(group.certified for group in proof.groups.values())
-        kept = f"That accepts {percent(proof.kept)} of all." if certified else "Escalate everything."
+        share = f"That accepts {percent(proof.kept)} of all." if certified else "Escalate everything."
         return (
             f"Certified {certified} of {len(proof.groups)} by {proof.by} on {proof.n} rows: in each, at most "
-            f"{percent(terms.epsilon)} of {_error(terms)}, {sure} for all of them together. {kept}"
+            f"{percent(terms.epsilon)} of {_error(terms)}, {sure} for all of them together. {share}"
         )
     promise = f"the tiered accuracy is at most {points(terms.epsilon)} below the full model's, {sure}"
     if proof.threshold is None or proof.risk_upper is None:
@@ -76,10 +76,10 @@ def groups_text(proof: Proof) -> Iterator[str | Table]:
         for name, group in proof.groups.items()
         if name not in hidden
     )
-    columns = (proof.by, ">rows", ">threshold", ">kept %", ">risk at most %", ">kept rows missing, at least")
+    columns = (proof.by, ">rows", ">threshold", ">accepted %", ">risk at most %", ">accepted rows missing, at least")
     yield table(*columns, rows=rows)
     if hidden:
-        yield f"Nothing is proved of {len(hidden)} more, which miss more kept rows; -o json has them all."
+        yield f"Nothing is proved of {len(hidden)} more, which miss more accepted rows; -o json has them all."
 
 
 def selection_sentence(selection: Selection) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from firstline.cli.certificate_text import groups_text, kept_sentence, other_contract_sentence, selection_sentence
+from firstline.cli.certificate_text import edge_sentence, groups_text, other_contract_sentence, selection_sentence
 from firstline.cli.command import Report
 from firstline.cli.options import require_bundle
 from firstline.cli.output import progress, warn
@@ -307,7 +307,7 @@ def _warn(manifest: Manifest, certification: Certification, *, learnable: bool) 
 def _report(proof: Proof, certification: Certification | None, terms: Terms, written: str, *, plain: bool) -> Report:
     value, text = (
         asdict(proof),
-        [(kept_sentence if plain else other_contract_sentence)(proof, terms), *groups_text(proof)],
+        [(edge_sentence if plain else other_contract_sentence)(proof, terms), *groups_text(proof)],
     )
     if certification is not None:
         selection = certification.selection

@@ -75,8 +75,8 @@ def write_models(train: Part, folder: Path) -> None:
     (folder / EDGE_FILES["edge_tflite_int8"]).write_bytes(quantised_int8(float_tflite, train.images))
 
     full = fit_full(train.pixels, train.digits)
-    said = softmax(full_out_of_fold(train.pixels, train.digits), axis=1)
-    temperature = fit_temperature(said, train.digits)
+    probabilities = softmax(full_out_of_fold(train.pixels, train.digits), axis=1)
+    temperature = fit_temperature(probabilities, train.digits)
     (folder / FULL_FILE).write_bytes(full_onnx(full.scaled(1 / temperature)))
 
 
