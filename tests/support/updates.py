@@ -1,4 +1,4 @@
-"""A device that is updated without a network: bundles that are real, a registry in memory, and a disk that is cut."""
+"""A device that is updated without a network: real bundles, a registry in memory, and power cuts of its disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAME = "wide"
 
 
 def bundle_at(folder: Path, version: int, name: str = NAME) -> Path:
-    """A real bundle whose weights say which version it is."""
+    """Writes a real bundle whose weights encode its version."""
     folder.mkdir(parents=True)
     path = linear(folder / "edge.onnx", np.full((4, 2), version, np.float32))
     model = Model("edge", artefact(path, folder), "onnx", "fp32", postprocess=(Softmax(),))
@@ -46,13 +46,13 @@ def bundle_at(folder: Path, version: int, name: str = NAME) -> Path:
 
 
 class Registry:
-    """What is signed, and its bytes.
+    """A `Registry` in memory.
 
     Attributes:
-        cuts: how likely a read breaks off before each part.
-        cut_off_after: no more than so many bytes ever come; None for all.
+        cuts: probability that a read is interrupted before each part.
+        cut_off_after: bytes after which every read is interrupted; None for no limit.
         never: digests of files that never arrive.
-        pause_s: passes before each read.
+        pause_s: simulated time before each read.
     """
 
     def __init__(self, rng: random.Random, clock: HastyClock | None = None) -> None:
@@ -68,7 +68,7 @@ class Registry:
         self.error: FirstlineError | None = None
 
     def add(self, folder: Path, rollout: str = "") -> DesiredModel:
-        """Publishes a bundle; what a fleet would desire."""
+        """Publishes a bundle; returns the desired state of a fleet."""
         manifest = open_bundle(folder).manifest
         for inside, custom in target_fields(manifest).items():
             content = (folder / inside).read_bytes()
@@ -80,7 +80,7 @@ class Registry:
         return DesiredModel(manifest.name, manifest.version, sha256, rollout)
 
     def relabelled(self, wanted: DesiredModel, name: str, version: int) -> DesiredModel:
-        """The same files, signed as another bundle; what a fleet would desire."""
+        """Signs the same files as another bundle; returns the desired state of a fleet."""
         folder = target_path(wanted.name, wanted.version, "")
         for path, file in list(self.signed.items()):
             inside = path.removeprefix(folder)
@@ -114,7 +114,7 @@ class Registry:
 
 
 class FakeServing:
-    """Opens and verifies for real; what `answers` is the folder that was exchanged last."""
+    """A `Serving` that opens and verifies bundles; `answers` is the folder that was exchanged last."""
 
     def __init__(self, setup: Path) -> None:
         self.setup = setup
@@ -156,16 +156,16 @@ class HastyClock(SimulatedClock):
 
 
 async def here(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Instead of a thread: a simulation has one."""
+    """Calls a function in the event loop instead of a thread."""
     return call(*arguments)
 
 
 class Device:
-    """One process of an agent after the other, over one disk.
+    """Successive processes of an agent with one disk.
 
     Args:
         folder: its disk.
-        registry: where models come from.
+        registry: of the models.
         clock: simulated.
         tries: starts that a trial may take.
     """
@@ -179,7 +179,7 @@ class Device:
         self.breaks: set[int] = set()
 
     def start(self) -> None:
-        """A process starts: as `EdgeAgent` does it."""
+        """Starts a process, as `EdgeAgent` does."""
         store = ModelStore(self.folder / "models")
         store.start(self.clock.wall_s())
         self.store, self.serving = store, FakeServing(self.setup)
@@ -212,7 +212,7 @@ class Device:
         return open_bundle(self.serving.answers).manifest.version
 
     async def step(self) -> float:
-        """As far as it comes now; seconds after which to look again."""
+        """Runs one step; returns the seconds until the next one."""
         return await self.updater.model(NAME).step()
 
     async def roll_back(self) -> None:
@@ -220,7 +220,7 @@ class Device:
         await asyncio.gather(self.updater.roll_back(NAME), self.step())
 
     async def run(self, steps: int = 200) -> None:
-        """Until nothing is left to do."""
+        """Runs steps until the update has ended."""
         for _ in range(steps):
             record = self.store.records.get(NAME)
             wait_s = await self.step()
@@ -233,7 +233,7 @@ class Device:
 
 @contextmanager
 def full_disk(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing that is written reaches the disk."""
+    """Refuses every write to the disk."""
 
     def refused(_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -244,12 +244,12 @@ def full_disk(patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Cut(BaseException):
-    """The power is gone."""
+    """Raised at a power cut."""
 
 
 @contextmanager
 def cut_after(operations: int, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Cuts the power at an operation that the disk must have done before the next: the `operations`th of them."""
+    """Cuts the power after this many ordered operations of the disk; yields the names of those that were done."""
     done: list[str] = []
 
     def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -41,16 +41,16 @@ def test_status_shows_the_audits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "kept"),
+    ("contract", "effect"),
     [
         ({"escalates_all": True}, "no edge answer is accepted"),
         ({"tightened": 0.9}, "fewer edge answers are accepted"),
         ({}, "edge answers are accepted as before"),
     ],
 )
-def test_status_shows_the_effect_of_an_alarm(found: dict[str, Any], kept: str) -> None:
-    said = _contract_lines(ALARMED | found)[-1]
-    assert said.startswith(f"alarm since 2026-11-21T00:00:00Z: {kept}, at most 360 more escalations an hour")
+def test_status_shows_the_effect_of_an_alarm(contract: dict[str, Any], effect: str) -> None:
+    line = _contract_lines(ALARMED | contract)[-1]
+    assert line.startswith(f"alarm since 2026-11-21T00:00:00Z: {effect}, at most 360 more escalations an hour")
 
 
 def test_explain_shows_the_result_of_an_audit() -> None:
@@ -58,10 +58,10 @@ def test_explain_shows_the_result_of_an_audit() -> None:
         "at": 1_800_000_000.0, "event": "audited", "request_id": "r", "audit_id": "a", "model": "m", "version": "1",
         "row": 2, "score": 0.9, "propensity": 0.02, "outcome": "disagreed",
     }  # fmt: skip
-    (said,) = describe(line)
-    assert said.endswith("Row 2 was audited: the full model disagreed (drawn with probability 0.02, as a).")
-    (said,) = describe(line | {"outcome": "lost", "cause": "No link works."})
-    assert said.endswith("no answer came (drawn with probability 0.02, as a). Why: No link works.")
+    (sentence,) = describe(line)
+    assert sentence.endswith("Row 2 was audited: the full model disagreed (drawn with probability 0.02, as a).")
+    (sentence,) = describe(line | {"outcome": "lost", "cause": "No link works."})
+    assert sentence.endswith("no answer came (drawn with probability 0.02, as a). Why: No link works.")
 
 
 def sample(**fields: Any) -> Sample:

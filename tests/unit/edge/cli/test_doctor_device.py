@@ -1,9 +1,10 @@
-"""What doctor says of the device itself."""
+"""Doctor's checks of the device: sensors, heat limit, providers, and the fleet."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +17,13 @@ from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.readings import Absent
 from firstline_core.hardware.sensors import Sensors
 from firstline_core.hardware.survey import describe_device, thermal_zones
-from firstline_edge.cli.doctor_device import engine_findings, hardware_findings, limit_findings, sensor_finding
+from firstline_edge.cli.doctor_device import (
+    engine_findings,
+    fleet_findings,
+    hardware_findings,
+    limit_findings,
+    sensor_finding,
+)
 from firstline_edge.cli.findings import State
 
 
@@ -43,11 +50,11 @@ def test_a_failed_provider_is_named(tmp_path: Path) -> None:
         Engine("onnx", "CPUExecutionProvider", True, "It ran the trial model."),
     )
     with board("laptop", tmp_path):
-        kept = replace(describe_device(Tree(tmp_path), tmp_path), engines=engines, measured=True)
-    (found,) = engine_findings(kept, ("CUDAExecutionProvider", "CPUExecutionProvider"))
+        catalogue = replace(describe_device(Tree(tmp_path), tmp_path), engines=engines, measured=True)
+    (found,) = engine_findings(catalogue, ("CUDAExecutionProvider", "CPUExecutionProvider"))
     assert (found.subject, found.state) == ("CUDAExecutionProvider", State.SLOW)
     assert "SIGSEGV" in found.detail
-    assert engine_findings(kept, ("CPUExecutionProvider",)) == []
+    assert engine_findings(catalogue, ("CPUExecutionProvider",)) == []
     assert engine_findings(None, ("CUDAExecutionProvider",)) == []
 
 
@@ -57,18 +64,18 @@ def test_an_unused_working_provider_is_named(tmp_path: Path) -> None:
         Engine("tflite", "xnnpack", True, "It ran the trial model."),
     )
     with board("jetson-orin-nano", tmp_path):
-        kept = replace(describe_device(Tree(tmp_path), tmp_path), engines=engines, measured=True)
-    (found,) = engine_findings(kept, ("CPUExecutionProvider",))
+        catalogue = replace(describe_device(Tree(tmp_path), tmp_path), engines=engines, measured=True)
+    (found,) = engine_findings(catalogue, ("CPUExecutionProvider",))
     assert (found.subject, found.state) == ("TensorrtExecutionProvider", State.OK)
     assert "models.providers does not have it" in found.detail
 
 
-@pytest.mark.parametrize(("limit_c", "told"), [(80.0, False), (99.0, True), (104.0, True)])
-def test_a_heat_limit_above_the_kernels_is_too_high(tmp_path: Path, limit_c: float, told: bool) -> None:
+@pytest.mark.parametrize(("limit_c", "expected"), [(80.0, False), (99.0, True), (104.0, True)])
+def test_a_heat_limit_above_the_kernels_is_too_high(tmp_path: Path, limit_c: float, expected: bool) -> None:
     with board("jetson-orin-nano", tmp_path):
         tree = Tree(tmp_path)
         found = limit_findings(thermal_zones(tree), Sensors(tree).read(1.0), limit_c)
-    assert bool(found) is told
+    assert bool(found) is expected
     if found:
         assert (found[0].state, found[0].advice) == (State.SLOW, "set costs.heat_limit_c = 95, or less")
 
@@ -131,3 +138,33 @@ async def test_an_agent_without_sensors_logs_it(tmp_path: Path) -> None:
             (problem,) = agent.data_plane.status()["problems"]
     assert "/hsot has no sys and no proc" in problem["message"]
     assert "the guards see nothing" in [line["event"] for line in lines]
+
+
+MQTT = {"kind": "mqtt", "host": "broker"}
+HTTP = {"kind": "http", "url": "http://gateway:8080"}
+
+
+def states(tmp_path: Path, links: list[dict[str, Any]], **fleet: Any) -> list[tuple[str, State]]:
+    settings = edge_settings(tmp_path, links=links, **{f"fleet__{key}": value for key, value in fleet.items()})
+    return [(finding.subject, finding.state) for finding in fleet_findings(settings)]
+
+
+def test_a_device_without_a_fleet_has_no_findings(tmp_path: Path) -> None:
+    assert states(tmp_path, [MQTT]) == []
+
+
+def test_a_device_without_an_http_link_gets_advice(tmp_path: Path) -> None:
+    root = tmp_path / "root.json"
+    root.write_text("{}")
+    settings = edge_settings(tmp_path, links=[MQTT], fleet__enabled=True, fleet__root_file=str(root))
+    link, root_finding = fleet_findings(settings)
+    assert (link.subject, link.state) == ("fleet", State.SLOW)
+    assert "fetched over HTTP" in link.detail and 'add [[links]] with kind = "http"' in link.advice
+    assert root_finding.state is State.OK
+    assert states(tmp_path, [MQTT, HTTP], enabled=True, root_file=str(root)) == [("fleet.root_file", State.OK)]
+
+
+def test_the_root_metadata_is_checked(tmp_path: Path) -> None:
+    assert states(tmp_path, [HTTP], enabled=True) == [("fleet.root_file", State.SLOW)]
+    absent = str(tmp_path / "absent")
+    assert states(tmp_path, [HTTP], enabled=True, root_file=absent) == [("fleet.root_file", State.MISSING)]

@@ -84,10 +84,10 @@ def test_explain_describes_a_request() -> None:
     ]
     (corrected,) = describe(LINE | {"event": "corrected", "status": "final", "tier": "cloud"})
     assert corrected.endswith("Corrected by the gateway, model aaaaaaaaaaaa. The answer is final.")
-    for changed, told in ((True, "another class"), (False, "the same class")):
+    for changed, result in ((True, "another class"), (False, "the same class")):
         (corrected,) = describe(LINE | {"event": "corrected", "status": "final", "tier": "cloud", "changed": changed})
         assert corrected.endswith(
-            f"Corrected by the gateway, model aaaaaaaaaaaa, which says {told}. The answer is final."
+            f"Corrected by the gateway, model aaaaaaaaaaaa, which says {result}. The answer is final."
         )
     (expired,) = describe(LINE | {"event": "corrected", "status": "expired"})
     assert "did not come in time" in expired
@@ -101,15 +101,15 @@ def test_explain_describes_a_request() -> None:
 
 def test_explain_names_a_refused_token() -> None:
     tried = [{"tier": "cloud", "outcome": "unauthorized", "ms": 2.5}]
-    said = describe(LINE | {"attempts": tried, "cause": "The gateway refuses this device: The token is unknown."})
-    assert said[1] == "  the gateway refused this device's token (unauthorized) after 2.5 ms"
-    assert "refuses this device's token" in said[2] and "links.token_file" in said[2]
-    assert said[2].endswith("Why: The gateway refuses this device: The token is unknown.")
+    lines = describe(LINE | {"attempts": tried, "cause": "The gateway refuses this device: The token is unknown."})
+    assert lines[1] == "  the gateway refused this device's token (unauthorized) after 2.5 ms"
+    assert "refuses this device's token" in lines[2] and "links.token_file" in lines[2]
+    assert lines[2].endswith("Why: The gateway refuses this device: The token is unknown.")
 
 
 def test_explain_names_wait_first() -> None:
-    said = describe(LINE | {"reason": "requested", "wait": "first"})
-    assert "asked not to wait for it (`wait=first`)" in said[3]
+    lines = describe(LINE | {"reason": "requested", "wait": "first"})
+    assert "asked not to wait for it (`wait=first`)" in lines[3]
     assert "`route` or `wait`" in describe(LINE | {"reason": "requested"})[3]
 
 
@@ -127,10 +127,10 @@ def test_every_reason_has_a_sentence(reason: str) -> None:
 
 
 def test_explain_states_the_certificate_of_an_edge_answer() -> None:
-    kept = LINE | {"reason": "confident", "status": "final", "durable": False, "confidence": 0.99}
-    proved = kept | {"certified": True, "certificate": "at most 5 % disagree", "uncertified": ""}
+    accepted = LINE | {"reason": "confident", "status": "final", "durable": False, "confidence": 0.99}
+    proved = accepted | {"certified": True, "certificate": "at most 5 % disagree", "uncertified": ""}
     assert describe(proved)[-1] == "  The answer is final. It is certified: at most 5 % disagree."
-    none = kept | {"certificate": None, "uncertified": "its bundle carries no certificate for it"}
+    none = accepted | {"certificate": None, "uncertified": "its bundle carries no certificate for it"}
     assert describe(none)[-1] == (
         "  The answer is final. It is not certified: its bundle carries no certificate for it."
     )
@@ -149,8 +149,8 @@ def test_explain_plan_lists_unknown_figures(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "explain", "plan", "digits", "--config", str(config)) == 0
-    told = capsys.readouterr().out
-    assert "open      No profile" in told and "open      No agent of this configuration answers" in told
+    output = capsys.readouterr().out
+    assert "open      No profile" in output and "open      No agent of this configuration answers" in output
     flags = ("--bandwidth", "8", "--round-trip", "4")
     assert run(monkeypatch, "explain", "plan", "digits", *flags, "--config", str(config)) == 0
     assert "agent" not in capsys.readouterr().out  # nothing of it is needed
@@ -186,8 +186,8 @@ def test_run_refuses_a_provider_that_is_absent(
 ) -> None:
     monkeypatch.setenv("FIRSTLINE_EDGE_MODELS__PROVIDERS", '["CUDAExecutionProvider"]')
     assert run(monkeypatch, "run", "--config", str(config)) == 2
-    said = capsys.readouterr().err
-    assert "models.providers names CUDAExecutionProvider, but this onnxruntime has: " in said
+    error = capsys.readouterr().err
+    assert "models.providers names CUDAExecutionProvider, but this onnxruntime has: " in error
     assert not (config.parent / "state" / "url").exists()
 
 

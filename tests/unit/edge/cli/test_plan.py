@@ -37,28 +37,28 @@ def used(*sizes_bytes: int, service_s: float | None = 0.1) -> LinkTiming:
 
 
 def test_the_running_agents_link_is_the_default() -> None:
-    link, said = with_measurements(Link(), status(used(1_000, 20_000, 60_000)))
+    link, notes = with_measurements(Link(), status(used(1_000, 20_000, 60_000)))
     assert link.bytes_per_s == pytest.approx(1e6, rel=0.1) and link.round_trip_ms == pytest.approx(20, rel=0.1)
-    assert len(said) == 2 and all("over 'http'" in each for each in said)
+    assert len(notes) == 2 and all("over 'http'" in each for each in notes)
 
 
 def test_stated_values_take_precedence() -> None:
-    link, said = with_measurements(Link(round_trip_ms=4.0), status(used(1_000, 60_000)))
+    link, notes = with_measurements(Link(round_trip_ms=4.0), status(used(1_000, 60_000)))
     assert link.round_trip_ms == 4.0 and link.bytes_per_s is not None
-    assert len(said) == 1 and "bandwidth" in said[0]
-    link, said = with_measurements(Link(bytes_per_s=5.0), status(used(1_000, 60_000)))
-    assert link.bytes_per_s == 5.0 and len(said) == 1 and "round trip" in said[0]
+    assert len(notes) == 1 and "bandwidth" in notes[0]
+    link, notes = with_measurements(Link(bytes_per_s=5.0), status(used(1_000, 60_000)))
+    assert link.bytes_per_s == 5.0 and len(notes) == 1 and "round trip" in notes[0]
 
 
 def test_payloads_of_one_size_give_no_bandwidth() -> None:
-    link, said = with_measurements(Link(), status(used(30_000)))
+    link, notes = with_measurements(Link(), status(used(30_000)))
     assert link.bytes_per_s is None and link.round_trip_ms == pytest.approx(50, rel=0.1)
-    assert "payloads of 30000 bytes" in said[0] and "shows no bandwidth" in said[1]
+    assert "payloads of 30000 bytes" in notes[0] and "shows no bandwidth" in notes[1]
 
 
 def test_an_unknown_gateway_time_leaves_the_round_trip_open() -> None:
-    link, said = with_measurements(Link(), status(used(30_000, service_s=None)))
-    assert link == Link() and "does not say what of 'http' is its own time" in said[0]
+    link, notes = with_measurements(Link(), status(used(30_000, service_s=None)))
+    assert link == Link() and "does not say what of 'http' is its own time" in notes[0]
 
 
 def test_an_agent_without_calls_knows_no_link() -> None:
@@ -69,8 +69,8 @@ def test_an_agent_without_calls_knows_no_link() -> None:
 
 def test_a_missing_agent_is_noted(tmp_path: Path) -> None:
     settings = edge_settings(tmp_path)
-    link, said = link_for_plan(8.0, None, settings)
-    assert link == Link(bytes_per_s=1e6) and "No agent" in said[0]
+    link, notes = link_for_plan(8.0, None, settings)
+    assert link == Link(bytes_per_s=1e6) and "No agent" in notes[0]
     assert link_for_plan(8.0, 4.0, settings) == (Link(1e6, 4.0), [])
 
 
@@ -93,5 +93,5 @@ def test_the_plan_uses_the_devices_profile_and_reports_damage(
 
     assert "edge-onnx by CPUExecutionProvider, 1 thread(s): 7 ms a row" in planned()
     path.write_bytes(b"{")
-    told = planned()
-    assert "open      No profile" in told and f"open      {path} is no profile" in told
+    output = planned()
+    assert "open      No profile" in output and f"open      {path} is no profile" in output

@@ -150,18 +150,18 @@ async def test_client_errors_count_against_no_model() -> None:
     await scene.close()
 
 
-class FakeWay:
+class FakeTransport:
     """A gateway that hears, unless it is `away`, and says what the test puts."""
 
     def __init__(self) -> None:
-        self.said: asyncio.Queue[Desired] = asyncio.Queue()
+        self.documents: asyncio.Queue[Desired] = asyncio.Queue()
         self.reports: list[Reported] = []
         self.counts: list[Telemetry] = []
         self.away = False
         self.connections = 1
 
     async def desired(self, revision: int) -> Desired:
-        return await self.said.get()
+        return await self.documents.get()
 
     async def report(self, reported: Reported) -> None:
         self._check()
@@ -177,14 +177,14 @@ class FakeWay:
 
 
 async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Path) -> None:
-    clock, way, taken = SimulatedClock(), FakeWay(), []
+    clock, transport, applied = SimulatedClock(), FakeTransport(), []
     so = Reported("-", 0, agent_version="1")
 
     def twin() -> Twin:
         return Twin(
             tmp_path / "desired",
-            way,
-            apply=taken.append,
+            transport,
+            apply=applied.append,
             describe=lambda: so,
             count=lambda: Telemetry("-", 0),
             session="s",
@@ -195,36 +195,36 @@ async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Pa
         )
 
     made = twin()
-    way.away = True
+    transport.away = True
     running = asyncio.create_task(made.run())
     while not made.problem:  # noqa: ASYNC110 (it gives no signal)
         await asyncio.sleep(0)
-    assert way.reports == []
-    way.away = False
+    assert transport.reports == []
+    transport.away = False
     await clock.advance(440)
-    assert [(report.session, report.revision) for report in way.reports] == [("s", 0)]
+    assert [(report.session, report.revision) for report in transport.reports] == [("s", 0)]
     await clock.advance(160)
-    assert len(way.counts) >= 2 and made.problem == ""
-    way.said.put_nowait(Desired(4, brake=Brake(0.0, "")))
-    while len(taken) < 1:  # noqa: ASYNC110
+    assert len(transport.counts) >= 2 and made.problem == ""
+    transport.documents.put_nowait(Desired(4, brake=Brake(0.0, "")))
+    while len(applied) < 1:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     so = replace(so, braked=True)
     await asyncio.sleep(0)
     await clock.advance(10)
-    assert way.reports[-1].revision == 4 and way.reports[-1].braked
-    sequences = [report.sequence for report in way.reports]
+    assert transport.reports[-1].revision == 4 and transport.reports[-1].braked
+    sequences = [report.sequence for report in transport.reports]
     assert sequences == sorted(set(sequences))
-    said = len(way.reports)
-    way.connections += 1  # to a broker that may have lost all
+    reports = len(transport.reports)
+    transport.connections += 1  # to a broker that may have lost all
     await clock.advance(10)
-    assert len(way.reports) == said + 1 and way.reports[-1].revision == 4
-    said = len(way.reports)
+    assert len(transport.reports) == reports + 1 and transport.reports[-1].revision == 4
+    reports = len(transport.reports)
     await clock.advance(900)
-    assert len(way.reports) in (said + 1, said + 2)  # again, lest a broker dropped it
-    assert replace(way.reports[-1], sequence=0) == replace(way.reports[said - 1], sequence=0)
+    assert len(transport.reports) in (reports + 1, reports + 2)  # repeated, because a broker may have dropped it
+    assert replace(transport.reports[-1], sequence=0) == replace(transport.reports[reports - 1], sequence=0)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert twin().desired == Desired(4, brake=Brake(0.0, "")) and len(taken) == 2  # at once, from the disk
+    assert twin().desired == Desired(4, brake=Brake(0.0, "")) and len(applied) == 2  # at once, from the disk
 
 
 async def test_a_clock_that_was_ahead_blocks_only_one_hour(tmp_path: Path) -> None:
@@ -238,20 +238,20 @@ async def test_a_clock_that_was_ahead_blocks_only_one_hour(tmp_path: Path) -> No
 
 
 async def test_an_outdated_retained_state_is_ignored() -> None:
-    hear: list[Callable[[Message], None]] = []
+    callbacks: list[Callable[[Message], None]] = []
 
     class Link:
         topics = Topics("cam")
 
-        async def listen(self, _topic: str, heard: Callable[[Message], None]) -> None:
-            hear.append(heard)
+        async def listen(self, _topic: str, on_message: Callable[[Message], None]) -> None:
+            callbacks.append(on_message)
 
-    way = MqttTransport(Link())  # type: ignore[arg-type]
-    told = asyncio.create_task(way.desired(9))
+    transport = MqttTransport(Link())  # type: ignore[arg-type]
+    desired = asyncio.create_task(transport.desired(9))
     await asyncio.sleep(0)  # it listens now
     for revision in (5, 10):
-        hear[0](Message("", msgspec.json.encode(Desired(revision))))
+        callbacks[0](Message("", msgspec.json.encode(Desired(revision))))
         for _ in range(10):
             await asyncio.sleep(0)
-        assert told.done() == (revision == 10)
-    assert (await told).revision == 10
+        assert desired.done() == (revision == 10)
+    assert (await desired).revision == 10

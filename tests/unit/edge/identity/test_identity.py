@@ -1,4 +1,4 @@
-"""Keys, files and credentials of a device, without a gateway."""
+"""Keys, files, credentials and renewal of a device, without a gateway."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GATEWAY = "https://gateway.example.com"
 
 
 class Authority:
-    """Issues certificates as a gateway does."""
+    """Issues certificates like a gateway."""
 
     def __init__(self) -> None:
         self.own = ca.create_authority(ca.new_key(), NOW_S)
@@ -61,32 +61,32 @@ def joined(folder: Path, authority: Authority, *, days: float = 90) -> tuple[Ide
 
 
 async def no_links() -> None:
-    """No link shows the certificate."""
+    """Adopts nothing."""
 
 
-class TestRejoining:
-    """`join --force` beside an agent that runs."""
+class TestJoinAgain:
+    """`join --force` while the agent runs."""
 
     def renewal(self, files: IdentityFiles, identity: Identity) -> tuple[CredentialRenewal, list[Identity]]:
-        taken: list[Identity] = []
+        adopted: list[Identity] = []
         clock = SimulatedClock(wall_start_s=NOW_S)
         credentials = Credentials(files, identity, files.revision(), clock)
 
         async def adopt() -> None:
-            taken.append(credentials.identity)
+            adopted.append(credentials.identity)
 
-        return CredentialRenewal(credentials, adopt, clock, random.Random(1)), taken
+        return CredentialRenewal(credentials, adopt, clock, random.Random(1)), adopted
 
     async def test_a_certificate_of_the_same_second_is_taken_up(self, tmp_path: Path, authority: Authority) -> None:
-        renewal, taken = self.renewal(*joined(tmp_path, authority))
+        renewal, adopted = self.renewal(*joined(tmp_path, authority))
         _, again = joined(tmp_path, authority)
         await renewal.check_files()
-        assert taken == [again]
+        assert adopted == [again]
         await renewal.check_files()
-        assert taken == [again]
+        assert adopted == [again]
 
     async def test_an_unreadable_identity_is_checked_again(self, tmp_path: Path, authority: Authority) -> None:
-        renewal, taken = self.renewal(*joined(tmp_path, authority))
+        renewal, adopted = self.renewal(*joined(tmp_path, authority))
         _, again = joined(tmp_path, authority)
         whole = (tmp_path / "identity" / "identity.json").read_bytes()
         (tmp_path / "identity" / "identity.json").write_bytes(b"{")
@@ -94,13 +94,13 @@ class TestRejoining:
         assert "damaged" in renewal.rejoin_problem
         (tmp_path / "identity" / "identity.json").write_bytes(whole)
         await renewal.check_files()
-        assert taken == [again]
+        assert adopted == [again]
         assert renewal.rejoin_problem == ""
 
     async def test_a_join_right_after_a_renewal_is_taken_up(
         self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        renewal, taken = self.renewal(*joined(tmp_path, authority))
+        renewal, adopted = self.renewal(*joined(tmp_path, authority))
         save, again = IdentityFiles.save, []
 
         def save_and_join(files: IdentityFiles, *what: Any) -> Any:
@@ -116,12 +116,12 @@ class TestRejoining:
         monkeypatch.setattr(IdentityFiles, "save", save_and_join)
         await renewal.renew()
         await renewal.check_files()
-        assert taken[1:] == again == [renewal.credentials.identity]
+        assert adopted[1:] == again == [renewal.credentials.identity]
 
     async def test_a_join_right_before_a_renewal_is_not_overwritten(
         self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        renewal, taken = self.renewal(*joined(tmp_path, authority))
+        renewal, adopted = self.renewal(*joined(tmp_path, authority))
         save, again = IdentityFiles.save, []
 
         def join_and_save(files: IdentityFiles, *what: Any) -> Any:
@@ -137,7 +137,7 @@ class TestRejoining:
         with pytest.raises(ConfigError, match="joined again meanwhile"):
             await renewal.renew()
         await renewal.check_files()
-        assert taken == again == [readable_identity(tmp_path)]
+        assert adopted == again == [readable_identity(tmp_path)]
 
     async def test_a_join_during_the_start_is_taken_up(
         self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
@@ -162,30 +162,30 @@ class TestRejoining:
     async def test_an_unreadable_certificate_is_loaded_later(
         self, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
     ) -> None:
-        renewal, taken = self.renewal(*joined(tmp_path, authority))
+        renewal, adopted = self.renewal(*joined(tmp_path, authority))
         files, again = joined(tmp_path, authority)
         whole = files.device.read_bytes()
         files.device.write_bytes(b"")
         for _ in range(3):
             await renewal.check_files()
-        assert taken == [again]
+        assert adopted == [again]
         assert "cannot be used" in renewal.credentials.problem
         assert len([record for record in caplog.records if "cannot be used" in record.message]) == 1
         files.device.write_bytes(whole)
         for _ in range(2):
             await renewal.check_files()
-        assert taken == [again, again]  # the links connect anew with it, once
+        assert adopted == [again, again]  # the links connect again with it, once
         assert renewal.credentials.problem == ""
 
     async def test_another_gateway_needs_a_restart_and_is_logged_once(
         self, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
     ) -> None:
         files, identity = joined(tmp_path, authority)
-        renewal, taken = self.renewal(files, replace(identity, gateway="https://before.example.com"))
+        renewal, adopted = self.renewal(files, replace(identity, gateway="https://before.example.com"))
         joined(tmp_path, authority)
         for _ in range(2):
             await renewal.check_files()
-        assert taken == []
+        assert adopted == []
         assert "restart it" in renewal.rejoin_problem
         assert len([record for record in caplog.records if "joined as another one" in record.message]) == 1
 
@@ -360,7 +360,7 @@ def test_a_refusing_disk_is_reported(tmp_path: Path, authority: Authority) -> No
 
 
 class Handshake:
-    """A server of the authority's, and a client that asks it by the device's context, in memory."""
+    """A handshake in memory between a server of the authority and a client with the device's context."""
 
     def __init__(self, authority: Authority, folder: Path, *, made_s: float) -> None:
         certificate, key = ca.issue_server(authority.own, ("gateway.example.com",), made_s)
@@ -370,7 +370,7 @@ class Handshake:
         self._context.load_cert_chain(file)
 
     def make(self, context: ssl.SSLContext, host: str = "gateway.example.com") -> None:
-        """Raises what the client finds."""
+        """Makes the handshake; raises the client's error."""
         to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = context.wrap_bio(to_client, to_server, server_hostname=host)
         server = self._context.wrap_bio(to_server, to_client, server_side=True)
@@ -435,7 +435,7 @@ def test_an_invalid_date_is_ignored(tmp_path: Path, authority: Authority) -> Non
 
 
 class Renewing:
-    """A renewal on a simulated clock, whose gateway answers or fails as the test says."""
+    """A renewal on a simulated clock, whose gateway answers, or raises `error`."""
 
     def __init__(self, folder: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = SimulatedClock(wall_start_s=NOW_S + 55 * DAY_S)  # a day before it may be due

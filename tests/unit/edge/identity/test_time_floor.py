@@ -81,12 +81,12 @@ def test_a_refusing_disk_only_forgets_at_a_restart(tmp_path: Path) -> None:
 
 @given(
     wall_s=st.floats(-1e12, 1e12),
-    said=st.lists(st.tuples(st.floats(allow_nan=True), st.floats(allow_nan=True)), max_size=8),
+    times=st.lists(st.tuples(st.floats(allow_nan=True), st.floats(allow_nan=True)), max_size=8),
 )
-def test_the_floor_never_falls_or_exceeds_the_authority(wall_s: float, said: list[tuple[float, float]]) -> None:
+def test_the_floor_never_falls_or_exceeds_the_authority(wall_s: float, times: list[tuple[float, float]]) -> None:
     found = floor(Path("never-written"), wall_s)
     before_s = found.floor_s
-    for now_s, until_s in said:
+    for now_s, until_s in times:
         found.observe(now_s, until_s)
         assert found.floor_s >= before_s
         before_s = found.floor_s

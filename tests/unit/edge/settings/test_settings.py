@@ -1,4 +1,4 @@
-"""The agent's settings: the example shows every default, and what makes no sense is said."""
+"""The agent's settings: the example shows every default, and invalid settings are explained."""
 
 from __future__ import annotations
 

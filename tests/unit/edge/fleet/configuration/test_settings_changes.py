@@ -15,7 +15,7 @@ from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
 
 
-def said(text: str) -> Configuration:
+def parsed(text: str) -> Configuration:
     return parse_configuration(f'name = "quiet"\nversion = 1\n{text}'.encode(), "quiet.toml")
 
 
@@ -29,7 +29,7 @@ def test_every_key_of_a_configuration_is_a_setting() -> None:
 def test_only_the_set_keys_change(tmp_path: Path) -> None:
     own = edge_settings(tmp_path, budget__bytes_per_day=1000, audit__per_hour=7)
     found = changed_settings(
-        own, said("[budget]\nbytes_per_day = 500\nbytes_per_hour = 50\n[policy]\nmin_threshold = inf\n")
+        own, parsed("[budget]\nbytes_per_day = 500\nbytes_per_hour = 50\n[policy]\nmin_threshold = inf\n")
     )
     assert (found.budget.bytes_per_day, found.budget.bytes_per_hour) == (500, 50)
     assert found.policy.min_threshold == math.inf and found.audit.per_hour == 7
@@ -55,7 +55,7 @@ def test_the_devices_own_file_limits_a_configuration(tmp_path: Path, text: str, 
         fleet__locked=["audit.per_hour", "costs"],
     )
     with pytest.raises(ConfigError, match=why):
-        changed_settings(own, said(text))
+        changed_settings(own, parsed(text))
 
 
 def test_an_unknown_locked_key_is_an_error() -> None:

@@ -68,7 +68,7 @@ class _Refusing:
 def test_each_refusal_has_its_own_error_and_keeps_trusted_metadata(tmp_path: Path) -> None:
     repository = SignedRepository()
     assert look(tmp_path, repository) == []
-    kept = (tmp_path / "timestamp.json").read_bytes()
+    trusted = (tmp_path / "timestamp.json").read_bytes()
     with pytest.raises(
         MetadataExpiredError,
         match=r"expired.*this device's clock, which shows 2027-01-03T00:00\S*, is wrong",
@@ -84,7 +84,7 @@ def test_each_refusal_has_its_own_error_and_keeps_trusted_metadata(tmp_path: Pat
     repository.files["timestamp.json"] = changed
     with pytest.raises(SignatureError):
         look(tmp_path, repository)
-    assert (tmp_path / "timestamp.json").read_bytes() == kept
+    assert (tmp_path / "timestamp.json").read_bytes() == trusted
 
 
 class _Killing:
@@ -145,9 +145,11 @@ def test_a_broken_verifier_ends_with_an_error(
 
 def test_the_verifier_gets_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FIRSTLINE_EDGE_LINKS__TOKEN", "secret")
-    said = "os.environ.get('FIRSTLINE_EDGE_LINKS__TOKEN', 'nothing'), 'HOME' in os.environ or 'PATH' in os.environ"
+    environment = (
+        "os.environ.get('FIRSTLINE_EDGE_LINKS__TOKEN', 'nothing'), 'HOME' in os.environ or 'PATH' in os.environ"
+    )
     script = f"import os, sys; from firstline_edge.fleet.updates.verifier import Failure, send; \
-send(sys.stdout.buffer, Failure('update', repr(({said}))))"
+send(sys.stdout.buffer, Failure('update', repr(({environment}))))"
     with pytest.raises(FirstlineError, match=r"\('nothing', True\)"):
         verified_files(tmp_path, SignedRepository(), anchor=b"", now_s=0.0, command=(sys.executable, "-c", script))
 
@@ -179,8 +181,8 @@ def test_the_agent_does_not_load_python_tuf(tmp_path: Path) -> None:
     repository = SignedRepository()
     repository.add("digits/1/a", b"content")
     repository.publish()
-    told = msgspec.msgpack.encode((repository.files, START.timestamp()))
-    done = subprocess.run([sys.executable, "-c", _LOOKS, str(tmp_path)], input=told, capture_output=True, check=True)
+    request = msgspec.msgpack.encode((repository.files, START.timestamp()))
+    done = subprocess.run([sys.executable, "-c", _LOOKS, str(tmp_path)], input=request, capture_output=True, check=True)
     assert done.stdout.decode().splitlines() == ["1", "set()"]
 
 
