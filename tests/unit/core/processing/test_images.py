@@ -57,7 +57,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", DEAR)
-def test_what_is_dear_to_decode_is_refused_before(name: str) -> None:
+def test_costly_images_are_refused_before_decoding(name: str) -> None:
     with pytest.raises(PayloadTooLargeError, match=r"Row 0 is a (JPEG|PNG) .*which takes too long to read"):
         decode(DEAR[name], "RGB", "Row 0")
 
@@ -69,7 +69,7 @@ def test_metadata_that_inflates_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"quality": 5}, {"progressive": True}, {"restart_marker_blocks": 1}])
-def test_what_encoders_write_is_not(options: dict[str, object]) -> None:
+def test_images_of_common_encoders_are_decoded(options: dict[str, object]) -> None:
     plain = encoded("JPEG", **options)
     assert jpeg_problem(plain) == ""
     assert jpeg_problem(plain[:2] + segment(0xE2, bytes(65_000)) * 100 + plain[2:]) == ""
@@ -80,12 +80,12 @@ def test_a_second_picture_after_the_end_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("side", [1, 64, 1000])
-def test_what_png_encoders_write_is_not(side: int) -> None:
+def test_png_images_of_common_encoders_are_decoded(side: int) -> None:
     assert png_problem(encoded("PNG", side)) == ""
 
 
 @pytest.mark.parametrize("content", [JPEG, PROGRESSIVE, PNG])
-def test_whatever_breaks_off_is_told_apart_without_harm(content: bytes) -> None:
+def test_truncated_images_are_examined_without_errors(content: bytes) -> None:
     for end in range(3, len(content), 97):
         assert jpeg_problem(content[:end]) == ""
         assert png_problem(content[:end]) == ""

@@ -59,7 +59,7 @@ def test_an_alarm_lasts_though_the_evidence_fades() -> None:
     assert alarm(state, 0.05)
 
 
-def test_what_was_audited_more_often_counts_less() -> None:
+def test_audits_are_weighted_by_propensity() -> None:
     often = update(begin(0.05), 1, propensity=0.5, floor=0.1)
     seldom = update(begin(0.05), 1, propensity=0.1, floor=0.1)
     assert 1 < e_value(often) < e_value(seldom) == e_value(_after([1.0]))

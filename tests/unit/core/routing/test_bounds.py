@@ -23,7 +23,7 @@ LOSSES = arrays(np.float64, st.integers(0, 60), elements=st.floats(0, 1))
 @pytest.mark.parametrize("p_value", P_VALUES)
 @given(LOSSES, st.floats(0.01, 0.9), st.floats(0.001, 0.09))
 @settings(max_examples=50)
-def test_what_holds_for_less_holds_for_more(p_value: Any, losses: Any, mean: float, more: float) -> None:
+def test_a_bound_holds_for_larger_risks(p_value: Any, losses: Any, mean: float, more: float) -> None:
     assert 0 <= p_value(losses, mean + more) <= p_value(losses, mean) <= 1
 
 

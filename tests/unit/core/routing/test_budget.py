@@ -72,7 +72,7 @@ def test_a_wrong_forecast_is_made_up_for() -> None:
     assert days[-1].captured >= 0.7
 
 
-def test_neither_currency_nor_worth_need_be_known() -> None:
+def test_the_unit_of_worth_does_not_matter() -> None:
     (day,), (rescaled,) = simulate(0.3, loads=(1,)), simulate(0.3, loads=(1,), scale=1e-6)
     assert day == pytest.approx(rescaled)
 
@@ -122,7 +122,7 @@ class TestClock:
         assert account.judge(1.0, Cost(9.0), self.now_s + DAY_S, demanded=True) is None
         assert meter.left(self.now_s + DAY_S) == 10.0
 
-    def test_what_a_device_spends_before_its_clock_is_set_is_spent(self) -> None:
+    def test_spending_before_the_clock_is_set_counts(self) -> None:
         meter = Meter(Budget(10.0, DAY_S), Ledger())
         meter.charge(9.0, 60.0, priced=True)
         assert meter.left(self.now_s) == 1.0
@@ -150,7 +150,7 @@ class TestForecast:
         demand.add(100.0, 0.9)
         assert demand.forecast(0.95).remaining < 15
 
-    def test_a_day_on_which_nobody_asked_says_nothing(self) -> None:
+    def test_a_day_without_requests_changes_no_forecast(self) -> None:
         demand = Demand()
         demand.begin()
         demand.add(5.0, 0.5)
@@ -174,7 +174,7 @@ class TestForecast:
         demand.begin()
         assert max(demand.usual) < 2
 
-    def test_what_nobody_watched_is_taken_for_average(self) -> None:
+    def test_unobserved_slots_count_as_average(self) -> None:
         demand = Demand(since=0.5)
         demand.add(12.0, 0.6)
         demand.begin()
@@ -194,7 +194,7 @@ class TestAccount:
     def test_worth_scales_all_prices(self) -> None:
         assert Account({}, worth=10.0).price(Cost(money=0.5), self.now_s, demanded=False) == pytest.approx(0.05)
 
-    def test_a_markup_makes_dearer(self) -> None:
+    def test_a_markup_raises_prices(self) -> None:
         account = Account({}, worths=Cost(0.0, 0.1, 1.0))
         before = account.price(Cost(joules=1.0), self.now_s, demanded=False)
         account.markup = Cost(1.0, 8.0, 1.0)
@@ -207,7 +207,7 @@ class TestAccount:
         assert denial is not None and denial.short == "bytes/day"
         assert account.take(Cost(60.0), self.now_s) and not account.take(Cost(60.0), self.now_s)
 
-    def test_what_costs_nothing_is_never_short(self) -> None:
+    def test_a_free_resource_is_never_short(self) -> None:
         account = Account({"money/day": Meter(Budget(1.0, DAY_S), Ledger())})
         account.charge(Cost(money=3.0), self.now_s)  # more than was set aside
         assert account.meters["money/day"].left(self.now_s) == 0.0
@@ -215,7 +215,7 @@ class TestAccount:
         assert account.take(Cost(bytes=1e9), self.now_s)
         assert not account.take(Cost(money=1e-9), self.now_s)
 
-    def test_what_is_given_back_may_be_spent(self) -> None:
+    def test_refunded_amounts_can_be_spent(self) -> None:
         account = Account({"bytes/hour": Meter(Budget(100.0, HOUR_S), Ledger())})
         assert account.take(Cost(80.0), self.now_s)
         assert not account.take(Cost(80.0), self.now_s)

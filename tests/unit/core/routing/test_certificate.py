@@ -34,7 +34,7 @@ def test_without_one_there_is_none() -> None:
     assert certificate_problem(BARE, PLAIN) == "its bundle carries no certificate for it"
 
 
-def test_what_voids_it_is_named() -> None:
+def test_an_invalid_certificate_names_the_reason() -> None:
     other = msgspec.structs.replace(MANIFEST, policy=Policy(Score("margin")), full=None)
     assert valid_certificate(other, EDGE) is None
     assert certificate_problem(other, EDGE).endswith("made for another full model and another score")
@@ -42,7 +42,7 @@ def test_what_voids_it_is_named() -> None:
     assert certificate_problem(MANIFEST, processed).endswith("made for another edge model or its processing")
 
 
-def test_it_says_its_promise_in_words() -> None:
+def test_the_guarantee_is_a_sentence() -> None:
     assert EDGE.certificate is not None
     assert EDGE.certificate.promise == (
         "at most 5 % of edge answers disagree with the full model, with confidence 90 %"
@@ -100,7 +100,7 @@ def test_its_threshold_takes_the_policys_place_and_the_device_only_tightens() ->
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_only_what_was_kept_for_its_score_is_covered(reason: Reason) -> None:
+def test_only_answers_accepted_by_score_are_covered(reason: Reason) -> None:
     decision = Decision(Tier.EDGE, reason)
     certificate = EDGE.certificate
     assert certificate is not None

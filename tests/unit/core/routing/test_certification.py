@@ -29,7 +29,7 @@ def test_299_rows_without_an_error_show_one_percent_at_95() -> None:
     assert certify([0.9] * 100, [0] * 100, 0.01, 0.05).n_needed == 199
 
 
-def test_saturated_scores_stand_or_fall_together() -> None:
+def test_equal_scores_are_certified_together() -> None:
     scores = [1.0] * 200 + [0.5] * 200
     assert certify(scores, [0] * 200 + [1] * 200, 0.05, 0.05).threshold == 0.75
     assert not certify(scores, [1] * 20 + [0] * 180 + [1] * 200, 0.05, 0.05).certified
@@ -112,7 +112,7 @@ def test_losses_between_0_and_1(n: int) -> None:
         ([1.0], [0], 0.1, 1, "delta is 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(scores: Any, losses: Any, epsilon: Any, delta: Any, says: str) -> None:
+def test_invalid_arguments_are_refused(scores: Any, losses: Any, epsilon: Any, delta: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         certify(scores, losses, epsilon, delta)
 

@@ -135,6 +135,6 @@ def test_the_promise_is_kept_where_the_draw_hides_errors() -> None:
 
 
 @pytest.mark.parametrize(("weights", "says"), [([1, 0], "above 0"), ([1, np.nan], "above 0"), ([1], "one each a row")])
-def test_what_is_no_weight_is_said_so(weights: list[float], says: str) -> None:
+def test_invalid_weights_are_refused(weights: list[float], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         certify_weighted([0.5, 0.6], [0, 1], weights, 0.05, 0.1)

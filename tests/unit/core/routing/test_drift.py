@@ -20,7 +20,7 @@ SCORES = st.lists(st.integers(0, 30).map(lambda step: step / 30), min_size=1, ma
 
 
 @given(SCORES, st.integers(2, 20))
-def test_the_bins_of_a_histogram_hold_the_shares_that_it_says(scores: list[float], bins: int) -> None:
+def test_the_bins_hold_the_declared_shares(scores: list[float], bins: int) -> None:
     found = histogram(scores, bins)
     assert found is not None
     assert 1 <= len(found.edges) < bins
@@ -61,7 +61,7 @@ def test_an_empty_bin_is_no_infinite_change() -> None:
     assert population_stability_index([0, 0], [0, 0]) == 0
 
 
-def test_chance_alone_makes_about_what_is_said() -> None:
+def test_chance_alone_gives_the_expected_index() -> None:
     random = np.random.default_rng(0)
     shares = np.full(10, 0.1)
     found = [
@@ -75,7 +75,7 @@ def test_chance_alone_makes_about_what_is_said() -> None:
     ("expected", "observed"),
     [([1, 2], [1, 2, 3]), ([1], [1]), ([[1, 2]], [[1, 2]]), ([1, -1], [1, 1]), ([1, 1], [1, math.nan])],
 )
-def test_what_is_no_pair_of_histograms_is_refused(expected: list[float], observed: list[float]) -> None:
+def test_invalid_histograms_are_refused(expected: list[float], observed: list[float]) -> None:
     with pytest.raises(ConfigError, match=r"histogram|Histogram"):
         population_stability_index(expected, observed)
 

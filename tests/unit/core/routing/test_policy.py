@@ -63,7 +63,7 @@ def test_before(given: dict[str, Any], expected: Decision | None) -> None:
         (evidence(Route.CLOUD, Privacy.LOCAL_ONLY), "privacy=local_only and route=cloud exclude each other"),
     ],
 )
-def test_what_no_tier_may_answer_is_refused(given: dict[str, Any], message: str) -> None:
+def test_a_request_that_no_tier_may_answer_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         before(**given)
 
@@ -98,7 +98,7 @@ class TestValue:
     def test_without_a_certificate_nothing_is_demanded(self) -> None:
         assert not make_policy("value").decide(seen(0.1, value=0.9), PolicyState()).demanded
 
-    def test_what_is_worth_too_little_is_kept(self) -> None:
+    def test_rows_below_the_least_value_are_accepted(self) -> None:
         policy = make_policy("value", least_value=0.2)
         assert policy.decide(seen(0.1, value=0.19), PolicyState()) == KEPT
         assert policy.decide(seen(0.9, value=0.2), PolicyState()).tier is Tier.CLOUD
@@ -128,7 +128,7 @@ class TestSedna:
         ("score", "rest", "expected"),
         [(0.34, 0.33, ESCALATED), (0.98, 0.01, KEPT), (1.0, 0.0, KEPT)],
     )
-    def test_hard_is_what_is_spread(self, score: float, rest: float, expected: Decision) -> None:
+    def test_spread_probabilities_are_hard_examples(self, score: float, rest: float, expected: Decision) -> None:
         assert make_policy("sedna").decide(seen(score, rest=rest), PolicyState()) == expected
 
     def test_its_formula(self) -> None:
@@ -139,7 +139,7 @@ class TestSedna:
 
     @pytest.mark.parametrize("classes", [3, 32, 33, 1000])
     @pytest.mark.parametrize("odd", [-0.1, 1.1, math.nan])
-    def test_what_is_no_probability_is_not_hard(self, odd: float, classes: int) -> None:
+    def test_values_outside_0_to_1_are_not_hard_examples(self, odd: float, classes: int) -> None:
         row = replace(seen(), probabilities=np.full(classes, 1 / classes, np.float32))
         assert make_policy("sedna").decide(row, PolicyState()) == ESCALATED
         row.probabilities[1] = odd
@@ -217,7 +217,7 @@ def test_a_row_that_is_no_number_scores_nan_and_harms_no_other(kind: Any, bad: f
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 1), (2, 2, 2)])
-def test_what_is_no_matrix_of_classes_is_refused(shape: tuple[int, ...]) -> None:
+def test_a_score_needs_a_matrix_of_classes(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidTensorError, match=r"\[rows, classes >= 2\]"):
         score("margin", np.ones(shape, np.float32))
 
@@ -265,7 +265,7 @@ def test_features_by_hand() -> None:
     assert found[1, 2] == pytest.approx(np.log(1 / 512))  # what a quantised softmax rounds to zero
 
 
-def test_with_many_classes_the_class_says_nothing() -> None:
+def test_many_classes_have_no_one_hot_features() -> None:
     assert features(np.full((2, 1000), 0.001, np.float32)).shape == (2, MEASURES)
 
 

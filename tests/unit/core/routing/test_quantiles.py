@@ -5,13 +5,13 @@ import pytest
 from firstline_core.routing.quantiles import DecayedQuantiles
 
 
-def test_nothing_is_known_of_what_was_never_seen() -> None:
+def test_without_observations_there_is_no_prediction() -> None:
     assert DecayedQuantiles().quantile(0.5) is None
     assert DecayedQuantiles().weight(1e9) == 0
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
-def test_what_is_no_duration_is_refused(seconds: float) -> None:
+def test_invalid_durations_are_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="is none"):
         DecayedQuantiles().add(seconds, 0.0)
 

@@ -15,7 +15,7 @@ def fed(base_s: float, per_mib_s: float, sizes: list[int], *, spread: float = 0.
     return found
 
 
-def test_sizes_share_what_is_known() -> None:
+def test_sizes_share_observations() -> None:
     found = fed(0.05, 2.0, [4_000, 40_000, 400_000])
     for size_bytes in (1_000, 10_000, 100_000, 1_000_000):
         typical_s = 0.05 + 2.0 * size_bytes / 2**20
@@ -23,7 +23,7 @@ def test_sizes_share_what_is_known() -> None:
         assert typical_s < (found.quantile(size_bytes, 0.95) or 0) < typical_s * 1.6
 
 
-def test_one_size_says_what_it_can_of_others() -> None:
+def test_one_size_predicts_others() -> None:
     found = fed(0.05, 0.0, [30_000])
     assert found.quantile(60_000, 0.5) == pytest.approx(0.05, rel=0.1)
 
@@ -84,7 +84,7 @@ def behind(found: TimesBySize, per_s: float, carried_per_s: float) -> None:
         under_way.append((free_s + 0.02, free_s + 0.02 - at_s, size_bytes * len(under_way)))
 
 
-def test_what_is_ahead_has_to_go_through_first() -> None:
+def test_bytes_ahead_delay_a_payload() -> None:
     found = TimesBySize()
     behind(found, 18.0, 20.0)
     alone_s, sixth_s, far_s = (found.quantile(30_000, 0.5, ahead * 30_000) or 0.0 for ahead in (0, 5, 30))

@@ -37,6 +37,6 @@ def test_no_finite_value_becomes_infinite(given: Any, dtype: type, said: str) ->
         (np.zeros((0, 3)), np.float32),
     ],
 )
-def test_what_fits_is_cast(given: Any, dtype: type) -> None:
+def test_lossless_casts_are_accepted(given: Any, dtype: type) -> None:
     found = cast_feed("x", given, np.dtype(dtype))
     np.testing.assert_array_equal(found, given.astype(dtype), strict=True)

@@ -46,7 +46,7 @@ def test_callers_see_real_values_of_any_number_of_rows(path: Path) -> None:
     np.testing.assert_array_equal(together, one_by_one)
 
 
-def test_int8_gives_nearly_what_float_gives() -> None:
+def test_int8_outputs_are_close_to_float_outputs() -> None:
     floats, ints = load(FLOAT), load(INT8)
     feeds = digits(50, floats)
     array = next(iter(feeds.values()))
@@ -56,7 +56,7 @@ def test_int8_gives_nearly_what_float_gives() -> None:
 
 
 @pytest.mark.shared_data
-def test_int8_is_scaled_as_its_publisher_says(shared_data: Path) -> None:
+def test_int8_inputs_are_scaled_as_declared(shared_data: Path) -> None:
     """int8 = pixel - 128 and probability = (q + 128) / 256, by the models' card."""
     path = shared_data / "cifar10-cascade" / "models" / "mlperf_resnet8_int8.tflite"
     runtime = load(path)

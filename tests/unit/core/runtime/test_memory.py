@@ -32,7 +32,7 @@ print(json.dumps([queries, full - resident()]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux with glibc")
-def test_a_query_need_not_fault_in_what_the_one_before_freed() -> None:
+def test_freed_memory_is_reused_without_page_faults() -> None:
     def faults(how: str, **environment: str) -> list[int]:
         command = [sys.executable, "-c", _FAULTS, how]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)

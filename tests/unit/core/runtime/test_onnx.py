@@ -25,7 +25,7 @@ def load(path: Path) -> OnnxRuntime:
     return OnnxRuntime(path, providers=CPU, threads=1)
 
 
-def test_runs_and_says_what_it_takes(tmp_path: Path) -> None:
+def test_a_model_runs_and_describes_its_inputs(tmp_path: Path) -> None:
     runtime = load(linear(tmp_path / "m.onnx", WEIGHTS))
     x = np.array([[1, 0], [0, 1], [2, 3]], np.float32)
     np.testing.assert_allclose(runtime.run({"x": x})["logits"], x @ WEIGHTS)
@@ -81,7 +81,7 @@ def test_wrong_feeds_are_named(tmp_path: Path, feeds: dict[str, Any], message: s
         load(linear(tmp_path / "m.onnx", WEIGHTS)).run(feeds)
 
 
-def test_an_absent_provider_is_an_error_that_lists_what_there_is(tmp_path: Path) -> None:
+def test_an_absent_provider_is_an_error_with_the_available_ones(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", WEIGHTS)
     with pytest.raises(ModelLoadError, match=r"NoSuchExecutionProvider is configured.*has: .*CPUExecutionProvider"):
         OnnxRuntime(path, providers=("NoSuchExecutionProvider", *CPU), threads=1)
@@ -104,7 +104,7 @@ def test_a_silent_fallback_to_the_cpu_is_an_error(tmp_path: Path, monkeypatch: p
     assert created == [["CUDAExecutionProvider"]]
 
 
-def test_a_missing_onnxruntime_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_onnxruntime_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *rest: Any, **named: Any) -> Any:

@@ -34,7 +34,7 @@ def test_options_reach_onnx_runtime(tmp_path: Path) -> None:
         load_runtime(path, "onnx", RuntimeOptions(providers=("NoSuchExecutionProvider",)))
 
 
-def test_what_onnxruntime_does_not_offer_is_a_wrong_setting() -> None:
+def test_an_unknown_provider_is_a_wrong_setting() -> None:
     wanted = ("NoSuchExecutionProvider", "CPUExecutionProvider")
     with pytest.raises(
         ConfigError, match=r"models\.providers names NoSuchExecutionProvider, but .* has: .*CPUExecutionProvider"

@@ -28,7 +28,7 @@ asyncio.run(main())
 """
 
 
-async def test_what_a_call_gives_or_raises_is_passed_on() -> None:
+async def test_results_and_errors_of_a_call_are_passed_on() -> None:
     assert await in_daemon_thread(lambda: threading.current_thread().daemon)
     with pytest.raises(ZeroDivisionError):
         await in_daemon_thread(lambda: 1 / 0)

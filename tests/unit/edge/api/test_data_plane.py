@@ -42,7 +42,7 @@ class Desk:
         return self.clock.now_s
 
 
-async def test_who_comes_alone_begins_at_once() -> None:
+async def test_a_single_request_starts_at_once() -> None:
     desk = Desk()
     for _ in range(3):
         coroutine = desk.turns.take(1e9)
@@ -52,7 +52,7 @@ async def test_who_comes_alone_begins_at_once() -> None:
         await asyncio.sleep(0)  # the loop comes round
 
 
-async def test_a_burst_is_served_in_order_and_the_loop_looks_around_meanwhile() -> None:
+async def test_a_burst_is_served_in_order_and_does_not_block_the_loop() -> None:
     desk = Desk()
     rounds = 0
 
@@ -67,7 +67,7 @@ async def test_a_burst_is_served_in_order_and_the_loop_looks_around_meanwhile() 
     assert rounds >= 200 * desk.work_s / turns._SLICE_S / 2  # a slice at a time, once it knows what a turn takes
 
 
-async def test_who_cannot_be_in_time_is_refused_at_once_and_those_before_are_served() -> None:
+async def test_late_requests_are_refused_at_once_and_earlier_ones_served() -> None:
     desk = Desk(work_s=0.01)
     await asyncio.gather(*(desk.ask(number) for number in range(100)))  # it learns what a turn takes
     began_s = desk.clock.now_s
@@ -82,7 +82,7 @@ async def test_who_cannot_be_in_time_is_refused_at_once_and_those_before_are_ser
     assert len(desk.turns) == 0
 
 
-async def test_no_more_than_the_limit_wait() -> None:
+async def test_requests_over_the_waiting_limit_are_refused() -> None:
     desk = Desk(limit=10, work_s=1.0)
     done = await asyncio.gather(*(desk.ask(number) for number in range(50)), return_exceptions=True)
     refused = [error for error in done if isinstance(error, QueueFullError)]
@@ -90,7 +90,7 @@ async def test_no_more_than_the_limit_wait() -> None:
     assert "api.waiting_limit" in refused[0].message
 
 
-async def test_a_caller_who_leaves_takes_no_turn() -> None:
+async def test_a_cancelled_request_takes_no_turn() -> None:
     desk = Desk(work_s=1.0)
     tasks = [asyncio.create_task(desk.ask(number)) for number in range(5)]
     await asyncio.sleep(0)
@@ -99,7 +99,7 @@ async def test_a_caller_who_leaves_takes_no_turn() -> None:
     assert desk.order == [0, 1, 3, 4]
 
 
-async def test_a_deadline_that_has_passed_is_refused_even_where_nobody_waits() -> None:
+async def test_a_passed_deadline_is_refused_without_a_queue() -> None:
     desk = Desk()
     desk.clock.now_s = 5.0
     with pytest.raises(QueueFullError, match="deadline"):

@@ -99,9 +99,7 @@ async def test_only_kept_rows_of_a_batch_travel_one_by_one(make_scene: MakeScene
     "wish",
     [{"privacy": Privacy.LOCAL_ONLY}, {"route": Route.EDGE}, {"privacy": Privacy.LOCAL_ONLY, "route": Route.EDGE}],
 )
-async def test_what_was_bound_to_the_device_is_never_audited_nor_counted(
-    make_scene: MakeScene, wish: dict[str, Any]
-) -> None:
+async def test_private_answers_are_never_audited_or_counted(make_scene: MakeScene, wish: dict[str, Any]) -> None:
     scene = make_scene()
     for _ in range(5):
         await scene.infer(SURE, **wish)
@@ -129,9 +127,7 @@ async def test_nothing_is_audited_without_a_contract_to_test_or_a_gateway_to_ask
     "careful",
     [{"min_threshold": 0.97}, {"chosen": policy.make_policy("value", least_value=0.04)}],
 )
-async def test_a_more_careful_device_audits_all_that_was_promised_and_not_only_what_it_keeps(
-    make_scene: MakeScene, careful: dict[str, Any]
-) -> None:
+async def test_a_stricter_device_audits_all_covered_answers(make_scene: MakeScene, careful: dict[str, Any]) -> None:
     scene = make_scene(**careful)
     asked = (0.85, 0.99, UNSURE, 0.85)  # the full model is asked about the first, and gave the last before
     tiers = [said(await scene.infer(value)).tier for value in asked]
@@ -250,7 +246,7 @@ async def test_escalated_answers_are_sampled_for_free_and_audits_beside_them(mak
     assert found == [(UNSURE, 1, 1.0, False), (UNSURE, 1, 1.0, False), (SURE, 0, 1.0, True)]
 
 
-async def test_what_an_alarms_quota_denied_is_sampled_as_what_it_granted(make_scene: MakeScene) -> None:
+async def test_denied_and_granted_escalations_are_sampled_alike(make_scene: MakeScene) -> None:
     everything = msgspec.structs.replace(ALL, escalations_per_hour=1.0)
     scene = make_scene(everything)
     monitored = scene.certificates and scene.certificates.find(scene.held)

@@ -179,7 +179,7 @@ async def test_devices_of_a_fleet_alarm_later_by_themselves(make_scene: MakeScen
     assert feed(scene, *[(SURE, 0)] * 50) > alone > 0
 
 
-async def test_the_gateway_tells_how_many_devices_test_and_none_of_it_is_ever_undone(make_scene: MakeScene) -> None:
+async def test_the_number_of_auditing_devices_never_falls(make_scene: MakeScene) -> None:
     scene = make_scene(msgspec.structs.replace(CAREFUL, fleet_devices=5))
     delta = monitored_in(scene).certificate.delta
     assert standings_of(scene).level(monitored_in(scene)) == delta / 5
@@ -229,7 +229,7 @@ async def test_an_alarm_of_its_own_travels_with_whatever_the_device_asks(make_sc
     assert [sent.alarm for sent in fresh.cloud.requests] == [""]
 
 
-async def test_what_the_gateway_said_is_not_said_back_to_it(make_scene: MakeScene) -> None:
+async def test_a_fleet_alarm_is_not_reported_back(make_scene: MakeScene) -> None:
     scene = make_scene()
     standings_of(scene).apply_notice(scene.held, ContractNotice(alarm=True, escalations_per_hour=None))
     assert monitored_in(scene).record.alarmed
@@ -250,7 +250,7 @@ async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene
     assert (kept.reason, kept.certified) == (Reason.CONFIDENT, False)
 
 
-async def test_what_was_under_way_when_the_process_ended_is_lost(make_scene: MakeScene) -> None:
+async def test_audits_in_progress_at_a_restart_are_lost(make_scene: MakeScene) -> None:
     scene = make_scene()
     monitored_in(scene).record.drawn = 3
     feed(scene, (SURE, 1))
@@ -313,9 +313,7 @@ async def test_a_lost_record_is_not_forgotten_by_a_process_that_dies_before_it_h
     assert (standings_of(again).problem, monitored_in(again).record.alarmed) == ("", True)
 
 
-async def test_what_a_disk_refused_is_written_once_it_takes_it_without_another_audit(
-    make_scene: MakeScene, tmp_path: Path
-) -> None:
+async def test_a_refused_write_is_retried_without_another_audit(make_scene: MakeScene, tmp_path: Path) -> None:
     scene = make_scene()
     (tmp_path / "standing.json").mkdir()  # in its place
     saving = asyncio.create_task(standings_of(scene).keep_saving())
@@ -339,7 +337,7 @@ async def test_what_a_disk_refused_is_written_once_it_takes_it_without_another_a
     assert standings_of(scene).problem == ""
 
 
-async def test_a_system_without_a_thread_to_give_is_asked_again(
+async def test_a_missing_thread_is_retried(
     make_scene: MakeScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: object) -> None:
@@ -381,7 +379,7 @@ async def test_scores_are_held_against_the_certificates_and_outlive_a_restart(ma
     assert monitored_in(again).stability_index() == pytest.approx(index)
 
 
-async def test_records_are_saved_soon_and_a_disk_that_refuses_is_told_once(
+async def test_records_are_saved_soon_and_a_refusal_is_logged_once(
     make_scene: MakeScene, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = make_scene()

@@ -24,7 +24,7 @@ def test_budgets_go_by_resource_and_period() -> None:
     assert budgets_of(section) == {"bytes/hour": Budget(10.0, HOUR_S), "joules/day": Budget(2.5, DAY_S)}
 
 
-def test_a_link_costs_what_its_section_says() -> None:
+def test_a_link_has_the_configured_cost() -> None:
     settings = EdgeSettings(
         links=(
             LinkSection(kind="http", joules_per_mib_sent=1048576.0),
@@ -43,7 +43,7 @@ def opened(tmp_path: Path) -> Path:
     return tmp_path / "spending.json"
 
 
-def test_without_limits_and_prices_nobody_counts(opened: Path) -> None:
+def test_without_limits_and_prices_nothing_is_counted(opened: Path) -> None:
     assert open_spending(EdgeSettings(), opened, SimulatedClock(), link_names=[], links=list) is None
 
 
@@ -76,7 +76,7 @@ def zone(root: Path, name: str, milli_c: str) -> None:
     say(root, f"sys/class/thermal/{name}/temp", milli_c)
 
 
-def test_a_machine_that_tells_nothing_is_in_no_special_condition(root: Path) -> None:
+def test_without_sensors_conditions_are_neutral(root: Path) -> None:
     assert found(root) == Conditions()
 
 
@@ -99,7 +99,7 @@ def test_a_battery_that_drains_beside_a_weak_charger_has_no_power(root: Path) ->
     assert not found(root).charging
 
 
-def test_a_battery_of_which_nobody_says_whether_it_drains_does(root: Path) -> None:
+def test_a_battery_of_unknown_state_counts_as_draining(root: Path) -> None:
     supply(root, "BAT0", type="Battery", capacity="42", status="Unknown")
     assert not found(root).charging
 
@@ -115,7 +115,7 @@ def test_an_empty_slot_is_no_empty_battery(root: Path) -> None:
 
 
 @pytest.mark.parametrize("nonsense", ["unknown", "", "nan", "inf"])
-def test_a_driver_that_says_nonsense_is_passed_over(root: Path, nonsense: str) -> None:
+def test_implausible_readings_are_ignored(root: Path, nonsense: str) -> None:
     supply(root, "BAT0", type="Battery", capacity=nonsense, status="Unknown")
     zone(root, "thermal_zone0", nonsense)
     assert found(root) == Conditions()

@@ -27,7 +27,7 @@ AUDIT = AuditNote(predicted=0, propensity=0.5, floor=0.5, epsilon=0.05, threshol
 class TestPaid:
     asked = request(UNSURE)  # 4 bytes of payload
 
-    def test_what_the_links_counted_takes_the_place_of_the_estimate(self) -> None:
+    def test_counted_bytes_replace_the_estimate(self) -> None:
         spending = purse()
         with spending.paid(self.asked):
             assert spent(spending) > 100
@@ -47,13 +47,13 @@ class TestPaid:
             estimated = spent(spending)
         assert spent(spending) == estimated > 0
 
-    def test_what_failed_before_anything_was_sent_costs_nothing(self) -> None:
+    def test_a_failure_before_sending_costs_nothing(self) -> None:
         spending = purse(tariff=Tariff(money_per_request=5.0))
         with pytest.raises(LinkDownError), spending.paid(self.asked):
             raise LinkDownError("gone")
         assert spent(spending) == 0
 
-    def test_what_was_sent_in_vain_was_sent(self) -> None:
+    def test_bytes_of_a_failed_call_are_spent(self) -> None:
         spending = purse()
         with pytest.raises(LinkDownError), spending.paid(self.asked):
             count("http", sent=304)
@@ -74,7 +74,7 @@ class TestPaid:
             turns.set()
         assert spent(spending) == 330
 
-    def test_the_budget_is_a_hard_stop_and_says_until_when(self) -> None:
+    def test_an_empty_budget_refuses_with_retry_after(self) -> None:
         spending = purse(2200.0)
         with spending.paid(self.asked):
             count("http", sent=300, received=200)
@@ -86,14 +86,14 @@ class TestPaid:
         assert refused.value.retry_after_s is not None and 0 < refused.value.retry_after_s <= DAY_S
         assert spent(spending) == 500
 
-    def test_an_estimate_learns_what_comes_around_a_payload(self) -> None:
+    def test_the_estimate_learns_the_overhead_of_a_payload(self) -> None:
         spending = purse(100_000.0)
         with spending.paid(self.asked):
             count("http", sent=3000, received=1004)
         with spending.paid(self.asked):
             assert spent(spending) == 4004 + 4004
 
-    def test_what_a_link_sent_twice_is_no_habit(self) -> None:
+    def test_a_retransmission_does_not_change_the_estimate(self) -> None:
         spending = purse(100_000.0)
         with spending.paid(self.asked):
             count("http", sent=30_000)  # over a connection that had been closed
@@ -119,14 +119,14 @@ class TestPaid:
             count("mqtt", sent=100, received=10)
         assert spent(spending) == 210
 
-    def test_money_is_asked_by_the_answer_and_by_the_metered_byte(self) -> None:
+    def test_money_is_spent_per_answer_and_metered_byte(self) -> None:
         links = {"http": LinkTariff(money_per_byte=0.5, metered=True)}
         spending = purse(resource="money/day", tariff=Tariff(links, money_per_request=7.0))
         with spending.paid(self.asked):
             count("http", sent=100, received=10)
         assert spent(spending) == 55 + 7
 
-    def test_an_audit_comes_after_what_the_contract_demands(self) -> None:
+    def test_audits_leave_room_for_demanded_escalations(self) -> None:
         audit = replace(self.asked, audit=AUDIT)
         spending = purse(10_000.0, prices=(0.01, 0.01))  # short
         with spending.paid(self.asked):
@@ -138,7 +138,7 @@ class TestPaid:
         with purse(100_000.0, prices=(0.01, 0.01)).paid(audit):  # a small share is always theirs
             pass
 
-    def test_runs_do_not_use_up_what_audits_may_spend(self) -> None:
+    def test_runs_do_not_use_up_the_budget_of_audits(self) -> None:
         audit, tariff = replace(self.asked, audit=AUDIT), Tariff({"http": LinkTariff(0.01, 0.01)}, joules_per_run=1.0)
         spending = purse(1000.0, resource="joules/day", tariff=tariff, prices=(0.01, 0.01))
         spending.ran(900)
@@ -148,11 +148,11 @@ class TestPaid:
         with pytest.raises(BudgetExceededError, match="audits"), spending.paid(audit):
             pytest.fail("it was paid")
 
-    def test_only_an_ample_budget_pays_for_what_may_not_be_needed(self) -> None:
+    def test_a_budget_with_a_price_is_not_ample(self) -> None:
         assert purse().ample
         assert not purse(prices=(0.0, 0.01)).ample
 
-    def test_the_links_state_decides_what_is_dear(self) -> None:
+    def test_the_link_in_use_decides_the_price(self) -> None:
         tariff = Tariff({"http": LinkTariff(), "mqtt": LinkTariff(metered=True)})
         dear, cheap = purse(prices=(0.01, 0.01), tariff=tariff, link="mqtt"), purse(prices=(0.01, 0.01), tariff=tariff)
         ratio = _price(dear) / _price(cheap)
@@ -167,7 +167,7 @@ def _price(spending: Spending) -> float:
 
 
 class TestKeep:
-    async def test_what_is_spent_outlives_a_restart(self, tmp_path: Path) -> None:
+    async def test_spending_outlives_a_restart(self, tmp_path: Path) -> None:
         clock, file = SimulatedClock(), LedgerFile(tmp_path / "spending.json")
         spending = purse(file=file, clock=clock)
         async with running(spending):
@@ -187,7 +187,7 @@ class TestKeep:
             await clock.advance(10 * SAVE_EVERY_S)
         assert LedgerFile(tmp_path / "spending.json").read() == Books()
 
-    async def test_a_battery_makes_joules_dearer(self) -> None:
+    async def test_a_draining_battery_raises_the_price_of_energy(self) -> None:
         clock = SimulatedClock()
         spending = purse(resource="joules/day", clock=clock)
         spending._sense = lambda: Conditions(battery=0.05, charging=False)
@@ -242,7 +242,7 @@ class TestKeep:
             await clock.advance(SAVE_EVERY_S)
             await written(file)
 
-    def test_a_disk_that_refuses_is_told_and_tried_again(self, tmp_path: Path) -> None:
+    def test_a_refusing_disk_is_reported_and_retried(self, tmp_path: Path) -> None:
         file = LedgerFile(tmp_path / "missing" / "spending.json")
         spending = purse(file=file)
         spending.save()
@@ -289,7 +289,7 @@ def test_a_file_that_makes_no_sense_is_no_failure(tmp_path: Path, content: bytes
     assert LedgerFile(tmp_path / "spending.json").read() == Books()
 
 
-def test_damage_is_told_and_set_aside_and_the_books_begin_anew(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_and_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "spending.json"
     file = LedgerFile(path)
     file.write(msgspec.json.encode(Books({"bytes/day": Ledger(period=20_500, spent=12.5)})))

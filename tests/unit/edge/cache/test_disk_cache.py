@@ -86,7 +86,7 @@ def plant(directory: Path, sql: str, values: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize("planted", ["text", 1, 1.5, b"bytes that no seal closed"])
-def test_what_this_agent_cannot_have_written_is_removed(directory: Path, planted: object) -> None:
+def test_foreign_entries_are_removed(directory: Path, planted: object) -> None:
     cache = opened(directory)
     cache.put(KEY, b"good")
     written(cache)
@@ -154,7 +154,7 @@ def test_a_planted_file_name_removes_no_file(directory: Path, tmp_path: Path) ->
     assert other.exists()
 
 
-def test_only_this_user_may_look(directory: Path) -> None:
+def test_only_this_user_may_read_the_cache(directory: Path) -> None:
     directory.mkdir(mode=0o755)
     opened(directory).close()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
@@ -210,7 +210,7 @@ def flip(content: bytes, bit: int) -> bytes:
     return bytes(damaged)
 
 
-def test_what_the_disk_has_damaged_is_a_miss_or_a_fresh_cache(directory: Path) -> None:
+def test_damage_is_a_miss_or_an_empty_cache(directory: Path) -> None:
     rng = random.Random(3)
     kept = {bytes([number]) * 32: rng.randbytes(400) for number in range(40)}
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=1e6, clock=SimulatedClock())
@@ -249,7 +249,7 @@ def test_a_clock_that_is_set_back_prolongs_no_life(directory: Path, monkeypatch:
     cache.close()
 
 
-def test_what_has_lived_its_time_leaves_the_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_entries_leave_the_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, clock=SimulatedClock())
     for number in range(150):
         cache.put(b"%d" % number, b"v")
@@ -403,7 +403,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_disk_that_writes_slowly_keeps_nobody_waiting(directory: Path) -> None:
+def test_a_slow_disk_delays_no_reads_and_writes(directory: Path) -> None:
     cache = opened(directory)
     cache.put(KEY, b"on disk")
     written(cache)
@@ -439,7 +439,7 @@ def test_a_sweep_while_the_disk_is_slow_writes_the_rest_afterwards(directory: Pa
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_waits_for_a_slow_disk_is_bounded_and_the_newest_of_it_kept(directory: Path) -> None:
+def test_the_queue_for_a_slow_disk_is_bounded_and_keeps_the_newest(directory: Path) -> None:
     cache = opened(directory)
     cache.put(KEY, b"on disk")
     written(cache)
@@ -453,7 +453,7 @@ def test_what_waits_for_a_slow_disk_is_bounded_and_the_newest_of_it_kept(directo
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_waited_for_a_slow_disk_stays_within_its_limit(directory: Path) -> None:
+def test_the_database_stays_within_its_limit_after_a_slow_disk(directory: Path) -> None:
     limit_bytes = 1 << 20
     cache = opened(directory, limit_bytes)
     with Held(directory):
@@ -483,7 +483,7 @@ def test_it_is_closed_when_all_is_written(directory: Path) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_nothing_is_written_behind_an_erasure(directory: Path) -> None:
+def test_nothing_is_written_after_an_erasure(directory: Path) -> None:
     cache = opened(directory)
     with Held(directory):
         for number in range(100):
@@ -501,7 +501,7 @@ def test_nothing_is_written_behind_an_erasure(directory: Path) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_has_ended_goes_under_a_steady_load(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_entries_are_removed_under_steady_load(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = opened(directory)
     now_s = time.time()
     monkeypatch.setattr(time, "time", lambda: now_s - 61)
@@ -517,7 +517,7 @@ def test_what_has_ended_goes_under_a_steady_load(directory: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_a_slow_disk_has_no_time_for_leaves_no_older_value_behind(directory: Path) -> None:
+def test_a_dropped_write_leaves_no_older_value(directory: Path) -> None:
     cache, early = opened(directory), b"e" * 32
     cache.put(KEY, b"older")
     written(cache)
@@ -631,7 +631,7 @@ for number in itertools.count():
 """
 
 
-def test_whoever_is_killed_while_writing_leaves_a_whole_file(directory: Path) -> None:
+def test_a_process_killed_while_writing_leaves_a_valid_file(directory: Path) -> None:
     command = [sys.executable, "-c", WRITES_UNTIL_KILLED, str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()

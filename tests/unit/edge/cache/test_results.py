@@ -45,7 +45,7 @@ def test_the_value_comes_back_from_memory_and_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", [b"", b"\x02", b"\x02\0\0\0", b"\x02" + output().encode()[1:], output().encode()[:-1]]
 )
-def test_what_this_version_did_not_write_is_nothing(value: bytes) -> None:
+def test_an_unreadable_encoding_is_none(value: bytes) -> None:
     assert ModelOutput.decode(value) is None
 
 
@@ -94,7 +94,7 @@ def test_a_kept_result_does_not_change_with_the_callers_array() -> None:
     assert found.probabilities.base is None  # nor does it keep the whole batch alive
 
 
-def test_what_is_private_is_kept_and_not_counted() -> None:
+def test_private_results_are_cached_but_not_counted() -> None:
     cache = ResultCache(limit_bytes=2 * entry_bytes(), ttl_s=60, disk=None, clock=SimulatedClock())
     cache.put(b"a", output(), private=True)
     cache.put(b"b", output())
@@ -122,7 +122,7 @@ class TestWithDisk:
         assert len(second) == 1  # and are in memory from then on
         second.close()
 
-    def test_what_is_bound_to_memory_is_not_on_the_disk(self, tmp_path: Path) -> None:
+    def test_private_results_are_not_on_disk(self, tmp_path: Path) -> None:
         first = self.make(tmp_path)
         first.put(b"k" * 32, output(), private=True)
         assert first.get(b"k" * 32) is not None

@@ -116,13 +116,13 @@ class TestCertificate:
         assert answer.certified
 
     @pytest.mark.parametrize("asked", [{"privacy": Privacy.LOCAL_ONLY}, {"route": Route.EDGE}])
-    async def test_what_the_caller_bound_to_the_device_is_not_covered(
+    async def test_an_answer_bound_to_the_device_is_not_certified(
         self, make_scene: MakeScene, asked: dict[str, Any]
     ) -> None:
         answer = said(await make_scene(certified=0.7).infer(SURE, **asked))
         assert (answer.tier, answer.certified) == (Tier.EDGE, False)
 
-    async def test_what_stands_in_for_the_full_model_is_not_covered(self, make_scene: MakeScene) -> None:
+    async def test_a_replacement_answer_is_not_certified(self, make_scene: MakeScene) -> None:
         scene = make_scene(certified=0.7)
         for error in (LinkDownError("down"), DeadlineExceededError("late")):
             scene.cloud.error = error
@@ -145,7 +145,7 @@ class TestCertificate:
 
 
 class TestCache:
-    async def test_a_hit_says_so_and_keeps_its_reason(self, make_scene: MakeScene) -> None:
+    async def test_a_cache_hit_keeps_the_reason(self, make_scene: MakeScene) -> None:
         scene = make_scene()
         await scene.infer(SURE)
         response = await scene.infer(SURE)
@@ -182,7 +182,7 @@ class TestCache:
         scene = make_scene(min_threshold=0.1)
         assert said(await scene.infer(UNSURE)).tier is Tier.CLOUD
 
-    async def test_a_provisional_answer_is_asked_for_again(self, make_scene: MakeScene) -> None:
+    async def test_a_provisional_answer_is_not_cached(self, make_scene: MakeScene) -> None:
         scene = make_scene()
         scene.cloud.error = LinkDownError("down")
         assert said(await scene.infer(UNSURE)).status is Status.PROVISIONAL
@@ -285,7 +285,7 @@ class TestOffline:
         answer = said(await scene.infer(UNSURE))
         assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.OUTBOX_FULL, False)
 
-    async def test_what_only_the_gateway_can_answer_fails_clearly(self, make_scene: MakeScene) -> None:
+    async def test_a_request_for_the_gateway_alone_fails_clearly(self, make_scene: MakeScene) -> None:
         scene = make_scene()
         scene.cloud.error = LinkDownError("down", retry_after_s=7)
         with pytest.raises(LinkDownError) as raised:
@@ -421,7 +421,7 @@ class TestHeavy:
         with pytest.raises(InferenceError):
             await scene.infer(2.0, route=Route.EDGE)
 
-    async def test_a_device_that_is_too_busy_sends_on_what_may_leave(self, make_scene: MakeScene) -> None:
+    async def test_a_busy_device_escalates_requests_that_may_leave(self, make_scene: MakeScene) -> None:
         scene = make_scene(row_ms=50.0, queue_limit=0)
         scene.echo.gate.clear()
         running = asyncio.create_task(scene.infer(SURE))
@@ -435,7 +435,7 @@ class TestHeavy:
         assert said(await running).tier is Tier.EDGE
         assert said(await scene.infer(0.91)).tier is Tier.EDGE
 
-    async def test_a_busy_device_keeps_what_it_knows_already(self, make_scene: MakeScene) -> None:
+    async def test_a_busy_device_answers_from_its_cache(self, make_scene: MakeScene) -> None:
         scene = make_scene(row_ms=50.0, queue_limit=0)
         await scene.infer(SURE, UNSURE, route=Route.EDGE)
         scene.echo.gate.clear()
@@ -501,7 +501,7 @@ class TestDeadline:
         await settle()
         assert said(await scene.infer(UNSURE)).tier is Tier.CACHE
 
-    async def test_a_deadline_that_has_passed_asks_nobody(self, make_scene: MakeScene) -> None:
+    async def test_a_passed_deadline_runs_no_model(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock(start_s=10))
         assert said(await scene.infer(UNSURE, deadline_s=9.0)).reason is Reason.DEADLINE
         with pytest.raises(DeadlineExceededError):
@@ -519,7 +519,7 @@ class TestDeadline:
         assert [type(error) for error in outcome] == [DeadlineExceededError] * 3
         assert "This device's model was not done" in str(outcome[0])
 
-    async def test_who_would_be_late_for_the_edge_model_is_asked_elsewhere_at_once(self, make_scene: MakeScene) -> None:
+    async def test_a_request_too_late_for_the_edge_model_is_escalated_at_once(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock(), row_ms=100.0)
         scene.echo.gate.clear()
         first = asyncio.create_task(scene.infer(0.95, deadline_s=0.25))
@@ -551,7 +551,7 @@ class TestDeadline:
         answer = said(await task)
         assert (answer.reason, answer.tier, answer.durable) == (Reason.DEADLINE, Tier.EDGE, True)
 
-    async def test_what_the_device_cannot_answer_ends_at_the_deadline(self, make_scene: MakeScene) -> None:
+    async def test_a_request_without_an_edge_answer_ends_at_the_deadline(self, make_scene: MakeScene) -> None:
         clock = SimulatedClock()
         scene = make_scene(clock=clock)
         scene.cloud.gate = asyncio.Event()
@@ -565,7 +565,7 @@ class TestDeadline:
 class TestLatenessGate:
     """The full model is asked only where its answer can be expected before the deadline."""
 
-    async def test_what_would_be_late_is_answered_now_and_promised(self, make_scene: MakeScene) -> None:
+    async def test_an_escalation_that_would_be_late_is_promised(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())
         scene.cloud.p95_s = 0.6
         context = scene.context(request(SURE, UNSURE, deadline_s=0.6))
@@ -577,7 +577,7 @@ class TestLatenessGate:
         assert outcomes(response) == [("edge", "ok")]
         assert context.cause.startswith("Asking the full model takes up to 600 ms at the moment, and 580 ms are left")
 
-    async def test_what_fits_is_asked(self, make_scene: MakeScene) -> None:
+    async def test_an_escalation_in_time_is_sent(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())
         scene.cloud.p95_s = 0.6
         assert said(await scene.infer(UNSURE, deadline_s=0.63)).tier is Tier.CLOUD
@@ -590,11 +590,11 @@ class TestLatenessGate:
         scene.cloud.p95_s = 1.97
         assert said(await scene.infer(UNSURE)).tier is Tier.CLOUD
 
-    async def test_a_link_of_which_nothing_is_known_is_asked(self, make_scene: MakeScene) -> None:
+    async def test_an_unmeasured_link_is_tried(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())
         assert said(await scene.infer(UNSURE, deadline_s=0.01)).tier is Tier.CLOUD
 
-    async def test_what_the_device_cannot_answer_is_asked_whatever_it_takes(self, make_scene: MakeScene) -> None:
+    async def test_a_request_without_an_edge_answer_is_always_sent(self, make_scene: MakeScene) -> None:
         for scene in (make_scene(clock=SimulatedClock()), make_scene(clock=SimulatedClock(), loads=False)):
             scene.cloud.p95_s = 10.0
             assert said(await scene.infer(*[UNSURE] * 20)).tier is Tier.CLOUD
@@ -602,14 +602,14 @@ class TestLatenessGate:
         slow.cloud.p95_s = 10.0
         assert said(await slow.infer(SURE, route=Route.CLOUD, deadline_s=1.0)).tier is Tier.CLOUD
 
-    async def test_one_in_fifty_is_asked_all_the_same(self, make_scene: MakeScene) -> None:
+    async def test_one_late_escalation_in_fifty_is_sent_as_a_probe(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())
         scene.cloud.p95_s = 10.0
         answers = [said(await scene.infer(0.5 + count / 1000)) for count in range(200)]
         assert sum(answer.tier is Tier.CLOUD for answer in answers) == len(scene.cloud.requests) == 4
         assert (scene.gateway.lateness.held_back, scene.gateway.lateness.explored) == (196, 4)
 
-    async def test_what_is_on_its_way_already_is_waited_for(self, make_scene: MakeScene) -> None:
+    async def test_a_row_in_flight_is_awaited(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())
         scene.cloud.gate = asyncio.Event()
         first = asyncio.create_task(scene.infer(UNSURE))
@@ -658,7 +658,7 @@ class TestTogether:
         scene.cloud.gate.set()
         assert [(await task).model for task in tasks] == ["m", "other", "m"]
 
-    async def test_whoever_joins_is_no_more_certified_than_who_asked(self, make_scene: MakeScene) -> None:
+    async def test_a_joined_answer_is_not_more_certified_than_the_first(self, make_scene: MakeScene) -> None:
         scene = make_scene()
         scene.cloud.digest = ""  # a server that does not say what ran
         scene.cloud.gate = asyncio.Event()
@@ -682,7 +682,7 @@ class TestTogether:
         assert yes(await good) == [0.95, 0.94, 0.93]
         assert scene.echo.runs == [[-0.5, 0.95], [0.94, 0.93], [0.95]]
 
-    async def test_whoever_asked_first_may_leave(self, make_scene: MakeScene) -> None:
+    async def test_the_first_caller_may_leave(self, make_scene: MakeScene) -> None:
         scene = make_scene()
         scene.cloud.gate = asyncio.Event()
         first, second = (asyncio.create_task(scene.infer(UNSURE)) for _ in range(2))

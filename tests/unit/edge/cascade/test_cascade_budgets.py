@@ -23,7 +23,7 @@ def short() -> Spending:
     return spending
 
 
-async def test_what_is_not_worth_its_price_is_answered_here_for_good(short: Spending) -> None:
+async def test_a_row_below_its_price_gets_a_final_edge_answer(short: Spending) -> None:
     scene = Scene(certified=0.8, spending=short)
     answer = said(await scene.infer(0.7))
     assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.BUDGET, Status.FINAL)
@@ -55,7 +55,7 @@ async def test_the_least_valuable_rows_are_the_ones_denied(short: Spending) -> N
     await scene.close()
 
 
-async def test_what_the_full_model_said_before_costs_nothing() -> None:
+async def test_a_cached_full_answer_costs_nothing() -> None:
     rich = Scene(certified=0.8)
     await rich.infer(0.7)
     poor = Scene(certified=0.8, spending=broke(), cache=rich.cache)
@@ -65,7 +65,7 @@ async def test_what_the_full_model_said_before_costs_nothing() -> None:
     await poor.close()
 
 
-async def test_by_value_what_is_not_bought_beyond_the_contract_stays_certified(short: Spending) -> None:
+async def test_edge_answers_of_the_value_policy_stay_certified(short: Spending) -> None:
     scene = Scene(certified=0.5, spending=short, chosen=policy.make_policy("value"))
     kept = said(await scene.infer(0.9))
     assert (kept.tier, kept.reason, kept.certified) == (Tier.EDGE, Reason.CONFIDENT, True)
@@ -81,7 +81,7 @@ async def test_by_value_without_a_certificate_the_unsure_say_that_it_was_the_pri
     await scene.close()
 
 
-async def test_the_trail_says_why(short: Spending) -> None:
+async def test_the_decision_log_has_the_reason(short: Spending) -> None:
     scene = Scene(certified=0.8, spending=short)
     asked = request(0.7)
     trail = await denials_of(scene, asked)
@@ -90,7 +90,7 @@ async def test_the_trail_says_why(short: Spending) -> None:
     await scene.close()
 
 
-async def test_what_the_caller_wants_is_not_judged(short: Spending) -> None:
+async def test_a_requested_route_ignores_prices(short: Spending) -> None:
     scene = Scene(spending=short)
     assert said(await scene.infer(SURE, route=Route.CLOUD)).tier is Tier.CLOUD
     await scene.close()

@@ -107,7 +107,7 @@ async def test_an_answer_that_is_not_needed_is_kept_as_the_full_models(stage: St
     assert (said(again).tier, yes(again), len(stage.scene.cloud.requests)) == (Tier.CACHE, [0.01], 1)
 
 
-async def test_whoever_joined_a_call_that_is_not_needed_still_gets_its_answer(stage: Stage) -> None:
+async def test_a_request_that_joined_an_unneeded_hedge_gets_its_answer(stage: Stage) -> None:
     stage.scene.cloud.gate = asyncio.Event()
     first = await stage.begin(SURE)
     other = asyncio.create_task(stage.scene.infer(SURE, route=Route.CLOUD))
@@ -221,7 +221,7 @@ async def test_never_where_the_link_is_down_or_unknown(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("seen", [(0.51, 0.52), (0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.51)])
-async def test_never_for_a_model_that_is_not_known_to_escalate_often(seen: tuple[float, ...]) -> None:
+async def test_never_for_a_model_without_a_high_escalation_rate(seen: tuple[float, ...]) -> None:
     stage = Stage()
     await stage.practise(*seen)
     task = await stage.begin(UNSURE)
@@ -239,7 +239,7 @@ async def test_never_where_it_is_switched_off() -> None:
     await stage.scene.close()
 
 
-async def test_what_waits_for_the_models_threads_counts_as_its_time() -> None:
+async def test_waiting_for_a_thread_counts_as_run_time() -> None:
     clock = SimulatedClock()
     scene = Scene(clock=clock, row_ms=50.0, hedge=OFTEN)
     for value in (0.51, 0.52, 0.53, 0.54, 0.55):
@@ -275,7 +275,7 @@ async def test_a_run_whose_deadline_passes_in_the_queue_does_not_start() -> None
     await scene.close()
 
 
-async def test_whoever_asked_the_same_with_more_time_gets_a_run_of_its_own() -> None:
+async def test_an_equal_request_with_more_time_gets_its_own_run() -> None:
     clock = SimulatedClock()
     scene = Scene(clock=clock, row_ms=50.0)
     scene.echo.gate.clear()
@@ -294,7 +294,7 @@ async def test_whoever_asked_the_same_with_more_time_gets_a_run_of_its_own() -> 
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_no_row_is_both_kept_and_escalated_nor_asked_for_twice(seed: int) -> None:
+async def test_no_row_is_accepted_and_escalated_or_sent_twice(seed: int) -> None:
     rng = random.Random(seed)
     stage = Stage(HedgeOptions(share=1.0, burst=3.0, least_rate=0.0))
     await stage.practise(0.51, 0.52, 0.53, 0.54, 0.55)

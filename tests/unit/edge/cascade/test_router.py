@@ -40,9 +40,7 @@ async def test_the_policy_chosen_decides(chosen: policy.Policy, value: float, ti
         (policy.make_policy("edge_only"), False),
     ],
 )
-async def test_only_firstlines_own_policies_keep_what_the_certificate_covers(
-    chosen: policy.Policy, *, covered: bool
-) -> None:
+async def test_only_firstlines_own_policies_are_covered(chosen: policy.Policy, *, covered: bool) -> None:
     scene = Scene(chosen=chosen, certified=0.7)
     answer = said(await scene.infer(0.75))
     assert (answer.tier, answer.certified) == (Tier.EDGE, covered)

@@ -50,7 +50,7 @@ def test_each_class_has_its_threshold(held: DeviceModel) -> None:
     assert router.verdict(held, Row(0, b"")).reason is Reason.HEAVY
 
 
-def test_a_raised_threshold_covers_what_it_keeps(held: DeviceModel) -> None:
+def test_a_raised_threshold_is_covered(held: DeviceModel) -> None:
     router = Router(min_threshold=0.7)
     assert decided(router, held, row(YES, 0.65)) == (Tier.CLOUD, False)
     assert decided(router, held, row(YES, 0.8)) == (Tier.EDGE, True)

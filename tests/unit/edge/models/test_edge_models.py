@@ -92,7 +92,7 @@ def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path
     models.close()
 
 
-def test_what_the_machine_does_beside_is_not_the_models_time(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_load_does_not_count_as_model_time(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     models = open_models([DIGITS], here(workers))
     held = models.find("digits")
     assert held is not None and held.edge is not None

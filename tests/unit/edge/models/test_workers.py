@@ -10,7 +10,7 @@ from support.escalations import settle
 from firstline_edge.models.workers import Workers
 
 
-async def test_what_runs_and_what_waits_is_waited_for() -> None:
+async def test_the_wait_is_that_of_running_and_queued_calls() -> None:
     workers, go = Workers(2, 8), threading.Event()
     calls = []
     assert workers.wait_s == 0.0

@@ -68,7 +68,7 @@ class TestMerge:
         assert merged.answer.confidence == 0.4  # the edge model's, as it was
 
     @pytest.mark.parametrize(("likeliest", "changed"), [((0, 3), False), ((0, 4), True), ((5, 3), True)])
-    def test_it_says_whether_a_corrected_row_is_of_another_class(
+    def test_changed_is_set_if_a_corrected_row_has_another_class(
         self, likeliest: tuple[int, int], changed: bool
     ) -> None:
         """Row 1 was kept: what the full model would have said of it plays no part."""

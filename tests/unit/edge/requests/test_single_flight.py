@@ -54,7 +54,7 @@ async def test_nothing_is_kept() -> None:
     assert work.calls == [[b"a"], [b"a"]]
 
 
-async def test_a_failure_is_raised_to_whom_it_belongs_and_the_others_try_themselves() -> None:
+async def test_a_failure_is_raised_for_its_caller_and_others_retry() -> None:
     flights: SingleFlight[bytes] = SingleFlight()
     work = Work(failures=1)
     first = asyncio.create_task(flights.run(*work.of(b"a")))
@@ -67,7 +67,7 @@ async def test_a_failure_is_raised_to_whom_it_belongs_and_the_others_try_themsel
     assert len(work.calls) == 2  # together, once
 
 
-async def test_only_what_failed_is_computed_again() -> None:
+async def test_only_failed_keys_are_computed_again() -> None:
     flights: SingleFlight[bytes] = SingleFlight()
     work = Work(failures=1)
     bad = asyncio.create_task(flights.run(*work.of(b"bad", b"a")))
@@ -106,7 +106,7 @@ async def test_the_work_goes_on_when_everybody_left() -> None:
     assert work.calls == [[b"a"]]
 
 
-async def test_close_ends_what_is_left() -> None:
+async def test_close_cancels_running_work() -> None:
     flights: SingleFlight[bytes] = SingleFlight()
     task = asyncio.create_task(flights.run(*Work().of(b"a")))
     await settle()
@@ -130,7 +130,7 @@ class TestWithoutKeeping:
         assert await flights.run(*work.of(b"a")) == [b"aa"]
         assert work.calls == [[b"a", b"b"], [b"a"]]
 
-    async def test_whoever_comes_in_the_moment_of_the_end_computes_anew(self) -> None:
+    async def test_a_caller_at_the_end_of_a_flight_computes_again(self) -> None:
         flights: SingleFlight[bytes] = SingleFlight()
         work = Work()
         alone = asyncio.create_task(flights.run(*work.of(b"a"), keep=False))
@@ -142,7 +142,7 @@ class TestWithoutKeeping:
         work.gate.set()
         assert await late == [b"aa"]
 
-    async def test_it_goes_on_for_those_who_joined(self) -> None:
+    async def test_work_continues_for_callers_that_joined(self) -> None:
         flights: SingleFlight[bytes] = SingleFlight()
         work = Work()
         first = asyncio.create_task(flights.run(*work.of(b"a", b"b"), keep=False))
@@ -155,7 +155,7 @@ class TestWithoutKeeping:
         assert await other == [b"cc", b"bb"]
         assert work.calls == [[b"a", b"b"], [b"c"]]
 
-    async def test_a_caller_who_only_joined_ends_nothing(self) -> None:
+    async def test_a_caller_that_only_joined_cancels_nothing(self) -> None:
         flights: SingleFlight[bytes] = SingleFlight()
         work = Work()
         owner = asyncio.create_task(flights.run(*work.of(b"a")))
