@@ -64,7 +64,7 @@ class MemoryOutbox:
     async def finish(self, request_id: str, final: InferResponse) -> None:
         if self._items.pop(request_id, None) is not None:
             self.finished[request_id] = final
-        self._ages.forget(request_id)
+        self._ages.remove(request_id)
         if not self._items:
             self._pending.clear()
 

@@ -98,7 +98,7 @@ def test_a_promise_never_looks_older_than_it_is_and_ages_while_there_is_power(li
         clock.boot(life.error_s)
         ages = Timeline(clock)  # type: ignore[arg-type]
         stored = sorted(((one.name, one.stored_s) for one in promises), key=lambda one: one[1])
-        ages.learn(max((one.stored_s for one in promises), default=0.0), stored)
+        ages.load(max((one.stored_s for one in promises), default=0.0), stored)
         began_s = clock.true_s
         clock.true_s += life.before_s
         if life.corrected == "before":

@@ -1,4 +1,4 @@
-"""What waits in the outbox, and its form on disk: the V2 binary bodies that also travel, sealed.
+"""A promise that waits in the outbox, and its form on disk: the V2 binary bodies that also travel, sealed.
 
 The two bodies of an item have a seal each, so that damage to the request still leaves the answer that was given. A
 seal also covers the columns that identify its body. The other columns are part of an index too, which SQLite compares

@@ -183,7 +183,7 @@ class Outbox:
                 self._arrival.set()
                 self._arrival = asyncio.Event()
             elif not existed:
-                self._ages.forget(request_id)
+                self._ages.remove(request_id)
 
         done = self._submit(insert)
         self._ages.start(request_id)
@@ -264,7 +264,7 @@ class Outbox:
             ended = await self._write(move)
         finally:
             self._to_announce.set()
-        self._ages.forget(request_id)
+        self._ages.remove(request_id)
         if ended:
             self._completions.notify(request_id, final)
 
@@ -325,7 +325,7 @@ class Outbox:
         """
         try:
             for request_id in await self._write(tables.delete_all):
-                self._ages.forget(request_id)
+                self._ages.remove(request_id)
                 self._completions.notify(request_id, None)
             await asyncio.shield(
                 asyncio.wrap_future(self._writer.submit_then(lambda _: None, lambda _: self._database.compact()))
@@ -406,7 +406,7 @@ class Outbox:
             await self.finish(request_id, expire(provisional))
             return
         await self._write(partial(tables.delete_promise, request_id=request_id))
-        self._ages.forget(request_id)
+        self._ages.remove(request_id)
         self._completions.notify(request_id, None)
 
     def _evict(self, transaction: Transaction, now_wall_s: float) -> None:
@@ -435,7 +435,7 @@ class Outbox:
         """Counts the records of earlier processes, and reads their ages."""
         tables.correct_sizes(writer)
         newest_wall_s, created = tables.read_times(writer)
-        self._ages.learn(newest_wall_s, created)
+        self._ages.load(newest_wall_s, created)
         if created:
             self._pending.set()
         return Totals(*tables.count_records(writer), newest_rows(writer))

@@ -60,9 +60,9 @@ class Timeline:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.learn(0.0, ())
+        self.load(0.0, ())
 
-    def learn(self, newest_wall_s: float, created: Iterable[tuple[str, float]]) -> None:
+    def load(self, newest_wall_s: float, created: Iterable[tuple[str, float]]) -> None:
         """Reads the ages of the promises of earlier processes.
 
         Args:
@@ -72,7 +72,7 @@ class Timeline:
         self._began_s = self._clock.monotonic_s()
         # A clock with an earlier time was never set.
         self._began_wall_s = max(EARLIEST_PLAUSIBLE_WALL_S, newest_wall_s + _APART_S, self._clock.wall_s())
-        self._born_s = {request_id: self._began_s - (self._began_wall_s - then_s) for request_id, then_s in created}
+        self._started_s = {request_id: self._began_s - (self._began_wall_s - then_s) for request_id, then_s in created}
 
     def wall_s(self) -> float:
         """The present time on this process's timeline."""
@@ -86,39 +86,39 @@ class Timeline:
             return None
         jump = ClockJump(self._began_wall_s, until_s, by_s)
         self._began_wall_s += by_s
-        self._born_s = {
-            request_id: born_s - by_s if born_s < self._began_s else born_s
-            for request_id, born_s in self._born_s.items()
+        self._started_s = {
+            request_id: started_s - by_s if started_s < self._began_s else started_s
+            for request_id, started_s in self._started_s.items()
         }
         return jump
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._born_s
+        return request_id in self._started_s
 
     def ids(self) -> set[str]:
         """The ids of all promises."""
-        return set(self._born_s)
+        return set(self._started_s)
 
     def start(self, request_id: str) -> None:
         """Adds a promise that is made now, unless it is there already."""
-        self._born_s.setdefault(request_id, self._clock.monotonic_s())
+        self._started_s.setdefault(request_id, self._clock.monotonic_s())
 
-    def forget(self, request_id: str) -> None:
-        self._born_s.pop(request_id, None)
+    def remove(self, request_id: str) -> None:
+        self._started_s.pop(request_id, None)
 
     def of(self, request_id: str) -> float:
         """A promise's age in seconds; 0 if there is none."""
         now_s = self._clock.monotonic_s()
-        return max(0.0, now_s - self._born_s.get(request_id, now_s))
+        return max(0.0, now_s - self._started_s.get(request_id, now_s))
 
     def oldest_s(self) -> float:
         """The age of the oldest promise in seconds; 0 if there are no promises."""
-        return self.of(next(iter(self._born_s), ""))
+        return self.of(next(iter(self._started_s), ""))
 
     def over(self, age_s: float, limit: int) -> list[str]:
         """Returns the ids of promises that are at least `age_s` old, oldest first, at most `limit`."""
         latest_s = self._clock.monotonic_s() - age_s
-        old = takewhile(lambda born: born[1] <= latest_s, self._born_s.items())
+        old = takewhile(lambda born: born[1] <= latest_s, self._started_s.items())
         return [request_id for request_id, _ in islice(old, limit)]
 
 
