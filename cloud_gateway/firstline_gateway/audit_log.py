@@ -72,8 +72,8 @@ def add(
         text = msgspec.json.encode({"left_out_bytes": len(text)}).decode()
     row = {"id": 1, "number": 0, "sha256": FIRST}
     connection.execute(schema.insert(connection, HEAD).values(row).on_conflict_do_nothing())
-    held = connection.execute(select(HEAD.c.number, HEAD.c.sha256).with_for_update()).one()
-    entry = next_entry((held.number, held.sha256), at_s=at_s, actor=actor, action=action, subject=subject, details=text)
+    head = connection.execute(select(HEAD.c.number, HEAD.c.sha256).with_for_update()).one()
+    entry = next_entry((head.number, head.sha256), at_s=at_s, actor=actor, action=action, subject=subject, details=text)
     connection.execute(insert(ENTRIES).values(msgspec.structs.asdict(entry)))
     connection.execute(update(HEAD).values(number=entry.number, sha256=entry.sha256))
     return entry
@@ -81,12 +81,12 @@ def add(
 
 def last(connection: Connection) -> tuple[int, str]:
     """Returns the number and hash of the last entry; (0, `FIRST`) if the log is empty."""
-    found = connection.execute(select(HEAD.c.number, HEAD.c.sha256)).one_or_none()
-    return (found.number, found.sha256) if found is not None else (0, FIRST)
+    row = connection.execute(select(HEAD.c.number, HEAD.c.sha256)).one_or_none()
+    return (row.number, row.sha256) if row is not None else (0, FIRST)
 
 
 def page(connection: Connection, after: int, limit: int, subject: str = "") -> list[Entry]:
-    """Entries by number, from the first one after `after` on; of one subject, or of all."""
+    """Returns entries by number, from the first one after `after` on; of one subject, or of all."""
     query = select(ENTRIES).where(ENTRIES.c.number > after).order_by(ENTRIES.c.number).limit(limit)
     if subject:
         query = query.where(ENTRIES.c.subject == subject)
@@ -112,8 +112,8 @@ class AuditLog:
 
     async def page(self, after: int, limit: int, subject: str) -> AuditPage:
         """Returns entries by number."""
-        found = await self._readers.read(partial(page, after=after, limit=limit, subject=subject))
-        return AuditPage(tuple(found), found[-1].number if len(found) == limit else None)
+        entries = await self._readers.read(partial(page, after=after, limit=limit, subject=subject))
+        return AuditPage(tuple(entries), entries[-1].number if len(entries) == limit else None)
 
     async def head(self) -> Head:
         """Returns the signed head: how far the log goes now.

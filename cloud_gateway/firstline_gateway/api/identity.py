@@ -37,9 +37,9 @@ async def read_authorities(gateway: GatewayDep) -> Response:
 @enrolment.post(ENROL_PATH, openapi_extra=body_schema(EnrolRequest))
 async def enrol(request: Request, gateway: GatewayDep) -> Response:
     """Issue a device's first certificate for the secret of a join token."""
-    asked = await body_of(request, EnrolRequest, _STRANGERS)
+    request_body = await body_of(request, EnrolRequest, _STRANGERS)
     identity = gateway.identity
-    return answer(await identity.devices.enrol(asked, address_of(identity, request)))
+    return answer(await identity.devices.enrol(request_body, address_of(identity, request)))
 
 
 @enrolment.post(RENEW_PATH, openapi_extra=body_schema(RenewRequest))
@@ -56,8 +56,8 @@ async def renew(request: Request, gateway: GatewayDep) -> Response:
 @fleet.post(DEVICES_PATH, openapi_extra=body_schema(InviteRequest))
 async def invite(request: Request, gateway: GatewayDep, principal: OperatorDep) -> Response:
     """Create join tokens for devices; each is shown only once."""
-    asked = await body_of(request, InviteRequest, _FLEET)
-    return answer(await gateway.identity.devices.invite(asked, principal))
+    request_body = await body_of(request, InviteRequest, _FLEET)
+    return answer(await gateway.identity.devices.invite(request_body, principal))
 
 
 @fleet.get(DEVICES_PATH)

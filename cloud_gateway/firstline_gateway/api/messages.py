@@ -169,10 +169,10 @@ def part_of(size_bytes: int, asked: str | None, if_range: str | None, etag: str)
     """
     if asked is None or (if_range is not None and if_range.strip() != etag):
         return None
-    found = _RANGE.fullmatch(asked.strip().lower().replace(" ", ""))
-    if found is None:
+    match = _RANGE.fullmatch(asked.strip().lower().replace(" ", ""))
+    if match is None:
         return None
-    first, last, suffix = found.groups()
+    first, last, suffix = match.groups()
     if suffix is not None:
         start, end = max(0, size_bytes - int(suffix)), size_bytes
     else:

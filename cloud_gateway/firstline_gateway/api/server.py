@@ -86,9 +86,9 @@ def open_grpc(gateway: Gateway) -> GrpcServer | None:
         raise ConfigError(
             f"grpc.enabled is set, but the package '{error.name}' is not installed; install firstline[gateway,grpc]."
         ) from error
-    found = grpc_server(gateway)
-    log.info("listening for gRPC", port=found.port)
-    return found
+    server = grpc_server(gateway)
+    log.info("listening for gRPC", port=server.port)
+    return server
 
 
 def http_server(gateway: Gateway, limits: ServerLimits) -> HttpServer:

@@ -186,19 +186,19 @@ class BrokerFolder:
 
 def broker_folder(settings: Settings) -> BrokerFolder:
     """Returns the folder that `broker.directory` names."""
-    found = settings.broker
-    folder = PurePosixPath(found.seen_as or found.folder.resolve())
+    broker = settings.broker
+    folder = PurePosixPath(broker.seen_as or broker.folder.resolve())
     plan = Plan(
         folder=folder,
-        data_folder=PurePosixPath(found.data_directory) if found.data_directory else folder / "data",
-        port=found.port,
-        gateway_port=found.gateway_port,
+        data_folder=PurePosixPath(broker.data_directory) if broker.data_directory else folder / "data",
+        port=broker.port,
+        gateway_port=broker.gateway_port,
         body_bytes=settings.limits.body_bytes,
         concurrency=settings.mqtt.concurrency,
-        connections=found.connections,
-        pid_file=found.pid_file,
+        connections=broker.connections,
+        pid_file=broker.pid_file,
     )
-    return BrokerFolder(found.folder, plan, settings.mqtt.prefix, found.hosts)
+    return BrokerFolder(broker.folder, plan, settings.mqtt.prefix, broker.hosts)
 
 
 def _listed(crls_pem: str) -> tuple[set[int], set[x509.Name]]:

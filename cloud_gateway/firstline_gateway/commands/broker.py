@@ -42,18 +42,18 @@ def _write(arguments: argparse.Namespace) -> int:
     overrides: dict[str, object] = {"broker.hosts": arguments.host}
     if arguments.directory is not None:
         overrides["broker.directory"] = str(Path(arguments.directory).resolve())
-    found = load(arguments.config, environ=os.environ, overrides=overrides)
-    if not found.broker.directory:
+    settings = load(arguments.config, environ=os.environ, overrides=overrides)
+    if not settings.broker.directory:
         raise ConfigError("broker.directory is empty; name the folder for the broker's files.")
-    folder, now_s, credentials = broker_folder(found), time.time(), Credentials()
-    database = open_database(found.store)
+    folder, now_s, credentials = broker_folder(settings), time.time(), Credentials()
+    database = open_database(settings.store)
     try:
         with database.reading() as connection:
             credentials.apply(read_changes(connection, 0))
     finally:
         database.close()
     folder.refresh(
-        AuthorityFolder(Path(found.identity.directory), SYSTEM_CLOCK).open(),
+        AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK).open(),
         credentials.revoked_certificates(),
         credentials.revoked_devices,
         now_s,

@@ -27,12 +27,12 @@ def _run(arguments: argparse.Namespace) -> int:
     from firstline_gateway.api import server
     from firstline_gateway.app import open_gateway, run_gateway
 
-    found = settings_of(arguments, api__host=arguments.host, api__port=arguments.port)
-    logs.configure(found.log.level, found.log.format)
-    bound = server.bind(found.api.host, found.api.port)
-    url = server.url_of(bound, tls=found.tls.enabled)
+    settings = settings_of(arguments, api__host=arguments.host, api__port=arguments.port)
+    logs.configure(settings.log.level, settings.log.format)
+    bound = server.bind(settings.api.host, settings.api.port)
+    url = server.url_of(bound, tls=settings.tls.enabled)
     server.raise_descriptor_limit()
-    gateway = open_gateway(found)
+    gateway = open_gateway(settings)
     ended = uvloop.run(
         run_gateway(
             gateway,
@@ -55,17 +55,19 @@ def _check(arguments: argparse.Namespace) -> int:
     from firstline_gateway.models.repository import check_size
     from firstline_gateway.store import database
 
-    found = settings_of(arguments)
-    logs.configure("error", found.log.format)
-    check_files(found)
-    database.check(found.store)
-    options = runtime_options(found)
-    here = found.loads_here
-    repository = load_repository(Path(found.models.directory), options if here else None, fetched=found.fetched_models)
+    settings = settings_of(arguments)
+    logs.configure("error", settings.log.format)
+    check_files(settings)
+    database.check(settings.store)
+    options = runtime_options(settings)
+    here = settings.loads_here
+    repository = load_repository(
+        Path(settings.models.directory), options if here else None, fetched=settings.fetched_models
+    )
     served_well, refused = [], [(bundle.path, bundle.error) for bundle in repository.refused]
     for served in repository:
         try:
-            check_size(served, found.models.memory_budget_mb << 20 if here else 0)
+            check_size(served, settings.models.memory_budget_mb << 20 if here else 0)
         except ModelLoadError as error:
             refused.append((served.path, error))
         else:
@@ -77,12 +79,12 @@ def _check(arguments: argparse.Namespace) -> int:
     lines = [f"{model['name']} version {model['version']} from {model['path']}" for model in models]
     lines += [f"refused: {error.message}" for _, error in refused]
     if not lines:
-        lines = [f"no bundle in {found.models.directory}"]
-    unknown = repository.unknown(found.models.concurrency_of)
+        lines = [f"no bundle in {settings.models.directory}"]
+    unknown = repository.unknown(settings.models.concurrency_of)
     lines += [f"models.concurrency_of names {name!a}, and there is no such model; is it misspelt?" for name in unknown]
     errors = [{"path": str(path), "error": error.message} for path, error in refused]
-    told = {"models": models, "refused": errors, "unknown": unknown, "sessions": found.sessions}
-    show(arguments, "\n".join(lines), told)
+    report = {"models": models, "refused": errors, "unknown": unknown, "sessions": settings.sessions}
+    show(arguments, "\n".join(lines), report)
     for served in repository:
         if served.loaded is not None:
             served.loaded.close()

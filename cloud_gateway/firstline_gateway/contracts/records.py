@@ -1,6 +1,9 @@
-"""Contracts' tables: pools, contributions, the audits of the last day of service, and quotas.
+"""Contracts in the store, within a caller's transaction: pools, contributions, audits of the last day, and quotas.
 
-`last_s` is wall time, to be shown; `service_s` is the store's own clock, by which things grow old (`store/service.py`).
+An audit is one transaction, so that a test and the ids that it counted never differ. Replicas that share a database
+share its pools: counting locks the pool's row, so that all audits form one sequence and each counts once.
+
+`last_s` is wall time, to be shown. Records age by `service_s`, the store's own clock (`store/service_clock.py`).
 """
 
 from __future__ import annotations
@@ -77,8 +80,8 @@ class Contribution:
 def pools(connection: Connection) -> list[Pool]:
     """Returns all pools. A pool whose state cannot be read is left out, and starts again."""
     rows = connection.execute(select(POOLS.c.key, POOLS.c.record))
-    found = (decoded(key, record) for key, record in rows if record)
-    return [pool for pool in found if pool is not None]
+    decoded_pools = (decoded(key, record) for key, record in rows if record)
+    return [pool for pool in decoded_pools if pool is not None]
 
 
 def locked(connection: Connection, key: PoolKey) -> Pool | None:

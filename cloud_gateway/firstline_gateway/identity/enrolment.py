@@ -65,9 +65,9 @@ def invite(
     next_version(connection)
     unused = delete(JOIN_TOKENS).where(JOIN_TOKENS.c.device == bindparam("invited"), JOIN_TOKENS.c.used_s.is_(None))
     connection.execute(unused, [{"invited": device} for device, _ in secrets])
-    made = {"created_by": by, "created_s": now_s, "expires_s": expires_s}
+    common = {"created_by": by, "created_s": now_s, "expires_s": expires_s}
     connection.execute(
-        insert(JOIN_TOKENS), [{"sha256": sha256, "device": device, **made} for device, sha256 in secrets]
+        insert(JOIN_TOKENS), [{"sha256": sha256, "device": device, **common} for device, sha256 in secrets]
     )
     connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.expires_s < now_s))
 

@@ -42,17 +42,17 @@ class Identity:
     """
 
     def __init__(self, settings: Settings, database: Database, writer: StoreWriter, *, clock: Clock) -> None:
-        auth, found = settings.auth, settings.identity
+        auth, identity = settings.auth, settings.identity
         self.required = auth.mode != "off"
         self.proxy_header = auth.proxy_certificate_header.lower()
         self._trusted = client_certificate.networks(auth.trusted_proxies)
         self._certificates = client_certificate.ProxyCertificates()
-        self.folder = AuthorityFolder(Path(found.directory), clock)
+        self.folder = AuthorityFolder(Path(identity.directory), clock)
         self.readers = Readers(database)
         self.gatekeeper = Gatekeeper(
             self.readers,
             refresh_s=auth.refresh_s,
-            grace_s=found.renew_grace_days * _DAY_S,
+            grace_s=identity.renew_grace_days * _DAY_S,
             on_revoked=self._write_revocations,
             clock=clock,
         )
@@ -61,10 +61,10 @@ class Identity:
             self.readers,
             writer,
             self.gatekeeper,
-            found,
+            identity,
             server_authority=_server_authority(settings.tls.ca_file),
-            broker=BrokerAddress(found.broker_host, found.broker_port, settings.mqtt.prefix)
-            if found.broker_host
+            broker=BrokerAddress(identity.broker_host, identity.broker_port, settings.mqtt.prefix)
+            if identity.broker_host
             else None,
             clock=clock,
         )

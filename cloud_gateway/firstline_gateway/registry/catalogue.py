@@ -74,14 +74,14 @@ def entry_of(catalogue: Catalogue, key: tuple[str, int], aliases: tuple[str, ...
     Raises:
         NotFoundError: it is not listed.
     """
-    found = find_bundle(catalogue.bundles.get(key, {}), *key)
-    sizes = {file.sha256: file.size_bytes for file, _ in found.files.values()}
+    bundle = find_bundle(catalogue.bundles.get(key, {}), *key)
+    sizes = {file.sha256: file.size_bytes for file, _ in bundle.files.values()}
     return BundleEntry(
         *key,
-        size_bytes=found.manifest.size_bytes + sum(sizes.values()),
-        manifest_sha256=found.manifest.sha256,
-        variants=found.release.variants,
-        full_digest=found.release.full_digest,
+        size_bytes=bundle.manifest.size_bytes + sum(sizes.values()),
+        manifest_sha256=bundle.manifest.sha256,
+        variants=bundle.release.variants,
+        full_digest=bundle.release.full_digest,
         aliases=aliases,
     )
 

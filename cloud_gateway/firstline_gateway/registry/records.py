@@ -98,9 +98,9 @@ def put(connection: Connection, documents: list[Document]) -> None:
     connection.execute(insert(SIGNED), [document._asdict() for document in documents])
     for document in documents:
         if document.role != "root":
-            kept = 1 if document.role == "timestamp" else _VERSIONS_KEPT
+            retained = 1 if document.role == "timestamp" else _VERSIONS_KEPT
             of_role = select(_M.version).where(_M.role == document.role).order_by(_M.version.desc())
-            old = connection.execute(of_role.offset(kept)).scalars().all()
+            old = connection.execute(of_role.offset(retained)).scalars().all()
             connection.execute(delete(SIGNED).where(_M.role == document.role, _M.version.in_(old)))
 
 

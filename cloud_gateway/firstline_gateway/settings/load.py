@@ -46,16 +46,16 @@ def load(
     Raises:
         ConfigError: a source cannot be read, or contains invalid settings.
     """
-    found = sources.load(Settings, file=file, environ=environ, prefix=ENVIRONMENT_PREFIX, overrides=overrides)
-    _check(found)
+    settings = sources.load(Settings, file=file, environ=environ, prefix=ENVIRONMENT_PREFIX, overrides=overrides)
+    _check(settings)
     base = file.parent if file is not None else Path()
-    found = _with_absolute_paths(found, base)
-    found = replace(
-        found,
-        store=replace(found.store, url=_store_url(base, found.store.url)),
-        identity=replace(found.identity, broker_port=found.identity.broker_port or found.broker.port),
+    settings = _with_absolute_paths(settings, base)
+    settings = replace(
+        settings,
+        store=replace(settings.store, url=_store_url(base, settings.store.url)),
+        identity=replace(settings.identity, broker_port=settings.identity.broker_port or settings.broker.port),
     )
-    return _with_broker(found) if found.broker.directory else found
+    return _with_broker(settings) if settings.broker.directory else settings
 
 
 def _with_absolute_paths(section: _Section, base: Path) -> _Section:
@@ -77,14 +77,14 @@ def _with_absolute_paths(section: _Section, base: Path) -> _Section:
     return replace(section, **changes)
 
 
-def _with_broker(found: Settings) -> Settings:
+def _with_broker(settings: Settings) -> Settings:
     """Returns the settings with the defaults of a gateway that writes its broker's files.
 
     Raises:
         ConfigError: no setting says how the broker is reached.
     """
-    broker, mqtt = found.broker, found.mqtt
-    named = (found.identity.broker_host, mqtt.host if mqtt.enabled else "")
+    broker, mqtt = settings.broker, settings.mqtt
+    named = (settings.identity.broker_host, mqtt.host if mqtt.enabled else "")
     hosts = broker.hosts or tuple(dict.fromkeys(host for host in named if host))
     if not hosts:
         raise ConfigError(
@@ -99,7 +99,7 @@ def _with_broker(found: Settings) -> Settings:
             password_file=str(broker.folder / BROKER_PASSWORD_FILE),
             tls_ca_file=mqtt.tls_ca_file or str(broker.folder / BROKER_AUTHORITIES_FILE),
         )
-    return replace(found, broker=replace(broker, hosts=hosts), mqtt=mqtt)
+    return replace(settings, broker=replace(broker, hosts=hosts), mqtt=mqtt)
 
 
 def _store_url(base: Path, url: str) -> str:
@@ -124,59 +124,61 @@ def _store_url(base: Path, url: str) -> str:
     return url
 
 
-def _check(found: Settings) -> None:
+def _check(settings: Settings) -> None:
     """Checks combinations of settings before anything is opened.
 
     Raises:
         ConfigError: some contradict each other, or a needed one is missing.
     """
-    if found.auth.mode == "off" and not is_loopback(found.api.host):
+    if settings.auth.mode == "off" and not is_loopback(settings.api.host):
         raise ConfigError(
-            f'auth.mode = "off" would let anybody who reaches {found.api.host} run the models; '
+            f'auth.mode = "off" would let anybody who reaches {settings.api.host} run the models; '
             'set auth.mode = "tokens", or api.host = "127.0.0.1".'
         )
-    _check_tls(found)
-    _check_engine(found)
-    if found.mqtt.password_file and not found.mqtt.username:
+    _check_tls(settings)
+    _check_engine(settings)
+    if settings.mqtt.password_file and not settings.mqtt.username:
         raise ConfigError("mqtt.password_file is set without mqtt.username; name the user that the password is for.")
-    if found.mqtt.enabled and not found.mqtt.host:
+    if settings.mqtt.enabled and not settings.mqtt.host:
         raise ConfigError("mqtt.host is empty; name the broker, or set mqtt.enabled = false.")
-    if found.registry.full_models and not found.registry.blobs:
+    if settings.registry.full_models and not settings.registry.blobs:
         raise ConfigError(
             "registry.full_models is set, but registry.blobs is empty, so that there is nothing to fetch; set that too."
         )
-    if found.api.bodies_limit_bytes < 2 * found.api.body_limit_bytes:
+    if settings.api.bodies_limit_bytes < 2 * settings.api.body_limit_bytes:
         raise ConfigError(
-            f"api.bodies_limit_bytes is {found.api.bodies_limit_bytes}, too little for a body of "
-            f"{found.api.body_limit_bytes} bytes (api.body_limit_bytes) and as much beside it; raise the one or lower "
-            "the other."
+            f"api.bodies_limit_bytes is {settings.api.bodies_limit_bytes}, too little for a body of "
+            f"{settings.api.body_limit_bytes} bytes (api.body_limit_bytes) and as much beside it; raise the one or "
+            "lower the other."
         )
 
 
-def _check_engine(found: Settings) -> None:
+def _check_engine(settings: Settings) -> None:
     """Checks that the engine has servers or executors that run the models.
 
     Raises:
         ConfigError: it has none.
     """
-    _check_executors(found)
-    if any(each.engine == "oip" and not (each.endpoints or found.oip.endpoints) for each in found.engines.values()):
+    _check_executors(settings)
+    if any(
+        each.engine == "oip" and not (each.endpoints or settings.oip.endpoints) for each in settings.engines.values()
+    ):
         raise ConfigError(
             'oip.endpoints is empty; name the servers that run the models, such as ["https://gpu-1.example.com:8000"], '
             'or set execution.engine = "local".'
         )
-    if found.ray.address != "auto" and not _is_ray_head(found.ray.address):
+    if settings.ray.address != "auto" and not _is_ray_head(settings.ray.address):
         raise ConfigError(
-            f'ray.address is {found.ray.address!a}; write it as "HOST:PORT" of the cluster\'s head, or "auto" on a '
+            f'ray.address is {settings.ray.address!a}; write it as "HOST:PORT" of the cluster\'s head, or "auto" on a '
             "machine that is a node of it."
         )
-    if found.ray.replicas_max < found.ray.replicas_min:
+    if settings.ray.replicas_max < settings.ray.replicas_min:
         raise ConfigError(
-            f"ray.replicas_max is {found.ray.replicas_max}, less than the {found.ray.replicas_min} of "
+            f"ray.replicas_max is {settings.ray.replicas_max}, less than the {settings.ray.replicas_min} of "
             "ray.replicas_min; raise the one or lower the other."
         )
-    _check_endpoints("oip.endpoints", found.oip.endpoints)
-    for name, each in found.executors.items():
+    _check_endpoints("oip.endpoints", settings.oip.endpoints)
+    for name, each in settings.executors.items():
         _check_endpoints(f"executors.{name}.endpoints", each.endpoints)
 
 
@@ -196,13 +198,13 @@ def _check_endpoints(setting: str, endpoints: tuple[str, ...]) -> None:
         raise ConfigError(f"{setting} names a server twice; its failures would count for two.")
 
 
-def _check_executors(found: Settings) -> None:
+def _check_executors(settings: Settings) -> None:
     """Checks the settings of several executors.
 
     Raises:
         ConfigError: they contradict each other.
     """
-    for name, each in found.executors.items():
+    for name, each in settings.executors.items():
         if each.energy_budget_w and not (each.power_w or each.profiles):
             raise ConfigError(
                 f"executors.{name}.energy_budget_w is set without executors.{name}.power_w or profiles; state what a "
@@ -212,18 +214,18 @@ def _check_executors(found: Settings) -> None:
             raise ConfigError(f'executors.{name}.providers is for engine = "local"; this one is "{each.engine}".')
         if each.endpoints and each.engine != "oip":
             raise ConfigError(f'executors.{name}.endpoints is for engine = "oip"; this one is "{each.engine}".')
-    if sum(each.engine == "ray" for each in found.executors.values()) > 1:
+    if sum(each.engine == "ray" for each in settings.executors.values()) > 1:
         raise ConfigError("executors has two of Ray; a gateway joins one cluster.")
-    if found.executors and found.execution.engine != "local":
+    if settings.executors and settings.execution.engine != "local":
         raise ConfigError(
-            f'execution.engine = "{found.execution.engine}" and executors are both set; the executors name their own '
-            "engines, so leave execution.engine out."
+            f'execution.engine = "{settings.execution.engine}" and executors are both set; the executors name their '
+            "own engines, so leave execution.engine out."
         )
-    for model, names in found.models.executors_of.items():
-        if unknown := set(names).difference(found.executors):
+    for model, names in settings.models.executors_of.items():
+        if unknown := set(names).difference(settings.executors):
             raise ConfigError(
                 f"models.executors_of sends {model!a} to {min(unknown)!a}; there is no such executor: "
-                f"{', '.join(found.executors) or 'executors is empty'}."
+                f"{', '.join(settings.executors) or 'executors is empty'}."
             )
         if not names:
             raise ConfigError(f"models.executors_of leaves {model!a} without an executor; name one, or leave it out.")
@@ -250,13 +252,13 @@ def _is_ray_head(address: str) -> bool:
     return "/" not in address and _is_endpoint(f"http://{address}") and urlsplit(f"http://{address}").port is not None
 
 
-def _check_tls(found: Settings) -> None:
+def _check_tls(settings: Settings) -> None:
     """Checks the settings of TLS: clients can verify this gateway, and plain HTTP is served only if it is allowed.
 
     Raises:
         ConfigError: they cannot, or it would.
     """
-    api, tls, auth = found.api, found.tls, found.auth
+    api, tls, auth = settings.api, settings.tls, settings.auth
     if not (tls.enabled or api.plain_http or is_loopback(api.host)):
         raise ConfigError(
             f'api.host = "{api.host}" would send API keys and pictures over the network unencrypted; set tls.enabled = '
@@ -269,7 +271,7 @@ def _check_tls(found: Settings) -> None:
             'tls.hosts is empty; name what devices reach this gateway by, such as ["gateway.example.com", '
             '"192.0.2.7"], or a certificate of your own as tls.certificate_file.'
         )
-    if found.grpc.client_certificates and not tls.enabled:
+    if settings.grpc.client_certificates and not tls.enabled:
         raise ConfigError("grpc.client_certificates is set without TLS; set tls.enabled = true, or leave it out.")
     _check_hosts("tls.hosts", tls.hosts)
     if bool(auth.proxy_certificate_header) != bool(auth.trusted_proxies):

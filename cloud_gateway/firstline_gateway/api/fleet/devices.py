@@ -58,8 +58,8 @@ async def list_devices(
 @router.get(_ONE)
 async def read_device(request: Request, gateway: GatewayDep, name: DeviceName) -> Response:
     """One device: its desired and reported state, and when it was last seen."""
-    found = await gateway.fleet.device(name)
-    return cached_response(request, msgspec.json.encode(found), _etag(found), "no-cache")
+    device = await gateway.fleet.device(name)
+    return cached_response(request, msgspec.json.encode(device), _etag(device), "no-cache")
 
 
 @router.patch(_ONE, openapi_extra=body_schema(rest.DeviceChange))

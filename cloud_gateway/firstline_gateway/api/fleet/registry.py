@@ -179,9 +179,9 @@ async def list_configurations(
     """The signed configurations, by name and version (after=NAME/VERSION, name=)."""
     behind, count = _cursor(after, "a configuration"), number_of(limit, "a limit", PAGE)
     listed = (await registry.catalogue.current()).configurations
-    found = [one for one in listed if (one.name, one.version) > behind and name in ("", one.name)]
-    page = found[:count]
-    last = f"{page[-1].name}/{page[-1].version}" if len(found) > count else None
+    matching = [one for one in listed if (one.name, one.version) > behind and name in ("", one.name)]
+    page = matching[:count]
+    last = f"{page[-1].name}/{page[-1].version}" if len(matching) > count else None
     return answer(ConfigurationPage(tuple(page), last))
 
 

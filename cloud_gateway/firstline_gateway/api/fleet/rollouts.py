@@ -45,8 +45,8 @@ async def create_rollout(request: Request, gateway: GatewayDep, principal: Opera
     if key is not None and not 0 < len(key) <= _KEY_CHARACTERS:
         raise RequestError(f"Idempotency-Key has {len(key)} characters; 1 to {_KEY_CHARACTERS} can be used.")
     definition = await body_of(request, Definition)
-    made = await gateway.rollouts.create(definition, principal, key)
-    return answer(made, 201, etag=str(made.revision))
+    rollout = await gateway.rollouts.create(definition, principal, key)
+    return answer(rollout, 201, etag=str(rollout.revision))
 
 
 @router.post(wire.PLAN_PATH, openapi_extra=body_schema(Definition))
@@ -61,8 +61,8 @@ async def plan_rollout(
 @router.get(_ONE)
 async def read_rollout(gateway: GatewayDep, rollout_id: RolloutId) -> Response:
     """One rollout: its state, and the effect of commands on its devices."""
-    found = await gateway.rollouts.get(rollout_id)
-    return answer(found, etag=str(found.revision))
+    rollout = await gateway.rollouts.get(rollout_id)
+    return answer(rollout, etag=str(rollout.revision))
 
 
 @router.get(_ONE + "/looks")
@@ -85,10 +85,10 @@ async def command_rollout(
     """approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only if unchanged."""
     if command not in set(Command):
         raise RequestError(f"There is no command {command[:40]!a}; there are {', '.join(Command)}.")
-    found = await gateway.rollouts.command(
+    rollout = await gateway.rollouts.command(
         rollout_id, Command(command), principal, _revision(request.headers.get("if-match"))
     )
-    return answer(found, etag=str(found.revision))
+    return answer(rollout, etag=str(rollout.revision))
 
 
 def _revision(match: str | None) -> int | None:

@@ -153,9 +153,9 @@ def _verified(path: Path, archive: zipfile.ZipFile) -> Manifest:
 
 def tables_of(connection: Connection) -> list[Table]:
     """Returns all tables except the one with the version of the schema."""
-    found = MetaData()
-    found.reflect(connection)
-    return [table for table in found.sorted_tables if table.name != VERSION_TABLE]
+    metadata = MetaData()
+    metadata.reflect(connection)
+    return [table for table in metadata.sorted_tables if table.name != VERSION_TABLE]
 
 
 def is_empty(connection: Connection) -> bool:

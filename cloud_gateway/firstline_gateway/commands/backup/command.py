@@ -12,11 +12,11 @@ from firstline_gateway.commands.base import add_command, settings_of, show
 
 def add_commands(commands: Any) -> None:
     """Adds them to the parser's."""
-    made = add_command(commands, "backup", _backup, "write the store and the certificate authority into one file")
-    made.add_argument("file", type=Path, metavar="FILE", help="file to write; must not exist; contains private keys")
-    taken = add_command(commands, "restore", _restore, "restore a backup where there is no store and no authority")
-    taken.add_argument("file", type=Path, metavar="FILE")
-    taken.add_argument("--authority-only", action="store_true", help="restore only the authority, keep the store")
+    backup = add_command(commands, "backup", _backup, "write the store and the certificate authority into one file")
+    backup.add_argument("file", type=Path, metavar="FILE", help="file to write; must not exist; contains private keys")
+    restore = add_command(commands, "restore", _restore, "restore a backup where there is no store and no authority")
+    restore.add_argument("file", type=Path, metavar="FILE")
+    restore.add_argument("--authority-only", action="store_true", help="restore only the authority, keep the store")
 
 
 def _backup(arguments: argparse.Namespace) -> int:

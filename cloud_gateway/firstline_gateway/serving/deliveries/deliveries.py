@@ -4,9 +4,9 @@ A device repeats a delivery without an answer: the answer may be lost, this proc
 another replica may be working on the same request. The first replica that commits has answered; the others return its
 answer.
 
-Deliveries age by seconds of service (`store/service.py`): a wall clock that jumps must neither forget a delivery that a
-device may still repeat nor keep old ones. Their number is bounded by the order in which they came. Live escalations
-leave no record.
+Deliveries age by seconds of service (`store/service_clock.py`): a wall clock that jumps must neither forget a delivery
+that a device may still repeat nor keep old ones. Their number is bounded by the order in which they came. Live
+escalations leave no record.
 """
 
 from __future__ import annotations
