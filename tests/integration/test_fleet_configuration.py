@@ -223,7 +223,7 @@ async def test_a_configuration_is_rolled_back_with_and_without_a_running_agent(
         await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))
         assert (await ended(site, "r1")).state == "committed"
     assert await command(file, *back) == 0
-    assert "configuration: what ran before runs again" in capsys.readouterr().out
+    assert "configuration: rolled back to the previous version" in capsys.readouterr().out
     async with serving_agent(settings) as (agent, url):
         assert agent.data_plane.status()["fleet"]["configuration"] is None
         await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r2"))
@@ -234,4 +234,4 @@ async def test_a_configuration_is_rolled_back_with_and_without_a_running_agent(
         assert await command(file, *back) == 0
         assert agent.data_plane.status()["fleet"]["configuration"] is None
         assert await command(file, *back) != 0
-    assert "no configuration to go back from" in capsys.readouterr().err
+    assert "no previous configuration to roll back to" in capsys.readouterr().err

@@ -146,7 +146,7 @@ async def test_a_model_is_rolled_back_at_once_on_the_device(
         assert [held.version for held in agent.models.all] == ["1"]
         assert await ended(site) in ((UpdateState.ROLLED_BACK, "asked"), (UpdateState.COMMITTED, ""))
         again = await client.post("/firstline/v1/updates/digits/rollback")
-        assert again.status_code == 400 and "nothing to go back to" in again.json()["error"]
+        assert again.status_code == 400 and "no previous version to roll back to" in again.json()["error"]
 
         async def said() -> bool:
             return await ended(site) == (UpdateState.ROLLED_BACK, "asked")

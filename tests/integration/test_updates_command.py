@@ -94,7 +94,7 @@ def running(url: str) -> list[str]:
 
 
 def test_a_device_without_updates(config: Path) -> None:
-    assert run("updates", "--config", str(config)) == "nothing of this device was ever updated by a fleet\n"
+    assert run("updates", "--config", str(config)) == "the fleet has never updated this device\n"
     assert told(config) == []
     assert "No update of a model 'wide' is known" in run("rollback", NAME, "--config", str(config), code=1)
 
@@ -105,10 +105,10 @@ def test_a_stopped_agent_is_rolled_back_on_disk(config: Path) -> None:
     assert line.startswith(NAME) and "version 2" in line and "committed" in line
     (update,) = told(config)
     assert (update["state"], update["slot"], update["previous"]) == ("committed", "a", "")
-    assert run("rollback", NAME, "--config", str(config)) == f"{NAME}: what ran before runs again\n"
+    assert run("rollback", NAME, "--config", str(config)) == f"{NAME}: rolled back to the previous version\n"
     (update,) = told(config)
     assert (update["state"], update["reason"], update["slot"]) == ("rolled_back", "asked", "")
-    assert "nothing to go back to" in run("rollback", NAME, "--config", str(config), code=1)
+    assert "no previous version to roll back to" in run("rollback", NAME, "--config", str(config), code=1)
     with agent(config) as url:
         assert running(url) == ["1"]
 
@@ -121,7 +121,7 @@ def test_a_running_agent_rolls_back(config: Path) -> None:
         assert said == {"rolled_back": NAME}
         assert running(url) == ["1"]
         assert told(config)[0]["state"] == "rolled_back"
-        assert "nothing to go back to" in run("rollback", NAME, "--config", str(config), code=1)
+        assert "no previous version to roll back to" in run("rollback", NAME, "--config", str(config), code=1)
     with agent(config) as url:
         assert running(url) == ["1"]
 

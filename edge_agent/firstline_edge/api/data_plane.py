@@ -314,7 +314,9 @@ class EdgeDataPlane:
             RequestError: this device is not a member of a fleet, or there is no previous model.
         """
         if self._rollbacks is None:
-            raise RequestError("This device takes no models from a fleet, so there is nothing to go back to.")
+            raise RequestError(
+                "This device takes no models from a fleet, so there is no previous version to roll back to."
+            )
         await self._rollbacks.roll_back(model)
 
     async def roll_back_configuration(self) -> None:
@@ -324,7 +326,9 @@ class EdgeDataPlane:
             RequestError: this device is not a member of a fleet, or there is no previous configuration.
         """
         if self._rollbacks is None:
-            raise RequestError("This device takes no configuration from a fleet, so there is nothing to go back to.")
+            raise RequestError(
+                "This device takes no configuration from a fleet, so there is no previous version to roll back to."
+            )
         await self._rollbacks.roll_back_configuration()
 
     def statistics(self) -> list[ModelStatistics]:

@@ -36,7 +36,7 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.output == "json":
         print_json({"rolled_back": model or "configuration"})
     else:
-        print_line(f"{model or 'configuration'}: what ran before runs again")
+        print_line(f"{model or 'configuration'}: rolled back to the previous version")
     return OK
 
 

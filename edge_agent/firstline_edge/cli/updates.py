@@ -42,7 +42,7 @@ def command(arguments: argparse.Namespace) -> int:
         )
         return OK
     if not updates and not own:
-        print_line("nothing of this device was ever updated by a fleet")
+        print_line("the fleet has never updated this device")
     for update in [update for update, _ in updates] + own:
         since = datetime.fromtimestamp(update.since_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         why = f"  {update.message or update.reason}" if update.reason else ""

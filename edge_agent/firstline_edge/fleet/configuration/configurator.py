@@ -159,7 +159,7 @@ async def find_file(registry: Registry, desired: DesiredConfiguration) -> Signed
     if file.sha256 != desired.sha256 or file.size_bytes > LIMIT_BYTES:
         raise IntegrityError(
             f"Configuration {name} version {version} is signed as {file.sha256[:12]} of {file.size_bytes} bytes, and "
-            f"{desired.sha256[:12]} is desired; start the rollout anew."
+            f"{desired.sha256[:12]} is desired; start the rollout again."
         )
     return file
 

@@ -135,7 +135,7 @@ def required_files(bundle: ListedBundle, desired: DesiredModel, device: Hardware
     if bundle.manifest.sha256 != desired.sha256:
         raise IntegrityError(
             f"{desired.name} version {desired.version} is signed with the manifest {bundle.manifest.sha256[:12]}, and "
-            f"{desired.sha256[:12]} is desired; start the rollout anew."
+            f"{desired.sha256[:12]} is desired; start the rollout again."
         )
     variants = choose_variants(bundle.release, device)
     folder = target_path(desired.name, desired.version, "")

@@ -251,7 +251,7 @@ class ModelStore:
         if not self.pointer(name).can_roll_back:
             record = self.records.get(name)
             state = f"; its update is {record.state.value}" if record is not None else ""
-            raise RequestError(f"Model {name}: there is nothing to go back to{state}.")
+            raise RequestError(f"Model {name} has no previous version to roll back to{state}.")
 
     def roll_back(self, name: str, reason: str, message: str, wall_s: float) -> None:
         """Rolls back to the previous slot, or from there to the bundle that the device was set up with.
@@ -311,5 +311,5 @@ def _corrected(record: Record[DesiredModel], before: Pointer, now: Pointer, wall
     if record.state is _S.TRIAL and now.slot == record.slot:
         return replace(record, state=_S.COMMITTED, since_s=wall_s)
     if now.slot != record.slot:
-        return record.after_rollback("reverted", "What ran before runs again.", wall_s)
+        return record.after_rollback("reverted", "The previous version runs again.", wall_s)
     return record

@@ -147,7 +147,7 @@ class SupersededError(LinkDownError):
     """Raised when something else is desired; the work in progress stays as it is."""
 
     def __init__(self) -> None:
-        super().__init__("The fleet wants something else by now.")
+        super().__init__("The fleet desires something else now.")
 
 
 class Inbox(Generic[Target]):
@@ -296,7 +296,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
                 return await self._undo(record)
             desired = None  # another update's, which never reached the device
         if record is not None and desired is not None and self._was_withdrawn(record, desired):
-            await self._roll_back("undone", "The fleet took it back.")
+            await self._roll_back("undone", "The fleet withdrew it.")
             return 0.0
         if record is not None and record.state is _S.TRIAL:
             return await self._check_trial()
@@ -304,7 +304,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
         if desired is not None:
             return await self._follow(record, desired)
         if self._inbox.received and record is not None and not record.ended:
-            await self._end(_S.CANCELLED, "superseded", "The fleet wants something else by now.")
+            await self._end(_S.CANCELLED, "superseded", "The fleet desires something else now.")
         return _IDLE_S
 
     async def _follow(self, record: Record[Target] | None, desired: Target) -> float:
@@ -314,7 +314,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
         if record.ended:
             return _IDLE_S
         if has_expired(desired, self._now_s()):
-            await self._end(_S.EXPIRED, "expired", "Its time was over before it was tried.")
+            await self._end(_S.EXPIRED, "expired", "It expired before it was tried.")
             return 0.0
         try:
             if record.state in _COMPLETE:
@@ -352,11 +352,11 @@ class UpdateStateMachine(ABC, Generic[Target]):
     async def _undo(self, record: Record[Target]) -> float:
         """Undoes an update that the fleet withdrew: stops it if it is in progress, and rolls back."""
         if record.installed_what_runs and self.can_roll_back:
-            await self._roll_back("undone", "The fleet took it back.")
+            await self._roll_back("undone", "The fleet withdrew it.")
             return 0.0
         await self._settle()
         if not record.ended:
-            await self._end(_S.CANCELLED, "undone", "The fleet took it back.")
+            await self._end(_S.CANCELLED, "undone", "The fleet withdrew it.")
         return _IDLE_S
 
     async def _offer(self, desired: Target) -> Record[Target]:

@@ -209,7 +209,7 @@ async def test_a_model_is_rolled_back_on_request(device: Device, wanted: Desired
     await device.run()
     await device.roll_back()
     assert state(device) == (S.ROLLED_BACK, "asked") and device.version == 1
-    with pytest.raises(RequestError, match="nothing to go back to"):
+    with pytest.raises(RequestError, match="no previous version to roll back to"):
         await device.roll_back()
     await device.run()
     assert device.version == 1
