@@ -29,7 +29,7 @@ def add(database: Database, subject: str, **details: object) -> None:
         audit_log.add(connection, at_s=1e9, actor="application:ops", action="test", subject=subject, details=details)
 
 
-def test_what_was_added_is_a_chain(database: Database) -> None:
+def test_entries_form_a_chain(database: Database) -> None:
     for number in range(5):
         add(database, "odd" if number % 2 else "even", number=number)
     with database.reading() as connection:
@@ -49,7 +49,7 @@ def test_an_empty_trail_has_a_head_too(database: Database, tmp_path: Path) -> No
     assert last == (0, FIRST) == verify_log([], [signed])
 
 
-def test_what_is_not_done_is_not_told(database: Database) -> None:
+def test_a_failed_action_leaves_no_entry(database: Database) -> None:
     def refused() -> None:
         with database.begin() as connection:
             audit_log.add(connection, at_s=1e9, actor="a", action="b", subject="c", details={})
@@ -62,7 +62,7 @@ def test_what_is_not_done_is_not_told(database: Database) -> None:
         assert [entry.subject for entry in audit_log.page(connection, 0, 9)] == ["kept"]
 
 
-def test_those_who_add_at_once_make_one_chain(database: Database) -> None:
+def test_concurrent_entries_form_one_chain(database: Database) -> None:
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(add, database, f"s{number}") for number in range(24)]:
             done.result()

@@ -75,23 +75,23 @@ async def test_without_a_key_the_sentence_names_the_header_to_send(identity: Ide
         await authenticate(identity, connection({"Authorization": header}))
 
 
-async def test_a_wrong_key_is_told_from_a_missing_one(identity: Identity) -> None:
+async def test_a_wrong_key_differs_from_a_missing_one(identity: Identity) -> None:
     with pytest.raises(UnauthorizedError, match="is not valid here"):
         await authenticate(identity, connection(bearer("flk_x")))
 
 
 @pytest.mark.parametrize("identity", ["off"], indirect=True)
-async def test_where_authentication_is_off_anybody_is_served(identity: Identity) -> None:
+async def test_every_caller_is_served_without_authentication(identity: Identity) -> None:
     assert await authenticate(identity, connection()) == Caller("", frozenset(SCOPES), trust_request_id=True)
 
 
-async def test_a_certificate_that_is_no_good_is_not_made_up_for_by_a_key(identity: Identity, tmp_path: Path) -> None:
+async def test_a_valid_key_does_not_replace_an_invalid_certificate(identity: Identity, tmp_path: Path) -> None:
     headers = bearer(create_key(sqlite_store(tmp_path), "shop"))
     with pytest.raises(UnauthorizedError, match="is no device's"):
         await authenticate(identity, connection(headers, presented=ClientCertificate(None, "0", 0.0, 0.0)))
 
 
-async def test_a_proxys_own_certificate_stands_for_none_of_its_clients(tmp_path: Path) -> None:
+async def test_a_proxys_own_certificate_identifies_no_client(tmp_path: Path) -> None:
     overrides = {
         "auth.proxy_certificate_header": "X-Client-Cert",
         "auth.trusted_proxies": ["192.0.2.7"],

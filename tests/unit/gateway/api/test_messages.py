@@ -13,7 +13,7 @@ NUMBERS = st.integers(0, 30)
 
 
 @given(NUMBERS, NUMBERS, NUMBERS)
-def test_first_and_last_byte_are_what_a_slice_would_give(size_bytes: int, first: int, last: int) -> None:
+def test_a_range_equals_a_slice(size_bytes: int, first: int, last: int) -> None:
     content = bytes(range(size_bytes))
     wanted = content[first : last + 1]
     asked = f"bytes={first}-{last}"
@@ -28,7 +28,7 @@ def test_first_and_last_byte_are_what_a_slice_would_give(size_bytes: int, first:
 
 
 @given(NUMBERS, NUMBERS)
-def test_what_is_left_and_what_is_last(size_bytes: int, number: int) -> None:
+def test_open_and_suffix_ranges_equal_slices(size_bytes: int, number: int) -> None:
     content = bytes(range(size_bytes))
     for asked, wanted in (
         (f"bytes={number}-", content[number:]),
@@ -45,7 +45,7 @@ def test_what_is_left_and_what_is_last(size_bytes: int, number: int) -> None:
 @pytest.mark.parametrize(
     "asked", [None, "", "bytes=", "bytes=-", "bytes=a-b", "lines=1-2", "bytes=0-1,3-4", "bytes=" + "9" * 40 + "-"]
 )
-def test_what_is_no_single_range_gets_the_whole_file(asked: str | None) -> None:
+def test_anything_but_a_single_range_gets_the_whole_file(asked: str | None) -> None:
     assert part_of(10, asked, None, ETAG) is None
 
 
@@ -55,7 +55,7 @@ def test_a_file_that_has_changed_is_sent_whole() -> None:
     assert part_of(10, "Bytes = 5 -", ETAG, ETAG) == Part(5, 10)
 
 
-def test_what_a_client_has_is_known_by_its_tag() -> None:
+def test_a_cached_version_is_recognised_by_its_etag() -> None:
     assert has_already('"x", W/"e"', ETAG)
     assert has_already("*", ETAG)
     assert not has_already('"x"', ETAG)

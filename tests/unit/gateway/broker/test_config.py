@@ -29,7 +29,7 @@ FOLDER = PurePosixPath("/mosquitto/config")
 
 
 @given(st.sets(NAMES, max_size=20))
-def test_whom_a_list_denies_can_be_read_from_it(devices: set[str]) -> None:
+def test_denied_devices_are_read_from_the_access_list(devices: set[str]) -> None:
     assert denied_devices(access_list("firstline/v1", devices)) == devices
 
 
@@ -93,6 +93,6 @@ def test_a_gateway_with_the_brokers_folder_needs_no_credentials_beside(tmp_path:
         ({"broker.directory": "b", "broker.hosts": ["not a host"]}, "no host name and no address"),
     ],
 )
-def test_a_broker_that_nobody_could_reach_is_refused(overrides: dict[str, object], sentence: str) -> None:
+def test_a_broker_without_hosts_is_refused(overrides: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         load(None, environ={}, overrides=overrides)

@@ -35,7 +35,7 @@ def test_a_broker_of_the_folders_group_reads_its_secrets_and_writes_its_data(tmp
     assert (path / "data").stat().st_gid == path.stat().st_gid
 
 
-def test_what_an_older_version_made_is_mended(tmp_path: Path) -> None:
+def test_the_mode_of_the_data_folder_is_corrected(tmp_path: Path) -> None:
     path = tmp_path / "broker"
     path.mkdir()
     path.chmod(0o2750)
@@ -43,7 +43,7 @@ def test_what_an_older_version_made_is_mended(tmp_path: Path) -> None:
     assert refreshed(path)["data"] == 0o2770
 
 
-def test_nobody_else_gets_anything_in_a_folder_of_one_user(tmp_path: Path) -> None:
+def test_files_in_a_private_folder_stay_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         modes = refreshed(tmp_path / "broker")
@@ -54,7 +54,7 @@ def test_nobody_else_gets_anything_in_a_folder_of_one_user(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe" * 100])
-def test_what_the_disk_has_damaged_is_written_anew(tmp_path: Path, damage: bytes) -> None:
+def test_damaged_files_are_rewritten(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "broker"
     files = refreshed(path).keys() - {"data"}
     for name in files:

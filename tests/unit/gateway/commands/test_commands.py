@@ -102,7 +102,7 @@ def test_a_health_check_loads_neither_a_database_nor_cryptography() -> None:
         ("gateway.db", "file is not a database"),
     ],
 )
-def test_a_check_finds_what_would_keep_a_gateway_from_starting(
+def test_check_finds_what_prevents_a_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], spoilt: str, said: str
 ) -> None:
     config = tmp_path / "gateway.toml"

@@ -21,7 +21,7 @@ def lines_of(dispatcher: Dispatcher) -> list[str]:
     return executor_lines(orjson.loads(reply.body)["executors"])
 
 
-async def test_a_batch_that_hangs_is_told_with_its_age() -> None:
+async def test_a_batch_that_hangs_is_shown_with_its_age() -> None:
     async with site({"only": 0.01}) as made:
         await made.until(made.ask(1.0))
         made.executors["only"].stop()

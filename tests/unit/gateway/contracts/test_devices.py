@@ -15,7 +15,7 @@ M, N = ModelKey("digits", 1), ModelKey("digits", 2)
 A, B = "a" * 64, "b" * 64
 
 
-def test_what_is_said_again_and_again_is_one_alarm_and_one_line() -> None:
+def test_repeated_reports_are_one_alarm_and_one_log_line() -> None:
     alarms = DeviceAlarms()
     with captured_lines() as lines:
         for now_s in (10.0, 20.0, 30.0):
@@ -57,7 +57,7 @@ def test_those_under_way_come_first_and_the_long_silent_are_forgotten() -> None:
     assert [alarm.device for alarm in alarms.listed(86_410.0)] == ["old"]
 
 
-def test_no_wall_clock_makes_one_be_forgotten_or_kept() -> None:
+def test_alarms_expire_by_the_monotonic_clock() -> None:
     alarms = DeviceAlarms()
     alarms.report(M, "ahead", A, 3e9, monotonic_s=0.0)
     alarms.report(M, "right", A, 1.8e9, monotonic_s=10.0)
@@ -74,7 +74,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("devices", "share"), [(0, 600.0), (1, 600.0), (20, 30.0), (6000, 0.1)])
-def test_all_devices_together_escalate_what_there_is_room_for(devices: int, share: float) -> None:
+def test_the_capacity_is_shared_by_all_devices(devices: int, share: float) -> None:
     assert share_per_hour(600.0, devices) == pytest.approx(share)
 
 

@@ -143,7 +143,7 @@ def broken(bench: Bench, variant: int = 0, version: int = 1) -> None:
         bench.answer(request_from(f"broken{number}", note_of(served, 4, variant)), version)
 
 
-async def test_an_alarm_is_told_to_the_devices_that_it_concerns(bench: Bench) -> None:
+async def test_an_alarm_reaches_the_devices_of_its_variant(bench: Bench) -> None:
     bench.answer(request_from("other", note_of(bench.served(), 3, variant=1)))
     broken(bench)
     told = bench.answer(request_from("stranger"))
@@ -167,7 +167,7 @@ async def test_the_quota_is_for_the_devices_of_the_last_hour_and_of_all_alarms(b
     assert bench.monitor.quota_per_device(ModelKey("digits", 1)) == 600
 
 
-def test_an_operators_quota_needs_no_alarm_and_goes_before_it(bench: Bench) -> None:
+def test_an_operators_quota_takes_precedence_over_an_alarm(bench: Bench) -> None:
     model = ModelKey("digits", 1)
     bench.monitor.set_quota(model, 40).result()
     bench.answer(request_from("a"))
@@ -215,7 +215,7 @@ async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -
 # What devices are told of each other, and tell of themselves.
 
 
-def test_a_quota_that_is_taken_back_is_told(bench: Bench) -> None:
+def test_devices_learn_of_a_deleted_quota(bench: Bench) -> None:
     model = ModelKey("digits", 1)
     bench.monitor.set_quota(model, 40).result()
     assert bench.answer(request_from("a")) == ContractNotice(alarm=False, escalations_per_hour=40)
@@ -223,7 +223,7 @@ def test_a_quota_that_is_taken_back_is_told(bench: Bench) -> None:
     assert bench.answer(request_from("a")) == ContractNotice(alarm=False, escalations_per_hour=None)
 
 
-def test_a_device_is_told_how_many_audit_its_promise(bench: Bench) -> None:
+def test_a_device_learns_how_many_devices_audit_its_promise(bench: Bench) -> None:
     def told(device: str) -> int:
         notice = bench.answer(request_from(device))
         assert notice is not None
@@ -254,7 +254,7 @@ async def test_an_audit_that_is_not_counted_is_a_device_that_audits_all_the_same
     bench.close()
 
 
-async def test_a_devices_own_alarm_is_shown_and_tells_nobody_else(bench: Bench) -> None:
+async def test_a_devices_own_alarm_is_shown_and_alarms_no_other_device(bench: Bench) -> None:
     digest = certificate_of(bench.served()).edge_digest
     gauge = 'firstline_gateway_contract_device_alarms{model="digits",version="1"}'
     for _ in range(3):
@@ -369,7 +369,7 @@ async def test_devices_with_one_scene_may_be_counted_apart(store_settings: Store
 @pytest.mark.parametrize(
     "changes", [{"epsilon": 1e-9}, {"epsilon": 0.9}, {"threshold": 0.1}, {"threshold": 0.95}, {"edge_digest": "f" * 64}]
 )
-def test_nobody_has_tested_what_was_not_promised(bench: Bench, changes: dict[str, object]) -> None:
+def test_only_promises_of_the_bundle_are_tested(bench: Bench, changes: dict[str, object]) -> None:
     with captured_lines() as lines:
         for number in range(30):
             assert quiet(bench.audit(f"cam{number}", predicted=4, **changes))
@@ -489,13 +489,13 @@ def test_replicas_that_count_at_once_lose_no_audit(store_settings: Store, reposi
         bench.close()
 
 
-def test_what_is_answered_after_the_end_counts_nowhere(bench: Bench) -> None:
+def test_audits_after_closing_are_not_counted(bench: Bench) -> None:
     bench.close()
     bench.monitor.answered(request_from("cam", note_of(bench.served(), 4)), bench.served(), THREE)
     assert bench.counted() == 0
 
 
-def test_what_the_certificate_says_is_what_is_tested(bench: Bench) -> None:
+def test_the_promise_of_the_certificate_is_tested(bench: Bench) -> None:
     bench.audit("cam")
     (pool,) = bench.monitor.pools()
     certificate = certificate_of(bench.served())

@@ -42,7 +42,7 @@ def test_a_pool_is_the_test_of_all_audits_in_their_order(served: ServedModel) ->
     assert (pool.disagreements, pool.risk, pool.first_s, pool.last_s) == (2, 0.5, 10.0, 14.0)
 
 
-def test_what_was_drawn_more_often_counts_for_less(served: ServedModel) -> None:
+def test_audits_drawn_more_often_have_less_weight(served: ServedModel) -> None:
     pool = with_audit(
         new_pool(KEY, 0), note_of(served, 3, propensity=0.8, floor=0.1), 1.0, now_s=0, service_s=0.0, delta=0.05
     )
@@ -76,7 +76,9 @@ def test_the_bundle_alone_makes_the_promise(served: ServedModel) -> None:
         {"edge_digest": "f" * 64},
     ],
 )
-def test_what_the_bundle_does_not_promise_is_no_promise(served: ServedModel, changes: dict[str, object]) -> None:
+def test_a_note_that_differs_from_the_certificate_audits_no_promise(
+    served: ServedModel, changes: dict[str, object]
+) -> None:
     assert promise_of(served.manifest, note_of(served, 3, **changes)) is None
 
 

@@ -27,7 +27,7 @@ def put(database: Database, pool: Pool, device: str, request_id: str, *, disagre
         return records.add_audit(connection, pool, device, request_id, disagrees=disagrees)
 
 
-def test_what_was_counted_comes_back_to_the_last_bit(database: Database) -> None:
+def test_pools_are_read_back_exactly(database: Database) -> None:
     put(database, pool_of(3), "cam", "a")
     put(database, pool_of(4, alarmed_s=NOW_S), "yard", "b", disagrees=False)
     put(database, pool_of(1, OTHER), "cam", "c")
@@ -62,7 +62,7 @@ def test_the_audits_of_an_hour_are_counted_and_those_of_yesterday_forgotten(data
     assert known == [False, True, True]
 
 
-def test_what_is_given_up_takes_its_contributions_along(database: Database) -> None:
+def test_deleting_a_pool_deletes_its_contributions(database: Database) -> None:
     put(database, pool_of(1), "cam", "a")
     with database.begin() as connection:
         records.delete_pools(connection, [KEY])

@@ -30,7 +30,7 @@ def authority() -> ca.Authority:
     return ca.create_authority(ca.new_key(), NOW_S)
 
 
-def test_the_authority_signs_for_nobody_who_signs(authority: ca.Authority) -> None:
+def test_the_authority_signs_no_other_authority(authority: ca.Authority) -> None:
     constraints = authority.certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     assert (constraints.critical, constraints.value.ca, constraints.value.path_length) == (True, True, 0)
     assert authority.certificate.not_valid_after_utc.timestamp() > NOW_S + 9 * 365 * DAY_S
@@ -86,14 +86,14 @@ def test_a_request_is_for_a_key_on_p256_that_signed_it() -> None:
             ca.requested_key(wrong)
 
 
-def test_a_request_that_somebody_else_signed_is_refused() -> None:
+def test_a_request_signed_with_another_key_is_refused() -> None:
     der = bytearray(x509.load_pem_x509_csr(csr(ca.new_key()).encode()).public_bytes(Encoding.DER))
     der[-1] ^= 1
     with pytest.raises(RequestError):
         ca.requested_key(x509.load_der_x509_csr(bytes(der)).public_bytes(Encoding.PEM).decode())
 
 
-def test_the_first_authority_is_made_once_whoever_comes_first(tmp_path: Path) -> None:
+def test_concurrent_processes_create_one_authority(tmp_path: Path) -> None:
     folder = tmp_path / "identity"
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: open_authorities(folder, NOW_S).pem, range(8)))
@@ -103,7 +103,7 @@ def test_the_first_authority_is_made_once_whoever_comes_first(tmp_path: Path) ->
     assert (folder / "authorities.pem").read_text() == found[0]
 
 
-def test_a_lost_key_is_not_made_up_for_in_silence(tmp_path: Path) -> None:
+def test_a_lost_authority_key_is_an_error(tmp_path: Path) -> None:
     open_authorities(tmp_path, NOW_S)
     (tmp_path / "ca.key").rename(tmp_path / "backup")
     with pytest.raises(ConfigError, match="is gone; restore it from a backup"):
@@ -124,7 +124,7 @@ def test_an_authority_of_ones_own_is_imported_once(authority: ca.Authority, tmp_
         authorities.import_authority(tmp_path, authority)
 
 
-def test_what_is_no_authority_is_not_imported(authority: ca.Authority) -> None:
+def test_a_certificate_that_is_not_an_authority_is_not_imported(authority: ca.Authority) -> None:
     key = ca.new_key()
     device = ca.issue_device(authority, "a", key.public_key(), NOW_S, 90)
     with pytest.raises(ConfigError, match="is no authority's"):
@@ -191,7 +191,7 @@ def test_the_gateways_own_certificate_is_made_anew_when_it_has_to_be(tmp_path: P
     assert serial("gateway.example", by=ca.create_authority(ca.new_key(), NOW_S), now_s=NOW_S + 61 * DAY_S) != other
 
 
-def test_revocations_are_listed_by_every_authority_that_is_believed(tmp_path: Path) -> None:
+def test_every_trusted_authority_lists_all_revocations(tmp_path: Path) -> None:
     open_authorities(tmp_path, NOW_S)
     authorities.prepare_next(tmp_path, ca.create_authority(ca.new_key(), NOW_S), NOW_S)
     both = open_authorities(tmp_path, NOW_S)

@@ -62,12 +62,12 @@ def test_no_value_is_a_client_without_certificate() -> None:
         pytest.param(rfc_9440(DER.replace(VERSION_3, VERSION_3[:-1] + b"\x05")), id="of X.509 version 6"),
     ],
 )
-def test_what_is_no_certificate_is_refused(value: str) -> None:
+def test_an_invalid_certificate_is_refused(value: str) -> None:
     with pytest.raises(UnauthorizedError, match="no certificate that can be read"):
         ProxyCertificates().read([value], BELIEVED)
 
 
-def test_a_certificate_of_somebody_elses_authority_is_refused() -> None:
+def test_a_certificate_of_another_authority_is_refused() -> None:
     foreign = ca.create_authority(ca.new_key(), NOW_S)
     named_alike = ca.Authority(AUTHORITY.certificate, foreign.key)
     for authority in (foreign, named_alike):
@@ -86,16 +86,16 @@ def test_a_header_that_is_there_twice_is_refused() -> None:
     ("address", "trusted"),
     [("10.0.0.7", True), ("::ffff:10.0.0.7", True), ("10.0.1.7", False), ("::1", True), ("", False), ("proxy", False)],
 )
-def test_only_configured_addresses_are_believed(address: str, trusted: bool) -> None:
+def test_only_configured_addresses_are_trusted(address: str, trusted: bool) -> None:
     assert client_certificate.is_trusted(address, client_certificate.networks(["10.0.0.0/24", "::1"])) is trusted
 
 
-def test_a_network_that_is_none_is_named() -> None:
+def test_an_invalid_network_is_named() -> None:
     with pytest.raises(ConfigError, match=r"auth\.trusted_proxies: 'proxy'"):
         client_certificate.networks(["proxy"])
 
 
-def test_a_certificate_is_read_once_for_as_long_as_its_authority_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_is_parsed_once_while_its_authority_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     parse = client_certificate._parsed
 

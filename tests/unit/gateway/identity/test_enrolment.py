@@ -85,7 +85,7 @@ def test_of_many_with_one_token_one_enrols(database: Database, issue: Callable[[
         assert on.scalar(select(func.count()).select_from(CERTIFICATES)) == 1
 
 
-def test_nothing_of_a_secret_is_kept(database: Database) -> None:
+def test_secrets_are_not_stored(database: Database) -> None:
     invited(database, "a", "secret")
     with database.reading() as on:
         (row,) = on.execute(select(JOIN_TOKENS))
@@ -100,7 +100,7 @@ def test_a_later_token_takes_the_place_of_one_that_was_not_used(
     assert redeemed(database, second, issue) is not None
 
 
-def test_to_enrol_again_revokes_what_was_before(database: Database, issue: Callable[[str], Issued]) -> None:
+def test_enrolling_again_revokes_earlier_certificates(database: Database, issue: Callable[[str], Issued]) -> None:
     redeemed(database, invited(database, "a", "first"), issue)
     redeemed(database, invited(database, "b", "other"), issue)
     memory = known(database)
@@ -111,7 +111,7 @@ def test_to_enrol_again_revokes_what_was_before(database: Database, issue: Calla
     assert not memory.is_revoked("a")
 
 
-def test_a_revoked_device_comes_back_by_a_new_token_alone(database: Database, issue: Callable[[str], Issued]) -> None:
+def test_a_revoked_device_needs_a_new_token(database: Database, issue: Callable[[str], Issued]) -> None:
     first = invited(database, "a", "first")
     redeemed(database, first, issue)
     with database.begin() as on:
@@ -142,7 +142,7 @@ def test_an_invitation_that_was_not_used_can_be_taken_back(database: Database, i
     assert redeemed(database, sha256, issue) is None
 
 
-def test_to_revoke_a_device_revokes_the_key_that_stands_for_it(database: Database) -> None:
+def test_revoking_a_device_revokes_its_key(database: Database) -> None:
     with database.begin() as on:
         keys.create_key(on, "a", ("infer",), now_s=NOW_S, kind="device")
         keys.create_key(on, "b", ("infer",), now_s=NOW_S)
@@ -152,7 +152,7 @@ def test_to_revoke_a_device_revokes_the_key_that_stands_for_it(database: Databas
         assert [row.name for row in keys.list_keys(on)] == ["b"]
 
 
-def test_the_list_goes_by_name_a_page_at_a_time(database: Database, issue: Callable[[str], Issued]) -> None:
+def test_devices_are_listed_by_name_in_pages(database: Database, issue: Callable[[str], Issued]) -> None:
     for name in "cba":
         invited(database, name, name)
     redeemed(database, enrolment.secret_hash("b"), issue)
@@ -168,7 +168,7 @@ def test_the_list_goes_by_name_a_page_at_a_time(database: Database, issue: Calla
     assert [one.device for one in later] == ["b"], "an invitation that has ended is none"
 
 
-def test_what_ended_long_ago_is_forgotten(database: Database, issue: Callable[[str], Issued]) -> None:
+def test_long_expired_certificates_and_tokens_are_deleted(database: Database, issue: Callable[[str], Issued]) -> None:
     redeemed(database, invited(database, "a", "first"), issue)
     with database.begin() as on:
         service_clock.advance(on, 91 * DAY_S)

@@ -18,7 +18,7 @@ def test_a_burst_and_then_the_rate() -> None:
     assert found.take("a", 0.75, per_s=2, burst=3) == pytest.approx(0.25)
 
 
-def test_what_is_given_back_can_be_taken_again() -> None:
+def test_a_returned_token_can_be_taken_again() -> None:
     found = TokenBuckets()
     found.take("a", 0.0, per_s=1, burst=1)
     found.give_back("a")

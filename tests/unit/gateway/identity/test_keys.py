@@ -31,7 +31,7 @@ def gatekeeper(database: Database, clock: SimulatedClock | None = None) -> Gatek
     return Gatekeeper(Readers(database), refresh_s=1, grace_s=0, clock=clock or SimulatedClock(wall_start_s=NOW_S))
 
 
-async def test_a_key_is_known_by_its_text_which_is_stored_nowhere(database: Database) -> None:
+async def test_a_key_is_found_by_its_text_which_is_never_stored(database: Database) -> None:
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("fleet", "infer"), now_s=NOW_S)
     assert len(text) == len("flk_") + 43
@@ -43,7 +43,7 @@ async def test_a_key_is_known_by_its_text_which_is_stored_nowhere(database: Data
     assert row.scopes == "infer fleet"
 
 
-async def test_any_other_text_is_nobody(database: Database) -> None:
+async def test_any_other_text_finds_no_key(database: Database) -> None:
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
     asked = gatekeeper(database)

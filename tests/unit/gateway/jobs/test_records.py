@@ -39,7 +39,7 @@ def counted(connection: Connection, principal: str) -> records.Usage:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_sums_are_what_counting_finds_and_stay_few(database: Database, seed: int) -> None:
+def test_usage_equals_a_count_and_its_rows_stay_few(database: Database, seed: int) -> None:
     rng = random.Random(seed)
     known: list[tuple[str, str]] = []
     for at in range(400):
@@ -62,7 +62,7 @@ def test_the_sums_are_what_counting_finds_and_stay_few(database: Database, seed:
             assert rows <= records.UNCOMBINED_ROWS + 2 * len(WHO) + 1
 
 
-def test_two_replicas_put_sums_together_at_the_same_moment(postgresql: PostgreSql) -> None:
+def test_two_replicas_combine_usage_at_the_same_time(postgresql: PostgreSql) -> None:
     url = postgresql.new_database()
     one, other = open_database(Store(url=url)), open_database(Store(url=url))
     with one.begin() as connection:

@@ -114,14 +114,14 @@ async def test_snapshot_and_timestamp_are_renewed_before_they_end(room: Room) ->
     assert room.registry.latest_expiries["root"] == (START.timestamp() + 365 * DAY_S)
 
 
-async def test_a_gateway_that_was_away_renews_what_has_ended(room: Room) -> None:
+async def test_a_gateway_renews_metadata_that_expired_while_it_was_down(room: Room) -> None:
     await room.begin()
     await room.clock.advance(3 * DAY_S)
     await room.registry.maintain()
     assert await room.ends_s() == room.clock.wall_s() + DAY_S
 
 
-async def test_what_ends_soon_is_warned_of_once_a_day(room: Room) -> None:
+async def test_expiring_metadata_is_warned_of_once_a_day(room: Room) -> None:
     await room.begin()
     await room.clock.advance(80 * DAY_S)
     with captured_lines() as lines:
@@ -153,7 +153,7 @@ async def test_without_the_key_that_the_root_names_nothing_is_signed_and_it_is_s
         await room.registry.online_key(fresh=False)
 
 
-async def test_what_has_ended_is_not_published(room: Room) -> None:
+async def test_expired_metadata_is_not_published(room: Room) -> None:
     await room.registry.online_key(fresh=False)
     await room.clock.advance(400 * DAY_S)
     with pytest.raises(MetadataExpiredError, match="root metadata ended"):
@@ -242,7 +242,7 @@ async def _read(blobs: Blobs, digest: str, start: int, end: int) -> bytes:
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 3_000_000, 12_000_000])
-async def test_a_file_is_kept_and_comes_back_in_any_part(blobs: Blobs, size_bytes: int) -> None:
+async def test_a_file_is_stored_and_read_in_any_part(blobs: Blobs, size_bytes: int) -> None:
     content = os.urandom(size_bytes)
     digest = hashlib.sha256(content).hexdigest()
     assert await blobs.find(digest) is None
@@ -261,7 +261,7 @@ async def test_a_file_is_kept_and_comes_back_in_any_part(blobs: Blobs, size_byte
         await _read(blobs, digest, 0, 1)
 
 
-async def test_what_is_another_file_too_large_or_cut_is_never_there(blobs: Blobs) -> None:
+async def test_wrong_oversized_or_truncated_uploads_are_not_stored(blobs: Blobs) -> None:
     content = os.urandom(12_000_000)  # more than S3's parts
     digest = hashlib.sha256(content).hexdigest()
     with pytest.raises(RequestError, match="send the file again"):
@@ -275,7 +275,7 @@ async def test_what_is_another_file_too_large_or_cut_is_never_there(blobs: Blobs
     assert await _read(blobs, digest, 0, 10) == content[:10]
 
 
-async def test_two_who_send_the_same_file_at_once_both_succeed(blobs: Blobs) -> None:
+async def test_concurrent_uploads_of_one_file_succeed(blobs: Blobs) -> None:
     content = os.urandom(2_000_000)
     digest = hashlib.sha256(content).hexdigest()
     await asyncio.gather(*(blobs.put(digest, checked(_parts(content), digest, 1 << 30)) for _ in range(3)))
@@ -293,7 +293,7 @@ async def test_a_store_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.
     assert "\n" not in caught.value.message
 
 
-async def test_a_folder_forgets_what_was_being_received_when_a_process_ended(tmp_path: Path) -> None:
+async def test_incomplete_uploads_are_deleted(tmp_path: Path) -> None:
     folder = LocalBlobs(tmp_path / "blobs")
     old, new = (tmp_path / "blobs" / "incoming" / name for name in ("old", "new"))
     for path in (old, new):
@@ -311,7 +311,7 @@ def test_where_files_are_must_be_said_well(tmp_path: Path) -> None:
         open_blobs(str(tmp_path / "file" / "below"))
 
 
-def test_what_the_gateway_would_sign_for_is_verified_by_devices(tmp_path: Path) -> None:
+def test_devices_verify_what_the_gateway_signs(tmp_path: Path) -> None:
     repository = SignedRepository()
     targets = repository.files["1.targets.json"]
     snapshot, timestamp = signing.signed_online(targets, repository.signers["snapshot"][0], {}, START.timestamp())
@@ -324,7 +324,7 @@ def test_what_the_gateway_would_sign_for_is_verified_by_devices(tmp_path: Path) 
         signing.targets_of(b"{}")
 
 
-async def test_all_files_together_are_no_more_than_there_is_room_for(tmp_path: Path) -> None:
+async def test_the_total_size_of_files_is_limited(tmp_path: Path) -> None:
     settings, clock = RegistrySettings(blobs=str(tmp_path), limit_bytes=1000), SimulatedClock()
     files, other = (Files(open_blobs(settings.blobs), settings, clock=clock) for _ in range(2))
     contents = [bytes([number]) * 400 for number in range(4)]
@@ -369,7 +369,7 @@ def test_each_bundle_is_read_from_its_own_files() -> None:
         catalogue_of(Targets(7, expires=START, targets={"stray": TargetFile(1, {"sha256": "0" * 64}, "stray")}))
 
 
-async def test_an_alias_does_not_come_to_stand_for_what_goes_meanwhile(room: Room) -> None:
+async def test_an_alias_is_not_set_to_a_version_that_was_removed_meanwhile(room: Room) -> None:
     await room.begin()
     seen = await room.registry.catalogue.current()
     old = Catalogue(seen.version - 1, {}, {("m", 1): {}})

@@ -32,7 +32,7 @@ def _keys(database: Database) -> list[str]:
         return sorted(connection.execute(text("SELECT key FROM contract_pools")).scalars())
 
 
-def test_the_migrations_leave_what_the_tables_say(empty_store: Store) -> None:
+def test_the_migrations_create_the_declared_tables(empty_store: Store) -> None:
     root = Path(firstline_gateway.__file__).parent
     for source in root.rglob("*.py"):
         if "    METADATA,\n" in source.read_text():  # it declares a table
@@ -43,7 +43,7 @@ def test_the_migrations_leave_what_the_tables_say(empty_store: Store) -> None:
     database.close()
 
 
-def test_what_is_written_is_there_when_it_is_opened_again(empty_store: Store) -> None:
+def test_committed_rows_survive_reopening(empty_store: Store) -> None:
     database = open_database(empty_store)
     with database.begin() as connection:
         connection.execute(_INSERT, {"key": "a"})
@@ -112,7 +112,7 @@ def test_a_commit_is_synced(tmp_path: Path) -> None:
     database.close()
 
 
-def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gateway.db").write_bytes(b"not a database at all" * 100)
     said = r"file is not a database\. It is damaged: .* `firstline-gateway restore` a backup"
     with pytest.raises(ConfigError, match=said):

@@ -87,7 +87,7 @@ def new(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     return settings_in(tmp_path / "new", store)
 
 
-def test_all_of_it_comes_back_on_either_database(filled: Settings, new: Settings, tmp_path: Path) -> None:
+def test_a_backup_restores_everything_on_either_database(filled: Settings, new: Settings, tmp_path: Path) -> None:
     path = tmp_path / "gateway.backup"
     manifest = back_up(filled, path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -112,7 +112,7 @@ def test_all_of_it_comes_back_on_either_database(filled: Settings, new: Settings
     assert contents(new.store)["deliveries"][-1][:3] == (6, "cam", "99")
 
 
-def test_the_authority_alone_comes_back_beside_a_store_that_is_well(filled: Settings, tmp_path: Path) -> None:
+def test_the_authority_alone_is_restored_next_to_an_existing_store(filled: Settings, tmp_path: Path) -> None:
     path, identity = tmp_path / "gateway.backup", Path(filled.identity.directory)
     back_up(filled, path)
     before = contents(filled.store)
@@ -161,13 +161,13 @@ def test_nothing_is_overwritten(filled: Settings, tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir() if "backup" in one.name] == ["gateway.backup"]
 
 
-def test_where_there_is_no_store_there_is_nothing_to_back_up(tmp_path: Path) -> None:
+def test_a_missing_store_cannot_be_backed_up(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="There is no store at"):
         back_up(settings_in(tmp_path / "empty"), tmp_path / "gateway.backup")
     assert not (tmp_path / "gateway.backup").exists()
 
 
-def test_a_folder_that_is_not_there_is_named(filled: Settings, tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(filled: Settings, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
         back_up(filled, tmp_path / "none" / "gateway.backup")
     with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
@@ -206,7 +206,7 @@ def rewritten(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
             archive.writestr(name, content)
 
 
-def test_what_another_wrote_is_not_believed(tmp_path: Path) -> None:
+def test_a_foreign_archive_is_refused(tmp_path: Path) -> None:
     old, new, path = settings_in(tmp_path / "old"), settings_in(tmp_path / "new"), tmp_path / "gateway.backup"
     open_database(old.store).close()
     back_up(old, path)
