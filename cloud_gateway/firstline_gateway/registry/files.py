@@ -14,7 +14,6 @@ from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterator, 
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
-from urllib.parse import urlsplit
 
 from firstline_core.clock import Clock
 from firstline_core.errors import (
@@ -304,23 +303,3 @@ class Files:
             self._stored_bytes += size_bytes
         finally:
             self._incoming_bytes -= size_bytes
-
-
-def open_blobs(where: str, *, endpoint: str = "", region: str = "") -> Blobs:
-    """Opens the setting `registry.blobs`: a folder, or s3://BUCKET/PREFIX.
-
-    Raises:
-        ConfigError: it cannot be used, or its library is missing.
-    """
-    if not where.startswith("s3://"):
-        return LocalBlobs(Path(where))
-    parts = urlsplit(where)
-    if not parts.hostname:
-        raise ConfigError(f'registry.blobs is {where!a}, without a bucket; write "s3://BUCKET/PREFIX".')
-    try:
-        from firstline_gateway.registry.s3 import S3Blobs
-    except ImportError as error:
-        raise ConfigError(
-            "registry.blobs names an S3 store, and its library is missing: pip install 'firstline[s3]'."
-        ) from error
-    return S3Blobs(parts.hostname, parts.path.strip("/"), endpoint=endpoint, region=region)

@@ -38,9 +38,9 @@ from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.aliases import Aliases
 from firstline_gateway.registry.catalogue import Catalogue, catalogue_of, check_listed, entry_of
-from firstline_gateway.registry.files import Blobs, Files, LocalBlobs, checked, open_blobs
+from firstline_gateway.registry.files import Blobs, Files, LocalBlobs, checked
 from firstline_gateway.registry.records import Head
-from firstline_gateway.registry.registry import Registry
+from firstline_gateway.registry.registry import Registry, open_blobs
 from firstline_gateway.registry.s3 import S3Blobs
 from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
 from firstline_gateway.settings.settings import Registry as RegistrySettings
