@@ -139,7 +139,7 @@ def test_damaged_files_are_reported_and_not_changed(config: Path, state: Path) -
 # What a command imports is read by root: an interpreter may be unreadable for other users.
 _AS_NOBODY = f"""
 import os, sys
-import firstline_edge.cli.rollback, firstline_edge.cli.updates
+import firstline_edge.cli.purge, firstline_edge.cli.rollback, firstline_edge.cli.updates
 from firstline_edge.__main__ import main
 os.setgroups([])
 os.setgid({NOBODY})
@@ -149,10 +149,10 @@ sys.exit(main())
 
 
 @pytest.mark.usefixtures("updated")
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-@pytest.mark.parametrize("command", [["updates"], ["rollback", NAME]])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("command", [["updates"], ["rollback", NAME], ["purge", "--yes"]])
 def test_another_user_is_told_which_user_to_use(state: Path, command: list[str]) -> None:
     arguments = [*command, "--set", f"agent.state_dir={state}"]
     done = subprocess.run([sys.executable, "-c", _AS_NOBODY, *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "as the user that the agent runs as" in done.stderr and str(state) in done.stderr
+    assert "run this as the user that the agent runs as" in done.stderr and str(state) in done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from firstline_core.errors import CapacityError, ConfigError
+from firstline_core.errors import CapacityError
 from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_client
 from firstline_core.protocol.http_errors import error_from
 from firstline_edge.api.access import first_token
@@ -29,7 +29,7 @@ def agent_url(settings: EdgeSettings) -> str | None:
         return (note.read_text().strip() if note.exists() else "") or configured
     except OSError as error:
         raise CapacityError(
-            f"{settings.state_dir} cannot be read: {error.strerror}; ask as the user that the agent runs as."
+            f"{settings.state_dir} cannot be read: {error.strerror}; run this as the user that the agent runs as."
         ) from error
 
 
@@ -48,8 +48,8 @@ def call_agent(
         json: body of the request; None for no body.
 
     Raises:
-        ConfigError: the token cannot be read.
-        CapacityError: no agent answers, or the address is not a URL.
+        ConfigError: the token cannot be read, or the address is not a URL.
+        CapacityError: no agent answers.
         FirstlineError: the agent's error.
     """
     token = first_token(settings.api.token_file, "api.token_file")
@@ -57,7 +57,7 @@ def call_agent(
     try:
         with open_client(ClientSettings(url, headers=headers, timeout=timeout_s)) as client:
             response = client.request(method, path, json=json)
-    except (*HTTP_FAILURES, ConfigError) as error:  # the latter: not a URL
+    except HTTP_FAILURES as error:
         raise CapacityError(f"No agent answers at {url} ({error}); {advice}.") from error
     if response.status_code != 200:
         refusal = error_from(response.status_code, response.content)

@@ -28,7 +28,7 @@ def command(arguments: argparse.Namespace) -> int:
         after = erasure.sizes_bytes(settings.state_dir)
     except OSError as error:
         raise CapacityError(
-            f"{settings.state_dir} cannot be erased: {error.strerror}; run this as the agent's user."
+            f"{settings.state_dir} cannot be erased: {error.strerror}; run this as the user that the agent runs as."
         ) from error
     if arguments.output == "json":
         counts = {place: {"before_bytes": before[place], "after_bytes": after[place]} for place in places}

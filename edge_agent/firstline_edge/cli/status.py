@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from firstline_core.errors import CapacityError
+from firstline_core.errors import CapacityError, ConfigError
+from firstline_core.protocol.http_client import check_url
 from firstline_core.telemetry.wording import counted
 from firstline_edge.cli.agent_api import agent_url, call_agent
 from firstline_edge.cli.output import print_error, print_json, print_lines
@@ -47,7 +48,7 @@ def agent_status(settings: EdgeSettings, url: str | None = None) -> tuple[str, d
 
     Raises:
         ConfigError: the token's file cannot be read.
-        CapacityError: no agent runs or answers.
+        CapacityError: no agent runs or answers, or the address is not a URL.
         FirstlineError: the agent's error.
     """
     url = url or agent_url(settings)
@@ -55,6 +56,10 @@ def agent_status(settings: EdgeSettings, url: str | None = None) -> tuple[str, d
         raise CapacityError(
             f"No agent runs with {settings.state_dir}; start it with `edge-agent run`, or name one with --url."
         )
+    try:
+        check_url(url)
+    except ConfigError as error:
+        raise CapacityError(f"No agent answers at {url} ({error}); {_ADVICE}.") from error
     response = call_agent(settings, url, "GET", "/firstline/v1/status", timeout_s=_TIMEOUT_S, advice=_ADVICE)
     try:
         status = orjson.loads(response.content)

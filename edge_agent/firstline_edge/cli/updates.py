@@ -24,7 +24,7 @@ def command(arguments: argparse.Namespace) -> int:
         configuration = read_state(StatePaths(settings.state_dir).configuration_path)
     except OSError as error:
         raise CapacityError(
-            f"{settings.state_dir} cannot be read: {error.strerror}; ask as the user that the agent runs as."
+            f"{settings.state_dir} cannot be read: {error.strerror}; run this as the user that the agent runs as."
         ) from error
     updates = [(record.update(), store.pointer(name)) for name, record in sorted(store.records.items())]
     own = [configuration.record.update()] if configuration.record is not None else []

@@ -100,7 +100,7 @@ def _without_cookies(client: _Client) -> _Client:
 
 
 def _arguments(settings: ClientSettings) -> dict[str, Any]:
-    _check_url(settings.url)
+    check_url(settings.url)
     limits = httpx.Limits(
         max_connections=settings.connections,
         max_keepalive_connections=settings.connections,
@@ -117,7 +117,8 @@ def _arguments(settings: ClientSettings) -> dict[str, Any]:
     }
 
 
-def _check_url(url: str) -> None:
+def check_url(url: str) -> None:
+    """Raises ConfigError unless httpx can use the URL."""
     try:
         httpx.URL(url).host.encode("idna")
     except (httpx.InvalidURL, UnicodeError) as error:

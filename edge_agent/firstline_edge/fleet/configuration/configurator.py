@@ -13,7 +13,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
-from firstline_core.errors import ConfigError, IntegrityError, NotFoundError
+from firstline_core.errors import ConfigError, FirstlineError, IntegrityError, NotFoundError
 from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path
 from firstline_core.fleet.twin import DesiredConfiguration
 from firstline_core.fleet.update import UpdateState
@@ -137,6 +137,11 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
 
     async def _settle(self) -> None:
         await self._store.settle()
+
+    def _outcome(self, error: FirstlineError | OSError) -> tuple[UpdateState, str, str]:
+        """See `UpdateStateMachine`; a configuration that does not become valid is rejected for any reason."""
+        _, reason, message = super()._outcome(error)
+        return _S.REJECTED, reason, message
 
     def _ends_on_disk_error(self, record: Record[DesiredConfiguration]) -> bool:
         return False  # a configuration is small: the update waits until the disk accepts it

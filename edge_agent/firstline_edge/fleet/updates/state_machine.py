@@ -327,7 +327,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
         except (FirstlineError, OSError) as error:
             if isinstance(error, OSError) and not self._ends_on_disk_error(record):
                 raise
-            await self._end(*_outcome(error))
+            await self._end(*self._outcome(error))
         return 0.0
 
     def _was_withdrawn(self, record: Record[Target], desired: Target) -> bool:
@@ -428,7 +428,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
             record = Record(desired, _S.OFFERED, since_s=self._now_s())
         if record.ended:
             return
-        state, reason, message = _outcome(error)
+        state, reason, message = self._outcome(error)
         if not self._ends_on_disk_error(record):
             state = record.state
         if (record.state, record.reason, record.message) != (state, reason, message):
@@ -503,6 +503,16 @@ class UpdateStateMachine(ABC, Generic[Target]):
     def _ends_on_disk_error(self, record: Record[Target]) -> bool:
         """Returns whether a disk error ends the update; otherwise it continues when the disk accepts writes."""
 
+    def _outcome(self, error: FirstlineError | OSError) -> tuple[UpdateState, str, str]:
+        """Returns the final state, reason and message of an update that could not be installed or must not run."""
+        if isinstance(error, OSError):
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                message = f"The disk has no room ({error.strerror}); make some in the state directory."
+                return _S.FAILED, NoRoomError.code, message
+            return _S.FAILED, "disk", f"The disk refuses: {error.strerror or error}."
+        local = isinstance(error, NoRoomError) or type(error) is UpdateError  # not one of its more precise subclasses
+        return _S.FAILED if local else _S.REJECTED, error.code, error.message
+
     def _running_slot(self) -> Slot:
         return ""
 
@@ -537,14 +547,3 @@ def wait_s(desired: DesiredVersion, now_s: float) -> float:
 
 def _identity(desired: DesiredVersion) -> tuple[str, int, str, str, int]:
     return desired.name, desired.version, desired.sha256, desired.rollout, desired.attempt
-
-
-def _outcome(error: FirstlineError | OSError) -> tuple[UpdateState, str, str]:
-    """Returns the final state, reason and message of an update that could not be installed or must not run."""
-    if isinstance(error, OSError):
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            message = f"The disk has no room ({error.strerror}); make some in the state directory."
-            return _S.FAILED, NoRoomError.code, message
-        return _S.FAILED, "disk", f"The disk refuses: {error.strerror or error}."
-    local = isinstance(error, NoRoomError) or type(error) is UpdateError  # not one of its more precise subclasses
-    return _S.FAILED if local else _S.REJECTED, error.code, error.message

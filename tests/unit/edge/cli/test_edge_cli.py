@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.server
 import json
@@ -30,6 +31,7 @@ from firstline_edge.cli import doctor, doctor_device
 from firstline_edge.cli.explain import describe
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.status import describe as describe_status
+from firstline_edge.state import StateDirectory
 
 LINE: dict[str, Any] = {
     "at": 1_800_000_000.0,
@@ -179,6 +181,23 @@ def test_status_without_an_agent(
 ) -> None:
     assert run(monkeypatch, "status", "--config", str(config)) == 1
     assert "start it with `edge-agent run`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [(("purge", "--yes"), 2), (("rollback", "digits"), 2), (("rollback", "--configuration"), 2), (("status",), 1)],
+)
+def test_an_address_that_is_not_a_url(
+    command: tuple[str, ...],
+    code: int,
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with contextlib.closing(StateDirectory(config.parent / "state")) as state:  # as if an agent ran
+        state.publish_url("http://a..b:1")
+        assert run(monkeypatch, *command, "--config", str(config)) == code
+    assert "The URL 'http://a..b:1' cannot be used" in capsys.readouterr().err
 
 
 def test_run_refuses_a_provider_that_is_absent(

@@ -18,8 +18,10 @@ from firstline_core.errors import (
     FirstlineError,
     IntegrityError,
     LinkDownError,
+    NoRoomError,
     NotFoundError,
     RequestError,
+    UpdateError,
 )
 from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path
 from firstline_core.fleet.twin import DesiredConfiguration, Window
@@ -147,6 +149,13 @@ async def test_a_rejected_configuration_changes_nothing(device: Device, wanted, 
     assert device.bytes_per_day == 1000 and device.store.state.running is None
     record = device.store.state.record
     assert record is not None and record.message.endswith(".")
+
+
+@pytest.mark.parametrize("error", [NoRoomError("The metadata cannot be stored."), UpdateError("The disk refuses.")])
+async def test_a_configuration_whose_metadata_cannot_be_stored_is_rejected(device: Device, error: UpdateError) -> None:
+    device.registry.error = error
+    await device.run(device.registry.add(1, 500))
+    assert device.state == (S.REJECTED, error.code) and device.bytes_per_day == 0
 
 
 async def test_unsigned_bytes_are_rejected(device: Device) -> None:
