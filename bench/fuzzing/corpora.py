@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from PIL import Image
 
 from firstline_core.errors import RequestError
-from firstline_core.protocol import envelope
+from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.enrolment import (
     SECRET_BYTES,
     format_join_token,
@@ -26,10 +26,10 @@ from firstline_core.protocol.enrolment import (
 )
 from firstline_core.protocol.grpc.codec import CONTENTS, write_parameters
 from firstline_core.protocol.grpc.schema import message
-from firstline_core.protocol.http_errors import error_body
+from firstline_core.protocol.http import error_body
+from firstline_core.protocol.mqtt_messages import Topics
 from firstline_core.protocol.oip import Encoded, encode_request, encode_response
 from firstline_core.protocol.tensors import to_binary
-from firstline_core.protocol.topics import Topics
 from firstline_core.telemetry.trace import received
 from firstline_core.types import (
     DATATYPES,
@@ -139,7 +139,7 @@ MESSAGES = [_message(request, raw=raw) for request in REQUESTS for raw in (True,
 
 
 PUBLICATIONS = [
-    envelope.request_publication(
+    mqtt_messages.request_publication(
         request,
         topic=TOPICS.request("digits"),
         response_topic=TOPICS.response,
@@ -148,8 +148,8 @@ PUBLICATIONS = [
     )
     for request in (*REQUESTS, replace(REQUESTS[0], trace=received(TRACEPARENT, "a=1,b=2")))
 ] + [
-    *(envelope.response_publication(REQUESTS[1], response, topic=TOPICS.response) for response in RESPONSES),
-    envelope.error_publication(RequestError("No."), topic=TOPICS.response, correlation_data=b"1"),
+    *(mqtt_messages.response_publication(REQUESTS[1], response, topic=TOPICS.response) for response in RESPONSES),
+    mqtt_messages.error_publication(RequestError("No."), topic=TOPICS.response, correlation_data=b"1"),
 ]
 
 

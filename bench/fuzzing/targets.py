@@ -16,15 +16,14 @@ from firstline.client.answer_stream import EventReader
 from firstline_core.bundle.manifest import encode_manifest, parse_manifest
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError, ProtocolError, RequestError
 from firstline_core.processing.images import decode
-from firstline_core.protocol import envelope
+from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.enrolment import parse_join_token, public_key_hash
 from firstline_core.protocol.grpc import codec
 from firstline_core.protocol.grpc.schema import message
-from firstline_core.protocol.http_errors import error_from
+from firstline_core.protocol.http import error_from
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.mqtt_messages import Message, Publication
+from firstline_core.protocol.mqtt_messages import Message, Publication, Topics, parse_request
 from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request
-from firstline_core.protocol.topics import Topics, parse_request
 from firstline_core.runtime.external_data import has_external_data
 from firstline_gateway.identity.ca import requested_key
 
@@ -134,14 +133,16 @@ def _read_grpc(sent: Input) -> object:
 def _message(random: Random) -> Input:
     publication: Publication = random.choice(PUBLICATIONS)
     properties = dict(publication.properties)
-    said = properties.get(envelope.HEADER_LENGTH)
+    said = properties.get(mqtt_messages.HEADER_LENGTH)
     body, length = publication.payload, None if said is None else int(said)
     if random.random() < 0.6:
         body, length = _body(random, Encoded(body, length))
     if random.random() < 0.8 and length is not None:
-        properties[envelope.HEADER_LENGTH] = str(length)
+        properties[mqtt_messages.HEADER_LENGTH] = str(length)
     for _ in range(random.choice((0, 0, 1, 2))):
-        name = random.choice([*properties, envelope.DEADLINE_MS, envelope.STATUS, envelope.MODEL_VERSION, ""])
+        name = random.choice(
+            [*properties, mqtt_messages.DEADLINE_MS, mqtt_messages.STATUS, mqtt_messages.MODEL_VERSION, ""]
+        )
         properties[name] = str(random.choice((*NUMBERS, *WORDS, "²", "9" * 5000)))
     if random.random() < 0.1 and properties:
         del properties[random.choice(list(properties))]
@@ -153,12 +154,12 @@ def _message(random: Random) -> Input:
 
 
 def _read_message(message: Input) -> object:
-    if message.properties.get(envelope.STATUS) is not None:
-        return envelope.read_response(message, LIMITS)
+    if message.properties.get(mqtt_messages.STATUS) is not None:
+        return mqtt_messages.read_response(message, LIMITS)
     device, model = parse_request(message.topic)
     principal = f"device:{device}"
-    request = envelope.read_request(message, model, now_s=1.0, principal=principal, limits=LIMITS)
-    return envelope.request_publication(
+    request = mqtt_messages.read_request(message, model, now_s=1.0, principal=principal, limits=LIMITS)
+    return mqtt_messages.request_publication(
         request, topic=message.topic, response_topic=Topics(device).response, correlation_data=b"", now_s=1.0
     )
 

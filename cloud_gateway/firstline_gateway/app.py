@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.fleet.twin import LIMIT_BYTES
-from firstline_core.protocol.http_body import BodyBudget
+from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import ServerLimits, connections_within_descriptors
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions, check_options

@@ -30,13 +30,12 @@ from firstline_core.errors import (
     RequestError,
     UnauthorizedError,
 )
-from firstline_core.protocol import envelope
+from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.enrolment import device_principal
-from firstline_core.protocol.http_body import decoded
+from firstline_core.protocol.http import run_decoder
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
-from firstline_core.protocol.mqtt_messages import tls_context
-from firstline_core.protocol.topics import Topics, parse_request, shared_requests
+from firstline_core.protocol.mqtt_messages import Topics, parse_request, shared_requests, tls_context
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -129,7 +128,7 @@ class MqttConsumer:
                 self._idle.set()
 
     async def _answer(self, message: Message) -> None:
-        trace = envelope.trace_of(message)
+        trace = mqtt_messages.trace_of(message)
         if trace is not None:
             logs.FACTS.set(trace.facts)  # until there is a request that says more
         try:
@@ -171,7 +170,7 @@ class MqttConsumer:
         """The answer to publish, and the error that it tells of."""
         expiry_s = _ANSWER_EXPIRY_S
         read = partial(
-            envelope.read_request,
+            mqtt_messages.read_request,
             message,
             model,
             now_s=self._clock.monotonic_s(),
@@ -180,11 +179,11 @@ class MqttConsumer:
             trace=trace,
         )
         try:
-            request = await decoded(read, {}, envelope.json_bytes(message))
+            request = await run_decoder(read, mqtt_messages.json_bytes(message))
             if request.deadline_s is not None:
                 expiry_s = max(1, math.ceil(request.deadline_s - self._clock.monotonic_s()))
             return (
-                envelope.response_publication(
+                mqtt_messages.response_publication(
                     request,
                     await self._plane.infer(request),
                     topic=response_topic,
@@ -194,7 +193,7 @@ class MqttConsumer:
                 None,
             )
         except FirstlineError as error:
-            publication = envelope.error_publication(
+            publication = mqtt_messages.error_publication(
                 error,
                 topic=response_topic,
                 correlation_data=message.correlation_data,

@@ -29,7 +29,7 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol import oip
 from firstline_core.protocol.backoff import full_jitter_s
-from firstline_core.protocol.http_errors import error_from
+from firstline_core.protocol.http import error_from
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.types import Answer, InferResponse, Status
 

@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike
 
 from firstline_core.errors import InvalidTensorError, NotReadyError, ProtocolError, RequestError, UnknownModelError
 from firstline_core.protocol import answer as answers
-from firstline_core.protocol import http, http_body, oip
-from firstline_core.protocol.http_errors import error_from
+from firstline_core.protocol import http, oip
+from firstline_core.protocol.http import error_from
 from firstline_core.protocol.parameters import timeout_us
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.trace import restored
@@ -127,7 +127,7 @@ def read_infer(response: httpx.Response) -> InferResponse:
     """Returns the tensors and the description of the answer."""
     _check(response)
     try:
-        return oip.decode_response(response.content, http_body.header_length(response.headers))
+        return oip.decode_response(response.content, http.header_length(response.headers))
     except (ProtocolError, RequestError) as error:
         raise ProtocolError(f"{response.url} did not answer as a V2 server does. {error.message}") from error
 

@@ -21,7 +21,7 @@ from firstline_core.fleet.profiles import (
     requests_path,
 )
 from firstline_core.profile.profile import LIMIT_BYTES, Profile, decode
-from firstline_core.protocol.http_errors import error_from
+from firstline_core.protocol.http import error_from
 
 _AT_ONCE = 200
 

@@ -10,7 +10,7 @@ import msgspec
 
 from firstline.client import connection
 from firstline_core.errors import ProtocolError
-from firstline_core.protocol.http_errors import error_from
+from firstline_core.protocol.http import error_from
 
 T = TypeVar("T")
 

@@ -34,7 +34,7 @@ from firstline_core.fleet.registry import (
     Publication,
     RegistryStatus,
 )
-from firstline_core.protocol.http_errors import error_from
+from firstline_core.protocol.http import error_from
 
 _TIMEOUT_S = 60.0
 _PART_BYTES = 1 << 18

@@ -1,4 +1,4 @@
-"""The tree of errors. `protocol/http_errors.py` maps them to status codes.
+"""The tree of errors. `protocol/http.py` maps them to status codes.
 
     FirstlineError
     ├── RequestError              the caller must fix it; never retried

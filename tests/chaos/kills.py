@@ -24,9 +24,9 @@ from support.proxy import FINE, drawn
 from chaos.victims import DEVICE, MODEL, Tier, Victims, victims
 from firstline.demo.site import digits_folder
 from firstline.workbench.dataset import open_dataset
-from firstline_core.protocol import envelope
+from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
-from firstline_core.protocol.topics import Topics
+from firstline_core.protocol.mqtt_messages import Topics
 from firstline_core.types import Status
 
 _CLIENTS = 4
@@ -198,7 +198,7 @@ async def _heard(house: Victims, seen: Campaign) -> AsyncIterator[None]:
     first: dict[str, bytes] = {}
 
     async def note(message: Message) -> None:
-        answer = envelope.read_response(message).answer
+        answer = mqtt_messages.read_response(message).answer
         assert answer is not None
         seen.announced[answer.request_id] += 1
         seen.unlike += first.setdefault(answer.request_id, message.payload) != message.payload

@@ -31,7 +31,7 @@ from firstline_core.protocol.enrolment import (
     parse_join_token,
     public_key_hash,
 )
-from firstline_core.protocol.http_body import HEADER_LENGTH
+from firstline_core.protocol.http import HEADER_LENGTH
 from firstline_core.types import InferRequest, Tensor
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority

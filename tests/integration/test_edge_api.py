@@ -23,7 +23,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import InputSpec
 from firstline_core.protocol import oip
-from firstline_core.protocol.http_body import HEADER_LENGTH
+from firstline_core.protocol.http import HEADER_LENGTH
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.decisions import find

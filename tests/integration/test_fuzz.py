@@ -17,7 +17,7 @@ from PIL import Image
 
 from bench.support.line import Line, Tier, line
 from firstline.client import calls
-from firstline_core.protocol.http_body import HEADER_LENGTH
+from firstline_core.protocol.http import HEADER_LENGTH
 
 V2 = "/v2/models/digits/infer"
 SHORT = "/firstline/v1/models/digits/infer"

@@ -16,7 +16,7 @@ from support.keys import create_key
 
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import oip
-from firstline_core.protocol.http_body import HEADER_LENGTH
+from firstline_core.protocol.http import HEADER_LENGTH
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 from firstline_gateway.app import open_gateway

@@ -23,7 +23,7 @@ from support.keys import bearer, create_key
 from support.mqtt_device import device_at
 
 from firstline_core.protocol import oip
-from firstline_core.protocol.http_body import HEADER_LENGTH
+from firstline_core.protocol.http import HEADER_LENGTH
 from firstline_core.types import ContractNotice, InferRequest, InferResponse
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.models.repository import ServedModel

@@ -20,7 +20,7 @@ from support.keys import bearer, create_key, revoke_key
 from firstline_core.errors import CapacityError, QueueFullError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import oip
-from firstline_core.protocol.http_body import HEADER_LENGTH
+from firstline_core.protocol.http import HEADER_LENGTH
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_gateway.api import server

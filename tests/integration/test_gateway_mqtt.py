@@ -29,7 +29,7 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import envelope
+from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import Publication
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.trace import received
@@ -110,17 +110,17 @@ async def test_a_device_is_answered_under_its_own_request_id(mosquitto: Broker, 
 async def test_long_json_is_read_beside_the_event_loop(
     mosquitto: Broker, repository: Repository, binary: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, readers = envelope.read_request, []
+    read, readers = mqtt_messages.read_request, []
 
     def reading(*arguments: Any, **options: Any) -> InferRequest:
         readers.append(threading.current_thread().name)
         return read(*arguments, **options)
 
-    monkeypatch.setattr(envelope, "read_request", reading)
+    monkeypatch.setattr(mqtt_messages, "read_request", reading)
     async with gateway_at(mosquitto, repository), device_at(mosquitto, "press-7") as device:
         short = device.publication(request_of())
         head = b'{"id":"' + b" " * 300_000 + b'"}'
-        said = {envelope.HEADER_LENGTH: str(len(head))} if binary else {}
+        said = {mqtt_messages.HEADER_LENGTH: str(len(head))} if binary else {}
         for publication in (short, replace(short, payload=head, properties=said)):
             try:
                 await device.ask(publication)
@@ -173,7 +173,7 @@ async def test_an_expired_request_is_answered_so_and_not_run(mosquitto: Broker, 
     executor = GatedExecutor()
     async with gateway_at(mosquitto, repository, executor), device_at(mosquitto, "press-7") as device:
         publication = device.publication(request_of())
-        late = replace(publication, properties=publication.properties | {envelope.DEADLINE_MS: "0"})
+        late = replace(publication, properties=publication.properties | {mqtt_messages.DEADLINE_MS: "0"})
         with pytest.raises(DeadlineExceededError):
             await device.ask(late)
     assert not executor.batches
@@ -202,7 +202,7 @@ async def test_two_replicas_share_the_load_and_nothing_is_answered_twice(
         asked = [device.publication(request_of()) for _ in range(30)]
         await asyncio.gather(*map(device.client.publish, asked))
         async with asyncio.timeout(20):
-            answers = [envelope.read_response(await device.got.get()) for _ in asked]
+            answers = [mqtt_messages.read_response(await device.got.get()) for _ in asked]
         shares = [counted(replica, ANSWERED) for replica in replicas]
         assert sum(shares) == 30
         assert min(shares) > 0
@@ -264,7 +264,7 @@ async def test_a_draining_replica_leaves_new_requests_to_the_others(mosquitto: B
         asked = [device.publication(request_of()) for _ in range(20)]
         await asyncio.gather(*map(device.client.publish, asked))
         async with asyncio.timeout(20):
-            answers = [envelope.read_response(await device.got.get()) for _ in asked]
+            answers = [mqtt_messages.read_response(await device.got.get()) for _ in asked]
         assert {answer.answer.request_id for answer in answers if answer.answer is not None} == {
             publication.correlation_data.decode() for publication in asked
         }
@@ -272,7 +272,7 @@ async def test_a_draining_replica_leaves_new_requests_to_the_others(mosquitto: B
         assert not draining.done()
         executor.release()
         assert await draining
-        assert envelope.read_response(await device.got.get()).answer is not None  # and what it had, it answered
+        assert mqtt_messages.read_response(await device.got.get()).answer is not None  # and what it had, it answered
 
 
 async def test_a_request_that_a_drain_gives_up_is_answered_so(mosquitto: Broker, repository: Repository) -> None:
@@ -300,7 +300,7 @@ async def test_what_the_broker_gave_before_it_heard_of_the_drain_is_answered(
         given = int(counted(gateway, ANSWERED))
         async with asyncio.timeout(10):
             for _ in range(given):
-                assert envelope.read_response(await device.got.get()).answer is not None
+                assert mqtt_messages.read_response(await device.got.get()).answer is not None
         assert counted(gateway, 'firstline_gateway_errors_total{code="not_ready"}') == 0
 
 

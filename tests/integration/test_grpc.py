@@ -23,7 +23,7 @@ from support.site import site
 
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.protocol.grpc.schema import message
-from firstline_core.protocol.http_body import BodyBudget
+from firstline_core.protocol.http import BodyBudget
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of

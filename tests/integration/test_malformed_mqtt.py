@@ -16,9 +16,9 @@ from bench.support.line import DEVICE, Line, line
 from firstline.client.async_client import AsyncClient
 from firstline_core.errors import FirstlineError
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import envelope
+from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
-from firstline_core.protocol.topics import Topics
+from firstline_core.protocol.mqtt_messages import DEADLINE_MS, MODEL_VERSION, Topics
 from firstline_core.types import InferRequest, Tensor
 
 pytestmark = pytest.mark.mosquitto
@@ -65,7 +65,7 @@ async def device(running: Line) -> AsyncIterator[Device]:
     try:
         yield found
         # Whatever it was sent, it goes on, and nothing but the answers that were awaited came.
-        assert envelope.read_response(await found.ask(good())).answer is not None
+        assert mqtt_messages.read_response(await found.ask(good())).answer is not None
         assert found.got.empty()
     finally:
         await client.close()
@@ -80,7 +80,7 @@ def png() -> bytes:
 def good() -> Publication:
     image = Tensor("image", np.array([png()], dtype=np.object_))
     request = InferRequest("digits", (image,), new_request_id(), binary_output=True)
-    return envelope.request_publication(
+    return mqtt_messages.request_publication(
         request,
         topic=TOPICS.request("digits"),
         response_topic=TOPICS.response,
@@ -94,7 +94,7 @@ def without(properties: dict[str, str], name: str) -> dict[str, str]:
 
 
 GOOD = good()
-LENGTH = envelope.HEADER_LENGTH
+LENGTH = mqtt_messages.HEADER_LENGTH
 MALFORMED: dict[str, tuple[Publication, str]] = {
     "empty": (replace(GOOD, payload=b""), "invalid_tensor"),
     "garbage": (replace(GOOD, payload=bytes(range(256)) * 4), "invalid_tensor"),
@@ -107,10 +107,22 @@ MALFORMED: dict[str, tuple[Publication, str]] = {
     "length zero": (replace(GOOD, properties=GOOD.properties | {LENGTH: "0"}), "invalid_tensor"),
     "length text": (replace(GOOD, properties=GOOD.properties | {LENGTH: "many"}), "invalid_tensor"),
     "length huge": (replace(GOOD, properties=GOOD.properties | {LENGTH: "9" * 6_000}), "invalid_tensor"),
-    "deadline text": (replace(GOOD, properties=GOOD.properties | {envelope.DEADLINE_MS: "soon"}), "invalid_tensor"),
-    "deadline negative": (replace(GOOD, properties=GOOD.properties | {envelope.DEADLINE_MS: "-1"}), "invalid_tensor"),
-    "deadline zero": (replace(GOOD, properties=GOOD.properties | {envelope.DEADLINE_MS: "0"}), "deadline_exceeded"),
-    "no such version": (replace(GOOD, properties=GOOD.properties | {envelope.MODEL_VERSION: "x"}), "unknown_model"),
+    "deadline text": (
+        replace(GOOD, properties=GOOD.properties | {DEADLINE_MS: "soon"}),
+        "invalid_tensor",
+    ),
+    "deadline negative": (
+        replace(GOOD, properties=GOOD.properties | {DEADLINE_MS: "-1"}),
+        "invalid_tensor",
+    ),
+    "deadline zero": (
+        replace(GOOD, properties=GOOD.properties | {DEADLINE_MS: "0"}),
+        "deadline_exceeded",
+    ),
+    "no such version": (
+        replace(GOOD, properties=GOOD.properties | {MODEL_VERSION: "x"}),
+        "unknown_model",
+    ),
     "no such model": (replace(GOOD, topic=TOPICS.request("nobody")), "unknown_model"),
     "a model with spaces": (replace(GOOD, topic=f"firstline/v1/{NAME}/req/ a b "), "unknown_model"),
     "no correlation": (replace(GOOD, payload=b"", correlation_data=b""), "invalid_tensor"),
@@ -123,13 +135,13 @@ MALFORMED: dict[str, tuple[Publication, str]] = {
 async def test_refused_in_an_envelope(device: Device, name: str) -> None:
     publication, code = MALFORMED[name]
     answer = await device.ask(publication)
-    assert answer.properties[envelope.STATUS] == code
+    assert answer.properties[mqtt_messages.STATUS] == code
     with pytest.raises(FirstlineError, match=r"\.$") as refused:
-        envelope.read_response(answer)
+        mqtt_messages.read_response(answer)
     assert refused.value.code == code
 
 
-@pytest.mark.parametrize("properties", [{}, {LENGTH: "5", envelope.TRACEPARENT: "\u2603" * 100}])
+@pytest.mark.parametrize("properties", [{}, {LENGTH: "5", mqtt_messages.TRACEPARENT: "\u2603" * 100}])
 @pytest.mark.parametrize(
     "response_topic", ["", TOPICS.response + "/x", Topics("press-8").response, "firstline/v1/press-8/state", "/"]
 )
@@ -174,8 +186,8 @@ async def test_what_takes_long_to_read_is_not_read(device: Device) -> None:
     await device.client.publish(replace(good(), properties={f"{number:x}": "" for number in range(20_000)}))
     large = replace(good(), payload=b"\0" * 20_000_000, properties={f"{number:x}": "" for number in range(800)})
     async with asyncio.timeout(5):
-        assert (await device.ask(large)).properties[envelope.STATUS] == "payload_too_large"
-        assert envelope.read_response(await device.ask(good())).answer is not None
+        assert (await device.ask(large)).properties[mqtt_messages.STATUS] == "payload_too_large"
+        assert mqtt_messages.read_response(await device.ask(good())).answer is not None
 
 
 async def test_a_device_reads_over_answers_that_it_never_asked_for(device: Device, running: Line) -> None:
@@ -183,9 +195,9 @@ async def test_a_device_reads_over_answers_that_it_never_asked_for(device: Devic
     answer = await device.ask(good())
     for publication in (
         Publication(own, b""),
-        Publication(own, b"\xff" * 100, {envelope.STATUS: "ok"}, correlation_data=b"\xff"),
+        Publication(own, b"\xff" * 100, {mqtt_messages.STATUS: "ok"}, correlation_data=b"\xff"),
         Publication(own, answer.payload, answer.properties, correlation_data=new_request_id().encode()),
-        Publication(own, b"{}", {envelope.STATUS: "no such status"}, correlation_data=b"x" * 6_000),
+        Publication(own, b"{}", {mqtt_messages.STATUS: "no such status"}, correlation_data=b"x" * 6_000),
         Publication(own, b"{}", qos=0, retain=True),
         Publication(own, b"", retain=True),
     ):

@@ -18,7 +18,7 @@ from support.small_models import ROW, Asking, gateway_of, put, small_tier
 
 from firstline_core.errors import ForbiddenError
 from firstline_core.protocol.grpc.schema import message
-from firstline_core.protocol.http_body import BodyBudget
+from firstline_core.protocol.http import BodyBudget
 from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of, check_local
 from firstline_edge.app import EdgeAgent

@@ -15,9 +15,9 @@ from support.broker import Broker
 from support.escalations import request, response
 
 from firstline_core import errors
-from firstline_core.protocol import envelope
+from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
-from firstline_core.protocol.topics import Topics, parse_request, shared_requests
+from firstline_core.protocol.mqtt_messages import Topics, parse_request, shared_requests
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.cloud.mqtt_link import MqttLink
 from firstline_edge.telemetry.link_traffic import counted
@@ -44,12 +44,12 @@ async def gateway(broker: Broker, answering: Answering = answer_well) -> AsyncIt
         device, model = parse_request(message.topic)
         topic = Topics(device).response
         try:
-            asked = envelope.read_request(message, model, now_s=time.monotonic(), principal=device)
-            reply = envelope.response_publication(
+            asked = mqtt_messages.read_request(message, model, now_s=time.monotonic(), principal=device)
+            reply = mqtt_messages.response_publication(
                 asked, await answering(asked), topic=topic, correlation_data=message.correlation_data
             )
         except errors.FirstlineError as error:
-            reply = envelope.error_publication(error, topic=topic, correlation_data=message.correlation_data)
+            reply = mqtt_messages.error_publication(error, topic=topic, correlation_data=message.correlation_data)
         await client.publish(reply)
 
     await client.subscribe(shared_requests("gateway"), answer)
@@ -280,14 +280,14 @@ async def test_corrections_are_told_nearby_and_never_retained(mosquitto: Broker,
     nan = InferResponse("digits", "1", (Tensor("x", np.array([np.nan], np.float32)),), answer=corrected.answer)
     await link.publish_correction(nan)
     await until(lambda: len(got) == 2)
-    assert envelope.read_response(got[0]).answer == corrected.answer
+    assert mqtt_messages.read_response(got[0]).answer == corrected.answer
     assert json.loads(got[0].payload)["outputs"][0]["name"] == "probabilities"
-    assert np.isnan(envelope.read_response(got[1]).output("x")).all()
+    assert np.isnan(mqtt_messages.read_response(got[1]).output("x")).all()
     assert not got[0].retain
     await application.close()
     late = MqttClient(settings(mosquitto, "late"))
     await late.subscribe(TOPICS.results, note)
     await late.connect(5)
-    await late.publish(envelope.response_publication(request(), corrected, topic=TOPICS.results))
+    await late.publish(mqtt_messages.response_publication(request(), corrected, topic=TOPICS.results))
     await until(lambda: len(got) == 3)  # its own alone: nothing was kept
     await late.close()

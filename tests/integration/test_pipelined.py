@@ -122,7 +122,7 @@ async def test_all_of_a_connection_that_ends_is_given_up(gated: tuple[Gateway, G
         server_end().abort()
         assert await reader.read() == b""
         await until(lambda: not tasks)
-        assert gateway.bodies._taken_bytes == 0
+        assert gateway.bodies.held_bytes == 0
 
 
 async def test_a_line_tells_of_its_own_request(
@@ -161,7 +161,7 @@ async def test_a_client_that_leaves_after_one_large_packet_is_noticed(gated: tup
         writer.write(asking(BODY + b" " * 100_000))
         await until(lambda: executor.held == 1)
         writer.transport.abort()
-        await until(lambda: gateway.bodies._taken_bytes == 0)
+        await until(lambda: gateway.bodies.held_bytes == 0)
 
 
 async def test_idle_connections_hold_no_bodies(gated: tuple[Gateway, GatedExecutor]) -> None:

@@ -15,7 +15,7 @@ from support.broker import Broker, free_port
 from support.escalations import request, response
 
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.protocol import envelope
+from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
 from firstline_core.types import Status
 from firstline_edge.app import EdgeAgent
@@ -59,7 +59,7 @@ class House:
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         async def note(message: Message) -> None:
-            answer = envelope.read_response(message).answer
+            answer = mqtt_messages.read_response(message).answer
             assert answer is not None
             self.heard.append(answer.request_id)
 
@@ -72,7 +72,7 @@ class House:
     @contextlib.asynccontextmanager
     async def announcing(self) -> AsyncIterator[Outbox]:
         outbox = Outbox(self.path, announcing=True)
-        links = await open_links(self.settings, dict, envelope.DEFAULT_LIMITS, SYSTEM_CLOCK)
+        links = await open_links(self.settings, dict, mqtt_messages.DEFAULT_LIMITS, SYSTEM_CLOCK)
         patience = AnnouncerSettings(timeout_s=0.2, backoff_s=0.1, backoff_max_s=0.1)
         announcer = Announcer(outbox, links, SYSTEM_CLOCK, random.Random(1), patience)
         task = asyncio.create_task(announcer.run())

@@ -19,9 +19,9 @@ from support.broker import Broker
 from support.databases import sqlite_store
 from support.gateway import serving
 
-from firstline_core.protocol import envelope
+from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
-from firstline_core.protocol.topics import Topics
+from firstline_core.protocol.mqtt_messages import Topics
 from firstline_core.types import Status
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.identity.enrolment import next_version
@@ -96,7 +96,7 @@ async def test_recorded_mqtt_requests_are_answered(tmp_path: Path, mosquitto: Br
         _, writer = await asyncio.open_connection(mosquitto.host, mosquitto.port)
         writer.write((RECORDED / "mqtt.bin").read_bytes())
         async with asyncio.timeout(20):
-            answer = envelope.read_response(await got.get()).answer
+            answer = mqtt_messages.read_response(await got.get()).answer
         assert answer is not None
         assert answer.status is Status.FINAL
         writer.close()

@@ -19,9 +19,9 @@ from firstline_core.errors import QueueFullError
 from firstline_core.fleet.profiles import PROFILES_PATH
 from firstline_core.fleet.registry import BLOBS_PATH
 from firstline_core.fleet.rest import BRAKE_PATH
-from firstline_core.protocol import http_body
+from firstline_core.protocol import http
 from firstline_core.protocol.enrolment import ENROL_PATH
-from firstline_core.protocol.http_body import BodyBudget
+from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.app import Gateway
@@ -108,7 +108,7 @@ async def test_the_time_for_the_head_is_not_the_time_for_the_answer() -> None:
 
 
 async def test_a_body_that_trickles_in_is_given_up_and_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_body, "GRACE_S", TIMEOUT_S)
+    monkeypatch.setattr(http, "GRACE_S", TIMEOUT_S)
     gateway, executor = gated()
     async with serving(gateway) as url, connected(url) as (reader, writer), httpx.AsyncClient(base_url=url) as client:
         writer.write(f"POST {V2} HTTP/1.1\r\nHost: a\r\nContent-Length: 999999\r\n\r\n".encode() + b"a" * 100)
@@ -120,11 +120,11 @@ async def test_a_body_that_trickles_in_is_given_up_and_others_are_answered(monke
             assert (await asked).status_code == 200
             head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 504")
-    assert gateway.bodies._taken_bytes == 0
+    assert gateway.bodies.held_bytes == 0
 
 
 async def test_a_body_that_trickles_into_a_device_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(http_body, "GRACE_S", TIMEOUT_S)
+    monkeypatch.setattr(http, "GRACE_S", TIMEOUT_S)
     async with serving_agent(edge_settings(tmp_path)) as (_, url), connected(url) as (reader, writer):
         writer.write(f"POST {V2} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999\r\n\r\na".encode())
         async with asyncio.timeout(5):
@@ -173,7 +173,7 @@ async def test_a_client_that_does_not_read_its_answer_loses_its_connection() -> 
 
 async def test_a_strangers_body_that_trickles_in_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a stranger at the port could hold any number of connections for any time."""
-    monkeypatch.setattr(http_body, "GRACE_S", TIMEOUT_S)
+    monkeypatch.setattr(http, "GRACE_S", TIMEOUT_S)
     async with serving(gated()[0]) as url, connected(url) as (reader, writer):
         writer.write(f"POST {ENROL_PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n{{".encode())
         async with asyncio.timeout(5):

@@ -94,7 +94,7 @@ def with_keys(folder: Path) -> Gateway:
 
 
 def idle(gateway: Gateway) -> bool:
-    return not (gateway.bodies._taken_bytes or gateway.plane.under_way.count)
+    return not (gateway.bodies.held_bytes or gateway.plane.under_way.count)
 
 
 async def test_many_at_once_get_their_own(gateway: Gateway) -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import oip
-from firstline_core.protocol.http_body import HEADER_LENGTH
+from firstline_core.protocol.http import HEADER_LENGTH
 from firstline_core.types import InferRequest, InferResponse, Tensor, Wait
 from firstline_edge.app import EdgeAgent
 from firstline_gateway.app import Gateway

@@ -11,7 +11,7 @@ from support.broker import free_port
 from support.gateway import serving
 from support.small_models import gateway_of
 
-from firstline_core.protocol.http_body import BodyBudget
+from firstline_core.protocol.http import BodyBudget
 from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of
 from firstline_gateway.api import server

@@ -8,9 +8,9 @@ from typing import Self
 
 from support.broker import Broker
 
-from firstline_core.protocol import envelope
+from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
-from firstline_core.protocol.topics import Topics
+from firstline_core.protocol.mqtt_messages import Topics
 from firstline_core.types import InferRequest, InferResponse
 
 
@@ -32,7 +32,7 @@ class MqttDevice:
 
     def publication(self, request: InferRequest, now_s: float = 0.0, **changes: object) -> Publication:
         """The request as a device publishes it, but for the changes."""
-        made = envelope.request_publication(
+        made = mqtt_messages.request_publication(
             request,
             topic=self.topics.request(request.model),
             response_topic=self.topics.response,
@@ -48,7 +48,7 @@ class MqttDevice:
             message = await self.got.get()
         assert message.correlation_data == publication.correlation_data
         assert not message.retain
-        return envelope.read_response(message)
+        return mqtt_messages.read_response(message)
 
     async def infer(self, request: InferRequest) -> InferResponse:
         return await self.ask(self.publication(request))

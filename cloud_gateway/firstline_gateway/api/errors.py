@@ -23,8 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from firstline_core.errors import FirstlineError, LinkDownError, NoRoomError, NotReadyError, RequestError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.asgi import send_reply
-from firstline_core.protocol.http import Reply, error_reply, json_reply
-from firstline_core.protocol.http_errors import status_of
+from firstline_core.protocol.http import Reply, error_reply, json_reply, status_of
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.messages import response_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from firstline_core.clock import Clock
-from firstline_core.protocol.http_body import BodyBudget
+from firstline_core.protocol.http import BodyBudget
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.overload import OverloadGuard
 from firstline_gateway.audit_log import AuditLog

@@ -17,10 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from firstline_core.errors import EngineUnavailableError, FirstlineError, UnknownModelError
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import events, file_inference, http
-from firstline_core.protocol.framing import Encoded
+from firstline_core.protocol import file_inference, http
 from firstline_core.protocol.http import Reply
-from firstline_core.protocol.oip import decode_response, encode_response
+from firstline_core.protocol.oip import Encoded, decode_response, encode_response
 from firstline_core.types import InferRequest
 from firstline_gateway.api.auth import GatewayDep, InferDep, authorize, is_still_authorized, require_infer
 from firstline_gateway.api.gateway import Gateway
@@ -88,24 +87,24 @@ async def fetch(
 @router.get(
     "/{request_id}/events",
     response_class=StreamingResponse,
-    responses={200: {"content": {events.EVENT_STREAM_TYPE: {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {http.EVENT_STREAM_TYPE: {"schema": {"type": "string"}}}}},
     openapi_extra={"parameters": [_LAST_EVENT_ID]},
 )
 async def follow(
     request: Request, gateway: GatewayDep, principal: InferDep, request_id: str, form: Form = "short"
 ) -> Response:
     """The answer of a job as a server-sent event. Only for the caller that submitted it."""
-    seen = events.last_event_id(request.headers)
+    seen = http.last_event_id(request.headers)
     with ExitStack() as held:
         ending = held.enter_context(gateway.jobs.waiters.watch(request_id, principal))
         job = await gateway.jobs.find(request_id, principal)
-        if seen == events.LAST_ID:
+        if seen == http.LAST_ID:
             return Response(status_code=204)  # a browser's EventSource does not reconnect after it
 
         async def pieces() -> AsyncIterator[bytes]:
             last = job
             while last.status == RUNNING:
-                yield events.HEARTBEAT  # the first one sends the head
+                yield http.HEARTBEAT  # the first one sends the head
                 if not await _wait_while_authorized(gateway, request, ending, HEARTBEAT_S):
                     return
                 if ending.done():
@@ -115,7 +114,7 @@ async def follow(
                         return
                     if last.status == RUNNING:  # this gateway stops
                         return
-            yield events.event(events.LAST_ID, _event_data(gateway, last, form))
+            yield http.event(http.LAST_ID, _event_data(gateway, last, form))
 
         return _HoldingStream(pieces(), held.pop_all())
 
@@ -157,7 +156,7 @@ class _HoldingStream(StreamingResponse):
     """An event stream that releases its resources at the end."""
 
     def __init__(self, pieces: AsyncIterator[bytes], held: ExitStack) -> None:
-        super().__init__(pieces, headers=events.EVENT_HEADERS, media_type=events.EVENT_STREAM_TYPE)
+        super().__init__(pieces, headers=http.EVENT_HEADERS, media_type=http.EVENT_STREAM_TYPE)
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator
 from starlette.responses import Response
 
 from firstline_core.errors import ConflictError, RequestError
-from firstline_core.protocol import http_body
+from firstline_core.protocol import http
 from firstline_core.protocol.http import Reply, json_reply
 from firstline_core.protocol.limits import MIB, Limits
 from firstline_core.protocol.tensors import shown
@@ -34,7 +34,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         PayloadTooLargeError: the body is over the limit.
         RemoteTimeoutError: the body arrives too slowly.
     """
-    return await http_body.read_body(http_body.in_time(request.stream()), request.headers, limits)
+    return await http.read_body(http.timed_chunks(request.stream()), request.headers, limits)
 
 
 async def body_of(request: Request, kind: type[_T], limits: Limits = BODY) -> _T:

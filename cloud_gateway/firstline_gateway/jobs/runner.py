@@ -19,8 +19,7 @@ from sqlalchemy import Connection
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, DeadlineExceededError, FirstlineError, LinkError
 from firstline_core.ids import new_request_id
-from firstline_core.protocol.http import class_labels
-from firstline_core.protocol.http_errors import error_body, status_of
+from firstline_core.protocol.http import class_labels, error_body, status_of
 from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted

@@ -7,9 +7,7 @@ import contextlib
 from firstline_core.errors import RequestError
 from firstline_core.protocol import file_inference, http
 from firstline_core.protocol.asgi import Request, Streamed
-from firstline_core.protocol.events import last_event_id
-from firstline_core.protocol.http import Reply
-from firstline_core.protocol.http_body import BodyBudget
+from firstline_core.protocol.http import BodyBudget, Reply, last_event_id
 from firstline_core.protocol.oip import encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse

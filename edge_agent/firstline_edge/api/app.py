@@ -15,8 +15,7 @@ from typing import NamedTuple
 from firstline_core.errors import FirstlineError, NotReadyError
 from firstline_core.protocol import extensions, http
 from firstline_core.protocol.asgi import ClientDisconnectedError, Request, Streamed, send_reply, send_stream
-from firstline_core.protocol.http import Reply
-from firstline_core.protocol.http_body import BodyBudget
+from firstline_core.protocol.http import BodyBudget, Reply
 from firstline_core.protocol.http_server import Receive, Scope, Send
 from firstline_core.protocol.limits import Limits
 from firstline_core.telemetry.logs import logger
@@ -231,15 +230,16 @@ class _Handlers:
         agent = self._agent
         with self._bodies.share(principal) as take:
             body = await request.body(agent.limits, take)
-            return await http.infer_reply(
-                agent,
+            inference = await http.read_infer_request(
                 *_model(request),
                 request.headers,
                 body,
-                principal=principal,
                 arrived_s=request.info.arrived_s,
+                principal=principal,
+                limits=agent.limits,
                 trace=request.trace,
             )
+            return http.response_reply(agent, inference, await agent.infer(inference))
 
     async def roll_back(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)

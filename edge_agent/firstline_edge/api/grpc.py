@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from firstline_core.protocol.grpc.server import GrpcServer, address_of
 from firstline_core.protocol.grpc.service import OPERATE, Caller, CallHooks, Context, InferenceService
-from firstline_core.protocol.http_body import BodyBudget
+from firstline_core.protocol.http import BodyBudget
 from firstline_edge.api.access import Access, check_local
 from firstline_edge.api.data_plane import EdgeDataPlane
 

@@ -1,6 +1,6 @@
 """Open event streams: the present answer, then the final or expired one, then the end of the stream.
 
-`firstline_core.protocol.events` defines the events.
+`firstline_core.protocol.http` defines the events.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Any
 
 from firstline_core.errors import FirstlineError, NotReadyError, QueueFullError
 from firstline_core.protocol.asgi import Streamed
-from firstline_core.protocol.events import (
+from firstline_core.protocol.http import (
+    CONTENT_TYPE,
     EVENT_HEADERS,
     EVENT_STREAM_TYPE,
     HEARTBEAT,
     LAST_ID,
     PROVISIONAL_ID,
+    Reply,
     event,
+    header,
 )
-from firstline_core.protocol.http import CONTENT_TYPE, Reply
-from firstline_core.protocol.http_errors import header
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Status
 from firstline_edge.outbox.outbox import Completion

@@ -5,8 +5,8 @@ from __future__ import annotations
 import httpx
 
 from firstline_core.errors import CapacityError
+from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_client
-from firstline_core.protocol.http_errors import error_from
 from firstline_edge.api.access import first_token
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths, is_in_use

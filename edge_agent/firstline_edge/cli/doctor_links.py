@@ -19,11 +19,10 @@ from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, RemoteTimeoutError
+from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_async_client
-from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import DEFAULT_LIMITS
-from firstline_core.protocol.mqtt_messages import Publication, handshake_problem
-from firstline_core.protocol.topics import Topics
+from firstline_core.protocol.mqtt_messages import Publication, Topics, handshake_problem
 from firstline_core.storage.secrets import read_secret
 from firstline_edge.cli.findings import Finding, State, missing, ok, slow, slow_if
 from firstline_edge.cloud.links import make_http_link, mqtt_settings

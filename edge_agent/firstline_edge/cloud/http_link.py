@@ -28,11 +28,10 @@ from firstline_core.errors import (
     RequestError,
     UnauthorizedError,
 )
-from firstline_core.protocol.http import headers_for
-from firstline_core.protocol.http_body import header_length
+from firstline_core.protocol.http import error_from, header_length, headers_for
 from firstline_core.protocol.http_client import ClientSettings, HttpClient, HttpReply
-from firstline_core.protocol.http_errors import error_from
-from firstline_core.protocol.oip import DEFAULT_LIMITS, Limits, decode_response, encode_request
+from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.protocol.oip import decode_response, encode_request
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from firstline_core.clock import Clock, first_of
 from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.mqtt_messages import MqttSettings, tls_context
-from firstline_core.protocol.topics import Topics
+from firstline_core.protocol.mqtt_messages import MqttSettings, Topics, tls_context
 from firstline_core.routing.timing import TimingReport
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.metrics import RequestMetrics

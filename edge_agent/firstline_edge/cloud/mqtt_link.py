@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, RemoteTimeoutError
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import envelope
+from firstline_core.protocol import mqtt_messages
+from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
-from firstline_core.protocol.oip import DEFAULT_LIMITS, Limits
-from firstline_core.protocol.topics import Topics
+from firstline_core.protocol.mqtt_messages import Topics
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.telemetry.link_traffic import count
 
@@ -95,7 +95,7 @@ class MqttLink:
         """See `Link.infer`."""
         now_s = self._clock.monotonic_s()
         correlation_data = secrets.token_bytes(16)
-        publication = envelope.request_publication(
+        publication = mqtt_messages.request_publication(
             replace(request, deadline_s=now_s + timeout_s, binary_output=True, outputs=()),
             topic=self.topics.request(request.model),
             response_topic=self.topics.response,
@@ -111,7 +111,7 @@ class MqttLink:
                 await self._publish_to_gateway(publication)
                 message = await answer
                 count(self.name, received=_size_bytes(message))
-                return envelope.read_response(message, self._limits)
+                return mqtt_messages.read_response(message, self._limits)
         except TimeoutError as error:
             raise RemoteTimeoutError(
                 f"No answer came through the MQTT broker at {self._address} within {timeout_s:.3g} s."
@@ -143,10 +143,10 @@ class MqttLink:
         form = InferRequest(model=response.model, inputs=(), request_id=request_id)
         topic, data = self.topics.results, request_id.encode()
         try:
-            publication = envelope.response_publication(form, response, topic=topic, correlation_data=data)
+            publication = mqtt_messages.response_publication(form, response, topic=topic, correlation_data=data)
         except InvalidTensorError:  # NaN, or bytes that are not text
             form = replace(form, binary_output=True)
-            publication = envelope.response_publication(form, response, topic=topic, correlation_data=data)
+            publication = mqtt_messages.response_publication(form, response, topic=topic, correlation_data=data)
         await self._client.publish(publication)
 
     async def publish_event(self, facts: Mapping[str, object]) -> None:

@@ -12,8 +12,8 @@ import httpx
 
 from firstline_core.errors import ConfigError, LinkDownError, ProtocolError, RemoteTimeoutError
 from firstline_core.fleet.twin import LIMIT_BYTES
+from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client, open_client
-from firstline_core.protocol.http_errors import error_from
 from firstline_core.storage.secrets import read_secret
 from firstline_edge.cloud.http_link import HttpLinkSettings, client_settings, tls_context
 from firstline_edge.identity.credentials import Credentials

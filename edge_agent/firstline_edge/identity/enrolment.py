@@ -43,10 +43,8 @@ from firstline_core.protocol.enrolment import (
     RenewRequest,
     public_key_hash,
 )
-from firstline_core.protocol.http import JSON_TYPE
-from firstline_core.protocol.http_body import read_body
+from firstline_core.protocol.http import JSON_TYPE, error_from, read_body
 from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_async_client
-from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import Limits
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.tls import device_context, time_text, unverified_context

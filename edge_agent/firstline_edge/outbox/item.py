@@ -14,14 +14,8 @@ import orjson
 from msgspec import structs
 
 from firstline_core.errors import LinkDownError, ProtocolError
-from firstline_core.protocol.oip import (
-    Encoded,
-    Limits,
-    decode_request,
-    decode_response,
-    encode_request,
-    encode_response,
-)
+from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request, encode_response
 from firstline_core.storage.seals import Seal
 from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tier
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import httpx
 
 from firstline_core.errors import LinkDownError, NotFoundError, RemoteTimeoutError
+from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HTTP_FAILURES
-from firstline_core.protocol.http_errors import error_from
 
 TIMEOUT_S = 15.0
 _REFUSAL_BYTES = 65_536

@@ -14,8 +14,8 @@ from msgspec import Meta, Struct
 
 from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.catalogue import Catalogue
-from firstline_core.protocol.json_document import read_json_document
 from firstline_core.storage.artefact import Sha256
+from firstline_core.storage.structs import read_json_document
 from firstline_core.types import Name
 
 FORMAT = 1
@@ -308,4 +308,6 @@ def read_document(content: bytes, kind: type[_T], where: str) -> _T:
     Raises:
         ProtocolError: too long, not JSON, not such a document, or of a newer format.
     """
-    return read_json_document(content, kind, where=where, limit_bytes=LIMIT_BYTES, known=FORMAT, fault="is not valid")
+    return read_json_document(
+        content, kind, where=where, limit_bytes=LIMIT_BYTES, supported_format=FORMAT, fault="is not valid"
+    )

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from firstline_core.hardware.readings import Absent, Reading, Readings, Snapshot, describe
-from firstline_core.protocol.json_document import read_json_document
+from firstline_core.storage.structs import read_json_document
 from firstline_core.telemetry.wording import counted
 
 FORMAT = 1
@@ -221,7 +221,12 @@ def decode(content: bytes, where: str) -> Catalogue:
         ProtocolError: too long, not JSON, no catalogue, or of a newer format.
     """
     return read_json_document(
-        content, Catalogue, where=where, limit_bytes=LIMIT_BYTES, known=FORMAT, fault="is no catalogue of a device"
+        content,
+        Catalogue,
+        where=where,
+        limit_bytes=LIMIT_BYTES,
+        supported_format=FORMAT,
+        fault="is no catalogue of a device",
     )
 
 

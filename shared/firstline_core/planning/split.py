@@ -26,8 +26,8 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from firstline_core.protocol.json_document import read_json_document
 from firstline_core.storage.artefact import Sha256
+from firstline_core.storage.structs import read_json_document
 from firstline_core.types import Name
 
 FORMAT = 1
@@ -221,5 +221,10 @@ def decode(content: bytes, where: str) -> Splits:
         ProtocolError: too long, not JSON, something else, or of a newer format.
     """
     return read_json_document(
-        content, Splits, where=where, limit_bytes=LIMIT_BYTES, known=FORMAT, fault="does not say how a model splits"
+        content,
+        Splits,
+        where=where,
+        limit_bytes=LIMIT_BYTES,
+        supported_format=FORMAT,
+        fault="does not say how a model splits",
     )

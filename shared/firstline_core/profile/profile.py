@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Reading
-from firstline_core.protocol.json_document import read_json_document
 from firstline_core.storage.artefact import Sha256
+from firstline_core.storage.structs import read_json_document
 from firstline_core.types import Name
 
 QUANTILES = 200
@@ -457,5 +457,5 @@ def decode(content: bytes, where: str) -> Profile:
         ProtocolError: too long, not JSON, no profile, or of another format.
     """
     return read_json_document(
-        content, Profile, where=where, limit_bytes=LIMIT_BYTES, known=FORMAT, fault="is no profile"
+        content, Profile, where=where, limit_bytes=LIMIT_BYTES, supported_format=FORMAT, fault="is no profile"
     )

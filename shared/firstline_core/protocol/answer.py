@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import orjson
 
 from firstline_core.errors import InvalidTensorError
-from firstline_core.protocol.contract import notice_values, read_notice
+from firstline_core.protocol.parameters import notice_values, read_notice
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import Answer, Attempt, Reason, RowAnswer, Status, Tier
 

@@ -8,9 +8,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from urllib.parse import parse_qsl
 
-from firstline_core.protocol.http import Reply
-from firstline_core.protocol.http_body import check_size, in_time, within
-from firstline_core.protocol.http_errors import Lowered
+from firstline_core.protocol.http import Lowered, Reply, check_size, limited_chunks, timed_chunks
 from firstline_core.protocol.http_server import Receive, Scope, Send, request_info
 from firstline_core.protocol.limits import Limits
 from firstline_core.telemetry.trace import from_lines
@@ -94,7 +92,7 @@ class Request:
             take(len(body))
             return body
         parts = []
-        async for chunk in within(in_time(self._chunks()), self.headers, limits):
+        async for chunk in limited_chunks(timed_chunks(self._chunks()), self.headers, limits):
             take(len(chunk))
             parts.append(chunk)
         return b"".join(parts)

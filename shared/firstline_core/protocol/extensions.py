@@ -10,9 +10,9 @@ from typing import Any
 
 from firstline_core.errors import FirstlineError, InvalidTensorError, RequestError, UnknownModelError
 from firstline_core.protocol.data_plane import DataPlane, ModelState
-from firstline_core.protocol.framing import parse_json
 from firstline_core.protocol.http import Reply, error_reply, json_reply
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.oip import parse_json
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.statistics import ModelStatistics, as_json
 from firstline_core.types import LOWEST_PRIORITY, ModelMetadata, TensorSpec

@@ -12,17 +12,14 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import InferenceError, InvalidTensorError, PayloadTooLargeError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import answer as answers
 from firstline_core.protocol import parameters as params
 from firstline_core.protocol import tensors
-from firstline_core.protocol.framing import parse_json
-from firstline_core.protocol.http import CONTENT_TYPE
-from firstline_core.protocol.http_body import decoded, decoded_body
-from firstline_core.protocol.http_errors import header
+from firstline_core.protocol.http import CONTENT_TYPE, decompressed, header, run_decoder
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.protocol.oip import parse_json
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import (
     PROBABILITIES,
@@ -47,8 +44,7 @@ async def read_request(
     *,
     principal: str,
     limits: Limits,
-    clock: Clock = SYSTEM_CLOCK,
-    arrived_s: float | None = None,
+    arrived_s: float,
     trace: TraceContext | None = None,
 ) -> InferRequest:
     """Reads the request of an HTTP call.
@@ -61,29 +57,27 @@ async def read_request(
         body: of the request, as received.
         principal: the authenticated caller.
         limits: of the tier.
-        clock: `timeout` counts from its present time.
-        arrived_s: if given, `timeout` counts from this arrival of the head instead.
+        arrived_s: monotonic time when the head of the request arrived; `timeout` counts from here.
         trace: of the request.
 
     Raises:
         RequestError: see `request_from_file`.
     """
-    now_s = clock.monotonic_s() if arrived_s is None else arrived_s
 
     def decode() -> InferRequest:
         return request_from_file(
             model,
             metadata,
-            decoded_body(headers, body, limits),
+            decompressed(headers, body, limits),
             header(headers, CONTENT_TYPE) or "",
             query,
-            now_s=now_s,
+            now_s=arrived_s,
             principal=principal,
             limits=limits,
         )
 
     json_bytes = 0 if metadata.inputs[0].datatype == "BYTES" else len(body)
-    request = await decoded(decode, headers, json_bytes)
+    request = await run_decoder(decode, json_bytes, compressed=header(headers, "Content-Encoding") is not None)
     return request if trace is None else replace(request, trace=trace)
 
 

@@ -1,43 +1,399 @@
-"""What V2 over HTTP is, without a framework: header names, and every reply as a plain value.
+"""V2 over HTTP, independent of web frameworks: the error table, headers, limits and decoding of bodies, and replies.
 
-Both tiers implement `data_plane.DataPlane`; their web frameworks only carry `Reply` values to and fro. Bodies suit
-tritonclient, which looks at the status alone, and KServe's client, which reads the JSON.
+Both tiers implement `data_plane.DataPlane`, and their web servers only transport `Reply` values. Error bodies suit
+tritonclient, which reads only the status, and KServe's client, which reads the JSON.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping
+import zlib
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from http import HTTPStatus
+from typing import Any, TypeVar
 
 import orjson
 
-from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError, UnknownModelError
+from firstline_core import errors
+from firstline_core.errors import (
+    FirstlineError,
+    InvalidTensorError,
+    PayloadTooLargeError,
+    QueueFullError,
+    RemoteTimeoutError,
+    RequestError,
+    UnknownModelError,
+)
 from firstline_core.protocol.data_plane import DataPlane
-from firstline_core.protocol.http_body import HEADER_LENGTH, body_form, decoded_body, elsewhere, is_soon_read
-from firstline_core.protocol.http_errors import RETRY_AFTER, error_body, status_of
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, encode_response
+from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse, TensorSpec, TraceContext
 
 CONTENT_TYPE = "Content-Type"
+HEADER_LENGTH = "Inference-Header-Content-Length"
+RETRY_AFTER = "Retry-After"
+
 JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
+EVENT_STREAM_TYPE = "text/event-stream"
+
+# The only table from errors to HTTP statuses, which are Triton's. A class without an entry has its parent's status.
+_STATUS: dict[type[FirstlineError], int] = {
+    errors.RequestError: 400,
+    errors.UnauthorizedError: 401,
+    errors.ForbiddenError: 403,
+    errors.UnknownModelError: 404,
+    errors.UnknownAnswerError: 404,
+    errors.NotFoundError: 404,
+    errors.ConflictError: 409,
+    errors.ModelMismatchError: 409,
+    errors.ReusedRequestIdError: 409,
+    errors.PayloadTooLargeError: 413,
+    errors.RateLimitedError: 429,
+    errors.SignatureError: 422,
+    errors.MetadataExpiredError: 422,
+    errors.MetadataRollbackError: 409,
+    errors.MetadataMismatchError: 409,
+    errors.IncompatibleTargetError: 409,
+    errors.SelfTestError: 409,
+    errors.NoRoomError: 409,
+    errors.CapacityError: 503,
+    errors.LinkError: 503,
+    errors.DeadlineExceededError: 504,
+    errors.RemoteTimeoutError: 504,
+    FirstlineError: 500,
+}
+
+# The errors of replies without a code of Firstline, such as those of a proxy.
+_BY_STATUS: dict[int, type[FirstlineError]] = {
+    401: errors.UnauthorizedError,
+    403: errors.UnauthorizedError,
+    404: errors.UnknownModelError,
+    408: errors.RemoteTimeoutError,
+    409: errors.ModelMismatchError,
+    413: errors.PayloadTooLargeError,
+    429: errors.RateLimitedError,
+    502: errors.LinkError,
+    503: errors.CapacityError,
+    504: errors.RemoteTimeoutError,
+}
+
+_MESSAGE_CHARS = 1000
+# A longer delay means "not today", and must fit the header of a server that forwards the error.
+_RETRY_AFTER_MAX_S = 86_400.0
+
+# A client may take this time for a body, and one more second for each `LEAST_BYTES_PER_S` that it has sent; the slowest
+# mobile links are faster.
+GRACE_S = 20.0
+LEAST_BYTES_PER_S = 1024
+
+# Takes a few milliseconds to parse, during which no other request runs; larger JSON is parsed in a thread.
+_INLINE_JSON_BYTES = 256 * 1024
+
+# One thread: parsing holds the interpreter's lock, so more threads would not be faster, and would delay the event loop.
+_DECODING = ThreadPoolExecutor(1, thread_name_prefix="decoding")
+
+# Server-sent events: the ids are the same for every answer, so a client that reconnects with `Last-Event-ID`, even
+# after a restart of the server, gets each event once. https://html.spec.whatwg.org/multipage/server-sent-events.html
+PROVISIONAL_ID, LAST_ID = 1, 2
+HEARTBEAT = b":\n\n"
+# A buffering proxy would delay the final answer.
+EVENT_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+T = TypeVar("T")
+
+
+class Lowered(dict[str, str]):
+    """Headers with lower-case names, so that one lookup finds a header."""
+
+
+def header(headers: Mapping[str, str], name: str) -> str | None:
+    """Returns a header's value without surrounding spaces, in any case of its name; None if it is absent."""
+    lowered = name.lower()
+    value = headers.get(lowered)
+    if value is None and not isinstance(headers, Lowered):
+        value = next((text for key, text in headers.items() if key.lower() == lowered), None)
+    return None if value is None else value.strip()
+
+
+def header_length(headers: Mapping[str, str]) -> int | None:
+    """Returns the size of the JSON at the start of the body; None without the header, when all of the body is JSON.
+
+    Raises:
+        InvalidTensorError: the header is not a whole number.
+    """
+    value = header(headers, HEADER_LENGTH)
+    if value is None:
+        return None
+    # 18 digits are enough for any body, and limit the work of int().
+    if not (value.isascii() and value.isdigit() and len(value) <= 18):
+        raise InvalidTensorError(f"{HEADER_LENGTH} is {shown(value)}; give the number of bytes of the JSON header.")
+    return int(value)
+
+
+def last_event_id(headers: Mapping[str, str]) -> int:
+    """Returns the id of the last event that the client has received; 0 for none.
+
+    Raises:
+        RequestError: the id does not exist.
+    """
+    value = header(headers, "Last-Event-ID") or "0"
+    if value not in ("0", str(PROVISIONAL_ID), str(LAST_ID)):
+        raise RequestError(
+            f"Last-Event-ID is {shown(value)}; events have the ids {PROVISIONAL_ID} and {LAST_ID}. Leave the header "
+            "out to start from the beginning."
+        )
+    return int(value)
+
+
+def event(event_id: int, data: bytes) -> bytes:
+    """Returns one server-sent event with JSON data without line breaks."""
+    return b"id: %d\ndata: %b\n\n" % (event_id, data)
+
+
+def status_of(error: FirstlineError) -> int:
+    """Returns the HTTP status of an error."""
+    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+
+
+def error_body(error: FirstlineError) -> bytes:
+    """Returns `{"error": sentence, "code": code}`, with `retry_after_s` and `request_id` if the error has them."""
+    body: dict[str, Any] = {"error": error.message, "code": error.code}
+    if error.retry_after_s is not None:
+        body["retry_after_s"] = round(error.retry_after_s, 3)
+    if error.request_id:
+        body["request_id"] = error.request_id
+    return orjson.dumps(body)
+
+
+def closing_response(status: int, sentence: str) -> bytes:
+    """Returns a complete HTTP/1.1 error response that closes the connection, for bytes that are not a request."""
+    body = error_body(errors.RequestError(sentence))
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    )
+    return "\r\n".join((*head, "", "")).encode("ascii") + body
+
+
+def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> FirstlineError:
+    """Returns the error in a server's reply, by its code, or otherwise by its status.
+
+    Args:
+        status: any except 2xx.
+        body: decoded if it is from `error_body` or has the form of RFC 9457.
+        headers: for Retry-After in seconds, limited to a day; a date is ignored.
+    """
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        document = None
+    if not isinstance(document, dict):
+        document = {}
+    code, delay_s = document.get("code"), document.get("retry_after_s")
+    message = document.get("error", document.get("detail"))
+    if not isinstance(message, str) or not message:
+        message = f"The server answered with HTTP status {status} and no reason."
+    retry_after_s: float | None = None
+    if isinstance(delay_s, int | float) and not isinstance(delay_s, bool) and delay_s >= 0:
+        retry_after_s = min(float(delay_s), _RETRY_AFTER_MAX_S)
+    elif (after := header(headers or {}, RETRY_AFTER)) is not None and after.isascii() and after.isdigit():
+        retry_after_s = min(float(after), _RETRY_AFTER_MAX_S)
+    kind = errors.BY_CODE.get(code) if isinstance(code, str) else None
+    return (kind or _kind_of(status))(message[:_MESSAGE_CHARS], retry_after_s=retry_after_s)
+
+
+def _kind_of(status: int) -> type[FirstlineError]:
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    if 400 <= status < 500:
+        return errors.RequestError
+    return FirstlineError if status >= 500 else errors.ProtocolError
+
+
+class BodyBudget:
+    """Limits the bytes of all request bodies in memory; without it, a few clients could fill the memory.
+
+    Args:
+        limit_bytes: for all bodies together.
+        fair: whether one client may hold at most as many bytes as remain free, so that there is always room for
+            another client.
+    """
+
+    def __init__(self, limit_bytes: int, *, fair: bool = False) -> None:
+        self._limit_bytes = limit_bytes
+        self._fair = fair
+        self.held_bytes = 0
+        self._of_principal: dict[str, int] = {}
+
+    @contextmanager
+    def share(self, principal: str) -> Iterator[Callable[[int], None]]:
+        """Yields the function that reserves bytes for one request, see `take`; releases them at the end."""
+        share_bytes = 0
+
+        def take(size_bytes: int) -> None:
+            nonlocal share_bytes
+            self.take(principal, size_bytes)
+            share_bytes += size_bytes
+
+        try:
+            yield take
+        finally:
+            self._release(principal, share_bytes)
+
+    def take(self, principal: str, size_bytes: int) -> None:
+        """Reserves bytes of a client. Bytes count when they arrive, not when they are announced.
+
+        Raises:
+            QueueFullError: the bytes do not fit.
+        """
+        of_client, free_bytes = self._of_principal.get(principal, 0), self._limit_bytes - self.held_bytes
+        if size_bytes > free_bytes or (self._fair and of_client + size_bytes > free_bytes - size_bytes):
+            raise QueueFullError(
+                f"Your requests in progress hold {of_client} bytes, and {free_bytes} are free; try again later, or "
+                "raise api.bodies_limit_bytes.",
+                retry_after_s=1.0,
+            )
+        self.held_bytes += size_bytes
+        self._of_principal[principal] = of_client + size_bytes
+
+    def _release(self, principal: str, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+        remaining_bytes = self._of_principal.get(principal, 0) - size_bytes
+        if remaining_bytes:
+            self._of_principal[principal] = remaining_bytes
+        else:
+            self._of_principal.pop(principal, None)
+
+
+async def limited_chunks(
+    chunks: AsyncIterable[bytes], headers: Mapping[str, str], limits: Limits
+) -> AsyncIterator[bytes]:
+    """Yields the chunks of a body, until it is known to be too large.
+
+    Args:
+        chunks: as they arrive.
+        headers: for Content-Length, with which a body is refused before it is read.
+        limits: `body_bytes` applies to the bytes received here, and again after decompression.
+
+    Raises:
+        PayloadTooLargeError: over the limit.
+    """
+    declared = header(headers, "Content-Length")
+    if declared is not None and declared.isascii() and declared.isdigit():
+        significant = declared.lstrip("0") or "0"
+        if len(significant) > 18 or int(significant) > limits.body_bytes:
+            raise _too_large(limits)
+    size_bytes = 0
+    async for chunk in chunks:
+        size_bytes += len(chunk)
+        if size_bytes > limits.body_bytes:
+            raise _too_large(limits)
+        yield chunk
+
+
+async def timed_chunks(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """Yields the chunks of a body while they arrive fast enough. Requires a running task.
+
+    Raises:
+        RemoteTimeoutError: they arrive too slowly.
+    """
+    received_bytes = 0
+    start_s = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(start_s + GRACE_S) as deadline:
+            async for chunk in chunks:
+                received_bytes += len(chunk)
+                deadline.reschedule(start_s + GRACE_S + received_bytes / LEAST_BYTES_PER_S)
+                yield chunk
+    except TimeoutError as error:
+        raise RemoteTimeoutError(
+            f"Only {received_bytes} bytes of the body came in time; send at least {LEAST_BYTES_PER_S} bytes a second."
+        ) from error
+
+
+async def read_body(chunks: AsyncIterable[bytes], headers: Mapping[str, str], limits: Limits) -> bytes:
+    """Returns a whole body; see `limited_chunks`."""
+    return b"".join([chunk async for chunk in limited_chunks(chunks, headers, limits)])
+
+
+def check_size(body: bytes, limits: Limits) -> None:
+    """Checks the size of a body that arrived in one piece.
+
+    Raises:
+        PayloadTooLargeError: over the limit.
+    """
+    if len(body) > limits.body_bytes:
+        raise _too_large(limits)
+
+
+def _too_large(limits: Limits) -> PayloadTooLargeError:
+    return PayloadTooLargeError(f"The body is larger than {limits.body_bytes} bytes, the most that is accepted.")
+
+
+def decompressed(headers: Mapping[str, str], body: bytes, limits: Limits) -> bytes:
+    """Returns the body without its Content-Encoding.
+
+    Raises:
+        InvalidTensorError: an encoding other than gzip, deflate and identity, or a body in another encoding.
+        PayloadTooLargeError: over `limits.body_bytes`, before or after; no more than that is decompressed.
+    """
+    encoding = (header(headers, "Content-Encoding") or "identity").lower()
+    if encoding == "identity":
+        return body
+    # HTTP's deflate is the zlib format (RFC 9110, section 8.4.1.2); 16 more window bits mean gzip.
+    window_bits = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+    if encoding not in window_bits:
+        raise InvalidTensorError(f"Content-Encoding {shown(encoding)} is not accepted; use gzip, deflate or none.")
+    inflate = zlib.decompressobj(window_bits[encoding])
+    try:
+        plain = inflate.decompress(body, limits.body_bytes + 1)
+    except zlib.error as error:
+        raise InvalidTensorError(f"The body is not {encoding}, as its Content-Encoding says: {error}.") from error
+    if len(plain) > limits.body_bytes:
+        raise PayloadTooLargeError(f"The body inflates to more than {limits.body_bytes} bytes, the most accepted.")
+    if not inflate.eof or inflate.unused_data:
+        fault = "has bytes after its end" if inflate.eof else "is cut short"
+        raise InvalidTensorError(f"The {encoding} body {fault}; send one complete stream.")
+    return plain
+
+
+async def run_decoder(decode: Callable[[], T], json_bytes: int, *, compressed: bool = False) -> T:
+    """Calls `decode`, in a thread if it could block the event loop for long.
+
+    Args:
+        decode: decodes a request.
+        json_bytes: bytes to parse; binary tensors do not count, because they are views of the body.
+        compressed: whether `decode` decompresses a body.
+    """
+    if json_bytes <= _INLINE_JSON_BYTES and not compressed:
+        return decode()
+    return await asyncio.get_running_loop().run_in_executor(_DECODING, decode)
 
 
 @dataclass(slots=True)
 class Reply:
-    """An HTTP response, before any framework has seen it."""
+    """An HTTP response, independent of a web framework."""
 
     status: int
     headers: dict[str, str]
     body: bytes
 
 
+def json_reply(value: object, status: int = 200) -> Reply:
+    """Returns a JSON value as a reply."""
+    return Reply(status, {CONTENT_TYPE: JSON_TYPE}, orjson.dumps(value))
+
+
 def error_reply(error: FirstlineError) -> Reply:
-    """The error as both clients and programs read it."""
+    """Returns the reply for an error."""
     status = status_of(error)
     headers = {CONTENT_TYPE: JSON_TYPE}
     if error.retry_after_s is not None:
@@ -48,7 +404,7 @@ def error_reply(error: FirstlineError) -> Reply:
 
 
 def headers_for(encoded: Encoded) -> dict[str, str]:
-    """The headers that tell a reader what a body is."""
+    """Returns the headers of an encoded V2 body."""
     if encoded.header_length is None:
         return {CONTENT_TYPE: JSON_TYPE}
     return {CONTENT_TYPE: BINARY_TYPE, HEADER_LENGTH: str(encoded.header_length)}
@@ -66,29 +422,29 @@ async def read_infer_request(
     limits: Limits,
     trace: TraceContext | None = None,
 ) -> InferRequest:
-    """Reads the request of a V2 body; a large one in a thread.
+    """Decodes a V2 inference request.
 
     Args:
-        model: from the path, unquoted.
-        version: from the path, "" for the current one.
-        headers: of the request.
-        body: of the request, as it came.
-        arrived_s: when the request arrived; its `timeout` counts from there.
-        principal: the caller, as the adapter authenticated it.
-        trust_request_id: for devices, whose escalations keep their id.
-        limits: of the tier.
-        trace: that the request belongs to.
+        model: name in the path, unquoted.
+        version: version in the path, "" for the current one.
+        headers: headers of the request.
+        body: body of the request, as received.
+        arrived_s: monotonic time when the head of the request arrived; its `timeout` counts from here.
+        principal: the authenticated caller.
+        trust_request_id: whether to keep the caller's request id, as for devices' escalations.
+        limits: limits of the tier.
+        trace: trace context in the headers.
 
     Raises:
-        RequestError: the request cannot be read.
+        RequestError: the request is invalid.
     """
-    form = body_form(headers)
+    length = header_length(headers)
 
-    def read() -> InferRequest:
+    def decode() -> InferRequest:
         return decode_request(
             model,
-            body if form.encoding is None else decoded_body({"content-encoding": form.encoding}, body, limits),
-            form.header_length,
+            decompressed(headers, body, limits),
+            length,
             version=version,
             now_s=arrived_s,
             principal=principal,
@@ -97,92 +453,49 @@ async def read_infer_request(
             trace=trace,
         )
 
-    return read() if is_soon_read(form, len(body)) else await elsewhere(read)
+    json_bytes = len(body) if length is None else length
+    return await run_decoder(decode, json_bytes, compressed=header(headers, "Content-Encoding") is not None)
 
 
 def response_reply(plane: DataPlane, request: InferRequest, response: InferResponse) -> Reply:
-    """What a request is answered with.
+    """Returns the reply with a V2 inference response.
 
     Raises:
-        InvalidTensorError: the response cannot travel as the request asks.
+        InvalidTensorError: the response cannot be encoded in the requested form.
     """
     encoded = encode_response(request, response, class_labels(plane, request, response) if request.outputs else ())
     return Reply(200, headers_for(encoded), encoded.body)
 
 
-async def infer_reply(
-    plane: DataPlane,
-    model: str,
-    version: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    *,
-    principal: str = "",
-    trust_request_id: bool = False,
-    clock: Clock = SYSTEM_CLOCK,
-    arrived_s: float | None = None,
-    trace: TraceContext | None = None,
-) -> Reply:
-    """`POST /v2/models/{model}[/versions/{version}]/infer`.
-
-    Args:
-        plane: the tier that answers.
-        model: from the path, unquoted.
-        version: from the path, "" for the current one.
-        headers: of the request.
-        body: of the request, as it came.
-        principal: who asks, as the adapter authenticated them.
-        trust_request_id: for devices, whose escalations keep their id.
-        clock: `timeout` counts from its present,
-        arrived_s: or from when the head arrived: a body that took its time has used some of it up.
-        trace: that the request belongs to.
-
-    Raises:
-        FirstlineError: why there is no answer; `error_reply` says it.
-    """
-    request = await read_infer_request(
-        *(model, version, headers, body),
-        arrived_s=clock.monotonic_s() if arrived_s is None else arrived_s,
-        principal=principal,
-        trust_request_id=trust_request_id,
-        limits=plane.limits,
-        trace=trace,
-    )
-    return response_reply(plane, request, await plane.infer(request))
-
-
 def class_labels(plane: DataPlane, request: InferRequest, response: InferResponse) -> tuple[str, ...]:
-    """The labels of the model that answered, where an output is wanted as classes; () where they are not known."""
-    for output in request.outputs:
-        if output.classification:
-            break
-    else:
+    """Returns the labels of the answering model if an output is requested as classes; () if they are unknown."""
+    if not any(output.classification for output in request.outputs):
         return ()
     try:
         return plane.metadata(response.model, response.version).labels
-    except UnknownModelError:  # another tier's
+    except UnknownModelError:  # a model of the other tier
         return ()
 
 
 def server_metadata_reply(plane: DataPlane) -> Reply:
-    """`GET /v2`."""
+    """Answers `GET /v2`."""
     return json_reply({"name": plane.server_name, "version": plane.server_version, "extensions": plane.extensions})
 
 
 def live_reply(plane: DataPlane) -> Reply:
-    """`GET /v2/health/live`."""
+    """Answers `GET /v2/health/live`."""
     live = plane.live()
     return json_reply({"live": live}, 200 if live else 400)
 
 
 def ready_reply(plane: DataPlane) -> Reply:
-    """`GET /v2/health/ready`; V2 wants a 4xx while it is not."""
+    """Answers `GET /v2/health/ready`, with a 4xx status if the tier is not ready, as V2 requires."""
     ready = plane.ready()
     return json_reply({"ready": ready}, 200 if ready else 400)
 
 
 def model_ready_reply(plane: DataPlane, model: str, version: str) -> Reply:
-    """`GET /v2/models/{model}[/versions/{version}]/ready`."""
+    """Answers `GET /v2/models/{model}[/versions/{version}]/ready`."""
     try:
         ready = plane.model_ready(model, version)
     except FirstlineError as error:
@@ -191,7 +504,7 @@ def model_ready_reply(plane: DataPlane, model: str, version: str) -> Reply:
 
 
 def model_metadata_reply(plane: DataPlane, model: str, version: str) -> Reply:
-    """`GET /v2/models/{model}[/versions/{version}]`; `labels` is Firstline's own, there for classifiers."""
+    """Answers `GET /v2/models/{model}[/versions/{version}]`; `labels` of classifiers are Firstline's addition."""
     try:
         metadata = plane.metadata(model, version)
     except FirstlineError as error:
@@ -206,11 +519,6 @@ def model_metadata_reply(plane: DataPlane, model: str, version: str) -> Reply:
     if metadata.labels:
         described["labels"] = metadata.labels
     return json_reply(described)
-
-
-def json_reply(value: object, status: int = 200) -> Reply:
-    """Any JSON value as a reply."""
-    return Reply(status, {CONTENT_TYPE: JSON_TYPE}, orjson.dumps(value))
 
 
 def _spec(spec: TensorSpec) -> dict[str, Any]:

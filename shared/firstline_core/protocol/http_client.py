@@ -24,7 +24,7 @@ from firstline_core.errors import (
     ProtocolError,
     RemoteTimeoutError,
 )
-from firstline_core.protocol.http_body import read_body
+from firstline_core.protocol.http import read_body
 from firstline_core.protocol.limits import Limits
 
 _Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)

@@ -37,7 +37,7 @@ from uvicorn.server import ServerState
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.protocol.arrival import age_s
-from firstline_core.protocol.http_errors import closing_response
+from firstline_core.protocol.http import closing_response
 from firstline_core.telemetry.logs import logger
 
 Scope = MutableMapping[str, Any]

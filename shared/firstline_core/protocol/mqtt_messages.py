@@ -1,22 +1,47 @@
-"""Settings, TLS, messages and errors of the MQTT client, independent of any MQTT library."""
+"""The messages of devices over MQTT 5: topics, V2 requests and answers, settings and errors. No MQTT library.
+
+`request_publication` encodes what a device sends, and `Topics` has all topics of a device. The payload of a request or
+answer is the V2 body, and user properties take the place of HTTP's headers:
+
+| user property                   | message  | value                                                              |
+|---------------------------------|----------|--------------------------------------------------------------------|
+| inference-header-content-length | both     | bytes of JSON before the binary tensors; absent if all is JSON     |
+| model-version                   | request  | version of the bundle; absent for the current one                  |
+| deadline-ms                     | request  | remaining time until the deadline, never a time of day             |
+| status                          | answer   | "ok", or the code of an error                                      |
+| traceparent, tracestate         | both     | W3C trace context, if there is one                                 |
+
+The payload of an error is `{"error": sentence, "code": code}`, as over HTTP.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from firstline_core.errors import (
     CapacityError,
     ConfigError,
     FirstlineError,
+    InvalidTensorError,
     LinkDownError,
     PayloadTooLargeError,
     ProtocolError,
+    RequestError,
     UnauthorizedError,
 )
+from firstline_core.protocol.http import error_body, error_from
+from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request, encode_response
 from firstline_core.storage.secrets import read_secret
+from firstline_core.telemetry.trace import received
+from firstline_core.types import TRACEPARENT, TRACESTATE, InferRequest, InferResponse, TraceContext
 
 # RFC 8446, section 6.2, with OpenSSL's names.
 _ALERTS = {
@@ -73,7 +98,7 @@ class MqttSettings:
         if self.password_file is None:
             return self
         try:
-            return replace(self, password=read_secret(str(self.password_file), "password_file"))
+            return dataclasses.replace(self, password=read_secret(str(self.password_file), "password_file"))
         except ConfigError:  # it was readable before; the broker decides whether the old one is still valid
             return self
 
@@ -182,3 +207,299 @@ def not_connected(address: str) -> LinkDownError:
 def connection_lost(address: str, why: str) -> LinkDownError:
     """Returns the error for a packet whose answer cannot arrive."""
     return LinkDownError(f"The connection to the MQTT broker at {address} was lost ({why}).")
+
+
+DEFAULT_PREFIX = "firstline/v1"
+
+_NAME_LIMIT_CHARACTERS = 128
+# Wildcards, the separator, the prefix of shared subscriptions and of the broker's own topics, and NUL.
+_REFUSED = frozenset("+#/$\0")
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics of one device.
+
+    Raises:
+        ConfigError: an invalid prefix or device name.
+    """
+
+    device: str
+    prefix: str = DEFAULT_PREFIX
+
+    def __post_init__(self) -> None:
+        _check_prefix(self.prefix)
+        if why := _fault(self.device):
+            raise ConfigError(f"The device name {self.device!r} {why}.")
+
+    @property
+    def birth(self) -> str:
+        """Topic of session id, capabilities and model digests; retained."""
+        return self._own("birth")
+
+    @property
+    def state(self) -> str:
+        """Topic of online or offline, with the session id; retained, and the last will."""
+        return self._own("state")
+
+    @property
+    def response(self) -> str:
+        """Topic of the gateway's answers to this device."""
+        return self._own("res")
+
+    @property
+    def results(self) -> str:
+        """Topic of corrections, for applications near the device; never retained."""
+        return self._own("results")
+
+    @property
+    def desired(self) -> str:
+        """Topic of the desired state; retained."""
+        return self._own("desired")
+
+    @property
+    def reported(self) -> str:
+        """Topic of the reported state; retained."""
+        return self._own("reported")
+
+    @property
+    def telemetry(self) -> str:
+        return self._own("telemetry")
+
+    def request(self, model: str) -> str:
+        """Returns the topic of this device's requests to `model`.
+
+        Raises:
+            RequestError: an invalid model name.
+        """
+        if why := _fault(model):
+            raise RequestError(f"The model name {model!r} {why}.")
+        return f"{self._own('req')}/{model}"
+
+    def _own(self, leaf: str) -> str:
+        return f"{self.prefix}/{self.device}/{leaf}"
+
+
+def shared_requests(group: str, prefix: str = DEFAULT_PREFIX) -> str:
+    """Returns the filter with which the gateway's replicas share the requests of all devices (MQTT 5, section 4.8.2).
+
+    Raises:
+        ConfigError: an invalid group or prefix.
+    """
+    _check_prefix(prefix)
+    if why := _fault(group):
+        raise ConfigError(f"The shared subscription's group {group!r} {why}.")
+    return f"$share/{group}/{prefix}/+/req/+"
+
+
+def parse_request(topic: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, str]:
+    """Returns the device and model of a request topic.
+
+    Raises:
+        ProtocolError: another topic.
+    """
+    head = f"{prefix}/"
+    parts = topic[len(head) :].split("/") if topic.startswith(head) else []
+    if len(parts) != 3 or parts[1] != "req" or _fault(parts[0]) or _fault(parts[2]):
+        raise ProtocolError(f"'{topic}' is not a request topic; those are {prefix}/DEVICE/req/MODEL.")
+    return parts[0], parts[2]
+
+
+def _check_prefix(prefix: str) -> None:
+    for level in prefix.split("/"):
+        if why := _fault(level):
+            raise ConfigError(f"The topic prefix {prefix!r} has a level {level!r} that {why}.")
+
+
+def _fault(level: str) -> str:
+    """Returns why `level` cannot be one level of a topic; "" if it can."""
+    if not level:
+        return "is empty; give at least one character"
+    if len(level) > _NAME_LIMIT_CHARACTERS:
+        return f"has {len(level)} characters; a topic level here has at most {_NAME_LIMIT_CHARACTERS}"
+    found = sorted(_REFUSED.intersection(level))
+    if found:
+        return f"contains {', '.join(map(repr, found))}, which MQTT topics reserve; leave it out"
+    # Section 1.5.4 allows a broker to close the connection for these; surrogates are not UTF-8 at all.
+    if any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 for c in level):
+        return "contains control characters, which MQTT brokers may refuse; leave them out"
+    return ""
+
+
+HEADER_LENGTH = "inference-header-content-length"
+MODEL_VERSION = "model-version"
+DEADLINE_MS = "deadline-ms"
+STATUS = "status"
+
+OK = "ok"
+
+_EXPIRY_MAX_S = 0xFFFF_FFFF  # four bytes (MQTT 5, section 3.3.2.3.3)
+
+
+def request_publication(
+    request: InferRequest,
+    *,
+    topic: str,
+    response_topic: str,
+    correlation_data: bytes,
+    now_s: float,
+) -> Publication:
+    """Returns a request to publish. Its expiry is the deadline in whole seconds, after which the broker may drop it.
+
+    Args:
+        request: its `binary_output` decides the form of the answer.
+        topic: from `Topics.request`.
+        response_topic: of the answer.
+        correlation_data: assigns the answer to its request.
+        now_s: on the clock of `request.deadline_s`.
+
+    Raises:
+        InvalidTensorError: an input that V2 cannot represent.
+    """
+    if request.deadline_s is not None:
+        request = replace(request, deadline_s=min(request.deadline_s, now_s + _EXPIRY_MAX_S))
+    encoded = encode_request(request, binary=True, now_s=now_s)
+    properties = _properties(encoded, request.trace)
+    expiry_s = None
+    if request.version:
+        properties[MODEL_VERSION] = request.version
+    if request.deadline_s is not None:
+        left_s = max(0.0, request.deadline_s - now_s)
+        properties[DEADLINE_MS] = str(math.ceil(left_s * 1000))
+        expiry_s = max(1, math.ceil(left_s))
+    return Publication(
+        topic=topic,
+        payload=encoded.body,
+        properties=properties,
+        response_topic=response_topic,
+        correlation_data=correlation_data,
+        expiry_s=expiry_s,
+    )
+
+
+def trace_of(message: Message) -> TraceContext | None:
+    """Returns the trace of a message; None without one."""
+    return received(message.properties.get(TRACEPARENT, ""), message.properties.get(TRACESTATE, ""))
+
+
+def read_request(
+    message: Message,
+    model: str,
+    *,
+    now_s: float,
+    principal: str,
+    limits: Limits = DEFAULT_LIMITS,
+    trace: TraceContext | None = None,
+) -> InferRequest:
+    """Decodes the request of a message and keeps its `request_id`, because only authenticated devices publish these.
+
+    The deadline is the earliest one in the message. The expiry includes the time at the broker, but only in whole
+    seconds.
+
+    Args:
+        message: from a request topic.
+        model: from that topic.
+        now_s: on this tier's monotonic clock.
+        principal: the device of the topic, authorised by the broker.
+        limits: checked against the declared sizes.
+        trace: of the request, from `trace_of`.
+
+    Raises:
+        RequestError: the message is invalid; `InvalidTensorError`, `PayloadTooLargeError`.
+    """
+    request = decode_request(
+        model,
+        message.payload,
+        _whole_number(message, HEADER_LENGTH),
+        version=message.properties.get(MODEL_VERSION, ""),
+        now_s=now_s,
+        principal=principal,
+        trust_request_id=True,
+        limits=limits,
+    )
+    deadline_ms = _whole_number(message, DEADLINE_MS)
+    ends_s = [
+        request.deadline_s,
+        None if deadline_ms is None else now_s + deadline_ms / 1000,
+        None if message.expiry_s is None else now_s + message.expiry_s,
+    ]
+    deadline_s = min((end_s for end_s in ends_s if end_s is not None), default=None)
+    return replace(request, deadline_s=deadline_s, trace=trace)
+
+
+def json_bytes(message: Message) -> int:
+    """Returns the bytes of a payload that must be parsed as JSON, which blocks the thread.
+
+    Raises:
+        InvalidTensorError: the header length is invalid.
+    """
+    length = _whole_number(message, HEADER_LENGTH)
+    return len(message.payload) if length is None else min(length, len(message.payload))
+
+
+def response_publication(
+    request: InferRequest,
+    response: InferResponse,
+    *,
+    topic: str,
+    correlation_data: bytes = b"",
+    expiry_s: int | None = None,
+) -> Publication:
+    """Returns an answer to publish, never retained.
+
+    Raises:
+        InvalidTensorError: a requested output does not exist.
+    """
+    encoded = encode_response(request, response)
+    properties = {STATUS: OK} | _properties(encoded, request.trace)
+    return Publication(topic, encoded.body, properties, correlation_data=correlation_data, expiry_s=expiry_s)
+
+
+def error_publication(
+    error: FirstlineError,
+    *,
+    topic: str,
+    correlation_data: bytes,
+    expiry_s: int | None = None,
+    trace: TraceContext | None = None,
+) -> Publication:
+    """Returns an error to publish, with the trace of the request."""
+    properties = {STATUS: error.code} | ({} if trace is None else trace.headers())
+    return Publication(topic, error_body(error), properties, correlation_data=correlation_data, expiry_s=expiry_s)
+
+
+def read_response(message: Message, limits: Limits = DEFAULT_LIMITS) -> InferResponse:
+    """Decodes the answer of a message.
+
+    Raises:
+        FirstlineError: the published error.
+        ProtocolError: the message is not an answer or an error.
+    """
+    status = message.properties.get(STATUS)
+    if status is None:
+        raise ProtocolError(f"A message on '{message.topic}' has no user property '{STATUS}'.")
+    if status != OK:
+        error = error_from(500, message.payload)
+        if error.code != status:
+            raise ProtocolError(f"A message on '{message.topic}' has status '{status}', but its payload differs.")
+        raise error
+    try:
+        header_length = _whole_number(message, HEADER_LENGTH)
+    except InvalidTensorError as fault:
+        raise ProtocolError(fault.message) from fault
+    return decode_response(message.payload, header_length, limits)
+
+
+def _properties(encoded: Encoded, trace: TraceContext | None) -> dict[str, str]:
+    properties = {} if encoded.header_length is None else {HEADER_LENGTH: str(encoded.header_length)}
+    return properties if trace is None else properties | trace.headers()
+
+
+def _whole_number(message: Message, name: str) -> int | None:
+    text = message.properties.get(name)
+    if text is None:
+        return None
+    # 15 digits are enough for any body or time, and limit the work of int().
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise InvalidTensorError(f"The user property '{name}' is {text[:40]!r}; give a whole number.")
+    return int(text)

@@ -1,14 +1,18 @@
-"""The requested outputs of a V2 request: decoding, encoding, and selection from a response."""
+"""The requested outputs of a V2 request: decoding, encoding, selection from a response, and classes as strings.
+
+Classes are Triton's classification extension:
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_classification.md
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
-from firstline_core.protocol import framing
 from firstline_core.protocol import parameters as params
-from firstline_core.protocol.classification import classified
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse, RequestedOutput, Tensor
@@ -33,11 +37,11 @@ def requested(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ..
         raise PayloadTooLargeError(f"'outputs' has {len(entries)} names; at most {limits.tensors} are accepted.")
     found: dict[str, RequestedOutput] = {}
     for position, entry in enumerate(entries):
-        name = framing.name_of(entry, f"Requested output {position}")
+        name = params.name_of(entry, f"Requested output {position}")
         where = f"Requested output {shown(name)}"
         if name in found:
             raise InvalidTensorError(f"{where} is there twice; name each output once.")
-        parameters = framing.object_at(entry, "parameters", where)
+        parameters = params.object_at(entry, "parameters", where)
         for key, instead in _REFUSED_OUTPUT.items():
             if key in parameters:
                 raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
@@ -74,3 +78,34 @@ def chosen(request: InferRequest, response: InferResponse, labels: Sequence[str]
             tensor = classified(tensor, output.classification, labels)
         found.append((tensor, request.binary_output if output.binary is None else output.binary))
     return found
+
+
+def classified(tensor: Tensor, count: int, labels: Sequence[str]) -> Tensor:
+    """Returns the `count` most likely classes of each row, most likely first, as "VALUE:INDEX:LABEL".
+
+    Args:
+        tensor: numbers, (rows, classes).
+        count: at least 1; limited to the number of classes.
+        labels: by index; a class without label is "VALUE:INDEX".
+
+    Returns:
+        BYTES, (rows, at most `count`).
+
+    Raises:
+        InvalidTensorError: the output has no classes.
+    """
+    if tensor.array.ndim != 2 or tensor.array.dtype.kind not in "iuf":
+        raise InvalidTensorError(
+            f"Output {shown(tensor.name)} is {tensor.datatype} of shape {list(tensor.shape)}, so it has no classes; "
+            "ask for it without 'classification'."
+        )
+    likeliest = np.argsort(-tensor.array.astype(np.float64), axis=1, kind="stable")[:, :count]
+    texts = np.empty(likeliest.shape, np.object_)
+    for row, classes in enumerate(likeliest):
+        texts[row] = [_text(float(tensor.array[row, index]), int(index), labels) for index in classes]
+    return Tensor(tensor.name, texts)
+
+
+def _text(value: float, index: int, labels: Sequence[str]) -> bytes:
+    text = f"{value:.6f}:{index}"  # formatted like C++'s std::to_string, which Triton uses
+    return (f"{text}:{labels[index]}" if index < len(labels) else text).encode()

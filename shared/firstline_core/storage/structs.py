@@ -1,4 +1,4 @@
-"""Small files that hold one msgspec struct as JSON with a checksum, and are replaced as a whole."""
+"""msgspec structs in JSON: files with a checksum that are replaced as a whole, and documents of other processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from firstline_core.errors import IntegrityError
+from firstline_core.errors import IntegrityError, ProtocolError
 from firstline_core.storage.files import make_folder, read_checked, with_checksum, write_whole
 
 S = TypeVar("S", bound=Struct)
@@ -37,3 +37,33 @@ def write_struct(path: Path, value: Struct) -> os.stat_result:
     """
     make_folder(path.parent)
     return write_whole(path, with_checksum(msgspec.json.encode(value)))
+
+
+def read_json_document(
+    content: bytes, kind: type[S], *, where: str, limit_bytes: int, supported_format: int, fault: str
+) -> S:
+    """Decodes a struct.
+
+    Args:
+        content: JSON.
+        kind: the struct; unsupported_format fields are ignored.
+        where: origin, for errors.
+        limit_bytes: maximum size.
+        supported_format: the supported `format`; documents without this field have it.
+        fault: text of the error for another document, such as "is not a profile".
+
+    Raises:
+        ProtocolError: too long, not JSON, not the struct, or another format.
+    """
+    if len(content) > limit_bytes:
+        raise ProtocolError(f"{where} has {len(content)} bytes; at most {limit_bytes} are read.")
+    try:
+        document = msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"{where} {fault}: {error}.") from error
+    document_format = getattr(document, "format", supported_format)
+    if document_format != supported_format:
+        raise ProtocolError(
+            f"{where} has format {document_format}; this version of Firstline reads format {supported_format}."
+        )
+    return document

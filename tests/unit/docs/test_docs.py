@@ -13,10 +13,10 @@ from bench import figures
 from firstline.workbench.step_syntax import USAGE
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import BY_CODE
-from firstline_core.protocol import envelope
-from firstline_core.protocol.http_errors import status_of
+from firstline_core.protocol import mqtt_messages
+from firstline_core.protocol.http import status_of
 from firstline_core.protocol.limits import DEFAULT_LIMITS
-from firstline_core.protocol.topics import Topics
+from firstline_core.protocol.mqtt_messages import Topics
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import Answer, Privacy, Reason, Route, Status, Tier, Wait
 from firstline_edge.api.openapi import description
@@ -100,8 +100,13 @@ def test_every_topic_and_user_property_is_named() -> None:
     topics = Topics("device", "firstline/v1")
     for topic in (topics.response, topics.results, topics.birth, topics.state, topics.request("{model}")):
         assert "{prefix}/{device}" + topic.removeprefix("firstline/v1/device") in PROTOCOL
-    properties = {envelope.HEADER_LENGTH, envelope.MODEL_VERSION, envelope.DEADLINE_MS, envelope.STATUS}
-    assert properties | {envelope.TRACEPARENT} <= listed(PROTOCOL)
+    properties = {
+        mqtt_messages.HEADER_LENGTH,
+        mqtt_messages.MODEL_VERSION,
+        mqtt_messages.DEADLINE_MS,
+        mqtt_messages.STATUS,
+    }
+    assert properties | {mqtt_messages.TRACEPARENT} <= listed(PROTOCOL)
 
 
 async def test_every_metric_is_named(tmp_path: Path) -> None:

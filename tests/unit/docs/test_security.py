@@ -14,7 +14,7 @@ from firstline.workbench import dataset, detections
 from firstline_core.bundle import golden, manifest, trust
 from firstline_core.fleet import configuration, registry, twin
 from firstline_core.processing import images
-from firstline_core.protocol import http_body, mqtt_connection, topics
+from firstline_core.protocol import http, mqtt_connection, mqtt_messages
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.protocol.limits import DEFAULT_LIMITS, MIB
 from firstline_core.storage import secrets, settings
@@ -42,7 +42,7 @@ LIMITS = {
     ),
     "pipelined HTTP requests": (f"{SERVER.pipelined} on one connection",),
     "a client that does not read": (f"{SERVER.write_s:g} s",),
-    "slow HTTP bodies": (f"{http_body.GRACE_S:g} s",),
+    "slow HTTP bodies": (f"{http.GRACE_S:g} s",),
     "connections at the agent": (f"{SERVER.pending:,}, and half of the descriptors",),
     "HTTP body": (f"{DEFAULT_LIMITS.body_bytes // MIB} MiB",),
     "JSON": (f"{DEFAULT_LIMITS.json_bytes // MIB} MiB",),
@@ -61,7 +61,7 @@ LIMITS = {
         f"{images.JPEG_SCANS_LIMIT} scans",
     ),
     "MQTT properties": (f"{mqtt_connection.PROPERTIES_LIMIT_BYTES // 1024} KiB",),
-    "MQTT topic": (f"{topics._NAME_LIMIT_CHARACTERS} characters",),
+    "MQTT topic": (f"{mqtt_messages._NAME_LIMIT_CHARACTERS} characters",),
     "events": (f"{EventReader()._limit_bytes // MIB} MiB",),
     "`manifest.json`": (f"{manifest.MANIFEST_LIMIT_BYTES // MIB} MiB",),
     "a device's twin": (f"{twin.LIMIT_BYTES // 1024} KiB; {report._LIMIT} models",),

@@ -25,7 +25,7 @@ from firstline_core.fleet.registry import (
     ConfigurationPage,
     Publication,
 )
-from firstline_core.protocol.http_body import in_time, within
+from firstline_core.protocol.http import limited_chunks, timed_chunks
 from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.auth import GatewayDep, OperatorDep, require_device_or_fleet, require_fleet
 from firstline_gateway.api.messages import (
@@ -116,7 +116,7 @@ async def read_blob(request: Request, registry: RegistryDep, sha256: Sha256) -> 
 async def write_blob(request: Request, gateway: GatewayDep, registry: RegistryDep, sha256: Sha256) -> Response:
     """Store a file: 201 if it is new, 200 if it exists; its body is then not read."""
     limits = Limits(body_bytes=gateway.settings.registry.blob_limit_bytes)
-    is_new = await registry.files.put(sha256, within(in_time(request.stream()), request.headers, limits))
+    is_new = await registry.files.put(sha256, limited_chunks(timed_chunks(request.stream()), request.headers, limits))
     return answer({"sha256": sha256, "new": is_new}, 201 if is_new else 200)
 
 

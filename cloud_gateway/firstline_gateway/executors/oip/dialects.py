@@ -24,12 +24,10 @@ from firstline_core.errors import (
     ProtocolError,
     RequestError,
 )
-from firstline_core.protocol.framing import Encoded
-from firstline_core.protocol.http_body import header_length
+from firstline_core.protocol.http import error_from, header_length
 from firstline_core.protocol.http_client import HttpReply
-from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.oip import decode_response, encode_request
+from firstline_core.protocol.oip import Encoded, decode_response, encode_request
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.base import cast_feed
 from firstline_core.runtime.select import RuntimeOptions

@@ -1,5 +1,5 @@
 """The Open Inference Protocol V2 over gRPC, for both tiers. Needs the packages `grpcio` and `protobuf`.
 
 `inference.proto` declares the messages and `schema.py` loads its compiled form, `inference.binpb`. `codec.py` reads and
-writes inferences, `statuses.py` maps errors, `service.py` answers calls, `server.py` listens.
+writes inferences, `service.py` answers calls and maps errors to statuses, `server.py` listens.
 """

@@ -15,11 +15,10 @@ from google.protobuf.message import DecodeError
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.protocol import answer as answers
-from firstline_core.protocol import framing, outputs, tensors
-from firstline_core.protocol.framing import DescribedTensor
+from firstline_core.protocol import oip, outputs, tensors
 from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.oip import request_of
+from firstline_core.protocol.oip import DescribedTensor, request_of
 from firstline_core.protocol.protobuf import spans
 from firstline_core.types import DATATYPES, Array, InferRequest, InferResponse, Tensor
 
@@ -179,8 +178,8 @@ def _inputs(found: Any, raw: Sequence[memoryview], limits: Limits) -> tuple[Tens
         for each in found.inputs[: limits.tensors + 1]
     ]
     inputs = []
-    for position, described in enumerate(framing.described_tensors("Input", "inputs", entries, limits)):
-        framing.input_parameters(described.where, described.entry)
+    for position, described in enumerate(oip.described_tensors("Input", "inputs", entries, limits)):
+        oip.input_parameters(described.where, described.entry)
         each = found.inputs[position]
         if raw and each.HasField("contents"):
             raise InvalidTensorError(

@@ -15,16 +15,17 @@ from typing import Any, NamedTuple
 import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
+from grpc import StatusCode
 from msgspec.structs import replace
 
+from firstline_core import errors
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, QueueFullError, RemoteTimeoutError
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import extensions, http, http_body
+from firstline_core.protocol import extensions, http
 from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.grpc import codec
 from firstline_core.protocol.grpc.schema import SERVICE, message
-from firstline_core.protocol.grpc.statuses import status_of, trailers_of
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.trace import from_lines
 from firstline_core.types import InferRequest, TensorSpec, TraceContext
@@ -207,7 +208,7 @@ class InferenceService:
                 limits=limits,
             )
 
-        request = await http_body.decoded(decode, {}, len(head))
+        request = await http.run_decoder(decode, len(head))
         journal.model, journal.id = request.model, request.id
         if (deadline_s := metadata.deadline_s) is not None:
             request = replace(request, deadline_s=min(deadline_s, request.deadline_s or deadline_s))
@@ -338,3 +339,43 @@ def _unexpected(call: str) -> FirstlineError:
     error = FirstlineError(f"The server failed on this call; its log has the reason under {request_id}.")
     error.request_id = request_id
     return error
+
+
+CODE = "firstline-code"
+"""Trailing metadata: the error's code, as in a REST body."""
+RETRY_AFTER_MS = "grpc-retry-pushback-ms"
+"""Trailing metadata: time until a retry; gRPC clients that retry respect it (gRFC A6)."""
+REQUEST_ID = "firstline-request-id"
+
+# A class without an entry has its parent's.
+_STATUS: dict[type[FirstlineError], StatusCode] = {
+    errors.RequestError: StatusCode.INVALID_ARGUMENT,
+    errors.UnauthorizedError: StatusCode.UNAUTHENTICATED,
+    errors.ForbiddenError: StatusCode.PERMISSION_DENIED,
+    errors.UnknownModelError: StatusCode.NOT_FOUND,
+    errors.UnknownAnswerError: StatusCode.NOT_FOUND,
+    errors.ModelMismatchError: StatusCode.FAILED_PRECONDITION,
+    errors.ReusedRequestIdError: StatusCode.ALREADY_EXISTS,
+    errors.PayloadTooLargeError: StatusCode.RESOURCE_EXHAUSTED,  # as gRPC itself for a message over its limit
+    errors.RateLimitedError: StatusCode.RESOURCE_EXHAUSTED,
+    errors.CapacityError: StatusCode.UNAVAILABLE,
+    errors.LinkError: StatusCode.UNAVAILABLE,
+    errors.DeadlineExceededError: StatusCode.DEADLINE_EXCEEDED,
+    errors.RemoteTimeoutError: StatusCode.DEADLINE_EXCEEDED,
+    FirstlineError: StatusCode.INTERNAL,
+}
+
+
+def status_of(error: FirstlineError) -> StatusCode:
+    """Returns the gRPC status of an error."""
+    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+
+
+def trailers_of(error: FirstlineError) -> tuple[tuple[str, str], ...]:
+    """Returns the trailing metadata of an error."""
+    found = [(CODE, error.code)]
+    if error.retry_after_s is not None:
+        found.append((RETRY_AFTER_MS, str(max(1, round(min(error.retry_after_s, 86_400.0) * 1000)))))
+    if error.request_id:
+        found.append((REQUEST_ID, error.request_id))
+    return tuple(found)

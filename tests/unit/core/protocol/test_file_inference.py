@@ -9,14 +9,13 @@ import numpy as np
 import orjson
 import pytest
 
-from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
     InferenceError,
     InvalidTensorError,
     PayloadTooLargeError,
     RequestError,
 )
-from firstline_core.protocol import file_inference, framing
+from firstline_core.protocol import file_inference, oip
 from firstline_core.protocol.file_inference import answer_json, read_request, request_from_file
 from firstline_core.protocol.limits import Limits
 from firstline_core.types import (
@@ -218,13 +217,14 @@ def test_a_model_that_gives_nan(name: str) -> None:
 
 
 async def test_body_query_and_headers_make_a_request() -> None:
-    clock = SimulatedClock(start_s=10.0)
     request = await read_request(
-        "m", VECTOR, {}, {"timeout": "1000000"}, b"[1, 2]", principal="app", limits=Limits(), clock=clock
+        "m", VECTOR, {}, {"timeout": "1000000"}, b"[1, 2]", principal="app", limits=Limits(), arrived_s=10.0
     )
     assert (request.model, request.principal, request.deadline_s) == ("m", "app", 11.0)
     with pytest.raises(InvalidTensorError, match="multipart"):
-        await read_request("m", IMAGE, {"Content-Type": "Multipart/form-data"}, {}, b"a", principal="", limits=Limits())
+        await read_request(
+            "m", IMAGE, {"Content-Type": "Multipart/form-data"}, {}, b"a", principal="", limits=Limits(), arrived_s=0.0
+        )
 
 
 @pytest.mark.parametrize(("zeros", "aside"), [(1, False), (200_000, True)])
@@ -235,9 +235,11 @@ async def test_long_decoding_leaves_the_event_loop_to_others(
 
     def parse_json(*args: Any) -> Any:
         threads.append(threading.get_ident())
-        return framing.parse_json(*args)
+        return oip.parse_json(*args)
 
     monkeypatch.setattr(file_inference, "parse_json", parse_json)
     with pytest.raises(InvalidTensorError, match="shape"):
-        await read_request("m", VECTOR, {}, {}, orjson.dumps([0] * (zeros + 2)), principal="", limits=Limits())
+        await read_request(
+            "m", VECTOR, {}, {}, orjson.dumps([0] * (zeros + 2)), principal="", limits=Limits(), arrived_s=0.0
+        )
     assert (threads != [threading.get_ident()]) is aside

@@ -11,14 +11,8 @@ import orjson
 import pytest
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, ProtocolError, RequestError
-from firstline_core.protocol.oip import (
-    Encoded,
-    Limits,
-    decode_request,
-    decode_response,
-    encode_request,
-    encode_response,
-)
+from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request, encode_response
 from firstline_core.protocol.parameters import timeout_us
 from firstline_core.types import (
     Answer,

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from support.escalations import request, response
 
 from firstline_core import errors
+from firstline_core.protocol import http
 from firstline_core.protocol import http as wire
-from firstline_core.protocol import http_body
-from firstline_core.protocol.http_errors import error_body
-from firstline_core.protocol.oip import Limits, decode_request, encode_response
+from firstline_core.protocol.http import error_body
+from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.telemetry.trace import received
 from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
 from firstline_edge.cloud.link import LinkBusyError
@@ -83,7 +84,7 @@ async def answer_once(reader: Reader, writer: Writer) -> None:
     if first.startswith("GET /v2/health/live "):
         writer.write(reply(200, b'{"live": true}'))
     else:
-        asked = decode_request("digits", body, int(headers[http_body.HEADER_LENGTH.lower()]), trust_request_id=True)
+        asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), trust_request_id=True)
         assert asked.deadline_s is not None
         encoded = encode_response(asked, response(asked))
         writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
@@ -302,7 +303,7 @@ async def test_the_answer_to_another_request_is_refused(server: Server, link: Ht
 
     async def answer_twice(reader: Reader, writer: Writer) -> None:
         _, headers, body = await read_request(reader)
-        asked = decode_request("digits", body, int(headers[http_body.HEADER_LENGTH.lower()]), trust_request_id=True)
+        asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), trust_request_id=True)
         encoded = encode_response(asked, response(asked))
         writer.write(2 * reply(200, encoded.body, wire.headers_for(encoded)))
         await reader.read()
@@ -319,7 +320,7 @@ async def test_an_answer_with_another_request_id_is_matched_by_the_clients_id(se
     async def answer(reader: Reader, writer: Writer) -> None:
         while True:
             _, headers, body = await read_request(reader)
-            asked = decode_request("digits", body, int(headers[http_body.HEADER_LENGTH.lower()]))
+            asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]))
             encoded = encode_response(asked, response(asked))
             writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
 
@@ -373,7 +374,7 @@ class TestReplacedToken:
             if headers.get("authorization") != "Bearer new":
                 writer.write(reply(401, error_body(errors.UnauthorizedError("The token is unknown."))))
                 continue
-            asked = decode_request("digits", body, int(headers[http_body.HEADER_LENGTH.lower()]), trust_request_id=True)
+            asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), trust_request_id=True)
             encoded = encode_response(asked, response(asked))
             writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
 
@@ -408,7 +409,7 @@ async def test_a_request_s_trace_goes_beside_its_body(server: Server, link: Http
         for _ in range(2):
             _, headers, body = await read_request(reader)
             bodies.append(body)
-            asked = decode_request("digits", body, int(headers[http_body.HEADER_LENGTH.lower()]), trust_request_id=True)
+            asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), trust_request_id=True)
             encoded = encode_response(asked, response(asked))
             writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
 

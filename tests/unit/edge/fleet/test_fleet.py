@@ -29,8 +29,7 @@ from firstline_core.errors import (
 )
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
-from firstline_core.protocol.mqtt_messages import Message
-from firstline_core.protocol.topics import Topics
+from firstline_core.protocol.mqtt_messages import Message, Topics
 from firstline_edge.cloud.chain import no_budget
 from firstline_edge.fleet.escalation_limiter import EscalationLimiter
 from firstline_edge.fleet.report import FleetCounts

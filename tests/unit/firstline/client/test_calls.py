@@ -26,7 +26,7 @@ from firstline_core.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
-from firstline_core.protocol import http, http_body, oip
+from firstline_core.protocol import http, oip
 from firstline_core.types import (
     Answer,
     InferRequest,
@@ -53,7 +53,7 @@ def response(status: int = 200, content: bytes = b"", **headers: str) -> httpx.R
 
 def sent(call: calls.Call) -> InferRequest:
     """What a server reads."""
-    return oip.decode_request("m", call.content, http_body.header_length(call.headers or {}))
+    return oip.decode_request("m", call.content, http.header_length(call.headers or {}))
 
 
 class TestInfer:

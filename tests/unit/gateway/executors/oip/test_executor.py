@@ -24,9 +24,9 @@ from firstline_core.errors import (
     QueueFullError,
     UnauthorizedError,
 )
-from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.protocol.oip import Encoded
 from firstline_core.telemetry.trace import CURRENT, received
 from firstline_core.types import Array, Tensor
 from firstline_gateway.executors.base import Outcome, Probabilities

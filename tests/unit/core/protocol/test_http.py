@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import gzip
+import io
 import threading
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from http.client import HTTPResponse
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
 
-from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
+    BY_CODE,
+    CapacityError,
     DeadlineExceededError,
     FirstlineError,
     InvalidTensorError,
+    LinkError,
     PayloadTooLargeError,
+    ProtocolError,
+    QueueFullError,
+    RateLimitedError,
     RequestError,
+    UnauthorizedError,
     UnknownModelError,
 )
-from firstline_core.protocol import extensions, http, http_body, oip
+from firstline_core.protocol import extensions, http, oip
 from firstline_core.protocol.data_plane import DataPlane, ModelState
+from firstline_core.protocol.http import closing_response, error_body, error_from, error_reply, status_of
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import decode_response, encode_request
 from firstline_core.telemetry.statistics import ModelStatistics
@@ -84,47 +93,65 @@ def plane(**changes: Any) -> Doubler:
     return made
 
 
+async def infer_reply(
+    tier: Doubler,
+    model: str,
+    version: str,
+    headers: dict[str, str],
+    body: bytes,
+    *,
+    principal: str = "",
+    trust_request_id: bool = False,
+    arrived_s: float = 0.0,
+) -> http.Reply:
+    request = await http.read_infer_request(
+        *(model, version, headers, body),
+        arrived_s=arrived_s,
+        principal=principal,
+        trust_request_id=trust_request_id,
+        limits=tier.limits,
+    )
+    return http.response_reply(tier, request, await tier.infer(request))
+
+
 def said(reply: http.Reply) -> Any:
     assert reply.headers["Content-Type"] == "application/json"
     return orjson.loads(reply.body)
 
 
 async def test_json_in_json_out() -> None:
-    reply = await http.infer_reply(plane(), "double", "", {}, BODY)
+    reply = await infer_reply(plane(), "double", "", {}, BODY)
     assert reply.status == 200
     assert said(reply)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [2.0, 4.0]}]
 
 
-@pytest.mark.parametrize(
-    "name", [http_body.HEADER_LENGTH, http_body.HEADER_LENGTH.lower(), http_body.HEADER_LENGTH.upper()]
-)
+@pytest.mark.parametrize("name", [http.HEADER_LENGTH, http.HEADER_LENGTH.lower(), http.HEADER_LENGTH.upper()])
 async def test_binary_in_binary_out(name: str) -> None:
     sent = encode_request(
         InferRequest("double", (Tensor("x", np.array([[1, 2]], np.float32)),), REQUEST_ID, binary_output=True)
     )
-    reply = await http.infer_reply(plane(), "double", "7", {name: str(sent.header_length)}, sent.body)
+    reply = await infer_reply(plane(), "double", "7", {name: str(sent.header_length)}, sent.body)
     assert reply.status == 200
     assert reply.headers["Content-Type"] == "application/octet-stream"
-    got = decode_response(reply.body, http_body.header_length(reply.headers))
+    got = decode_response(reply.body, http.header_length(reply.headers))
     assert got.output("y").tolist() == [[2, 4]]
 
 
 async def test_what_the_adapter_knows_reaches_the_plane() -> None:
     tier = plane()
     sent = orjson.dumps(orjson.loads(BODY) | {"parameters": {"timeout": 2_000_000, "request_id": REQUEST_ID}})
-    clock = SimulatedClock(start_s=50.0)
-    await http.infer_reply(tier, "double", "7", {}, sent, principal="app", trust_request_id=True, clock=clock)
+    await infer_reply(tier, "double", "7", {}, sent, principal="app", trust_request_id=True, arrived_s=50.0)
     request = tier.seen[0]
     assert (request.model, request.version, request.principal) == ("double", "7", "app")
     assert (request.request_id, request.deadline_s) == (REQUEST_ID, 52.0)
-    await http.infer_reply(tier, "double", "7", {}, sent, clock=clock, arrived_s=49.5)
+    await infer_reply(tier, "double", "7", {}, sent, arrived_s=49.5)
     assert tier.seen[1].deadline_s == 51.5  # the body took half a second of it
 
 
 async def test_a_failure_is_raised_and_makes_a_reply() -> None:
     tier = plane(failure=DeadlineExceededError("Too late.", retry_after_s=0.2))
     with pytest.raises(DeadlineExceededError) as caught:
-        await http.infer_reply(tier, "double", "", {}, BODY)
+        await infer_reply(tier, "double", "", {}, BODY)
     reply = http.error_reply(caught.value)
     assert reply.status == 504
     assert reply.headers["Retry-After"] == "1"
@@ -136,18 +163,18 @@ async def test_bad_bodies_never_reach_the_plane() -> None:
     bad: list[tuple[dict[str, str], bytes, int]] = [
         ({}, b"{", 400),
         ({}, BODY + b" ", 413),
-        ({http_body.HEADER_LENGTH: "9" * 18}, BODY, 400),
-        ({http_body.HEADER_LENGTH: "9" * 5000}, BODY, 400),
-        ({http_body.HEADER_LENGTH: "-1"}, BODY, 400),
-        ({http_body.HEADER_LENGTH: "²"}, BODY, 400),
-        ({http_body.HEADER_LENGTH: ""}, BODY, 400),
-        ({http_body.HEADER_LENGTH: "1_0"}, BODY, 400),
+        ({http.HEADER_LENGTH: "9" * 18}, BODY, 400),
+        ({http.HEADER_LENGTH: "9" * 5000}, BODY, 400),
+        ({http.HEADER_LENGTH: "-1"}, BODY, 400),
+        ({http.HEADER_LENGTH: "²"}, BODY, 400),
+        ({http.HEADER_LENGTH: ""}, BODY, 400),
+        ({http.HEADER_LENGTH: "1_0"}, BODY, 400),
         ({"Content-Encoding": "br"}, BODY, 400),
         ({"Content-Encoding": "gzip"}, BODY, 400),
     ]
     for headers, body, status in bad:
         with pytest.raises(FirstlineError) as caught:
-            await http.infer_reply(tier, "double", "", headers, body)
+            await infer_reply(tier, "double", "", headers, body)
         reply = http.error_reply(caught.value)
         assert reply.status == status, (headers, reply)
         assert set(said(reply)) == {"error", "code"}
@@ -164,7 +191,7 @@ async def test_bad_bodies_never_reach_the_plane() -> None:
     ],
 )
 async def test_compressed_requests(encoding: str, compressed: bytes) -> None:
-    reply = await http.infer_reply(plane(), "double", "", {"content-encoding": encoding}, compressed)
+    reply = await infer_reply(plane(), "double", "", {"content-encoding": encoding}, compressed)
     assert reply.status == 200
 
 
@@ -178,7 +205,7 @@ LARGE_BINARY = encode_request(InferRequest("double", (Tensor("x", np.ones((1, 20
         ({}, BODY, False),
         ({}, LARGE, True),
         ({"content-encoding": "gzip"}, gzip.compress(BODY, mtime=0), True),
-        ({http_body.HEADER_LENGTH: str(LARGE_BINARY.header_length)}, LARGE_BINARY.body, False),
+        ({http.HEADER_LENGTH: str(LARGE_BINARY.header_length)}, LARGE_BINARY.body, False),
     ],
     ids=["small", "large", "compressed", "binary"],
 )
@@ -192,14 +219,14 @@ async def test_long_decoding_leaves_the_event_loop_to_others(
         return oip.decode_request(*args, **named)
 
     monkeypatch.setattr(http, "decode_request", decode_request)
-    assert (await http.infer_reply(plane(), "double", "", headers, body)).status == 200
+    assert (await infer_reply(plane(), "double", "", headers, body)).status == 200
     assert (threads != [threading.get_ident()]) is aside
 
 
 def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:
     bomb = gzip.compress(bytes(50_000_000))
     with pytest.raises(PayloadTooLargeError, match="inflates"):
-        http_body.decoded_body({"Content-Encoding": "gzip"}, bomb, Limits(body_bytes=1000))
+        http.decompressed({"Content-Encoding": "gzip"}, bomb, Limits(body_bytes=1000))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +239,7 @@ def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:
 )
 def test_one_whole_stream(body: bytes, says: str) -> None:
     with pytest.raises(InvalidTensorError, match=says):
-        http_body.decoded_body({"Content-Encoding": "gzip"}, body, Limits())
+        http.decompressed({"Content-Encoding": "gzip"}, body, Limits())
 
 
 async def test_reading_stops_at_the_limit() -> None:
@@ -225,18 +252,18 @@ async def test_reading_stops_at_the_limit() -> None:
             yield b"12345"
 
     with pytest.raises(PayloadTooLargeError):
-        await http_body.read_body(chunks(), {}, Limits(body_bytes=10))
+        await http.read_body(chunks(), {}, Limits(body_bytes=10))
     assert taken == 3
     for declared in ("11", "9" * 5000):
         with pytest.raises(PayloadTooLargeError):
-            await http_body.read_body(chunks(), {"content-length": declared}, Limits(body_bytes=10))
+            await http.read_body(chunks(), {"content-length": declared}, Limits(body_bytes=10))
     assert taken == 3
 
     async def whole() -> AsyncIterator[bytes]:
         yield b"ab"
         yield b"cd"
 
-    assert await http_body.read_body(whole(), {"content-length": "4"}, Limits(body_bytes=4)) == b"abcd"
+    assert await http.read_body(whole(), {"content-length": "4"}, Limits(body_bytes=4)) == b"abcd"
 
 
 def test_health_is_200_or_4xx_with_json_that_kserve_reads() -> None:
@@ -333,3 +360,122 @@ class TestExtensions:
             "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2]}],
             "dynamic_batching": {"priority_levels": 3, "default_priority_level": 2},
         }
+
+
+STATUSES = {
+    "invalid_request": 400,
+    "invalid_tensor": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "unknown_model": 404,
+    "unknown_answer": 404,
+    "not_found": 404,
+    "conflict": 409,
+    "metadata_rollback": 409,
+    "metadata_mismatch": 409,
+    "incompatible_target": 409,
+    "self_test_failed": 409,
+    "no_room": 409,
+    "signature": 422,
+    "metadata_expired": 422,
+    "model_mismatch": 409,
+    "request_id_reused": 409,
+    "payload_too_large": 413,
+    "unavailable": 503,
+    "queue_full": 503,
+    "shedding": 503,
+    "rate_limited": 429,
+    "store_unavailable": 503,
+    "engine_unavailable": 503,
+    "not_ready": 503,
+    "budget_exceeded": 503,
+    "link_error": 503,
+    "link_down": 503,
+    "protocol_error": 503,
+    "deadline_exceeded": 504,
+    "remote_timeout": 504,
+}
+
+
+@pytest.mark.parametrize("code", sorted(BY_CODE))
+def test_every_code_has_its_status_and_finds_its_way_back(code: str) -> None:
+    error = BY_CODE[code]("What was wrong.", retry_after_s=1.2)
+    reply = error_reply(error)
+    assert reply.status == status_of(error) == STATUSES.get(code, 500)
+    assert reply.headers["Retry-After"] == "2"
+    back = error_from(reply.status, reply.body, reply.headers)
+    assert type(back) is BY_CODE[code]
+    assert (back.message, back.retry_after_s) == ("What was wrong.", 1.2)
+
+
+def test_a_caller_without_a_token_is_told_the_scheme() -> None:
+    assert error_reply(UnauthorizedError("No token.")).headers["WWW-Authenticate"] == "Bearer"
+
+
+def test_no_retry_after_where_none_is_known() -> None:
+    reply = error_reply(QueueFullError("Full."))
+    assert "Retry-After" not in reply.headers
+    assert orjson.loads(reply.body) == {"error": "Full.", "code": "queue_full"}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (429, RateLimitedError),
+        (403, UnauthorizedError),
+        (418, RequestError),
+        (502, LinkError),
+        (503, CapacityError),
+        (500, FirstlineError),
+        (302, ProtocolError),
+    ],
+)
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[]", b'{"error":"x","code":"new_code"}', b'{"error":7,"code":[]}', b"\xff"]
+)
+def test_without_our_code_the_status_decides(status: int, kind: type[FirstlineError], body: bytes) -> None:
+    assert type(error_from(status, body)) is kind
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("7", 7.0),
+        (" 7 ", 7.0),
+        ("-7", None),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ("²", None),
+        ("2592000", 86_400.0),
+        ("9" * 400, 86_400.0),
+    ],
+)
+def test_retry_after_of_another_server(value: str, seconds: float | None) -> None:
+    assert error_from(503, b"", {"retry-after": value}).retry_after_s == seconds
+
+
+def test_a_wait_beyond_all_reason_can_be_passed_on() -> None:
+    for said in (b'{"retry_after_s": 1e308}', b'{"retry_after_s": 99999999999999999}'):
+        assert error_reply(error_from(503, said)).headers["Retry-After"] == "86400"
+    assert error_reply(error_from(503, b"<html>", {"Retry-After": "9" * 400})).headers["Retry-After"] == "86400"
+
+
+def test_a_long_message_is_cut() -> None:
+    assert len(error_from(500, orjson.dumps({"error": "a" * 100_000})).message) == 1000
+
+
+def test_a_closing_response_is_a_whole_one() -> None:
+    class Wire:
+        def makefile(self, _mode: str) -> io.BytesIO:
+            return io.BytesIO(closing_response(431, "The head is too large."))
+
+    response = HTTPResponse(Wire())  # type: ignore[arg-type]
+    response.begin()
+    assert (response.status, response.reason) == (431, "Request Header Fields Too Large")
+    assert response.getheader("Connection") == "close"
+    body = response.read()
+    assert len(body) == int(response.getheader("Content-Length") or 0)
+    assert type(error_from(431, body)) is RequestError
+
+
+def test_a_wait_is_said_in_milliseconds_at_the_finest() -> None:
+    assert orjson.loads(error_body(QueueFullError("Full.", retry_after_s=0.123456789)))["retry_after_s"] == 0.123

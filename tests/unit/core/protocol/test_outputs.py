@@ -5,8 +5,8 @@ import orjson
 import pytest
 
 from firstline_core.errors import InvalidTensorError, RequestError
-from firstline_core.protocol.classification import classified
 from firstline_core.protocol.oip import decode_request, encode_request, encode_response
+from firstline_core.protocol.outputs import classified
 from firstline_core.types import InferResponse, Tensor
 
 

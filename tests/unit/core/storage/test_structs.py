@@ -6,7 +6,7 @@ import pytest
 from msgspec import Struct
 
 from firstline_core.errors import ProtocolError
-from firstline_core.protocol.json_document import read_json_document
+from firstline_core.storage.structs import read_json_document
 
 
 class Note(Struct):
@@ -19,7 +19,7 @@ class Plain(Struct):
 
 
 def _read(content: bytes, kind: type[Note] | type[Plain] = Note) -> Note | Plain:
-    return read_json_document(content, kind, where="note.json", limit_bytes=40, known=1, fault="is no note")
+    return read_json_document(content, kind, where="note.json", limit_bytes=40, supported_format=1, fault="is no note")
 
 
 @pytest.mark.parametrize("kind", [Note, Plain])

@@ -12,8 +12,8 @@ import pytest
 
 from firstline_core.errors import InvalidTensorError, RequestError
 from firstline_core.protocol.answer import from_parameters, to_parameters
-from firstline_core.protocol.contract import alarm_parameters, note_parameters, read_alarm, read_note, read_notice
 from firstline_core.protocol.oip import decode_request, encode_request
+from firstline_core.protocol.parameters import alarm_parameters, note_parameters, read_alarm, read_note, read_notice
 from firstline_core.types import Answer, AuditNote, ContractNotice, InferRequest, Reason, Status, Tensor, Tier
 
 NOTE = AuditNote(3, propensity=0.5, floor=0.25, epsilon=0.05, threshold=0.9, edge_digest="0a" * 32)
