@@ -142,7 +142,7 @@ def once(seconds: float) -> dict[str, float]:
         "a row of the model alone": row_ms,
         "rows a second of the model alone, one after the other": alone.rows_per_s,
         "a row alone, p99.5 over p50": alone.slow_ratio,
-        "processor time of a request beside the model's": http_s * 1000,
+        "processor time of a request in addition to the model's": http_s * 1000,
         "what each request allows": timeout_s * 1000,
         "answered at the capacity that was measured first": capacity,
         **{
@@ -157,7 +157,7 @@ def once(seconds: float) -> dict[str, float]:
         "refusals at 10 times capacity, p99": refused_ms(steps[-1].records, 0.99),
         "back to normal after an overload": recovered_s,
         "memory that overload adds": max(step.rss_mb for step in steps) - idle_mb,
-        "a polite client beside a greedy one: answered in time": polite,
+        "a polite client next to a greedy one: answered in time": polite,
         "the greedy client's part of all answers (0.7 is left over)": greedy,
         **{
             f"model of microseconds, at {rate:g}/s: answered in time": len(good(step.records, timeout_s))
@@ -185,7 +185,7 @@ _AIMS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "let in and not answered in time": ("0", lambda value: value == 0),
     "back to normal after an overload": ("under 5", lambda value: value < RECOVERY_S),
     "memory that overload adds": ("under 200", lambda value: value < 200),
-    "a polite client beside a greedy one: answered in time": ("at least 0.90", lambda value: value >= 0.9),
+    "a polite client next to a greedy one: answered in time": ("at least 0.90", lambda value: value >= 0.9),
 }
 
 

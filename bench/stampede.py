@@ -48,7 +48,7 @@ def figures(fleet: Fleet, runs: Sequence[dict[str, float]]) -> list[Figure]:
     ideal_s = fleet.away_s * steady_s / (fleet.capacity_s - steady_s)
     what = f"{fleet.devices} devices"
     found = [
-        Figure(f"{what}: seeds, of which medians are told", len(runs), ""),
+        Figure(f"{what}: seeds, whose medians are reported", len(runs), ""),
         Figure(f"{what}: steady rate", steady_s, "/s"),
         Figure(f"{what}: what the gateway can answer, over the steady rate", fleet.capacity_s / steady_s, "times"),
     ]

@@ -1,13 +1,13 @@
-"""Does a profile predict a mixed load? Each edge variant with its full model, first come, first served, in one thread.
+"""Compares predicted with measured latencies of a mixed load: an edge variant and its full model in one thread.
 
-Queries of both models arrive as a Poisson process at four tenths of what one server can do (every third time also at
-less and at more), are answered by the very models, and each is timed from when it was due. The prediction is made of
-the same arrivals (`replay`); beside it stands that of other ones of the same rate, by the profile before the run
-alone, which is what somebody who plans has.
+Queries of both models arrive as a Poisson process at 40 % of the capacity of one server (in every third round also at
+a lower and a higher load). The real models answer them first come, first served, and each latency counts from when the
+query was due. `replay` predicts the latencies of the same arrivals. A second prediction uses other arrivals of the same
+rate and only the profile before the run, as a planner would.
 
-A shared machine is at one speed now and at another in a minute. So profiles, of points by themselves and at the
-priority of a service, take turns with runs: each run is held against the mean of what the profile before it and the
-one after it predict, and the median over rounds is told.
+The speed of a shared machine changes from minute to minute. So profiles, of single points and at the priority of a
+service, alternate with runs. Each run is compared with the mean of the predictions from the profiles before and after
+it, and the median over all rounds is reported.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class Round(Struct):
     """One run between two profiles.
 
     Attributes:
-        load: what came, as a share of what keeps a server busy that answers back to back.
-        waited_share: of the profiles' points, the largest; of the run's time in which it waited for a core.
-        other_p50_ms, other_p99_ms: predicted of other arrivals of the same rate, by the profile before.
+        load: arrival rate as a share of the capacity of one server.
+        profile_waited_share, run_waited_share: share of the time that was spent waiting for a core: the largest of the
+            profiles' points, and of the run.
+        other_p50_ms, other_p99_ms: predicted for other arrivals of the same rate, from the profile before.
     """
 
     load: float
@@ -71,7 +72,7 @@ class Round(Struct):
     run_waited_share: float
 
     def error(self, name: str, by: str = "predicted") -> float:
-        """Of a quantile that was `predicted` of these arrivals, or of `other` ones; as a share of what was measured."""
+        """Returns the relative error of a quantile `predicted` for these arrivals, or for `other` ones."""
         measured_ms: float = getattr(self, f"measured_{name}_ms")
         predicted_ms: float = getattr(self, f"{by}_{name}_ms")
         return predicted_ms / measured_ms - 1
@@ -90,7 +91,7 @@ class Trial(Struct):
 
 
 def measure(name: str, quick: bool) -> list[Trial]:
-    """One pair, with each number of threads; seven minutes."""
+    """Measures one pair with each number of threads; takes seven minutes."""
     pair = next(pair for pair in PAIRS if pair.name == name)
     bundle = bundle_of(pair)
     if quick:
@@ -99,7 +100,7 @@ def measure(name: str, quick: bool) -> list[Trial]:
 
 
 def figures(records: Mapping[str, list[Trial]]) -> list[Figure]:
-    """Errors, as shares of what was measured, over rounds; what was disturbed is told beside."""
+    """Returns the errors over all rounds, relative to the measurement, and how much other work disturbed them."""
     found = []
     for trial in (trial for trials in records.values() for trial in trials):
         which = f"{trial.pair}, threads {trial.threads}"
@@ -124,18 +125,18 @@ def figures(records: Mapping[str, list[Trial]]) -> list[Figure]:
 
 
 def _errors(rounds: Sequence[Round], name: str, by: str) -> tuple[float, float]:
-    """Median over rounds, and that of what each is off either way; in percent."""
+    """Returns the median error and the median absolute error over all rounds, in percent."""
     errors = [100 * each.error(name, by) for each in rounds]
     return round(median(errors), 1), round(median(map(abs, errors)), 1)
 
 
 class _Played(NamedTuple):
-    """What came, and what each query took.
+    """The arrivals of a run, and the latency of each query.
 
     Attributes:
-        arrivals_s, took_s: (n,)
+        arrivals_s, took_s: (n,) arrival times and latencies.
         kinds: (n,) 0 is the edge variant, 1 the full model.
-        waited_share: see `Round`.
+        waited_share: see `run_waited_share` of `Round`.
     """
 
     load: float
@@ -192,7 +193,7 @@ def _round(before: list[Point], after: list[Point], played: _Played) -> Round:
 
 
 def _profiled(pair: Pair, bundle: Bundle, threads: int) -> list[Point]:
-    """The points of the edge variant and of the full model, made now."""
+    """Profiles the edge variant and the full model now."""
     full = bundle.manifest.full
     assert full is not None
     with TemporaryDirectory() as folder:
@@ -206,7 +207,7 @@ def _profiled(pair: Pair, bundle: Bundle, threads: int) -> list[Point]:
 def _predicted(
     points: Sequence[Point], arrivals_s: NDArray[np.float64], kinds: NDArray[np.intp]
 ) -> NDArray[np.float64]:
-    """p50 and p99 in milliseconds, medians over the luck of nine."""
+    """Returns p50 and p99 in milliseconds: medians over nine seeds."""
     draws = (replay(points, 1000 * arrivals_s, kinds, servers=1, seed=seed) for seed in range(9))
     found: NDArray[np.float64] = np.median([np.quantile(drawn, (0.5, 0.99)) for drawn in draws], axis=0)
     return found
@@ -215,7 +216,7 @@ def _predicted(
 def _run(
     bundle: Bundle, points: list[Point], arrivals_s: NDArray[np.float64], kinds: NDArray[np.intp]
 ) -> NDArray[np.float64]:
-    """Seconds of each query from when it was due, answered in one thread in their order."""
+    """Answers all queries in their order in one thread, and returns their latencies from when they were due (s)."""
     found = np.empty_like(arrivals_s)
     keep_freed_memory()  # as an agent does
     models = {model.id: model for model in bundle.manifest.models}

@@ -19,7 +19,7 @@ from bench import page
 from bench.figures import RESULTS, Figure, measured, tell, write
 from bench.hardware import prediction, split
 from bench.hardware.controller import runs as controller
-from bench.hardware.controller.scenario import Stated
+from bench.hardware.controller.scenario import Scenario
 from bench.hardware.scheduler import runs as scheduler
 from bench.pools import DATA, Pair
 
@@ -155,7 +155,7 @@ def _records() -> dict[str, Any]:
 def _controller() -> tuple[Sequence[Figure], Any]:
     print("controller: an hour", file=sys.stderr, flush=True)
     figures, variants = controller.measure()
-    return figures, {"stated": msgspec.to_builtins(Stated()), "measured": variants}
+    return figures, {"scenario": msgspec.to_builtins(Scenario()), "measured": variants}
 
 
 PARTS: dict[str, Part] = {

@@ -1,10 +1,10 @@
-"""Which way to the full model's answer wins, by link and device, and whether the plan says so.
+"""Measures for which links and devices each way to the full model's answer is the quickest, and whether plans find it.
 
-What the plan reckons with is measured by `measure_splits`. Then ways are really gone, cell by cell of a grid: the whole
-model on either side, always; of the splits the one that the plan expects most of, and those that it does not expect to
-be three times slower than the best way. The head runs, its checkpoint crosses a link of the cell's bandwidth and round
-trip to another process, and the tail answers there. A device that is k times slower does its share k times. Made up are
-the links; the bytes of a protocol around body and answer are 12.
+`measure_splits` measures what the plan needs. Then each cell of a grid runs the ways: always the whole model on either
+side, the split that the plan prefers, and all splits that the plan does not expect to be three times slower than
+the best way. The head of a split runs here, its checkpoint crosses a link of the cell's bandwidth and round trip to
+another process, and the tail runs there. A device that is k times slower runs its share k times. The links are
+simulated; the protocol adds 12 bytes to body and answer.
 """
 
 from __future__ import annotations
@@ -66,39 +66,39 @@ class Cell(msgspec.Struct, frozen=True):
     """One cell of the grid.
 
     Attributes:
-        reckoned_ms, measured_ms: of each way that was gone; the measured one is the median over images.
-        planned, quickest: which way the plan takes, and which one was.
+        predicted_ms, measured_ms: latency of each way that ran; the measured one is the median over images.
+        planned, quickest: the way that the plan takes, and the quickest way.
     """
 
     model: str
     bandwidth_mbit_s: float
     round_trip_ms: float
     slowdown: int
-    reckoned_ms: dict[str, float]
+    predicted_ms: dict[str, float]
     measured_ms: dict[str, float]
     planned: str
     quickest: str
 
     @property
     def is_contested(self) -> bool:
-        """Whether another way was within three times of the quickest: elsewhere a plan can hardly go wrong."""
+        """Whether another way took at most three times as long as the quickest; in other cells the choice is easy."""
         first, *others = sorted(self.measured_ms.values())
         return bool(others) and others[0] <= _HOPELESS * first
 
     @property
     def kept_ms(self) -> tuple[float, float]:
-        """Of the ways on which no raw input leaves, the device's time and the quickest split's; endless: not gone."""
+        """Latencies of the device and of the quickest split, which send no raw input; infinity if a way did not run."""
         splits = [ms for way, ms in self.measured_ms.items() if way.startswith("split")]
         return self.measured_ms.get("device", np.inf), min(splits, default=np.inf)
 
     @property
     def regret(self) -> float:
-        """How much longer the planned way took than the quickest, as a share of that one's."""
+        """Additional time of the planned way, as a share of the quickest way's time."""
         return self.measured_ms[self.planned] / self.measured_ms[self.quickest] - 1
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One model."""
+    """The measurements of one model."""
 
     splits: Splits
     cells: tuple[Cell, ...]
@@ -109,7 +109,7 @@ Grid = tuple[Sequence[int], Sequence[float], Sequence[float]]
 
 
 def measure(name: str, quick: bool, data: Path = DATA) -> Record:
-    """All cells of one model; a minute or two."""
+    """Measures all cells of one model; takes one or two minutes."""
     subject = next(subject for subject in SUBJECTS if subject.name == name)
     grid: Grid = (SLOWDOWNS, ROUND_TRIPS_MS, BANDWIDTHS_MBIT_S)
     if quick:
@@ -136,7 +136,7 @@ class _Sides(NamedTuple):
     cuts: tuple[CutAt, ...]
 
     def go(self, way: Way, encoded: bytes, slowdown: int) -> float:
-        """Goes one way with one image; seconds."""
+        """Runs one way with one image, and returns its seconds."""
         began_s = time.perf_counter()
         if way.kind == "device":
             for _ in range(slowdown):
@@ -166,7 +166,7 @@ def _cells(
             if way.kind != "split" or way in likely or way.latency_ms(speed) <= _HOPELESS * planned.latency_ms(speed)
         ]
         took: dict[str, list[float]] = {label(way): [] for way in tried}
-        for encoded in (images[0], *images):  # the first pass wakes caches
+        for encoded in (images[0], *images):  # the first pass fills caches
             for way in tried:
                 took[label(way)].append(sides.go(way, encoded, slowdown))
         measured = {way: 1000 * float(np.median(seconds[1:])) for way, seconds in took.items()}
@@ -183,17 +183,17 @@ def _cells(
 
 
 def label(way: Way) -> str:
-    """A way in a word, or two."""
+    """Returns a short name of a way."""
     return way.kind if way.kind != "split" else f"split {way.tensor.rpartition('/')[2]} {way.form}"
 
 
 def figures(records: Mapping[str, Record]) -> list[Figure]:
-    """The share of cells in which the plan takes the winner, what it costs where it does not, and the break-even."""
+    """Returns how often the plan takes the quickest way, the cost of other choices, and the break-evens."""
     cells = [cell for record in records.values() for cell in record.cells]
     contested = [cell for cell in cells if cell.is_contested]
     close = [cell.regret <= _CLOSE - 1 for cell in cells]
     errors = [
-        abs(cell.reckoned_ms[way] / measured_ms - 1) for cell in cells for way, measured_ms in cell.measured_ms.items()
+        abs(cell.predicted_ms[way] / measured_ms - 1) for cell in cells for way, measured_ms in cell.measured_ms.items()
     ]
     won = [cell for cell in cells if cell.quickest.startswith("split")]
     right = round(float(np.mean([cell.planned == cell.quickest for cell in cells])), 4)
@@ -216,7 +216,11 @@ def figures(records: Mapping[str, Record]) -> list[Figure]:
             round(max(cell.regret for cell in cells), 4),
             "of the quickest way's time",
         ),
-        Figure("reckoned beside measured, median error", round(float(np.median(errors)), 4), "of the measured time"),
+        Figure(
+            "predicted compared with measured time, median error",
+            round(float(np.median(errors)), 4),
+            "of the measured time",
+        ),
         Figure("a split was the quickest", len(won), "cells"),
         *(figure for name, record in records.items() for figure in _checkpoints(name, record.splits)),
         *(figure for name, record in records.items() for figure in _break_even(name, record.cells)),
@@ -224,7 +228,7 @@ def figures(records: Mapping[str, Record]) -> list[Figure]:
 
 
 def _checkpoints(name: str, splits: Splits) -> Iterator[Figure]:
-    """What the smallest form of each that loses little enough is worth."""
+    """Yields the value of the smallest form of each checkpoint that loses little enough."""
     smallest = [
         (cut, min(allowed, key=lambda form: form.sent_bytes))
         for cut in splits.cuts
@@ -240,7 +244,7 @@ def _checkpoints(name: str, splits: Splits) -> Iterator[Figure]:
 
 
 def _break_even(name: str, cells: Sequence[Cell]) -> Iterator[Figure]:
-    """Up to which bandwidth the device alone was the quickest, and what a split is worth where no input may leave."""
+    """Yields the bandwidth up to which the device is the quickest, and the value of splits if no input may be sent."""
     for slowdown, round_trip_ms in product(SLOWDOWNS, ROUND_TRIPS_MS):
         row = sorted(
             (cell for cell in cells if (cell.slowdown, cell.round_trip_ms) == (slowdown, round_trip_ms)),
@@ -262,7 +266,7 @@ def _break_even(name: str, cells: Sequence[Cell]) -> Iterator[Figure]:
 
 
 def _up_to(label: str, row: Sequence[Cell], wins: Sequence[bool]) -> Figure:
-    """The last bandwidth of the grid up to which the device wins; what lies outside the grid is told as such."""
+    """Returns the last bandwidth of the grid up to which the device wins; its unit says if that is outside the grid."""
     upto = len(list(takewhile(bool, wins)))
     if upto == 0:
         return Figure(label, row[0].bandwidth_mbit_s, "Mbit/s is too much already")

@@ -1,17 +1,17 @@
-"""A Raspberry Pi 4's heat, as others measured it: two bodies that warm up, fitted to a published curve.
+"""The temperature of a Raspberry Pi 4: a model of two thermal masses, fitted to a published curve.
 
 The curve is stressberry's `rpi4b-stock.dat` (github.com/nschloe/stressberry, commit 8568cb7, MIT licence): a Pi 4B
-without a case, 2.5 min idle, 5 min with all four cores at their limit (1.5 GHz throughout), 2.5 min idle, read about
-every 2 s in whole degrees. Under load and after it the model is, above the idle temperature,
+without a case, 2.5 min idle, 5 min with all four cores under full load (1.5 GHz throughout), 2.5 min idle, read about
+every 2 s in whole degrees. Above the idle temperature, under load and after it, the model is
 
     rise(t) = a * (1 - exp(-t / tau_a)) + b * (1 - exp(-t / tau_b))
 
-the chip, which follows in seconds, and the board, which follows in minutes. It is then held against a curve that it
-was not fitted to: pastebin.com/9zGtFR1e (June 2019, launch firmware, another room), read every 10 s.
+with the chip, which follows in seconds, and the board, which follows in minutes. The model is validated with a curve
+that was not used for the fit: pastebin.com/9zGtFR1e (June 2019, launch firmware, another room), read every 10 s.
 
-Above 80 C the firmware lowers the cores' clock, the further the hotter, until 85 C (raspberrypi.com/documentation,
-"frequency management and thermal control"). How far at which degree it does not say: here in a straight line from
-1.5 GHz at 80 C to 0.6 GHz at 85 C, which is stated and not measured.
+Above 80 C the firmware lowers the clock of the cores, more with each degree, until 85 C
+(raspberrypi.com/documentation, "frequency management and thermal control"). The documentation does not say how far at
+which temperature. A straight line from 1.5 GHz at 80 C to 0.6 GHz at 85 C is assumed here.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _OTHER_IDLE_C, _OTHER_STEP_S = 52.0, 10.0
 
 
 class Heat(NamedTuple):
-    """One board.
+    """The thermal parameters of one board.
 
     Attributes:
-        chip_c, board_c: how much hotter the load of all cores makes each in the end, in degrees.
+        chip_c, board_c: final temperature rise of each under full load of all cores (degrees).
         chip_s, board_s: their time constants.
         idle_c: the temperature at rest, in the room where it was measured.
     """
@@ -57,18 +57,18 @@ class Heat(NamedTuple):
     idle_c: float
 
     def risen(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Degrees above idle after so long under full load."""
+        """Returns the temperature rise above idle (degrees) after these seconds under full load."""
         chip = self.chip_c * (1 - np.exp(-seconds / self.chip_s))
         return np.asarray(chip + self.board_c * (1 - np.exp(-seconds / self.board_s)))
 
 
 class Fit(NamedTuple):
-    """What was found, and how far it is off.
+    """The fitted model and its errors.
 
     Attributes:
-        rmse_c: of the curve that it was fitted to.
-        other_rmse_c: of the other one, with nothing fitted but where that began.
-        samples: of the first.
+        rmse_c: root mean square error on the curve of the fit (degrees).
+        other_rmse_c: the same on the other curve, of which only the start temperature is used.
+        samples: number of samples of the first curve.
     """
 
     heat: Heat
@@ -78,7 +78,7 @@ class Fit(NamedTuple):
 
 
 def fitted() -> Fit:
-    """The least squares' answer; the same every time."""
+    """Returns the least-squares fit, which is deterministic."""
     from scipy.optimize import curve_fit  # type: ignore[import-untyped]
 
     loaded, cooling = _degrees(_LOADED_C), _degrees(_COOLING_C)
@@ -102,11 +102,11 @@ def fitted() -> Fit:
 
 
 class Board:
-    """A board over time: so many cores are busy, and it grows hot.
+    """A simulated board that becomes hot when its cores are busy.
 
     Args:
         heat: see `fitted`.
-        warmer_c: than the room where the curve was measured.
+        warmer_c: ambient temperature minus that of the room where the curve was measured.
     """
 
     def __init__(self, heat: Heat, warmer_c: float) -> None:
@@ -116,17 +116,17 @@ class Board:
 
     @property
     def hottest_c(self) -> float:
-        """What its sensor says."""
+        """The reading of its sensor."""
         return self._rest_c + self._chip_c + self._board_c
 
     @property
     def speed(self) -> float:
-        """Of its clock, as a share of the full one."""
+        """The clock frequency as a share of the highest one."""
         over = (self.hottest_c - HOT_C) / (HOTTEST_C - HOT_C)
         return 1.0 - (1.0 - SLOWEST_SHARE) * min(1.0, max(0.0, over))
 
     def live(self, seconds: float, load: float) -> None:
-        """So long, with so much of all cores' full power."""
+        """Advances the time under a load, which is a share of all cores' full power."""
         self._chip_c = _drawn(self._chip_c, load * self._heat.chip_c, seconds / self._heat.chip_s)
         self._board_c = _drawn(self._board_c, load * self._heat.board_c, seconds / self._heat.board_s)
 

@@ -33,7 +33,7 @@ def edge_tflite(weights: NDArray[np.float32], bias: NDArray[np.float32]) -> byte
     """
     classes, pixels = weights.shape
     flat_shape = np.array([-1, pixels], np.int32)
-    # By convention buffer 0 is empty and stands for "no constant".
+    # By convention buffer 0 is empty and means "no constant".
     buffers = [b"", flat_shape.tobytes(), weights.tobytes(), bias.tobytes()]
     float32, int32 = schema.TensorType.FLOAT32, schema.TensorType.INT32
     tensors = [

@@ -1,4 +1,4 @@
-"""What runs on the simulated device, what is stated of it, and what arrives."""
+"""The variants on the simulated device, the assumed constants, and the arrivals."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ HOUR_S = 3600.0
 
 EPSILON, DELTA = 0.1, 0.1
 VARIANTS = ("resnet56", "resnet20", "resnet8-int8")
-"""The largest first: ResNet-56 is the full model too, and keeps every row of its own."""
+"""The largest first: ResNet-56 is also the full model, so all its answers are accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One of them, with what it said of rows that neither made nor certified anything.
+    """A variant with its answers to rows that were used neither for training nor for its certificate.
 
     Attributes:
         name: its id.
-        row_ms: on the board's core.
-        certified: share of the calibration rows that its certificate keeps, which the choice goes by.
-        keeps: (n,) whether the certificate keeps its answer to this row.
-        disagrees: (n,) whether the full model says otherwise.
+        row_ms: time of one row on one core of the board.
+        certified: share of the calibration rows that its certificate accepts, which the choice uses.
+        keeps: (n,) whether the certificate accepts its answer to this row.
+        disagrees: (n,) whether the full model answers differently.
     """
 
     name: str
@@ -41,21 +41,23 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
-    """What nobody measured here.
+class Scenario:
+    """The assumptions of the simulation.
 
     Attributes:
-        row_ms: that a row of the largest takes on the board's core; the others' times stand to it as measured here.
-        warmer_c: how much warmer it is around the board than where its heat was measured.
-        idle_w, core_w: of the board, and of each busy core (540 and 1280 mA at 5 V idle and with four busy cores).
-        steady_per_s, steady_deadline_ms: rows that arrive all the time, with no time to ask anybody else.
-        burst_per_s, burst_deadline_ms: rows that arrive in bursts beside them.
-        burst_s, every_s: a burst lasts so long, and the next begins so long after it began.
-        link_ms: the full model takes by the link, at the median.
-        link_per_s: rows that the link carries.
-        joules_sent: that a row takes to send.
-        hours: that it lasts.
-        seed: of arrivals and of what models say.
+        row_ms: time of one row of the largest variant on one core of the board; the ratios of the other variants' times
+            are measured.
+        warmer_c: ambient temperature minus that of the room where the board's temperature was measured.
+        idle_w, core_w: power of the idle board, and of each busy core (540 and 1280 mA at 5 V idle and with four busy
+            cores).
+        steady_per_s, steady_deadline_ms: rate and deadline of rows that always arrive, too urgent for the full model.
+        burst_per_s, burst_deadline_ms: rate and deadline of additional rows during bursts.
+        burst_s, every_s: duration and period of bursts.
+        link_ms: median time of an answer of the full model over the link.
+        link_per_s: capacity of the link (rows per second).
+        joules_sent: energy to send one row.
+        hours: duration of the simulation.
+        seed: seed of the arrivals and of the choice of images.
     """
 
     row_ms: float = 19.0
@@ -79,12 +81,12 @@ class Stated:
         return at_s % self.every_s >= self.every_s - self.burst_s
 
 
-def arrivals(stated: Stated) -> Iterator[tuple[float, float]]:
-    """When rows come, and the milliseconds until their deadlines: two streams, each of Poisson's."""
-    stop_s = stated.hours * HOUR_S
-    steady = _poisson(stated.seed + 1, stated.steady_per_s, stated.steady_deadline_ms, stop_s)
-    bursts = _poisson(stated.seed + 2, stated.burst_per_s, stated.burst_deadline_ms, stop_s)
-    return heapq.merge(steady, (row for row in bursts if stated.in_burst(row[0])))
+def arrivals(scenario: Scenario) -> Iterator[tuple[float, float]]:
+    """Yields arrival times (s) and time limits (ms) of rows: two Poisson processes."""
+    stop_s = scenario.hours * HOUR_S
+    steady = _poisson(scenario.seed + 1, scenario.steady_per_s, scenario.steady_deadline_ms, stop_s)
+    bursts = _poisson(scenario.seed + 2, scenario.burst_per_s, scenario.burst_deadline_ms, stop_s)
+    return heapq.merge(steady, (row for row in bursts if scenario.in_burst(row[0])))
 
 
 def _poisson(seed: int, per_s: float, deadline_ms: float, stop_s: float) -> Iterator[tuple[float, float]]:
@@ -93,8 +95,8 @@ def _poisson(seed: int, per_s: float, deadline_ms: float, stop_s: float) -> Iter
         yield at_s, deadline_ms
 
 
-def rungs_of(variants: Sequence[Variant], stated: Stated) -> tuple[Rung, ...]:
-    """The ladder on this board."""
+def rungs_of(variants: Sequence[Variant], scenario: Scenario) -> tuple[Rung, ...]:
+    """Returns the ladder of variants on this board."""
     return build_ladder(
-        Rung(each.name, each.row_ms, energy_mj=each.row_ms * stated.core_w, merit=each.certified) for each in variants
+        Rung(each.name, each.row_ms, energy_mj=each.row_ms * scenario.core_w, merit=each.certified) for each in variants
     )

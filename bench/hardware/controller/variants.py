@@ -35,7 +35,7 @@ _RECIPES = Path(__file__).parents[3] / "models"
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """What one variant said of each row."""
+    """The answers of one variant to all rows: its time per row, scores, and whether the full model differs."""
 
     ms: float
     scores: NDArray[np.float64]
@@ -45,7 +45,7 @@ class Rows(msgspec.Struct, frozen=True):
         return Rows(self.ms, self.scores[rows], self.losses[rows])
 
     def threshold(self, epsilon: float, delta: float) -> float:
-        """The loosest certified one; above every score where none is."""
+        """Returns the loosest certified threshold; infinity if there is none."""
         if not len(self.scores):
             return np.inf
         found = certify(self.scores, self.losses, epsilon, delta)
@@ -53,14 +53,14 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 def observed(bundle: Bundle, pair: Pair, data: Path, limit: int, *, and_full: bool = False) -> dict[str, Rows]:
-    """What each variant says, by its margin, and whether the full model says otherwise; the quickest variant first.
+    """Returns the margins of each variant and whether the full model answers differently; the quickest variant first.
 
     Args:
-        bundle: of the pair's models.
-        pair: its labelled images.
-        data: third-party models and images.
-        limit: of images.
-        and_full: the full model is told as one of the variants.
+        bundle: bundle of the pair's models.
+        pair: pair with labelled images.
+        data: folder of third-party models and images.
+        limit: maximum number of images.
+        and_full: whether to include the full model as one of the variants.
     """
     manifest = bundle.manifest
     if manifest.full is None:
@@ -81,7 +81,7 @@ def observed(bundle: Bundle, pair: Pair, data: Path, limit: int, *, and_full: bo
 
 
 def cifar_variants(data: Path, cache: Path) -> Bundle:
-    """The pair with two more edge variants from the same folder."""
+    """Returns the CIFAR-10 bundle with two more edge variants from the same folder."""
     spec = read_recipe(_RECIPES / CIFAR10.recipe / "recipe.toml", data / CIFAR10.recipe)
     models = data / CIFAR10.recipe / "models"
     large = ModelSpec(
@@ -107,14 +107,14 @@ _SEED = 20261123
 
 
 class Measured(Struct, frozen=True):
-    """What the simulated hour is made of, told beside its figures.
+    """The measurements on which the simulated hour is based.
 
     Attributes:
-        row_ms: by variant, of one row on one core of the machine that measured, processing included; the median of all
+        row_ms: by variant, time of one row on one core of the measuring machine, with processing; median of all
             repeats.
-        kept: by variant, share of the arriving rows that its certificate keeps.
-        risk: by variant, of those, the share for which the full model says otherwise.
-        rows: that arrive, again and again.
+        kept: by variant, share of the arriving rows that its certificate accepts.
+        risk: by variant, share of the accepted rows to which the full model answers differently.
+        rows: number of different rows that arrive repeatedly.
     """
 
     row_ms: dict[str, float]
@@ -125,38 +125,38 @@ class Measured(Struct, frozen=True):
 
 def rows_of_variants() -> dict[str, Rows]:
     """Observes all variants several times, since only their times differ; takes a minute."""
-    told = [observed(cifar_variants(DATA, CACHE), CIFAR10, DATA, _IMAGES, and_full=True) for _ in range(_REPEATS)]
+    repeats = [observed(cifar_variants(DATA, CACHE), CIFAR10, DATA, _IMAGES, and_full=True) for _ in range(_REPEATS)]
     return {
-        name: msgspec.structs.replace(rows, ms=median(again[name].ms for again in told))
-        for name, rows in told[0].items()
+        name: msgspec.structs.replace(rows, ms=median(again[name].ms for again in repeats))
+        for name, rows in repeats[0].items()
     }
 
 
-def variants(said: Mapping[str, Rows], largest_ms: float) -> list[Variant]:
-    """The three, at the speed of a board on which the largest takes so long."""
-    order = np.random.default_rng(_SEED).permutation(len(said[VARIANTS[0]].scores))
+def variants(answers_by_variant: Mapping[str, Rows], largest_ms: float) -> list[Variant]:
+    """Returns the three variants at the speed of a board on which the largest takes `largest_ms`."""
+    order = np.random.default_rng(_SEED).permutation(len(answers_by_variant[VARIANTS[0]].scores))
     calibration, arriving = np.array_split(order, 2)
     found = []
     for name in VARIANTS:
-        rows = said[name]
+        rows = answers_by_variant[name]
         threshold = rows.take(calibration).threshold(EPSILON, DELTA)
-        of = rows.take(arriving)
+        arrived = rows.take(arriving)
         found.append(
             Variant(
                 name,
-                largest_ms * rows.ms / said[VARIANTS[0]].ms,
+                largest_ms * rows.ms / answers_by_variant[VARIANTS[0]].ms,
                 float((rows.take(calibration).scores >= threshold).mean()),
-                of.scores >= threshold,
-                of.losses,
+                arrived.scores >= threshold,
+                arrived.losses,
             )
         )
     return found
 
 
-def measured(said: Mapping[str, Rows], found: list[Variant]) -> Measured:
-    """For the record."""
+def measured(answers_by_variant: Mapping[str, Rows], found: list[Variant]) -> Measured:
+    """Returns the measurements for the record."""
     return Measured(
-        {name: round(said[name].ms, 4) for name in VARIANTS},
+        {name: round(answers_by_variant[name].ms, 4) for name in VARIANTS},
         {each.name: round(float(each.keeps.mean()), 4) for each in found},
         {each.name: round(float(each.disagrees[each.keeps].mean()), 4) for each in found},
         len(found[0].keeps),

@@ -1,4 +1,4 @@
-"""Requests as a gateway receives them, and executors that take turns instead of the dispatcher."""
+"""Requests as a gateway receives them, and executors in round robin instead of the dispatcher."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SEED = 20261123
 _ROW = np.array([[0.5, 0, 1, 2]], np.float32)
 
 Ask = Callable[[float], Awaitable[None]]
-"""Asks for one row, by a time on the monotonic clock."""
+"""Requests an answer for one row, with a deadline on the monotonic clock."""
 
 
 def batched(engine: Dispatcher) -> Ask:
-    """As a gateway gives it requests: admitted, queued by deadline, batched."""
+    """Returns a function that sends requests through the gateway's batcher: admission, deadline queue, batching."""
     bounds = Bounds(requests=1024, size_bytes=1 << 30, seconds=10.0, batch_rows=64)
     batcher = Batcher(engine, clock=SYSTEM_CLOCK, bounds=bounds)
 
@@ -40,7 +40,7 @@ def batched(engine: Dispatcher) -> Ask:
 
 
 async def play(ask: Ask, rate_per_s: float, seconds: float) -> tuple[list[float], int]:
-    """Requests as a Poisson process; what each took from when it was due, and how many had no answer in time."""
+    """Sends requests as a Poisson process; returns their latencies from when they were due, and the number lost."""
     draw = random.Random(_SEED)
     took_s: list[float] = []
     lost = 0
@@ -65,7 +65,7 @@ async def play(ask: Ask, rate_per_s: float, seconds: float) -> tuple[list[float]
 
 
 async def answered_per_s(ask: Ask, clients: int, seconds: float = 2.0, warm_s: float = 0.5) -> float:
-    """What so many clients are answered that ask without a pause."""
+    """Returns the answers per second of this many clients that send requests without a pause."""
     count, began_s = 0, time.monotonic() + warm_s
 
     async def client() -> None:
@@ -79,7 +79,7 @@ async def answered_per_s(ask: Ask, clients: int, seconds: float = 2.0, warm_s: f
 
 
 class Turns(ExecutorWithoutFiles):
-    """Of the executors of an engine, which looks after them."""
+    """Uses the executors of an engine in round robin; the engine owns them."""
 
     def __init__(self, engine: Dispatcher) -> None:
         self._executors = [member.executor for member in engine.members]
@@ -93,5 +93,5 @@ class Turns(ExecutorWithoutFiles):
 
 
 def in_turns(engine: Dispatcher) -> Dispatcher:
-    """Returns the executors of an engine as one, which takes them in turns."""
+    """Returns the executors of an engine as one that uses them in round robin."""
     return single(Turns(engine), [placed.served for placed in engine.members[0].models.values()])

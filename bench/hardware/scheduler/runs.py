@@ -1,4 +1,4 @@
-"""Each executor alone, both in turns and both dispatched, with one stopped and at full load."""
+"""Runs each executor alone, both in round robin and both dispatched; also with one stopped, and at full load."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 REPEATS, _FULL_REPEATS = 3, 2
 _WARM_S, _RUN_S, _STOPPED_S = 1.0, 6.0, (1.0, 3.5)
 _LOAD = 0.6
-# So many clients who never pause, for each executor: four set the rate of the other runs, sixteen keep it full.
+# Clients for each executor that never pause: with four, the rate of the other runs; with sixteen, full load.
 _FEW, _MANY = 4, 16
 
 
 @dataclass(frozen=True)
 class Run:
-    """What was measured in one run, or in the median of several.
+    """The measurements of one run, or the medians of several.
 
     Args:
         lost: requests that were refused, or had no answer within their five seconds.
-        shares: of the batches, by executor; of the dispatcher alone.
+        shares: share of the batches by executor; only for the dispatcher.
     """
 
     policy: str
@@ -47,13 +47,13 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Told:
-    """All that was measured.
+class Results:
+    """All measurements.
 
     Args:
-        capacity_per_s: what four clients who never pause are answered by each executor alone.
-        full_per_s: the same of sixteen for each executor; also of both at once, dispatched and "apart": each with
-            sixteen clients of its own, so that nothing is lost by dispatching.
+        capacity_per_s: answers per second by executor, with four clients that never pause.
+        full_per_s: the same with sixteen clients for each executor; also of both at once, dispatched and "apart": each
+            with sixteen clients of its own, so dispatching costs nothing.
     """
 
     cores: int
@@ -64,13 +64,13 @@ class Told:
 
 
 def measure() -> tuple[list[Figure], dict[str, object]]:
-    """Its figures, and what they were made of. Keeps this process to one core meanwhile."""
+    """Returns the figures and their measurements. Limits this process to one core meanwhile."""
     with tempfile.TemporaryDirectory() as folder, site(Path(folder)) as found:
-        told = uvloop.run(_measure(found))
-    return figures(told.runs, told.full_per_s), msgspec.to_builtins(told)
+        results = uvloop.run(_measure(found))
+    return figures(results.runs, results.full_per_s), msgspec.to_builtins(results)
 
 
-async def _measure(found: Site) -> Told:
+async def _measure(found: Site) -> Results:
     few = {name: await _full(found, [name], _FEW) for name in ("here", "far")}
     steady, stopped = round(_LOAD * sum(few.values()), 1), round(0.5 * few["here"], 1)
     runs: list[Run] = []
@@ -84,7 +84,7 @@ async def _measure(found: Site) -> Told:
                 full.setdefault(name, []).append(await _full(found, names, _MANY))
             full.setdefault("apart", []).append(await _apart(found))
     policies = dict.fromkeys(run.policy for run in runs)
-    return Told(
+    return Results(
         cores=len(found.cores),
         repeats=REPEATS,
         capacity_per_s=few,
@@ -114,7 +114,7 @@ async def _run(found: Site, policy: str, rate_per_s: float, *, stops: bool = Fal
         took_s, lost = await play(ask, rate_per_s, _RUN_S)
         if stopping is not None:
             await stopping
-            await asyncio.sleep(1.0)  # the next run finds it at its work again
+            await asyncio.sleep(1.0)  # until the gateway works again
         given = {name: count - before[name] for name, count in _batches(opened).items()}
     milliseconds = 1000 * np.array(took_s)
     return Run(
@@ -132,7 +132,7 @@ async def _run(found: Site, policy: str, rate_per_s: float, *, stops: bool = Fal
 
 
 def _median(runs: Sequence[Run]) -> Run:
-    """Of each number its median; of those lost the most."""
+    """Returns the medians of all numbers, and the largest number of lost requests."""
 
     def of(name: str) -> float:
         return float(statistics.median(getattr(run, name) for run in runs))
@@ -162,11 +162,11 @@ _STOPPED = ", one stopped"
 
 
 def figures(runs: Sequence[Run], full_per_s: Mapping[str, float]) -> list[Figure]:
-    """All of them.
+    """Returns all figures.
 
     Args:
-        runs: each policy's, with and without one stopped.
-        full_per_s: what is answered where clients never pause: by each executor alone, by both, and by both apart.
+        runs: runs of each policy, with and without one executor stopped.
+        full_per_s: see `Results`.
     """
     steady = {run.policy: run for run in runs if not run.policy.endswith(_STOPPED)}
     stopped = {run.policy.removesuffix(_STOPPED): run for run in runs if run.policy.endswith(_STOPPED)}

@@ -1,4 +1,4 @@
-"""The model, the gateway behind that runs it on half a core, and an engine in front of it."""
+"""The model, the second gateway that runs it on half a core, and an engine in front of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROUNDS, _WIDTH = 100, 1024
 
 @dataclass(frozen=True)
 class Gateway:
-    """One that runs as a process."""
+    """A gateway in a separate process."""
 
     process: subprocess.Popen[str]
     url: str
@@ -46,7 +46,7 @@ class Site:
 
 @contextlib.contextmanager
 def site(folder: Path) -> Iterator[Site]:
-    """Keeps this process to the first core meanwhile; the last is the other gateway's and the counting one's."""
+    """Limits this process to the first core; the last core runs the other gateway and the busy loop."""
     before = os.sched_getaffinity(0)
     cores = sorted(before)
     os.sched_setaffinity(0, {cores[0]})
@@ -61,7 +61,7 @@ def site(folder: Path) -> Iterator[Site]:
 
 @contextlib.contextmanager
 def gateway(folder: Path, name: str, bundle: Path, core: int, more: str) -> Iterator[Gateway]:
-    """A gateway of its own on one core, with these tables in its configuration."""
+    """Starts a gateway on one core, with additional tables in its configuration."""
     config = folder / f"{name}.toml"
     config.write_text(
         f'[api]\nport = 0\n[auth]\nmode = "off"\n[models]\ndirectory = "{bundle}"\n'
@@ -79,7 +79,7 @@ def gateway(folder: Path, name: str, bundle: Path, core: int, more: str) -> Iter
 
 @contextlib.asynccontextmanager
 async def engine(found: Site, names: Sequence[str]) -> AsyncIterator[Dispatcher]:
-    """The gateway's engine with these executors: "here", "far" or both."""
+    """Opens the gateway's engine with these executors: "here", "far" or both."""
     executors: dict[str, dict[str, object]] = {
         "here": {"engine": "local", "sessions": 1},
         "far": {"engine": "oip", "endpoints": [found.far.url], "sessions": 1},
@@ -113,7 +113,7 @@ def _bundle(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _counting(core: int) -> Iterator[None]:
-    """A process that takes half of a core from whoever else is on it."""
+    """Runs a busy loop that takes half of a core from the other process on it."""
     process = multiprocessing.get_context("spawn").Process(target=_count, args=(core,), daemon=True)
     process.start()
     try:
