@@ -34,7 +34,7 @@ def main() -> int:
     except FirstlineError as error:
         print_error(error.message)
         return USAGE if isinstance(error, ConfigError) else FAILED
-    except BrokenPipeError:  # whoever read our output has enough, as `| head` does
+    except BrokenPipeError:  # the reader of our output has enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return OK
     except KeyboardInterrupt:

@@ -82,7 +82,7 @@ def load_ladder(
     energy = _energy(eligible, settings)
     found = {variant: _rung(edge, energy.mj.get(variant), energy.source) for variant, edge in eligible.items()}
     rungs = _limited(build_ladder(rung for rung, _ in found.values()), section.variants_limit)
-    if energy.source == AT_REST:  # it ranks variants, but is no price to compare with the link's
+    if energy.source == AT_REST:  # it ranks variants, but cannot be compared with the link's energy
         rungs = tuple(replace(rung, energy_mj=None) for rung in rungs)
     kept = [edges.pop(rung.variant) for rung in rungs]
     for edge in edges.values():

@@ -251,7 +251,7 @@ class EdgeDataPlane:
             model,
             self.short_metadata(model),
             content,
-            "",  # no type: it is no multipart form
+            "",  # no type, because the body is not a multipart form
             preferences,
             now_s=self._clock.monotonic_s(),
             principal=LOCAL_PRINCIPAL,

@@ -353,7 +353,7 @@ def _audit_of(
         monitored=monitored,
         request_id=request.request_id,
         position=row.position,
-        # Nobody waits for it: it is no part of what its request's caller follows.
+        # The caller of the request does not wait for an audit, and its trace does not contain one.
         sent=replace(escalation, request_id=new_request_id(), audit=note if noted else None, trace=None),
         content=row.content,
         score=row.score,

@@ -26,7 +26,8 @@ from firstline_core.errors import BudgetExceededError, IntegrityError
 from firstline_core.routing.account import Account, Conditions, Cost, Denial, LinkTariff, Tariff, markup
 from firstline_core.routing.budget import Ledger
 from firstline_core.runtime.threads import REFUSED
-from firstline_core.storage.files import read_checked, set_aside, with_checksum, write_whole
+from firstline_core.storage.files import set_aside, with_checksum, write_whole
+from firstline_core.storage.structs import read_struct
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest
@@ -76,10 +77,10 @@ class LedgerFile:
     def read(self) -> Books:
         """Returns the books as they were written last; empty if there are none or they are damaged, which is logged."""
         try:
-            return msgspec.json.decode(read_checked(self._path), type=Books)
+            return read_struct(self._path, Books)
         except FileNotFoundError:
             return Books()
-        except (IntegrityError, OSError, msgspec.MsgspecError) as error:
+        except (IntegrityError, OSError) as error:
             self.loss = f"What was spent before could not be read ({error}), so that budgets start again."
             log.warning("what was spent before is not known", path=str(self._path), error=str(error))
         try:
@@ -246,7 +247,7 @@ class Spending:
         spent = [self._tariff.of_link(link).cost(sent, received) for link, sent, received in traffic.crossed]
         requests = Cost(money=self._tariff.money_per_request if answered else 0.0)
         if answered:
-            # A link may have sent it twice (over a connection that turned out to be closed): that is no habit.
+            # A link may have sent it twice (over a connection that turned out to be closed), which it rarely does.
             around_bytes = traffic.last_bytes - size_bytes
             self._around_bytes = max(around_bytes, self._around_bytes + _FORGET * (around_bytes - self._around_bytes))
         return Cost(*(sum(parts) for parts in zip(requests, *spent, strict=True)))

@@ -57,7 +57,7 @@ _ROUNDING_S = 1.0
 # costs a twentieth of the time at most; a thread would cost each lookup more than its read.
 _SLOW_S, _REST_TIMES = 0.01, 20
 
-# What an entry costs in memory beside its probabilities: key, objects, links of the ordered map.
+# Memory of an entry in addition to its probabilities: key, objects, links of the ordered map.
 _OVERHEAD_BYTES = 400
 
 Entry = tuple[bytes, float]

@@ -89,7 +89,7 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -
         findings.append(slow_if(is_slow, subject, f"{pace} on {provider}, {role}", advice))
     if not used:
         return findings
-    return [  # a variant that does not load is no loss if another one does
+    return [  # a variant that does not load is not missed if another one does
         slow(f.subject, f.detail, f"{f.advice}; until then {used} is used") if f.state is State.MISSING else f
         for f in findings
     ]

@@ -153,8 +153,8 @@ class FleetMember:
         self._profiler = self._make_profiler(state, sampler, rng)
         transport, session = _transport(links, self._http, settings, clock, rng)
         self._twin = Twin(
-            start.folder / "desired",
-            transport,
+            path=start.folder / "desired",
+            transport=transport,
             apply=self._apply,
             describe=self._describe,
             count=self._telemetry,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -52,6 +53,7 @@ def store_desired(path: Path, desired: Desired) -> None:
         log.warning("cannot store the desired state", error=str(error))
 
 
+@dataclass(kw_only=True)
 class Twin:
     """The twin of one device.
 
@@ -72,35 +74,24 @@ class Twin:
         problem: why no report reaches the gateway; "" if reports do.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        transport: TwinTransport,
-        *,
-        apply: Callable[[Desired], None],
-        describe: Callable[[], Reported],
-        count: Callable[[], Telemetry],
-        session: str,
-        changes: asyncio.Event,
-        telemetry_s: float,
-        clock: Clock,
-        rng: random.Random,
-    ) -> None:
-        self._path = path
-        self._transport = transport
-        self._apply = apply
-        self._describe = describe
-        self._count = count
-        self._session = session
-        self._telemetry_s = telemetry_s
-        self._clock = clock
-        self._rng = rng
-        self._changes = changes
-        self._sequence = 0
-        self.problem = ""
-        self.desired = read_desired(path)
+    path: Path
+    transport: TwinTransport
+    apply: Callable[[Desired], None]
+    describe: Callable[[], Reported]
+    count: Callable[[], Telemetry]
+    session: str
+    changes: asyncio.Event
+    telemetry_s: float
+    clock: Clock
+    rng: random.Random
+    desired: Desired | None = field(init=False)
+    problem: str = field(default="", init=False)
+    _sequence: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.desired = read_desired(self.path)
         if self.desired is not None:
-            apply(self.desired)
+            self.apply(self.desired)
 
     async def run(self) -> None:
         """Receives and reports until it is cancelled."""
@@ -111,38 +102,38 @@ class Twin:
 
     async def _receive(self) -> None:
         while True:
-            desired = await self._transport.desired(self._revision)
+            desired = await self.transport.desired(self._revision)
             if desired != self.desired:
                 log.info("the fleet desires", revision=desired.revision, models=len(desired.models))
-                await asyncio.to_thread(store_desired, self._path, desired)
+                await asyncio.to_thread(store_desired, self.path, desired)
                 self.desired = desired
-                self._apply(desired)
-            self._changes.set()
+                self.apply(desired)
+            self.changes.set()
 
     async def _report(self) -> None:
         reported: tuple[Reported, int] | None = None
         failures, repeat_s = 0, 0.0
         while True:
-            self._changes.clear()
-            state = replace(self._describe(), session=self._session, revision=self._revision)
-            now = state, self._transport.connections
-            if now != reported or self._clock.monotonic_s() >= repeat_s:
+            self.changes.clear()
+            state = replace(self.describe(), session=self.session, revision=self._revision)
+            now = state, self.transport.connections
+            if now != reported or self.clock.monotonic_s() >= repeat_s:
                 try:
-                    await self._transport.report(replace(state, sequence=self._next()))
+                    await self.transport.report(replace(state, sequence=self._next()))
                     reported, failures, self.problem = now, 0, ""
-                    repeat_s = self._clock.monotonic_s() + _REPEAT_S * self._rng.uniform(0.5, 1.0)
+                    repeat_s = self.clock.monotonic_s() + _REPEAT_S * self.rng.uniform(0.5, 1.0)
                 except FirstlineError as error:
                     self._failed(error)
                     failures += 1
-                    pause_s = full_jitter_s(self._rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
-                    await self._clock.sleep(pause_s)
+                    pause_s = full_jitter_s(self.rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
+                    await self.clock.sleep(pause_s)
                     continue
-            await first_of(self._changes.wait(), self._clock.sleep(_CHECK_S))
+            await first_of(self.changes.wait(), self.clock.sleep(_CHECK_S))
 
     async def _send_telemetry(self) -> None:
         while True:
             # Random delays from the first report on prevent a thundering herd.
-            await self._clock.sleep(self._telemetry_s * self._rng.uniform(0.5, 1.0))
+            await self.clock.sleep(self.telemetry_s * self.rng.uniform(0.5, 1.0))
             try:
                 await self.send_counts()
             except FirstlineError as error:  # counts only grow: the next report includes them
@@ -154,7 +145,7 @@ class Twin:
         Raises:
             FirstlineError: the report did not arrive.
         """
-        await self._transport.count(replace(self._count(), session=self._session, sequence=self._next()))
+        await self.transport.count(replace(self.count(), session=self.session, sequence=self._next()))
 
     @property
     def _revision(self) -> int:

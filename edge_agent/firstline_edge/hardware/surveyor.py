@@ -17,7 +17,8 @@ from firstline_core.hardware.catalogue import LIMIT_BYTES, Catalogue, decode, en
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.survey import describe_device, with_measurements
 from firstline_core.runtime.threads import REFUSED, in_daemon_thread
-from firstline_core.storage.files import read_checked, with_checksum, write_whole
+from firstline_core.storage.files import read_checked
+from firstline_core.storage.structs import write_struct
 from firstline_core.telemetry.logs import logger
 
 log = logger(__name__)
@@ -102,7 +103,7 @@ class Surveyor:
     def store(self, measured: Catalogue) -> None:
         """Stores the catalogue; if the disk refuses, the device is measured again at the next start."""
         try:
-            write_whole(self._path, with_checksum(encode(measured)))
+            write_struct(self._path, measured)
         except OSError as error:
             log.warning("the catalogue cannot be stored", path=str(self._path), error=str(error))
 

@@ -98,7 +98,7 @@ def open_or_recover(path: Path, seal: Seal) -> Opened:
                 undo.pop_all()
                 return Opened(connection, mark, damage)
         why = "Some of it was encrypted with a key that encryption.key_file does not hold"
-        # Somebody who restores the right key after a wrong one must not lose what the right key opens.
+        # An operator who restores the right key after a wrong one must not lose the items that it decrypts.
         if (aside := path.with_name(path.name + DAMAGED)).exists():
             raise CapacityError(
                 f"The outbox {path} cannot be used. {why}, and {aside.name} was set aside before, maybe for the same "

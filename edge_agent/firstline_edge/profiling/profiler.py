@@ -13,7 +13,6 @@ from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
@@ -22,7 +21,7 @@ from firstline_core.errors import CapacityError, FirstlineError, IntegrityError,
 from firstline_core.fleet.twin import REQUESTS, DesiredProfile, Profiling, ProfilingState
 from firstline_core.profile.profile import Profile
 from firstline_core.protocol.backoff import full_jitter_s
-from firstline_core.storage.files import make_folder, read_checked, with_checksum, write_whole
+from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.profiling.measuring import Measured, OnProgress, Order, Progress
 
@@ -66,10 +65,10 @@ class Ledger(Struct, frozen=True):
 def read_ledger(path: Path) -> Ledger:
     """Reads the ledger; a damaged one is empty, because the points themselves are stored elsewhere."""
     try:
-        return msgspec.json.decode(read_checked(path), type=Ledger)
+        return read_struct(path, Ledger)
     except FileNotFoundError:
         return Ledger()
-    except (OSError, IntegrityError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, IntegrityError) as error:
         log.warning("the progress of profile requests is unknown; they begin again", error=str(error))
         return Ledger()
 
@@ -77,8 +76,7 @@ def read_ledger(path: Path) -> Ledger:
 def write_ledger(path: Path, ledger: Ledger) -> None:
     """Writes the ledger; if the disk refuses, a restart begins again."""
     try:
-        make_folder(path.parent)
-        write_whole(path, with_checksum(msgspec.json.encode(ledger)))
+        write_struct(path, ledger)
     except OSError as error:
         log.warning("cannot store the progress of profile requests", error=str(error))
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.protocol.enrolment import BrokerAddress
-from firstline_core.storage.files import read_checked
+from firstline_core.storage.structs import read_struct
 from firstline_core.types import Name
 
 
@@ -53,12 +52,12 @@ def read_identity(state_dir: Path) -> Identity | None:
     """
     path = identity_path(state_dir)
     try:
-        return msgspec.json.decode(read_checked(path), type=Identity)
+        return read_struct(path, Identity)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, IntegrityError) as error:
+    except IntegrityError as error:
         raise ConfigError(
             f"{path} is damaged; join again with `edge-agent join URL --token-file FILE --force`."
         ) from error

@@ -12,6 +12,7 @@ import random
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -253,6 +254,7 @@ class SlotFiles:
         shutil.rmtree(self.path(slot), ignore_errors=True)
 
 
+@dataclass(kw_only=True)
 class Installation:
     """Fills one slot.
 
@@ -274,34 +276,19 @@ class Installation:
         problem: why the download is interrupted; "" if it is not.
     """
 
-    def __init__(
-        self,
-        slots: SlotFiles,
-        slot: Slot,
-        required: RequiredFiles,
-        registry: Registry,
-        *,
-        elsewhere: list[Path],
-        free_bytes: int | None,
-        rate: RateLimit,
-        jitter_s: float,
-        clock: Clock,
-        rng: random.Random,
-        off_loop: Callable[..., Awaitable[Any]],
-    ) -> None:
-        self._slots = slots
-        self._slot = slot
-        self._required = required
-        self._registry = registry
-        self._elsewhere = elsewhere
-        self._free_bytes = free_bytes
-        self._rate = rate
-        self._jitter_s = jitter_s
-        self._clock = clock
-        self._rng = rng
-        self._off_loop = off_loop
-        self.received_bytes = 0
-        self.problem = ""
+    slots: SlotFiles
+    slot: Slot
+    required: RequiredFiles
+    registry: Registry
+    elsewhere: list[Path]
+    free_bytes: int | None
+    rate: RateLimit
+    jitter_s: float
+    clock: Clock
+    rng: random.Random
+    off_loop: Callable[..., Awaitable[Any]]
+    received_bytes: int = field(default=0, init=False)
+    problem: str = field(default="", init=False)
 
     async def run(self) -> None:
         """Returns when the slot holds the signed bundle.
@@ -312,30 +299,30 @@ class Installation:
             FirstlineError: a permanent refusal.
             OSError: the disk refuses.
         """
-        files = self._required.files
-        freed_bytes = await self._off_loop(self._slots.begin, self._slot, files)
-        missing = await self._off_loop(self._slots.missing, self._slot, files, self._elsewhere)
+        files = self.required.files
+        freed_bytes = await self.off_loop(self.slots.begin, self.slot, files)
+        missing = await self.off_loop(self.slots.missing, self.slot, files, self.elsewhere)
         missing_bytes = sum(file.size_bytes for inside, file in files if inside in missing)
-        self.received_bytes = self._required.size_bytes - missing_bytes + self._slots.partial_bytes()
-        self._check_room(missing_bytes - self._slots.partial_bytes(), freed_bytes)
+        self.received_bytes = self.required.size_bytes - missing_bytes + self.slots.partial_bytes()
+        self._check_room(missing_bytes - self.slots.partial_bytes(), freed_bytes)
         if missing:
-            await self._clock.sleep(self._rng.uniform(0, self._jitter_s))
+            await self.clock.sleep(self.rng.uniform(0, self.jitter_s))
         for inside, file in files:
             if inside in missing:
                 await self._fetch(inside, file)
-        self.received_bytes = self._required.size_bytes
-        await self._off_loop(self._slots.finish, self._slot)
-        manifest = (await self._off_loop(open_bundle, self._slots.path(self._slot))).manifest
-        if (manifest.name, manifest.version) != (self._required.name, self._required.version):
+        self.received_bytes = self.required.size_bytes
+        await self.off_loop(self.slots.finish, self.slot)
+        manifest = (await self.off_loop(open_bundle, self.slots.path(self.slot))).manifest
+        if (manifest.name, manifest.version) != (self.required.name, self.required.version):
             raise IntegrityError(
-                f"What is signed as {self._required.name} version {self._required.version} says that it is "
+                f"What is signed as {self.required.name} version {self.required.version} says that it is "
                 f"{manifest.name} version {manifest.version}; sign it as what it is."
             )
 
     def _check_room(self, missing_bytes: int, freed_bytes: int) -> None:
-        if self._free_bytes is None:
+        if self.free_bytes is None:
             return
-        free_bytes = self._free_bytes + freed_bytes
+        free_bytes = self.free_bytes + freed_bytes
         if missing_bytes + _RESERVE_BYTES > free_bytes:
             raise NoRoomError(
                 f"{missing_bytes} bytes are still to come, and {free_bytes} are free, of which {_RESERVE_BYTES} stay "
@@ -348,8 +335,8 @@ class Installation:
         while True:
             before_bytes = self.received_bytes
             try:
-                await download(self._registry, file, self._slots.partial(file.sha256), self._rate, self._count)
-                await self._off_loop(self._slots.place, self._slot, inside, file)
+                await download(self.registry, file, self.slots.partial(file.sha256), self.rate, self._count)
+                await self.off_loop(self.slots.place, self.slot, inside, file)
                 self.problem = ""
                 return
             except IntegrityError:
@@ -362,8 +349,8 @@ class Installation:
                 if self.problem == "":
                     log.warning("a download was interrupted and continues", file=file.path, error=error.message)
                 self.problem = error.message
-                pause_s = full_jitter_s(self._rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
-                await self._clock.sleep(max(pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S)))
+                pause_s = full_jitter_s(self.rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
+                await self.clock.sleep(max(pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S)))
 
     def _count(self, size_bytes: int) -> None:
         self.received_bytes += size_bytes

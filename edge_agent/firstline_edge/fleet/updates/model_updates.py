@@ -130,10 +130,10 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
             await self._write(replace(begun, reason="", message="", since_s=services.now_s()))
         elsewhere = (self._store.path(name, "a" if slot == "b" else "b"), services.serving.place(name))
         self._installation = installation = Installation(
-            self._files,
-            slot,
-            required,
-            services.registry,
+            slots=self._files,
+            slot=slot,
+            required=required,
+            registry=services.registry,
             elsewhere=[path for path in elsewhere if path is not None],
             free_bytes=device.free_bytes,
             rate=services.rate,

@@ -384,7 +384,7 @@ def test_a_disk_that_reads_slowly_is_left_alone_for_a_while_and_then_used_again(
 
 
 class Held:
-    """The database locked by somebody else, so that whoever writes waits: a slow disk, for as long as wished."""
+    """Another process holds the database's lock, so that writers wait as on a slow disk."""
 
     def __init__(self, directory: Path) -> None:
         self._connection = sqlite3.connect(directory / "cache.db", isolation_level=None, check_same_thread=False)

@@ -1,4 +1,4 @@
-"""The cascade on a budget: what is denied, what is free, and what is told of it."""
+"""The cascade on a budget: which calls are denied, which are free, and how answers report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking the full model early: when, how often, and what becomes of a call that nobody needs."""
+"""Hedged calls of the full model: when they start, how often, and how unneeded ones end."""
 
 from __future__ import annotations
 

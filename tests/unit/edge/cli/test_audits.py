@@ -1,4 +1,4 @@
-"""What people read of the audits: status, doctor, explain, and the table to certify anew on."""
+"""Audits in the output of status, doctor and explain, and the table for a new certificate."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _signals_as_they_were() -> Iterator[None]:
-    """`run` takes them before anything else, and ours is no process that ends with it."""
+def _restore_signals() -> Iterator[None]:
+    """Restores the handlers that `run` sets, because this process continues after it."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in handlers.items():

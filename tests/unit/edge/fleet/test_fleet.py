@@ -172,7 +172,7 @@ class FakeTransport:
 
     def _check(self) -> None:
         if self.away:
-            raise LinkDownError("nobody")
+            raise LinkDownError("No gateway answers.")
 
 
 async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Path) -> None:
@@ -181,8 +181,8 @@ async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Pa
 
     def twin() -> Twin:
         return Twin(
-            tmp_path / "desired",
-            transport,
+            path=tmp_path / "desired",
+            transport=transport,
             apply=applied.append,
             describe=lambda: so,
             count=lambda: Telemetry("-", 0),

@@ -59,7 +59,7 @@ class BusyOutbox(Outbox):
             self.ended += 1
 
     async def until_quiet(self) -> None:
-        """Until everybody waits for time to pass, or for somebody else: a whole while without the disk."""
+        """Returns when every task waits for the clock or for another task, and the disk is idle."""
         while True:
             await asyncio.sleep(0.0002 if self.at_work else 0)
             if not self.at_work:

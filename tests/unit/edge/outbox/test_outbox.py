@@ -316,12 +316,12 @@ async def test_a_clock_set_ahead_ages_only_records_of_earlier_processes(path: Pa
     before.close()
     clock = SimulatedClock()
     outbox = Outbox(path, clock=clock)
-    made = [item() for _ in range(100)]  # more than are sealed anew at once
+    made = [item() for _ in range(100)]  # more than one pass encrypts again
     for one in made:
         await clock.advance(0.1)
         await outbox.put(one)
     clock.set_wall_s(clock.wall_s() + off_s)
-    assert outbox.age_s(long_ago) == pytest.approx(10.0, abs=0.01)  # nobody knows yet
+    assert outbox.age_s(long_ago) == pytest.approx(10.0, abs=0.01)  # the correct time is not known yet
     overdue = await outbox.overdue(DAY_S, 9)
     assert [one.request.request_id for one in overdue] == [long_ago.request.request_id]
     assert outbox.age_s(made[0]) == pytest.approx(9.9)

@@ -66,7 +66,7 @@ def kind(snapshot: Snapshot, busy: float = 0.0, need: Need = NEED, waits: str = 
         (charged(0.5), "battery", "battery"),
         (charged(0.55), "battery", ""),
         (charged(0.05, powered=1), "battery", ""),
-        (free(101), "", ""),  # 64 kept back, a quarter of that beside, 20 needed
+        (free(101), "", ""),  # 64 reserved, a quarter of that as a margin, 20 needed
         (free(99), "", "memory"),
         (now(memory_stalled_share=Measured(0.2, "/psi")), "", "memory"),
         (now(queue_items=Measured(1, "/q")), "", "requests"),

@@ -1,4 +1,4 @@
-"""Equal work is done once, and nobody's leaving or failing is another's loss."""
+"""Equal work runs once; a caller that leaves or fails does not affect the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What works beside the requests, and what is told where it ends."""
+"""Background tasks, and the problem that is reported when one ends."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ async def fails() -> None:
         tasks.create_task(asyncio.to_thread(int, "x"))
 
 
-async def told(background: Background) -> None:
-    while not background.problems:  # noqa: ASYNC110 (a task's callback is nobody's event)
+async def problem_reported(background: Background) -> None:
+    while not background.problems:  # noqa: ASYNC110 (the callback of a task sets no event)
         await asyncio.sleep(0)
 
 
@@ -34,7 +34,7 @@ async def test_a_failed_task_is_reported_at_once_and_ends_no_other() -> None:
     with captured_lines() as lines:
         background.start("sensors", forever)
         background.start("survey", fails)
-        await first_of(told(background), asyncio.sleep(30))
+        await first_of(problem_reported(background), asyncio.sleep(30))
         assert list(background.problems) == ["survey"]
         assert "survey ended (ValueError: invalid literal" in background.problems["survey"]
         await background.close("sensors")
@@ -57,7 +57,7 @@ async def test_a_failed_task_is_a_problem_in_status(tmp_path: Path) -> None:
     async with serving_agent(edge_settings(tmp_path)) as (agent, _):
         background = agent.background
         background.start("survey of a test", fails)
-        await first_of(told(background), asyncio.sleep(30))
+        await first_of(problem_reported(background), asyncio.sleep(30))
         assert [
             one["path"] for one in agent.data_plane.status()["problems"] if "survey of a test" in one["message"]
         ] == [str(agent.state.path)]

@@ -137,7 +137,7 @@ async def test_a_rejected_bundle_never_answers(
     assert state(device) == ended and device.version == 1 and device.serving.versions == []
     (update,) = device.updater.updates()
     assert update.message.endswith(".") or spoil in ("unsigned", "breaks")
-    device.updater.desire([wanted])  # the same word again is no new update
+    device.updater.desire([wanted])  # the same desired state begins no new update
     await device.run()
     assert state(device) == ended
 

@@ -46,7 +46,7 @@ def test_signed_files_are_listed_with_their_description(tmp_path: Path) -> None:
     found = verified_files(tmp_path, repository, anchor=repository.anchor, now_s=START.timestamp())
     sha256 = "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"
     assert found == {"digits/1/a": SignedFile("digits/1/a", 7, sha256, {"needs": ["edge"]})}
-    assert repository.asked[0] == "2.root.json"  # which there is none of: that is no failure
+    assert repository.asked[0] == "2.root.json"  # a missing next root does not fail the refresh
     assert (tmp_path / "timestamp.json").exists()
 
 
