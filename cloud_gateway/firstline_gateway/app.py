@@ -51,12 +51,11 @@ from firstline_gateway.registry import metrics as registry_metrics
 from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
 from firstline_gateway.rollouts.engine import Engine
 from firstline_gateway.rollouts.rollouts import Rollouts
-from firstline_gateway.serving.data_plane import GatewayDataPlane
+from firstline_gateway.serving.data_plane import GatewayDataPlane, ServingStatistics
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.response_cache import ResponseCache
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
-from firstline_gateway.serving.statistics import ServingStatistics
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.readers import Readers
@@ -134,7 +133,6 @@ class Gateway:
     def _build_serving(self, service: ServiceClock, load: Load | None) -> None:
         settings, clock, repository, executor = self.settings, self.clock, self.repository, self._executor
         statistics = ServingStatistics(self.metrics, clock)
-        concurrency_of = settings.models.concurrency_of
         batcher = Batcher(
             executor,
             clock=clock,
@@ -144,7 +142,8 @@ class Gateway:
                 seconds=settings.execution.queue_s,
                 batch_rows=settings.execution.max_batch_rows,
             ),
-            concurrency=lambda key: concurrency_of.get(key.name, settings.models.concurrency),
+            concurrency=settings.models.concurrency,
+            concurrency_of=settings.models.concurrency_of,
             on_batch=statistics.started,
             on_late=statistics.late,
             on_ran=statistics.ran,

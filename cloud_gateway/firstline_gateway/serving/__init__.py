@@ -1,9 +1,8 @@
 """The path of one request, whichever transport brought it.
 
 Modules
-    data_plane      the state and metadata of the gateway's models, and inference, for every transport
+    data_plane      the state and metadata of the gateway's models, inference and its counts, for every transport
     response_cache  answers of earlier requests
-    statistics      counts of answers and batches
     scheduling/     admission, batches and their order
     deliveries/     requests that a device repeats until they are answered, each of which takes effect once
 """

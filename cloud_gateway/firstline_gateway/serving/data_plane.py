@@ -1,4 +1,4 @@
-"""The models of the gateway for every transport: their state and metadata, and inference.
+"""The models of the gateway for every transport: their state and metadata, inference, and its counts.
 
 A transport authenticates the caller and decodes the request. `GatewayDataPlane.infer` then checks it against its model,
 keeps the model in memory, waits for its turn in a batch, runs it, and returns the answer.
@@ -7,11 +7,14 @@ keeps the model in memory, waits for its turn in a batch, runs it, and returns t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from msgspec.structs import replace
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, ModelMismatchError, NotReadyError, RequestError
@@ -20,6 +23,7 @@ from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry import logs
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import (
     PROBABILITIES,
@@ -46,11 +50,11 @@ from firstline_gateway.models.residency import UNLOADING, Residency
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.response_cache import ResponseCache, key_of
 from firstline_gateway.serving.scheduling.batcher import Batcher
-from firstline_gateway.serving.statistics import ServingStatistics
 
 _RETRY_WHILE_DRAINING_S = 1.0
 # Half a millisecond of hashing, which holds up the event loop; larger inputs are hashed in a thread.
 _HASHED_HERE_BYTES = 256 * 1024
+_BATCH_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
 
 class AnswerObserver(Protocol):
@@ -63,6 +67,68 @@ class AnswerObserver(Protocol):
     def notice(self, request: InferRequest, served: ServedModel) -> ContractNotice | None:
         """Returns the state of the contract for the device that asked, or None if there is nothing to report."""
         ...
+
+
+class ServingStatistics:
+    """Counts answers, batches and late requests from the start of the process on.
+
+    Args:
+        metrics: the registry of the gateway; this adds its metrics.
+        clock: for the time of each model's last answer.
+    """
+
+    def __init__(self, metrics: RequestMetrics, clock: Clock) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._models: dict[ModelKey, ModelStatistics] = {}
+        self._batches: Counter[int] = Counter()  # by their rows
+        metrics.registry.register(_BatchCollector(self._batches))
+        self._late = metrics.counter("late_total", "Requests that were let in and not answered by their deadline.")
+
+    def of(self, key: ModelKey) -> ModelStatistics:
+        """Returns the statistics of a version; zeros if it has had no request."""
+        found = self._models.get(key)
+        if found is None:
+            found = self._models[key] = ModelStatistics(key.name, str(key.version))
+        return found
+
+    def answered(self, key: ModelKey, response: InferResponse, seconds: float) -> None:
+        """Counts an answer, which took so long."""
+        self._metrics.observe(response, seconds)
+        self.of(key).answered(seconds, self._clock.wall_s())
+
+    def started(self, rows: int) -> None:
+        """Counts a batch that starts."""
+        self._batches[rows] += 1
+
+    def ran(self, key: ModelKey, rows: int, seconds: float, waits_s: Sequence[float]) -> None:
+        """Counts a batch that was answered; see `ModelStatistics.ran`."""
+        self.of(key).ran(rows, seconds, waits_s)
+
+    def late(self) -> None:
+        """Counts a request that was admitted and not answered by its deadline."""
+        self._late.inc()
+
+
+class _BatchCollector(Collector):
+    """Batches by their rows, converted for Prometheus at each scrape: counting there would take as long as a batch.
+
+    Args:
+        batches: how many there were, by their rows.
+    """
+
+    def __init__(self, batches: Counter[int]) -> None:
+        self._batches = batches
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        family = HistogramMetricFamily("firstline_gateway_batch_rows", "Rows that ran as one batch.")
+        found = self._batches.copy()
+        counts = [
+            (str(float(most)), sum(count for rows, count in found.items() if rows <= most))
+            for most in _BATCH_ROWS_BUCKETS
+        ]
+        family.add_metric((), [*counts, ("+Inf", found.total())], sum(rows * count for rows, count in found.items()))
+        return (family,)
 
 
 class GatewayDataPlane:

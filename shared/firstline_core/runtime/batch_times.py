@@ -51,13 +51,13 @@ class BatchTimes:
     def expect(self, seconds: Mapping[int, float]) -> None:
         """Adds measured durations by number of rows, before any batch ran."""
         for rows, each in seconds.items():
-            self._seconds_per_row.setdefault(_size_of(rows), each / rows)
-            self._tried.setdefault(_size_of(rows), self._batches)
+            self._seconds_per_row.setdefault(size_of(rows), each / rows)
+            self._tried.setdefault(size_of(rows), self._batches)
 
     def observe(self, rows: int, seconds: float, now_s: float) -> None:
         """Learns from a batch that ended."""
         self.ended_s = now_s
-        size, newest = _size_of(rows), seconds / rows
+        size, newest = size_of(rows), seconds / rows
         before = self._seconds_per_row.get(size, newest)
         self._seconds_per_row[size] = before + _SMOOTHING * (min(newest, _HICCUP * before) - before)
         self._batches += 1
@@ -65,18 +65,18 @@ class BatchTimes:
 
     def scale(self, rows: int, factor: float) -> None:
         """Adds a batch that changes the duration of its size by a factor."""
-        size = _size_of(rows)
+        size = size_of(rows)
         self._seconds_per_row[size] = self.seconds(rows) / rows * factor
         self._batches += 1
         self._tried[size] = self._batches
 
     def has_tried(self, rows: int) -> bool:
         """Returns whether a batch of this size ran or was measured."""
-        return _size_of(rows) in self._tried
+        return size_of(rows) in self._tried
 
     def seconds(self, rows: int) -> float:
         """Returns the expected duration of a batch; 0 for an unknown model."""
-        size = _size_of(rows)
+        size = size_of(rows)
         each = self._seconds_per_row.get(size)
         if each is not None:
             return rows * each
@@ -91,7 +91,7 @@ class BatchTimes:
 
         A size that was not tried recently counts as such.
         """
-        size, largest = 0, _size_of(max_rows)
+        size, largest = 0, size_of(max_rows)
         while size < largest:
             each, doubled = self._seconds_per_row.get(size), self._seconds_per_row.get(size + 1)
             fresh = self._batches - self._tried.get(size + 1, 0) < _RETRY_BATCHES
@@ -104,7 +104,7 @@ class BatchTimes:
         return min(max_rows, 1 << size)
 
 
-def _size_of(rows: int) -> int:
+def size_of(rows: int) -> int:
     """Returns the exponent of the next power of two."""
     return (rows - 1).bit_length() if rows > 1 else 0
 

@@ -26,12 +26,11 @@ from firstline_gateway.contracts.records import AUDITS
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import single
 from firstline_gateway.models.residency import Residency
-from firstline_gateway.serving.data_plane import GatewayDataPlane
+from firstline_gateway.serving.data_plane import GatewayDataPlane, ServingStatistics
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.deliveries.records import DELIVERIES
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
-from firstline_gateway.serving.statistics import ServingStatistics
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service_clock import ServiceClock

@@ -22,15 +22,14 @@ from firstline_core.errors import (
     LinkError,
     RuntimeFailure,
 )
-from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.forecast import RunningBatch, choose
 from firstline_gateway.executors.dispatch.member import Member
 
-# The share of all batches that may run once more, and how many repeats are saved up for the death of an executor.
-_REPEATS_SHARE, _REPEATS_BURST = 0.1, 64.0
+# One repeat is allowed for so many batches, and so many repeats are saved up for the death of an executor.
+_BATCHES_PER_REPEAT, _MOST_REPEATS = 10, 64
 _MOST_EXECUTORS = 3
 # A batch is late once it has taken so many times what was expected, and at least so much longer.
 _LATE, _LATE_S = 3.0, 0.02
@@ -89,7 +88,7 @@ class Attempts:
         self.clock = clock
         self.repeated: Counter[str] = Counter()
         self._listeners: list[Callable[[], None]] = []
-        self._repeats = TokenBucket(_REPEATS_BURST)
+        self._batches = _BATCHES_PER_REPEAT * _MOST_REPEATS  # that no repeat was taken for yet
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever a batch ends and an executor may be free."""
@@ -97,7 +96,7 @@ class Attempts:
 
     def earn(self) -> None:
         """Allows a share of a repeat, because a batch starts for the first time."""
-        self._repeats.earn(_REPEATS_SHARE)
+        self._batches = min(_BATCHES_PER_REPEAT * _MOST_REPEATS, self._batches + 1)
 
     def other(
         self, work: Work, positions: Sequence[int], tried: Sequence[Member], within_s: float = math.inf
@@ -114,7 +113,10 @@ class Attempts:
         if found is None:
             return None
         done_s = found.done_s if found.run_s is not None else found.wait_s + self.presumed_s(key, rows)
-        return found.executor if done_s <= within_s and self._repeats.take(now_s) else None
+        if done_s > within_s or self._batches < _BATCHES_PER_REPEAT:
+            return None
+        self._batches -= _BATCHES_PER_REPEAT
+        return found.executor
 
     def presumed_s(self, key: ModelKey, rows: int) -> float:
         """Returns the time a batch is presumed to take where it was never measured, so that a hang is noticed."""

@@ -20,7 +20,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from firstline_core.runtime.batch_times import BatchTimes
+from firstline_core.runtime.batch_times import BatchTimes, size_of
 from firstline_core.types import ModelKey
 
 # Weight of the newest batch where the one before has just ended; and the time in which what is known halves in worth.
@@ -49,7 +49,7 @@ class Forecast:
     def __init__(self, seconds: Mapping[int, float]) -> None:
         self._usual = BatchTimes()
         self._usual.expect(seconds)
-        self._seen: Counter[int] = Counter({_size(rows): _LEARNING for rows in seconds})
+        self._seen: Counter[int] = Counter({size_of(rows): _LEARNING for rows in seconds})
         self._log_pace = 0.0
         self._learned_s = -math.inf
 
@@ -79,7 +79,7 @@ class Forecast:
         """Learns from a batch that ended now."""
         took_s, run_s = now_s - batch.started_s, self._usual.seconds(batch.rows) * batch.pace
         expected_s = batch.wait_s + run_s
-        size = _size(batch.rows)
+        size = size_of(batch.rows)
         if self._seen[size] < _LEARNING:
             self._seen[size] += 1
             share = run_s / expected_s if run_s > 0 else 1.0  # the share of the slot is unknown for a new model
@@ -105,10 +105,6 @@ class Forecast:
         newest = min(log_pace, self._log_pace + math.log(_HICCUP))
         self._log_pace = earlier * self._log_pace + (1 - earlier) * newest
         self._learned_s = now_s
-
-
-def _size(rows: int) -> int:
-    return (rows - 1).bit_length() if rows > 1 else 0
 
 
 @dataclass(slots=True, eq=False)

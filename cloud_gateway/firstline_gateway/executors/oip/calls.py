@@ -34,6 +34,7 @@ from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.routing.quantiles import DecayedQuantiles
 from firstline_core.routing.token_bucket import TokenBucket
+from firstline_core.runtime.batch_times import size_of
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import Array, ModelKey
@@ -305,15 +306,15 @@ class Hedging:
 
     def answered(self, key: ModelKey, rows: int, seconds: float, now_s: float) -> None:
         """Learns the seconds of an answer."""
-        self._seconds[key, _size_of(rows)].add(seconds, now_s)
+        self._seconds[key, size_of(rows)].add(seconds, now_s)
 
     def waited(self, key: ModelKey, rows: int, seconds: float, now_s: float) -> None:
         """Learns that a batch was given up after so many seconds."""
-        self._seconds[key, _size_of(rows)].add(seconds, now_s, censored=True)
+        self._seconds[key, size_of(rows)].add(seconds, now_s, censored=True)
 
     def after_s(self, key: ModelKey, rows: int, now_s: float) -> float | None:
         """Returns how long to wait for the first server; None if unknown, or without hedging."""
-        seconds = self._seconds.get((key, _size_of(rows)))
+        seconds = self._seconds.get((key, size_of(rows)))
         if not self._share or seconds is None or seconds.weight(now_s) < _LEAST_WEIGHT:
             return None
         usual_s = seconds.quantile(_QUANTILE)
@@ -322,8 +323,3 @@ class Hedging:
     def may(self, now_s: float) -> bool:
         """Returns whether a batch may be sent twice, and counts it."""
         return self._budget.take(now_s)
-
-
-def _size_of(rows: int) -> int:
-    """The power of two that `rows` are rounded up to."""
-    return max(0, rows - 1).bit_length()

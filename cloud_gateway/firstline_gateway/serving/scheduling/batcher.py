@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from firstline_core.clock import Clock, Timer
@@ -73,7 +74,8 @@ class Batcher:
         dispatcher: runs the batches.
         clock: for deadlines.
         bounds: how much may wait.
-        concurrency: returns the most batches of a model that run at the same moment, or 0 for no limit.
+        concurrency: the most batches of one model that run at the same moment, or 0 for no limit.
+        concurrency_of: the same of single models, by name.
         on_batch: called with the rows of each batch, for the metrics.
         on_late: called for each request that was admitted and not answered by its deadline, except audits.
         on_ran: called for each batch that ended: its model, rows, seconds, and the seconds that each request waited.
@@ -85,7 +87,8 @@ class Batcher:
         *,
         clock: Clock,
         bounds: Bounds,
-        concurrency: Callable[[ModelKey], int] = lambda key: 0,
+        concurrency: int = 0,
+        concurrency_of: Mapping[str, int] = MappingProxyType({}),
         on_batch: Callable[[int], None] = lambda rows: None,
         on_late: Callable[[], None] = lambda: None,
         on_ran: Callable[[ModelKey, int, float, Sequence[float]], None] = lambda key, rows, seconds, waits_s: None,
@@ -94,6 +97,7 @@ class Batcher:
         self._clock = clock
         self._max_rows = bounds.batch_rows
         self._concurrency = concurrency
+        self._concurrency_of = concurrency_of
         self._on_batch = on_batch
         self._on_late = on_late
         self._on_ran = on_ran
@@ -230,7 +234,7 @@ class Batcher:
 
     def _is_at_limit(self, key: ModelKey, more: int = 1) -> bool:
         """Whether a model may not run so many more batches."""
-        return 0 < self._concurrency(key) < self._running_of[key] + more
+        return 0 < self._concurrency_of.get(key.name, self._concurrency) < self._running_of[key] + more
 
     def _fill_soon(self) -> None:
         if not self._is_filling_soon and self._queue:

@@ -23,9 +23,11 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import (
+    Answer,
     Array,
     AuditNote,
     InferRequest,
+    InferResponse,
     ModelKey,
     Privacy,
     Reason,
@@ -40,14 +42,16 @@ from firstline_gateway.executors.dispatch.dispatcher import single
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency import Residency
-from firstline_gateway.serving.data_plane import GatewayDataPlane
+from firstline_gateway.serving.data_plane import GatewayDataPlane, ServingStatistics
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
-from firstline_gateway.serving.statistics import ServingStatistics
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.telemetry.journal import record
+
+SMALL = ModelKey("small", 1)
+ANSWER = Answer("r", Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, None, "", ())
 
 
 @pytest.fixture(scope="module")
@@ -236,3 +240,33 @@ def test_a_gateway_without_a_model_is_ready_if_it_manages_a_fleet(
     repository.away[ModelKey("digits", 1)] = "It was unloaded."
     assert not found.plane.ready()
     found.kept.close()
+
+
+def metric_lines(metrics: RequestMetrics) -> list[str]:
+    return metrics.render()[0].decode().splitlines()
+
+
+def test_answers_are_counted_in_metrics_and_statistics() -> None:
+    metrics, clock = RequestMetrics("gateway"), SimulatedClock()
+    statistics = ServingStatistics(metrics, clock)
+    for seconds in (0.001, 0.003):
+        statistics.answered(SMALL, InferResponse("small", "1", (), answer=ANSWER), seconds)
+    found = metric_lines(metrics)
+    assert 'firstline_gateway_requests_total{reason="requested",status="final",tier="cloud"} 2.0' in found
+    assert 'firstline_gateway_request_seconds_count{tier="cloud"} 2.0' in found
+    assert 'firstline_gateway_request_seconds_bucket{le="0.001",tier="cloud"} 1.0' in found
+    of_small = statistics.of(SMALL)
+    assert (of_small.success.count, round(of_small.success.seconds, 6)) == (2, 0.004)
+    assert of_small.last_inference_s == clock.wall_s()
+
+
+def test_batches_are_counted_by_their_rows() -> None:
+    metrics = RequestMetrics("gateway")
+    statistics = ServingStatistics(metrics, SimulatedClock())
+    for rows in (1, 3, 3, 5000):
+        statistics.started(rows)
+    found = metric_lines(metrics)
+    assert "firstline_gateway_batch_rows_sum 5007.0" in found
+    assert "firstline_gateway_batch_rows_count 4.0" in found
+    for most, count in (("2.0", 1), ("4.0", 3), ("4096.0", 3), ("+Inf", 4)):
+        assert f'firstline_gateway_batch_rows_bucket{{le="{most}"}} {count}.0' in found

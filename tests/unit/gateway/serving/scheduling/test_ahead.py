@@ -56,7 +56,7 @@ class Bench:
             pool_of(self.executor, M, N, clock=self.clock),
             clock=self.clock,
             bounds=Bounds(requests=100, size_bytes=1 << 20, seconds=100.0, batch_rows=4),
-            concurrency=lambda key: concurrency if key == M else 0,
+            concurrency_of={M.name: concurrency},
             on_batch=self.rows_run.append,
         )
 

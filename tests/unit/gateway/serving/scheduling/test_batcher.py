@@ -27,7 +27,7 @@ class Bench:
         rows: int = 4,
         requests: int = 100,
         size_bytes: int = 1 << 20,
-        concurrency: Mapping[ModelKey, int] | None = None,
+        concurrency_of: Mapping[str, int] | None = None,
     ) -> None:
         self.clock = SimulatedClock()
         self.executor = GatedExecutor(slots)
@@ -37,7 +37,7 @@ class Bench:
             pool_of(self.executor, M, N, clock=self.clock),
             clock=self.clock,
             bounds=Bounds(requests=requests, size_bytes=size_bytes, seconds=100.0, batch_rows=rows),
-            concurrency=lambda key: (concurrency or {}).get(key, 0),
+            concurrency_of=concurrency_of or {},
             on_batch=self.rows_run.append,
             on_late=self._count,
         )
@@ -322,7 +322,7 @@ async def test_a_batch_is_filled_by_level_and_then_in_order() -> None:
 
 
 async def test_a_model_at_its_limit_leaves_slots_to_others() -> None:
-    bench = Bench(slots=3, concurrency={M: 1})
+    bench = Bench(slots=3, concurrency_of={M.name: 1})
     first, second = await bench.submit(request_of(1)), await bench.submit(request_of(2))
     other = await bench.submit(request_of(3), N)
     assert [key for key, _ in bench.executor.batches] == [M, N]

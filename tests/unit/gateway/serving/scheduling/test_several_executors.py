@@ -114,7 +114,7 @@ class Bench:
             self.engine,
             clock=self.clock,
             bounds=Bounds(requests=1000, size_bytes=1 << 30, seconds=patience_s, batch_rows=rows),
-            concurrency=lambda key: concurrency,
+            concurrency=concurrency,
         )
 
     async def submit(
