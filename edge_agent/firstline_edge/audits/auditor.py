@@ -1,7 +1,8 @@
 """Lets the full model check a random sample of the answers that a certificate covers, in the background.
 
-Those are all that reach its threshold, whatever became of them: on a device that keeps fewer (`policy.min_threshold`,
-the policy `value`), also those that the full model answers anyhow. So every device of a fleet tests the same promise.
+Every answer that reaches the certificate's threshold can be drawn, even if the full model answered it. A device may
+accept fewer edge answers than the certificate allows (`policy.min_threshold`, the policy `value`). Its audits still
+test the same promise as those of every other device of the fleet.
 
 A row is drawn with a probability that depends only on past traffic and the budget, before its loss is known. The caller
 never waits for an audit. A drawn row is sent even if this device already knows the full model's answer: the gateway
@@ -29,7 +30,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.routing import sampling
 from firstline_core.routing.certificate import Contract
 from firstline_core.routing.policy import CERTIFIED
-from firstline_core.routing.sampling import Allowance, Pace
+from firstline_core.routing.sampling import Allowance, AuditBudget
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, AuditNote, InferRequest, Privacy, Reason, Tensor
 from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
@@ -131,7 +132,7 @@ class Auditor:
         settings: the limits of audits.
         clock: for the budget and for deadlines.
         rng: draws.
-        certifies: the contracts that this device's policy keeps; of the others nothing is tested.
+        certifies: the contracts on which this device's policy relies; only these are audited.
         ample: whether the device's budgets are ample; if not, only answers that test a promise are audited.
         on_drawn: called when an answer is drawn.
         on_finding: called with the outcome of each audit.
@@ -167,7 +168,7 @@ class Auditor:
         self._ample = ample
         self._on_drawn = on_drawn
         self._on_finding = on_finding
-        self._pace = Pace(clock.monotonic_s())
+        self._budget = AuditBudget(clock.monotonic_s())
         self._share = 0.0
         self._share_until_s = -math.inf
         self._uncounted_rows = self._uncounted_bytes = 0
@@ -175,23 +176,24 @@ class Auditor:
         self._waiting_bytes = 0
 
     def adopt(self, settings: AuditSection, certifies: Collection[Contract]) -> None:
-        """Audits cost something else from now on, and test the contracts that another policy keeps."""
+        """Applies a new audit budget and policy."""
         self._allowance = Allowance(settings.per_hour, settings.bytes_per_hour, settings.max_share)
         self._certifies = certifies
         self._share_until_s = -math.inf
 
     def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
-        """Looks at each row that the policy has judged by its score, before any of them is escalated.
+        """Counts the scores of rows that the policy decided by score, and draws audits and samples.
 
-        Counts the scores. Of the answers that the certificate speaks of (or the threshold to which an alarm tightened
-        it), wherever they came from, it draws some; of the others that the full model gave before, it keeps some.
-        Rows whose escalation the budget denied are drawn too while the budgets are ample: they test nothing, but
-            without them answers just below a tightened threshold would be missing from the next certification.
+        Called before any of the rows is escalated. Covered answers are drawn for an audit at random. Others with a
+        cached answer of the full model become samples. An answer is covered if it reaches the certificate's threshold,
+        or the threshold to which an alarm has raised it.
+        Rows whose escalation the budget denied are drawn too while the budgets are ample. They test nothing, but
+        without them answers just below a raised threshold would be missing from the next certification.
         """
         monitored = self._certificates.find(model)
         if monitored is None or request.privacy is Privacy.LOCAL_ONLY:
             return
-        tests = self._tests(monitored)
+        may_draw = self._may_draw(monitored)
         recalled: list[Row] = []
         for row in rows:
             if row.reason not in _BY_SCORE:
@@ -202,8 +204,8 @@ class Auditor:
                 continue
             covered = monitored.covers(row.score, model.group(row.edge))
             if covered or (row.answer is not None and row.answer.reason is Reason.BUDGET):
-                if tests and (covered or self._ample()):
-                    share = self._next_share(_row_bytes(request.inputs[0], row.position))
+                if may_draw and (covered or self._ample()):
+                    share = self._share_and_count(_row_bytes(request.inputs[0], row.position))
                     if self._rng.random() < share:
                         self._draw(monitored, request, row, row.edge, share, covered=covered)
             elif row.answer is not None:
@@ -212,19 +214,19 @@ class Auditor:
             self.observe_escalations(model, recalled)
 
     def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
-        """Keeps a sample of answers that the full model gave anyhow, drawn as audits are, so that both can be joined.
+        """Samples answers that the full model gave, with the propensity of audits, so that both can be joined.
 
         Args:
             model: of both answers.
             rows: answered by the full model; the edge model may have answered them too.
         """
         monitored = self._certificates.find(model)
-        if monitored is None or not self._tests(monitored):
+        if monitored is None or not self._may_draw(monitored):
             return
         for row in rows:
             if row.edge is None or row.output is None or row.answer is None or not row.answer.certified:
                 continue
-            if monitored.covers(row.score, model.group(row.edge)):  # was drawn, or not, by an audit's chance
+            if monitored.covers(row.score, model.group(row.edge)):  # already drawn, or not, as an audit
                 continue
             share = self._share_now()
             if self._rng.random() < share:
@@ -232,7 +234,7 @@ class Auditor:
                 self._samples.add(self._sample(monitored, row.score, agree, share, kept=False))
 
     async def run(self) -> None:
-        """Audits what was drawn, one at a time, until it is cancelled."""
+        """Audits the drawn answers, one at a time, until it is cancelled."""
         while True:
             audit = await self._queue.get()
             self._waiting_bytes -= audit.sent.size_bytes
@@ -245,27 +247,27 @@ class Auditor:
                 log.exception("an audit broke", request_id=audit.request_id)
                 self._lose(audit, FirstlineError(f"The audit broke: {error!r}."))
 
-    def _tests(self, monitored: MonitoredCertificate) -> bool:
-        """Whether its answers are drawn at all now; a tightened threshold promises nothing, and waits for money."""
+    def _may_draw(self, monitored: MonitoredCertificate) -> bool:
+        """Returns whether its answers may be drawn now: under a raised threshold only while the budgets are ample."""
         relied = monitored.certificate.contract in self._certifies
         return relied and (monitored.certificate_state.threshold is None or self._ample())
 
-    def _next_share(self, size_bytes: int) -> float:
-        """The propensity of an answer of so many bytes, by what came before it; counts it for those that follow."""
+    def _share_and_count(self, size_bytes: int) -> float:
+        """Returns the propensity of an answer, and counts the answer for those that follow."""
         share = self._share_now()
         self._uncounted_rows += 1
         self._uncounted_bytes += size_bytes
         return share
 
     def _share_now(self) -> float:
-        """The propensity of the next answer; none while there is no room for an audit."""
+        """Returns the propensity of the next answer; 0 while there is no room for an audit."""
         now_s = self._clock.monotonic_s()
         if now_s >= self._share_until_s:
-            pace = sampling.counted(self._pace, self._uncounted_rows, self._uncounted_bytes)
+            budget = sampling.add_answers(self._budget, self._uncounted_rows, self._uncounted_bytes)
             self._uncounted_rows = self._uncounted_bytes = 0
-            self._pace = sampling.elapsed(pace, now_s, self._allowance)
+            self._budget = sampling.after_time(budget, now_s, self._allowance)
             room = self._cloud is not None and not self._queue.full() and self._waiting_bytes <= _WAITING_BYTES
-            self._share = sampling.propensity(self._pace, self._allowance) if room else 0.0
+            self._share = sampling.propensity(self._budget, self._allowance) if room else 0.0
             self._share_until_s = now_s + _SHARE_S
         return self._share
 
@@ -279,7 +281,7 @@ class Auditor:
         *,
         covered: bool,
     ) -> None:
-        self._pace = sampling.charged(self._pace, _row_bytes(request.inputs[0], row.position))
+        self._budget = sampling.charge(self._budget, _row_bytes(request.inputs[0], row.position))
         self._share_until_s = -math.inf
         audit = _audit_of(monitored, request, row, edge, share, covered=covered)
         monitored.record.drawn += 1

@@ -239,7 +239,7 @@ class CertificateStates:
         if monitored is None or not monitored.certificate_state.alarmed:
             return True
         now_s, per_hour = self._clock.monotonic_s(), self.quota_per_hour(monitored)
-        monitored.quota = sampling.filled(monitored.quota, now_s - monitored.quota_at_s, per_hour)
+        monitored.quota = sampling.refill(monitored.quota, now_s - monitored.quota_at_s, per_hour)
         monitored.quota_at_s = now_s
         if monitored.quota < 1:
             return False

@@ -1,9 +1,9 @@
 """The probability with which the next edge answer is audited, computed from a budget and past traffic only.
 
-A propensity that does not depend on the answer itself (score, size, correctness) needs no weights: its floor is itself
-(see `audit.py`). So an answer is counted, and its audit is charged, only after its propensity is fixed. A cost beyond
-the remaining budget becomes a debt that later answers pay. For the same reason one propensity may be used for several
-answers.
+The propensity does not depend on the answer itself (score, size, correctness). Because it does not depend on the
+answer, audits need no weights; `floor` in an audit note equals it (see `audit.py`). For the same reason an answer and
+its audit are charged to the budget only after its propensity is fixed, and one propensity may be used for several
+answers. A cost beyond the remaining budget becomes a debt that later answers pay.
 
 The budget is one token bucket for audits and one for bytes. Each fills at 3/4 of the hourly allowance and holds at most
 1/4 of it, so that no hour exceeds the allowance by more than one payload. The propensity spends the content of the
@@ -26,7 +26,7 @@ _FILL, _HOLD = 0.75, 0.25  # of the hourly allowance; together the maximum of an
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The budget of audits.
+    """The most that audits may cost in an hour.
 
     Args:
         per_hour: audits.
@@ -39,8 +39,8 @@ class Allowance:
     max_share: float
 
 
-class Pace(NamedTuple):
-    """The state of the traffic estimate.
+class AuditBudget(NamedTuple):
+    """What remains of the allowance, and the recent traffic that wants to spend it.
 
     Attributes:
         at_s: time of this state.
@@ -57,20 +57,20 @@ class Pace(NamedTuple):
     audit_bytes: float = 0.0
 
 
-def elapsed(pace: Pace, now_s: float, allowance: Allowance) -> Pace:
+def after_time(budget: AuditBudget, now_s: float, allowance: Allowance) -> AuditBudget:
     """Returns the state at a later time; a clock that goes backwards is ignored."""
-    passed_s = max(0.0, now_s - pace.at_s)
+    passed_s = max(0.0, now_s - budget.at_s)
     decay = math.exp(-passed_s / HORIZON_S)
-    return Pace(
+    return AuditBudget(
         now_s,
-        pace.rows * decay,
-        pace.size_bytes * decay,
-        filled(pace.audits, passed_s, allowance.per_hour),
-        filled(pace.audit_bytes, passed_s, allowance.bytes_per_hour),
+        budget.rows * decay,
+        budget.size_bytes * decay,
+        refill(budget.audits, passed_s, allowance.per_hour),
+        refill(budget.audit_bytes, passed_s, allowance.bytes_per_hour),
     )
 
 
-def filled(level: float, passed_s: float, per_hour: float) -> float:
+def refill(level: float, passed_s: float, per_hour: float) -> float:
     """Returns the content of a bucket after some seconds.
 
     Its capacity is a quarter of the hourly allowance, at least 1.
@@ -78,28 +78,28 @@ def filled(level: float, passed_s: float, per_hour: float) -> float:
     return min(level + _FILL * passed_s / _HOUR_S * per_hour, max(_HOLD * per_hour, min(1.0, per_hour)))
 
 
-def propensity(pace: Pace, allowance: Allowance) -> float:
-    """Returns the probability with which the next answer is audited, which is also its floor.
+def propensity(budget: AuditBudget, allowance: Allowance) -> float:
+    """Returns the probability with which the next answer is audited; an audit note states it as `floor` too.
 
     Args:
-        pace: as it is now, see `elapsed`.
-        allowance: the budget of audits.
+        budget: as it is now, see `after_time`.
+        allowance: per hour.
     """
-    if pace.audits <= 0 or pace.audit_bytes <= 0:
+    if budget.audits <= 0 or budget.audit_bytes <= 0:
         return 0.0
     share = allowance.max_share
-    if pace.audits < share * pace.rows:
-        share = pace.audits / pace.rows
-    if pace.audit_bytes < share * pace.size_bytes:
-        share = pace.audit_bytes / pace.size_bytes
+    if budget.audits < share * budget.rows:
+        share = budget.audits / budget.rows
+    if budget.audit_bytes < share * budget.size_bytes:
+        share = budget.audit_bytes / budget.size_bytes
     return share
 
 
-def counted(pace: Pace, rows: int, size_bytes: int) -> Pace:
+def add_answers(budget: AuditBudget, rows: int, size_bytes: int) -> AuditBudget:
     """Returns the state after more answers with a total size."""
-    return pace._replace(rows=pace.rows + rows, size_bytes=pace.size_bytes + size_bytes)
+    return budget._replace(rows=budget.rows + rows, size_bytes=budget.size_bytes + size_bytes)
 
 
-def charged(pace: Pace, size_bytes: int) -> Pace:
+def charge(budget: AuditBudget, size_bytes: int) -> AuditBudget:
     """Returns the state after an audit of a given size; a cost beyond the bucket's content becomes a debt."""
-    return pace._replace(audits=pace.audits - 1, audit_bytes=pace.audit_bytes - size_bytes)
+    return budget._replace(audits=budget.audits - 1, audit_bytes=budget.audit_bytes - size_bytes)

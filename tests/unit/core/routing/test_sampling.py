@@ -5,20 +5,29 @@ import random
 import pytest
 
 from firstline_core.routing.audit import alarm, begin, update
-from firstline_core.routing.sampling import HORIZON_S, Allowance, Pace, charged, counted, elapsed, filled, propensity
+from firstline_core.routing.sampling import (
+    HORIZON_S,
+    Allowance,
+    AuditBudget,
+    add_answers,
+    after_time,
+    charge,
+    propensity,
+    refill,
+)
 
 HOUR = 3600
 
 
 def spent(allowance: Allowance, arrivals: list[tuple[float, int]], seed: int = 0) -> list[tuple[float, int]]:
     """When answers of which size were drawn."""
-    rng, pace, drawn = random.Random(seed), Pace(0.0), []
+    rng, budget, drawn = random.Random(seed), AuditBudget(0.0), []
     for at_s, size_bytes in arrivals:
-        pace = elapsed(pace, at_s, allowance)
-        audited = rng.random() < propensity(pace, allowance)
-        pace = counted(pace, 1, size_bytes)
+        budget = after_time(budget, at_s, allowance)
+        audited = rng.random() < propensity(budget, allowance)
+        budget = add_answers(budget, 1, size_bytes)
         if audited:
-            pace = charged(pace, size_bytes)
+            budget = charge(budget, size_bytes)
             drawn.append((at_s, size_bytes))
     return drawn
 
@@ -50,47 +59,47 @@ def test_bursts_after_quiet_hours_stay_within_both_budgets_but_for_one_payload()
 
 def test_a_device_with_little_traffic_audits_its_largest_share() -> None:
     allowance = Allowance(per_hour=60, bytes_per_hour=1e9, max_share=0.1)
-    pace = elapsed(Pace(0.0), HOUR, allowance)
-    assert propensity(pace, allowance) == 0.1
+    budget = after_time(AuditBudget(0.0), HOUR, allowance)
+    assert propensity(budget, allowance) == 0.1
     drawn = spent(allowance, [(number * 30.0, 1000) for number in range(5000)])
     assert len(drawn) == pytest.approx(500, rel=0.15)
 
 
 def test_the_budget_begins_empty_and_none_is_no_audit() -> None:
-    assert propensity(Pace(0.0), Allowance(60, 1e9, 1)) == 0
+    assert propensity(AuditBudget(0.0), Allowance(60, 1e9, 1)) == 0
     never = Allowance(0, 1e9, 1)
-    assert propensity(elapsed(Pace(0.0), 9 * HOUR, never), never) == 0
+    assert propensity(after_time(AuditBudget(0.0), 9 * HOUR, never), never) == 0
 
 
 def test_the_present_answer_has_no_say_in_its_own_propensity() -> None:
     allowance = Allowance(60, 1e6, 1)
-    pace = elapsed(Pace(0.0), HORIZON_S, allowance)
-    before = propensity(pace, allowance)
+    budget = after_time(AuditBudget(0.0), HORIZON_S, allowance)
+    before = propensity(budget, allowance)
     assert before == 1
-    assert propensity(charged(pace, 10_000_000), allowance) == 0  # a debt, which later answers wait for
-    assert propensity(counted(pace, 1, 10_000_000), allowance) < before
+    assert propensity(charge(budget, 10_000_000), allowance) == 0  # a debt, which later answers wait for
+    assert propensity(add_answers(budget, 1, 10_000_000), allowance) < before
 
 
 def test_a_small_allowance_still_saves_up_for_one() -> None:
-    assert filled(0.0, HOUR, 1.0) == 0.75
-    assert filled(0.0, 100 * HOUR, 1.0) == 1.0
-    assert filled(0.0, 100 * HOUR, 0.0) == 0.0
-    assert filled(0.0, 100 * HOUR, 400.0) == 100.0
+    assert refill(0.0, HOUR, 1.0) == 0.75
+    assert refill(0.0, 100 * HOUR, 1.0) == 1.0
+    assert refill(0.0, 100 * HOUR, 0.0) == 0.0
+    assert refill(0.0, 100 * HOUR, 400.0) == 100.0
 
 
 def alarms(risk: float, runs: int, allowance: Allowance, *, shifted: float | None = None) -> tuple[int, list[int]]:
     """How many runs alarm at 10 % of a promised 20 %, in traffic that comes in bursts, and after how many audits."""
     rng, found = random.Random(1), list[int]()
     for _ in range(runs):
-        state, pace, at_s = begin(0.2), elapsed(Pace(0.0), HORIZON_S, allowance), HORIZON_S
+        state, budget, at_s = begin(0.2), after_time(AuditBudget(0.0), HORIZON_S, allowance), HORIZON_S
         for number in range(1500):
             at_s += 0.05 if number % 100 else rng.expovariate(1 / 300)
-            pace = elapsed(pace, at_s, allowance)
-            share = propensity(pace, allowance)
-            pace = counted(pace, 1, 1000)
+            budget = after_time(budget, at_s, allowance)
+            share = propensity(budget, allowance)
+            budget = add_answers(budget, 1, 1000)
             now = risk if shifted is None or number < 750 else shifted
             if rng.random() < share:
-                pace = charged(pace, 1000)
+                budget = charge(budget, 1000)
                 state = update(state, float(rng.random() < now), propensity=share, floor=share)
                 if alarm(state, 0.1):
                     found.append(state.audits)
@@ -108,5 +117,5 @@ def test_audits_that_a_budget_draws_alarm_no_more_often_than_promised_and_find_a
 
 def test_time_that_goes_backwards_earns_nothing() -> None:
     allowance = Allowance(60, 1e6, 1)
-    pace = elapsed(Pace(100.0), 50.0, allowance)
-    assert (pace.audits, pace.rows) == (0, 0)
+    budget = after_time(AuditBudget(100.0), 50.0, allowance)
+    assert (budget.audits, budget.rows) == (0, 0)
