@@ -34,8 +34,16 @@ from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.enrolment import device_principal
 from firstline_core.protocol.http import run_decoder
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
-from firstline_core.protocol.mqtt_messages import Topics, parse_request, shared_requests, tls_context
+from firstline_core.protocol.mqtt import MqttClient
+from firstline_core.protocol.mqtt_messages import (
+    Message,
+    MqttSettings,
+    Publication,
+    Topics,
+    parse_request,
+    shared_requests,
+    tls_context,
+)
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics

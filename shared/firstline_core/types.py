@@ -181,11 +181,11 @@ class TraceContext(Struct, frozen=True):
         return f"{_TRACE_VERSION}-{self.trace_id}-{self.span_id}-{self.flags:02x}"
 
     def headers(self) -> dict[str, str]:
-        """The headers to send on; the names are the same over HTTP, gRPC and MQTT."""
+        """Returns the headers to forward; the names are the same over HTTP, gRPC and MQTT."""
         return {TRACEPARENT: self.traceparent} | ({TRACESTATE: self.state} if self.state else {})
 
     def facts(self) -> dict[str, str]:
-        """The fields of a log line, named as OpenTelemetry names them."""
+        """Returns the fields of a log line, named as OpenTelemetry names them."""
         return {"trace_id": self.trace_id, "span_id": self.span_id}
 
 
@@ -241,7 +241,7 @@ class RequestedOutput(Struct, frozen=True):
 
 
 class InferRequest(Struct, frozen=True):
-    """One inference request, independent of its transport.
+    """An inference request, independent of its transport.
 
     Args:
         model: the bundle's name.
@@ -304,7 +304,7 @@ HEDGED = "hedge"
 
 
 class Attempt(Struct, frozen=True):
-    """One attempt to answer: `outcome` is "ok", an error's code, or `HEDGED`."""
+    """An attempt to answer: `outcome` is "ok", an error's code, or `HEDGED`."""
 
     tier: Tier
     outcome: str

@@ -25,8 +25,8 @@ from chaos.victims import DEVICE, MODEL, Tier, Victims, victims
 from firstline.demo.site import digits_folder
 from firstline.workbench.dataset import open_dataset
 from firstline_core.protocol import mqtt_messages
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
-from firstline_core.protocol.mqtt_messages import Topics
+from firstline_core.protocol.mqtt import MqttClient
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Topics
 from firstline_core.types import Status
 
 _CLIENTS = 4

@@ -12,7 +12,7 @@ from support.broker import HOST
 from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
 
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.protocol.mqtt import MqttSettings
+from firstline_core.protocol.mqtt_messages import MqttSettings
 from firstline_gateway.broker import keeper
 from firstline_gateway.broker.keeper import BrokerKeeper, end_sessions
 from firstline_gateway.identity.authorities import Authorities

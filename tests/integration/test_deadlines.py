@@ -14,8 +14,7 @@ from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
 
 from firstline_core.errors import DeadlineExceededError, RemoteTimeoutError
 from firstline_core.ids import new_request_id
-from firstline_core.protocol.mqtt import MqttSettings
-from firstline_core.protocol.mqtt_messages import Topics
+from firstline_core.protocol.mqtt_messages import MqttSettings, Topics
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings

@@ -15,7 +15,8 @@ from support.broker import Broker
 from support.gateway import serving
 
 from firstline_core.bundle.store import open_bundle
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
+from firstline_core.protocol.mqtt import MqttClient
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.doctor_links import link_findings, served_findings
 from firstline_edge.cli.findings import State

@@ -24,7 +24,8 @@ from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import InputSpec
 from firstline_core.protocol import oip
 from firstline_core.protocol.http import HEADER_LENGTH
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
+from firstline_core.protocol.mqtt import MqttClient
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import InferRequest, InferResponse, Tensor

@@ -18,7 +18,7 @@ from firstline_core.errors import NotFoundError
 from firstline_core.fleet.rest import FleetDevice
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel
-from firstline_core.protocol.mqtt import Message, Publication
+from firstline_core.protocol.mqtt_messages import Message, Publication
 from firstline_gateway.app import Gateway
 
 pytestmark = pytest.mark.mosquitto

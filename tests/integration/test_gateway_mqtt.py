@@ -30,7 +30,7 @@ from firstline_core.errors import (
 )
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import mqtt_messages
-from firstline_core.protocol.mqtt import Publication
+from firstline_core.protocol.mqtt_messages import Publication
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.trace import received
 from firstline_core.types import InferRequest, Tensor

@@ -17,8 +17,8 @@ from firstline.client.async_client import AsyncClient
 from firstline_core.errors import FirstlineError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import mqtt_messages
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
-from firstline_core.protocol.mqtt_messages import DEADLINE_MS, MODEL_VERSION, Topics
+from firstline_core.protocol.mqtt import MqttClient
+from firstline_core.protocol.mqtt_messages import DEADLINE_MS, MODEL_VERSION, Message, MqttSettings, Publication, Topics
 from firstline_core.types import InferRequest, Tensor
 
 pytestmark = pytest.mark.mosquitto

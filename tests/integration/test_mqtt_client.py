@@ -25,8 +25,9 @@ from support.broker import Broker
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
 from firstline_core.protocol import mqtt
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
+from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_connection import matches
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
 from firstline_gateway.identity import ca
 
 pytestmark = pytest.mark.mosquitto

@@ -16,8 +16,8 @@ from support.escalations import request, response
 
 from firstline_core import errors
 from firstline_core.protocol import mqtt_messages
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
-from firstline_core.protocol.mqtt_messages import Topics, parse_request, shared_requests
+from firstline_core.protocol.mqtt import MqttClient
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Topics, parse_request, shared_requests
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.cloud.mqtt_link import MqttLink
 from firstline_edge.telemetry.link_traffic import counted

@@ -16,7 +16,8 @@ from support.escalations import request, response
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol import mqtt_messages
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
+from firstline_core.protocol.mqtt import MqttClient
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings
 from firstline_core.types import Status
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cloud.links import open_links

@@ -20,8 +20,8 @@ from support.databases import sqlite_store
 from support.gateway import serving
 
 from firstline_core.protocol import mqtt_messages
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
-from firstline_core.protocol.mqtt_messages import Topics
+from firstline_core.protocol.mqtt import MqttClient
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Topics
 from firstline_core.types import Status
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.identity.enrolment import next_version

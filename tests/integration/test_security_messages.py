@@ -23,7 +23,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import FirstlineError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.enrolment import parse_join_token
-from firstline_core.protocol.mqtt import MqttSettings
+from firstline_core.protocol.mqtt_messages import MqttSettings
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.enrolment import join_gateway

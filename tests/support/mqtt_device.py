@@ -9,8 +9,8 @@ from typing import Self
 from support.broker import Broker
 
 from firstline_core.protocol import mqtt_messages
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
-from firstline_core.protocol.mqtt_messages import Topics
+from firstline_core.protocol.mqtt import MqttClient
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication, Topics
 from firstline_core.types import InferRequest, InferResponse
 
 

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
-from firstline_core.protocol.mqtt import Message, MqttSettings
 from firstline_core.protocol.mqtt_connection import Connection
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity.authorities import Authorities

@@ -15,8 +15,8 @@ import msgspec
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError, ProtocolError
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import LIMIT_BYTES, Reported, read_document
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
-from firstline_core.protocol.mqtt_messages import Topics
+from firstline_core.protocol.mqtt import MqttClient
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication, Topics
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.fleet.fleet import Fleet
 

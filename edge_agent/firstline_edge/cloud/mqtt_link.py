@@ -15,8 +15,8 @@ from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownEr
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
-from firstline_core.protocol.mqtt_messages import Topics
+from firstline_core.protocol.mqtt import MqttClient
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication, Topics
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.telemetry.link_traffic import count
 

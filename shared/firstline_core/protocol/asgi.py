@@ -22,22 +22,22 @@ class ClientDisconnectedError(Exception):
 
 
 class Request:
-    """One HTTP request.
+    """An HTTP request.
 
     Args:
-        scope: ASGI's, of the type "http".
-        receive: ASGI's.
+        scope: ASGI scope of the type "http".
+        receive: function of ASGI that returns the next message.
 
     Attributes:
-        scope: as given.
-        method: such as POST.
-        path: unquoted.
-        headers: by lower-case names; of a name that came twice, the first.
-        query_string: as it was sent.
+        scope: see above.
+        method: HTTP method, such as POST.
+        path: path, unquoted.
+        headers: headers by lower-case names; the first value of a repeated name.
+        query_string: query, as received.
         peer: address and port of the client; None over a Unix socket.
         info: arrival time and peer of the request.
-        parameters: the named parts of the path, once a router has found them.
-        trace: that the request belongs to.
+        parameters: named parts of the path, set by the router.
+        trace: trace context in the headers; None without one.
     """
 
     __slots__ = (
@@ -71,20 +71,20 @@ class Request:
 
     @cached_property
     def query(self) -> dict[str, str]:
-        """The parameters after `?`, unquoted; of a name that came twice, the last."""
+        """The parameters after `?`, unquoted; the last value of a repeated name."""
         return dict(parse_qsl(self.query_string.decode("latin-1"), keep_blank_values=True))
 
     async def body(self, limits: Limits, take: Callable[[int], None] = lambda _size_bytes: None) -> bytes:
         """Reads the whole body, within its limits of size and time.
 
         Args:
-            limits: of the body.
+            limits: limits of the body.
             take: called with the size of each part as it arrives; may refuse it.
 
         Raises:
             PayloadTooLargeError: the body is over the limit.
-            RemoteTimeoutError: it comes too slowly.
-            ClientDisconnectedError: its end will not come.
+            RemoteTimeoutError: it arrives too slowly.
+            ClientDisconnectedError: the client left before its end.
         """
         if self.info.whole:
             body = (await self._message())[0]
@@ -112,12 +112,12 @@ class Request:
 
 
 class Streamed:
-    """An answer in pieces, sent as they come.
+    """An answer that is sent in pieces.
 
     Args:
-        headers: of the answer.
-        pieces: closed at the end, also when the client leaves before it.
-        held: closed at the end too.
+        headers: headers of the answer.
+        pieces: content; closed at the end, also if the client leaves early.
+        held: resources to close at the end.
     """
 
     def __init__(

@@ -161,16 +161,16 @@ def parse_join_token(text: str) -> JoinToken:
     Raises:
         ConfigError: the text is not a complete token; the message does not quote it.
     """
-    found = text.strip()
-    if not found.startswith(JOIN_TOKEN_PREFIX):
+    token = text.strip()
+    if not token.startswith(JOIN_TOKEN_PREFIX):
         raise ConfigError(
             f"This is no join token, which starts with '{JOIN_TOKEN_PREFIX}'; ask the gateway's operator."
         )
-    secret, _, ca_hash = found.removeprefix(JOIN_TOKEN_PREFIX).partition(".")
-    known = _bytes_of(ca_hash, _HASH_BYTES)
-    if known is None or _bytes_of(secret, SECRET_BYTES) is None:
+    secret, _, ca_hash = token.removeprefix(JOIN_TOKEN_PREFIX).partition(".")
+    hash_bytes = _bytes_of(ca_hash, _HASH_BYTES)
+    if hash_bytes is None or _bytes_of(secret, SECRET_BYTES) is None:
         raise ConfigError("The join token is damaged; copy all of it, from 'flj_' to its last letter.")
-    return JoinToken(secret, known)
+    return JoinToken(secret, hash_bytes)
 
 
 def format_secret(random_bytes: bytes) -> str:

@@ -20,7 +20,7 @@ from firstline_core.types import LOWEST_PRIORITY, ModelMetadata, TensorSpec
 _DEFAULT_PRIORITY = 2
 
 
-def index_json(found: Sequence[ModelState], *, ready_only: bool) -> list[dict[str, str]]:
+def index_json(states: Sequence[ModelState], *, ready_only: bool) -> list[dict[str, str]]:
     """Returns Triton's index of the repository."""
     return [
         {
@@ -29,26 +29,26 @@ def index_json(found: Sequence[ModelState], *, ready_only: bool) -> list[dict[st
             "state": each.state,
             "reason": each.reason,
         }
-        for each in found
+        for each in states
         if each.ready or not ready_only
     ]
 
 
 def index_reply(plane: DataPlane, body: bytes, limits: Limits) -> Reply:
-    """`POST /v2/repository/index`; the body may be empty, or say {"ready": true}.
+    """Answers `POST /v2/repository/index`; the body may be empty, or say {"ready": true}.
 
     Raises:
         RequestError: the body is invalid.
     """
-    asked = parse_json(body, limits) if body.strip() else {}
-    ready_only = asked.get("ready", False) if isinstance(asked, dict) else None
+    document = parse_json(body, limits) if body.strip() else {}
+    ready_only = document.get("ready", False) if isinstance(document, dict) else None
     if not isinstance(ready_only, bool):
-        raise InvalidTensorError(f'The body is {shown(asked)}; send nothing, or {{"ready": true}}.')
+        raise InvalidTensorError(f'The body is {shown(document)}; send nothing, or {{"ready": true}}.')
     return json_reply(index_json(plane.index(), ready_only=ready_only))
 
 
 async def load_reply(plane: DataPlane, model: str, body: bytes, limits: Limits) -> Reply:
-    """`POST /v2/repository/models/{model}/load`; the body may be empty.
+    """Answers `POST /v2/repository/models/{model}/load`; the body may be empty.
 
     Raises:
         RequestError: the body is not an object of parameters, or has unsupported ones; or see `DataPlane.load`.
@@ -59,7 +59,7 @@ async def load_reply(plane: DataPlane, model: str, body: bytes, limits: Limits) 
 
 
 async def unload_reply(plane: DataPlane, model: str, body: bytes, limits: Limits) -> Reply:
-    """`POST /v2/repository/models/{model}/unload`; the body may be empty. No model here depends on another.
+    """Answers `POST /v2/repository/models/{model}/unload`; the body may be empty. No model here depends on another.
 
     Raises:
         RequestError: the body is not an object of parameters; or see `DataPlane.unload`.
@@ -84,10 +84,10 @@ def check_load_parameters(names: Iterable[str]) -> None:
 
 
 def _parameters(body: bytes, limits: Limits) -> dict[str, Any]:
-    asked = parse_json(body, limits) if body.strip() else {}
-    parameters = asked.get("parameters", {}) if isinstance(asked, dict) else None
+    document = parse_json(body, limits) if body.strip() else {}
+    parameters = document.get("parameters", {}) if isinstance(document, dict) else None
     if not isinstance(parameters, dict):
-        raise InvalidTensorError(f'The body is {shown(asked)}; send nothing, or {{"parameters": {{}}}}.')
+        raise InvalidTensorError(f'The body is {shown(document)}; send nothing, or {{"parameters": {{}}}}.')
     return parameters
 
 
@@ -97,15 +97,15 @@ def chosen_statistics(plane: DataPlane, model: str, version: str) -> list[ModelS
     Raises:
         UnknownModelError: there is no such model or version.
     """
-    found = [each for each in plane.statistics() if model in ("", each.name) and version in ("", each.version)]
-    if model and not found:
-        plane.metadata(model, version)  # says what there is instead
+    chosen = [each for each in plane.statistics() if model in ("", each.name) and version in ("", each.version)]
+    if model and not chosen:
+        plane.metadata(model, version)  # raises an error that lists the served ones
         raise UnknownModelError(f"There are no statistics of model {shown(model)}; it is not served here.")
-    return found
+    return chosen
 
 
 def statistics_json(plane: DataPlane, model: str, version: str) -> dict[str, Any]:
-    """What `chosen_statistics` finds, in Triton's form.
+    """Returns the result of `chosen_statistics` in Triton's form.
 
     Raises:
         UnknownModelError: there is no such model or version.
@@ -114,14 +114,14 @@ def statistics_json(plane: DataPlane, model: str, version: str) -> dict[str, Any
 
 
 def config_json(metadata: ModelMetadata, limits: Limits, *, batching: bool) -> dict[str, Any]:
-    """Triton's model configuration, as far as it is true of a model here.
+    """Returns the fields of Triton's model configuration that apply here.
 
     Args:
-        metadata: of the model.
-        limits: whose `rows` a request may have: Triton's batch size.
+        metadata: metadata of the model.
+        limits: limits of requests; `rows` is Triton's batch size.
         batching: whether requests run together, by their priorities.
     """
-    found: dict[str, Any] = {
+    config: dict[str, Any] = {
         "name": metadata.name,
         "platform": metadata.platform,
         "backend": metadata.platform.partition("_")[0],
@@ -130,15 +130,15 @@ def config_json(metadata: ModelMetadata, limits: Limits, *, batching: bool) -> d
         "output": [_port(spec) for spec in metadata.outputs],
     }
     if batching:
-        found["dynamic_batching"] = {
+        config["dynamic_batching"] = {
             "priority_levels": LOWEST_PRIORITY,
             "default_priority_level": _DEFAULT_PRIORITY,
         }
-    return found
+    return config
 
 
 def reply_or_refusal(make: Callable[[], object]) -> Reply:
-    """A JSON value as a reply, or why there is none."""
+    """Returns the value of `make` as a JSON reply, or the reply for its error."""
     try:
         return json_reply(make())
     except FirstlineError as error:
@@ -147,5 +147,5 @@ def reply_or_refusal(make: Callable[[], object]) -> Reply:
 
 def _port(spec: TensorSpec) -> dict[str, Any]:
     datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
-    # Without the axis of rows, which the batch size stands for; of a vector of strings that leaves one of 1.
+    # Triton omits the axis of rows, which is the batch size; a vector of strings then has one axis of size 1.
     return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": list(spec.shape[1:]) or [1]}

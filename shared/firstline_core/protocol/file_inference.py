@@ -50,15 +50,15 @@ async def read_request(
     """Reads the request of an HTTP call.
 
     Args:
-        model: from the path, unquoted.
-        metadata: of the model.
-        headers: of the request.
-        query: of the request, unquoted.
-        body: of the request, as received.
+        model: name in the path, unquoted.
+        metadata: metadata of the model.
+        headers: headers of the request.
+        query: query parameters of the request, unquoted.
+        body: body of the request, as received.
         principal: the authenticated caller.
-        limits: of the tier.
+        limits: limits of the tier.
         arrived_s: monotonic time when the head of the request arrived; `timeout` counts from here.
-        trace: of the request.
+        trace: trace context of the request.
 
     Raises:
         RequestError: see `request_from_file`.
@@ -120,7 +120,7 @@ def request_from_file(
         raise InvalidTensorError(
             "The body is a multipart form; send the file itself as the body, as `curl --data-binary @FILE` does."
         )
-    wishes = params.preferences(params.from_query(query), now_s)
+    preferences = params.preferences(params.from_query(query), now_s)
     inputs = (
         (_file_tensor(metadata, body),)
         if metadata.inputs[0].datatype == "BYTES"
@@ -130,11 +130,11 @@ def request_from_file(
         model=model,
         inputs=inputs,
         request_id=new_request_id(),
-        route=wishes.route,
-        privacy=wishes.privacy,
-        wait=wishes.wait,
-        deadline_s=wishes.deadline_s,
-        priority=wishes.priority,
+        route=preferences.route,
+        privacy=preferences.privacy,
+        wait=preferences.wait,
+        deadline_s=preferences.deadline_s,
+        priority=preferences.priority,
         principal=principal,
     )
 
@@ -187,13 +187,13 @@ def _file_tensor(metadata: ModelMetadata, body: bytes) -> Tensor:
 def _json_tensors(metadata: ModelMetadata, body: bytes, limits: Limits) -> tuple[Tensor, ...]:
     names = [spec.name for spec in metadata.inputs]
     parsed = parse_json(body, limits)
-    given = parsed if isinstance(parsed, dict) else {names[0]: parsed}
-    unknown = [name for name in given if name not in names]
-    missing = [name for name in names if name not in given]
+    values = parsed if isinstance(parsed, dict) else {names[0]: parsed}
+    unknown = [name for name in values if name not in names]
+    missing = [name for name in names if name not in values]
     if unknown or missing:
         fault = f"has no input {shown(unknown[0])}" if unknown else f"needs input '{missing[0]}'"
         raise InvalidTensorError(f"Model '{metadata.name}' {fault}; its inputs: {', '.join(names)}.")
-    inputs = tuple(Tensor(spec.name, _json_array(spec, given[spec.name], limits)) for spec in metadata.inputs)
+    inputs = tuple(Tensor(spec.name, _json_array(spec, values[spec.name], limits)) for spec in metadata.inputs)
     rows = {tensor.shape[0] for tensor in inputs}
     if len(rows) > 1:
         raise InvalidTensorError(f"The inputs have {sorted(rows)} rows; all share the first axis.")
@@ -207,7 +207,7 @@ def _json_array(spec: TensorSpec, data: object, limits: Limits) -> Array:
     while isinstance(level, list):
         sizes.append(len(level))
         level = level[0] if level else None
-    given = list(sizes)
+    actual_shape = list(sizes)
     if len(sizes) == len(spec.shape) - 1:  # one row, without the axis of rows
         sizes, data = [1, *sizes], [data]
     expected = spec.shape[1:]
@@ -215,10 +215,11 @@ def _json_array(spec: TensorSpec, data: object, limits: Limits) -> Array:
         not sizes
         or len(sizes) != len(spec.shape)
         or sizes[0] == 0
-        or any(want not in (-1, size) for want, size in zip(expected, sizes[1:], strict=True))
+        or any(expected_size not in (-1, size) for expected_size, size in zip(expected, sizes[1:], strict=True))
     ):
         raise InvalidTensorError(
-            f"{where} has shape {given}; a row takes shape {list(expected)}, rows {list(spec.shape)} (-1 is any size)."
+            f"{where} has shape {actual_shape}; a row takes shape {list(expected)}, rows {list(spec.shape)} "
+            "(-1 is any size)."
         )
     shape = tensors.parse_shape(where, sizes, limits)
     if shape[0] > limits.rows:

@@ -42,7 +42,7 @@ _WHOLE_BODY_BYTES, _PART_BYTES = 1 << 20, 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """How to reach one server.
+    """Address, credentials and limits of a server.
 
     Args:
         url: e.g. "https://gateway.example.com"; a path is kept as a prefix.
@@ -82,7 +82,7 @@ def open_async_client(settings: ClientSettings, transport: httpx.AsyncBaseTransp
     """Returns a client for asyncio; the caller closes it.
 
     Args:
-        settings: how to reach the server.
+        settings: settings of the server.
         transport: sends the requests instead of httpx's own transport.
 
     Raises:
@@ -224,9 +224,9 @@ class HttpClient:
         Args:
             method: e.g. POST.
             path: below the client's URL.
-            headers: in addition to those of the client.
+            headers: headers in addition to those of the client.
             body: b"" for none.
-            timeout_s: for the whole exchange.
+            timeout_s: time limit of the whole exchange.
             count: called after each try with the bytes sent and received, heads included (estimated).
 
         Raises:

@@ -88,10 +88,10 @@ class ServerLimits(Struct, frozen=True):
     connections: int | None = None
 
 
-def connections_within_descriptors(wanted: int = ServerLimits().pending) -> int:
+def connections_within_descriptors(limit: int = ServerLimits().pending) -> int:
     """Returns at most half of the file descriptors of this process, so that the rest serves requests."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft // 2))
+    return limit if soft == resource.RLIM_INFINITY else max(1, min(limit, soft // 2))
 
 
 class PeerRegistry(Protocol):
@@ -148,8 +148,8 @@ class RequestInfo:
 
 def request_info(scope: Scope) -> RequestInfo:
     """Returns the facts about a request; under another ASGI server it arrives now."""
-    found = scope.get("state", {}).get(_STATE_KEY)
-    return found if isinstance(found, RequestInfo) else RequestInfo(SYSTEM_CLOCK.monotonic_s())
+    info = scope.get("state", {}).get(_STATE_KEY)
+    return info if isinstance(info, RequestInfo) else RequestInfo(SYSTEM_CLOCK.monotonic_s())
 
 
 class _RequestFaultError(Exception):
@@ -183,10 +183,10 @@ class _Timer:
 
 
 class Connection(HttpToolsProtocol):
-    """One connection.
+    """A connection of a client.
 
     Args:
-        server: that accepted it.
+        server: the server that accepted it.
         accepted: its socket.
     """
 
@@ -297,8 +297,10 @@ class Connection(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 left = memoryview(left)[upgrade.args[0] :]
                 keep_alive = b"" if self.parser.should_keep_alive() else b"Connection: close\r\n"
-                kept = [each for each in self.headers if each[0] in (b"content-length", b"transfer-encoding")]
-                framing = b"".join(b"%b: %b\r\n" % each for each in kept)
+                framing_headers = [
+                    each for each in self.headers if each[0] in (b"content-length", b"transfer-encoding")
+                ]
+                framing = b"".join(b"%b: %b\r\n" % each for each in framing_headers)
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
                 self._replaying = True
@@ -325,7 +327,7 @@ class Connection(HttpToolsProtocol):
         if self._replaying:
             return
         self._count(len(name) + len(value))
-        if self._in_head:  # a trailer is no header (RFC 9110, section 6.5.1)
+        if self._in_head:  # a trailer is not a header (RFC 9110, section 6.5.1)
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -373,18 +375,18 @@ class Connection(HttpToolsProtocol):
 
     def _check_head(self, http_version: str) -> None:
         """Refuses a head that another server on the way could read differently (RFC 9112, sections 3.2 and 6.1)."""
-        found: set[bytes] = set()
+        names: set[bytes] = set()
         for name, value in self.headers:
             if name in _SENT_ONCE:
-                if name in found:
+                if name in names:
                     raise _RequestFaultError(400, f"The header {name.decode()} came twice; send it once.")
-                found.add(name)
+                names.add(name)
             elif name == b"transfer-encoding":
                 if any(coding.strip().lower() != b"chunked" for coding in value.split(b",")):
                     raise _RequestFaultError(501, "Only the transfer coding 'chunked' is supported; send no other.")
             elif name == b"expect" and http_version == "1.1":
                 self.expect_100_continue = value.lower() == b"100-continue"
-        if b"host" not in found:
+        if b"host" not in names:
             raise _RequestFaultError(400, "The request has no Host header; send exactly one.")
 
     # Answers
@@ -695,17 +697,17 @@ class HttpServer:
             next(filter(lambda each: each.is_idle, self._connections)).abort()
 
     def no_longer_pending(self, connection: Connection) -> None:
-        """The connection has sent a whole head."""
+        """Notes that the connection has sent a whole head."""
         self._pending.pop(connection, None)
 
     def closed(self, connection: Connection) -> None:
-        """The connection has ended."""
+        """Removes a connection that has ended."""
         self._connections.pop(connection, None)
         self._pending.pop(connection, None)
         self._changed.set()
 
     def ended(self, task: asyncio.Task[None]) -> None:
-        """The task of a request has ended."""
+        """Removes the task of a request that has ended."""
         self.state.tasks.discard(task)
         self._changed.set()
 

@@ -15,8 +15,6 @@ from firstline_core.protocol.mqtt_connection import Connection, matches
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
 from firstline_core.telemetry.logs import logger
 
-__all__ = ["Handler", "Message", "MqttClient", "MqttSettings", "Publication"]
-
 Handler = Callable[[Message], Awaitable[None]]
 
 # A shorter connection counts as failed: two clients with one id would otherwise disconnect each other endlessly.
@@ -40,7 +38,7 @@ class MqttClient:
     others.
 
     Args:
-        settings: how to reach the broker.
+        settings: settings of the broker.
         will: published by the broker when the connection is lost.
         manual_ack: whether handlers acknowledge messages themselves.
         on_connected: awaited after each connection, when subscriptions are renewed.
@@ -99,7 +97,9 @@ class MqttClient:
             self._keeper = asyncio.create_task(self._keep_connected())
 
     async def connect(self, timeout_s: float) -> None:
-        """Starts, and waits until connected. The first attempt is immediate; attempts continue until `close`.
+        """Starts the client and waits until it is connected.
+
+        The first attempt is immediate; attempts continue until `close`.
 
         Raises:
             LinkDownError: no connection within `timeout_s`.

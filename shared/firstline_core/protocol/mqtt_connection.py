@@ -102,10 +102,10 @@ class _Client(paho.Client):
 
 
 class Connection:
-    """One connection.
+    """A connection to the broker.
 
     Args:
-        settings: how to reach the broker.
+        settings: settings of the broker.
         will: published by the broker when the connection is lost without a DISCONNECT.
         clean_start: discard what the broker kept for this client id.
         session_expiry_s: how long the broker keeps subscriptions and messages after a loss.
@@ -142,7 +142,7 @@ class Connection:
         return self._ready.done() and not self.lost.done() and not self._closed
 
     async def open(self) -> None:
-        """Connects, and waits for the broker's CONNACK.
+        """Connects to the broker and waits for its CONNACK.
 
         Raises:
             LinkDownError: unreachable, no agreement on TLS, or no CONNACK in time.
@@ -215,7 +215,7 @@ class Connection:
         await self._answer(self._connected().unsubscribe(topic_filter)[1])
 
     async def close(self) -> None:
-        """Disconnects, so that no will is published; also while a thread is still connecting."""
+        """Disconnects without publishing the will; also while a thread is still connecting."""
         if self.alive:
             self._client.disconnect()
             with contextlib.suppress(TimeoutError):
@@ -431,7 +431,7 @@ def split_publish(qos: int, packet: bytes | bytearray) -> PublishParts:
     """Splits a PUBLISH packet of MQTT 5 (section 3.3) without decoding its parts.
 
     Args:
-        qos: from the fixed header.
+        qos: quality of service in the fixed header.
         packet: everything after the fixed header.
 
     Raises:

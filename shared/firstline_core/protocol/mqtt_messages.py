@@ -54,7 +54,7 @@ _ALERTS = {
 
 @dataclass(frozen=True, slots=True)
 class MqttSettings:
-    """How to reach the broker.
+    """Address, credentials and limits of a connection to the broker.
 
     Args:
         host: name or address.
@@ -184,7 +184,7 @@ def refusal(code: int, name: str, what: str) -> FirstlineError:
 
     Args:
         code: 0x80 or more.
-        name: of the broker or the standard.
+        name: name of the code, from the broker or the standard.
         what: the refused operation, e.g. "the connection".
     """
     message = f"The MQTT broker refused {what}: {name}."
@@ -317,9 +317,9 @@ def _fault(level: str) -> str:
         return "is empty; give at least one character"
     if len(level) > _NAME_LIMIT_CHARACTERS:
         return f"has {len(level)} characters; a topic level here has at most {_NAME_LIMIT_CHARACTERS}"
-    found = sorted(_REFUSED.intersection(level))
-    if found:
-        return f"contains {', '.join(map(repr, found))}, which MQTT topics reserve; leave it out"
+    reserved = sorted(_REFUSED.intersection(level))
+    if reserved:
+        return f"contains {', '.join(map(repr, reserved))}, which MQTT topics reserve; leave it out"
     # Section 1.5.4 allows a broker to close the connection for these; surrogates are not UTF-8 at all.
     if any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 for c in level):
         return "contains control characters, which MQTT brokers may refuse; leave them out"
@@ -348,10 +348,10 @@ def request_publication(
 
     Args:
         request: its `binary_output` decides the form of the answer.
-        topic: from `Topics.request`.
-        response_topic: of the answer.
+        topic: request topic, see `Topics.request`.
+        response_topic: topic for the answer.
         correlation_data: assigns the answer to its request.
-        now_s: on the clock of `request.deadline_s`.
+        now_s: current time on the clock of `request.deadline_s`.
 
     Raises:
         InvalidTensorError: an input that V2 cannot represent.
@@ -397,12 +397,12 @@ def read_request(
     seconds.
 
     Args:
-        message: from a request topic.
-        model: from that topic.
-        now_s: on this tier's monotonic clock.
+        message: message of a request topic.
+        model: model in that topic.
+        now_s: current time on this tier's monotonic clock.
         principal: the device of the topic, authorised by the broker.
         limits: checked against the declared sizes.
-        trace: of the request, from `trace_of`.
+        trace: trace context of the request, see `trace_of`.
 
     Raises:
         RequestError: the message is invalid; `InvalidTensorError`, `PayloadTooLargeError`.

@@ -66,15 +66,15 @@ def decode_request(
     Args:
         model: the bundle's name, from the address or the topic; the one in the body is ignored.
         body: with any Content-Encoding undone.
-        header_length: bytes of JSON at its start; None means all.
+        header_length: size of the JSON at its start (bytes); None means all.
         version: the bundle's version, "" for the current one.
-        now_s: on this tier's monotonic clock; `timeout` counts from here.
+        now_s: current time on this tier's monotonic clock; `timeout` counts from here.
         principal: the caller that the transport authenticated.
         trust_request_id: keep the body's `request_id`, as the gateway does for escalations; otherwise, or without one,
             create a new one. Only these callers may send audits, alarms and promised corrections; those of others are
             ignored.
         limits: checked against the declared sizes before anything is allocated.
-        trace: that the request belongs to by its headers; it takes precedence over one in the body.
+        trace: trace context in the headers; it takes precedence over one in the body.
 
     Raises:
         InvalidTensorError: the body is not valid V2.
@@ -113,22 +113,22 @@ def request_of(
         model: the bundle's name.
         head: `id`, `parameters` and `outputs` as in JSON.
         inputs: its tensors.
-        version: of the bundle; "" for the current one.
-        now_s: on this tier's monotonic clock.
+        version: version of the bundle; "" for the current one.
+        now_s: current time on this tier's monotonic clock.
         principal: the caller.
         trust_request_id: see `decode_request`.
-        limits: for rows, outputs and the id.
+        limits: limits of rows, outputs and the id.
         trace: see `decode_request`.
 
     Raises:
-        RequestError: as `decode_request`.
+        RequestError: see `decode_request`.
     """
     _check_rows(inputs, limits)
     parameters = params.object_at(head, "parameters", "The request")
-    wishes = params.preferences(parameters, now_s)
+    preferences = params.preferences(parameters, now_s)
     request_id = params.text(parameters, "request_id") if trust_request_id else ""
     if trace is None and trust_request_id and TRACEPARENT in parameters:
-        trace = _kept_trace(parameters)
+        trace = _stored_trace(parameters)
     return InferRequest(
         model=model,
         inputs=inputs,
@@ -137,11 +137,11 @@ def request_of(
         id=_echoed_id(head, limits),
         outputs=outputs.requested(head, limits),
         binary_output=params.flag(parameters, "binary_data_output") or False,
-        route=wishes.route,
-        privacy=wishes.privacy,
-        wait=wishes.wait,
-        deadline_s=wishes.deadline_s,
-        priority=wishes.priority,
+        route=preferences.route,
+        privacy=preferences.privacy,
+        wait=preferences.wait,
+        deadline_s=preferences.deadline_s,
+        priority=preferences.priority,
         full_model_digest=params.text(parameters, "full_model_digest"),
         principal=principal,
         audit=params.read_note(parameters, inputs[0].shape[0]) if trust_request_id else None,
@@ -158,7 +158,7 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
     Args:
         request: its `binary_output` and `outputs` determine the form of the answer.
         binary: whether the inputs travel as raw bytes or as JSON.
-        now_s: on the clock of `request.deadline_s`; the remaining time is sent.
+        now_s: current time on the clock of `request.deadline_s`; the remaining time is sent.
         traced: whether to include the trace in the body, for stored requests; sent requests carry it in headers.
 
     Raises:
@@ -220,9 +220,9 @@ def encode_response(request: InferRequest, response: InferResponse, labels: Sequ
     """Encodes a response with the requested outputs, in the order and form of the request.
 
     Args:
-        request: of the response.
-        response: to encode.
-        labels: of the model's classes, for outputs requested as classes.
+        request: the answered request.
+        response: the response to encode.
+        labels: names of the model's classes, for outputs requested as classes.
 
     Raises:
         InvalidTensorError: a requested output does not exist, has no classes although they are requested, or has values
@@ -256,7 +256,7 @@ def _check_rows(inputs: tuple[Tensor, ...], limits: Limits) -> None:
             )
 
 
-def _kept_trace(parameters: Mapping[str, object]) -> TraceContext | None:
+def _stored_trace(parameters: Mapping[str, object]) -> TraceContext | None:
     """Returns the trace of a stored request; malformed values are ignored."""
     parent, state = parameters.get(TRACEPARENT), parameters.get(TRACESTATE)
     return restored(parent if isinstance(parent, str) else "", state if isinstance(state, str) else "")
@@ -357,17 +357,17 @@ def read_head(
 
     Clients send the same small header with every tensor of one model, so the latest ones without data are remembered.
     """
-    known = None
+    key_of_head = None
     if header_length is not None and 0 < header_length <= len(body) <= limits.body_bytes:
-        known = (body[:header_length], key, limits) if header_length <= _REMEMBERED_BYTES else None
-        if known is not None and (head := _heads.get(known)) is not None:
+        key_of_head = (body[:header_length], key, limits) if header_length <= _REMEMBERED_BYTES else None
+        if key_of_head is not None and (head := _heads.get(key_of_head)) is not None:
             return head, memoryview(body)[header_length:]
     values, tail = split(body, header_length, limits)
     head = Head(values, tuple(described_tensors(kind, key, values.get(key), limits)))
-    if known is not None and all("data" not in each.entry for each in head.tensors):
+    if key_of_head is not None and all("data" not in each.entry for each in head.tensors):
         if len(_heads) >= _REMEMBERED_HEADS:
             _heads.clear()
-        _heads[known] = head
+        _heads[key_of_head] = head
     return head, tail
 
 
@@ -412,13 +412,13 @@ def decode_tensors(key: str, listed: Iterable[DescribedTensor], tail: memoryview
 
     Args:
         key: "inputs" or "outputs", for messages.
-        listed: as the header lists them.
+        listed: descriptions of the tensors in the header.
         tail: the bytes after the header.
 
     Raises:
         InvalidTensorError: an entry, or the bytes after the header, are not valid V2.
     """
-    found: dict[str, Tensor] = {}
+    decoded: dict[str, Tensor] = {}
     offset = 0
     for described in listed:
         where, entry = described.where, described.entry
@@ -428,13 +428,13 @@ def decode_tensors(key: str, listed: Iterable[DescribedTensor], tail: memoryview
         else:
             array = tensors.from_binary(where, described.datatype, described.shape, tail[offset : offset + size])
             offset += size
-        found[described.name] = Tensor(described.name, array)
+        decoded[described.name] = Tensor(described.name, array)
     if tail is not None and offset != len(tail):
         raise InvalidTensorError(
             f"{len(tail) - offset} bytes follow the last binary tensor; the 'binary_data_size' of all "
             f"{key} must add up to the {len(tail)} bytes after the JSON header."
         )
-    return tuple(found.values())
+    return tuple(decoded.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,15 +455,15 @@ def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> I
         kind: "Input" or "Output", for messages.
         key: "inputs" or "outputs", for messages.
         entries: objects with `name`, `datatype` and `shape`.
-        limits: for all tensors together.
+        limits: limits of all tensors together.
 
     Raises:
         InvalidTensorError: an entry is not valid V2.
         PayloadTooLargeError: a declared size is over `limits`.
     """
     if not isinstance(entries, list) or not entries:
-        found_there = "missing" if entries is None else shown(entries)
-        raise InvalidTensorError(f"'{key}' is {found_there}; give an array of at least one tensor.")
+        description = "missing" if entries is None else shown(entries)
+        raise InvalidTensorError(f"'{key}' is {description}; give an array of at least one tensor.")
     if len(entries) > limits.tensors:
         raise PayloadTooLargeError(f"'{key}' has {len(entries)} tensors; at most {limits.tensors} are accepted.")
     names: set[str] = set()

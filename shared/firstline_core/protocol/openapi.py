@@ -71,7 +71,7 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 def refusals() -> dict[str, Any]:
     """Returns the error responses of any route."""
-    said = {
+    texts = {
         "400": "The request does not say what it must.",
         "401": "No valid key, token or certificate.",
         "403": "A valid one, but not for this.",
@@ -84,7 +84,7 @@ def refusals() -> dict[str, Any]:
         "504": "The deadline passed before the request's turn.",
     }
     content = {"application/json": {"schema": _ERROR}}
-    return {status: {"description": text, "content": content} for status, text in said.items()}
+    return {status: {"description": text, "content": content} for status, text in texts.items()}
 
 
 def repository_change(summary: str) -> dict[str, Any]:

@@ -35,20 +35,20 @@ def requested(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ..
         raise InvalidTensorError(f"'outputs' is {shown(entries)}; give an array of names, or leave it out.")
     if len(entries) > limits.tensors:
         raise PayloadTooLargeError(f"'outputs' has {len(entries)} names; at most {limits.tensors} are accepted.")
-    found: dict[str, RequestedOutput] = {}
+    outputs: dict[str, RequestedOutput] = {}
     for position, entry in enumerate(entries):
         name = params.name_of(entry, f"Requested output {position}")
         where = f"Requested output {shown(name)}"
-        if name in found:
+        if name in outputs:
             raise InvalidTensorError(f"{where} is there twice; name each output once.")
         parameters = params.object_at(entry, "parameters", where)
         for key, instead in _REFUSED_OUTPUT.items():
             if key in parameters:
                 raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
-        found[name] = RequestedOutput(
+        outputs[name] = RequestedOutput(
             name, params.flag(parameters, "binary_data"), params.count(parameters, "classification")
         )
-    return tuple(found.values())
+    return tuple(outputs.values())
 
 
 def entry(output: RequestedOutput) -> dict[str, Any]:
@@ -65,10 +65,10 @@ def chosen(request: InferRequest, response: InferResponse, labels: Sequence[str]
     Raises:
         InvalidTensorError: an output does not exist, or has no classes.
     """
-    wanted = request.outputs or tuple(RequestedOutput(tensor.name) for tensor in response.outputs)
+    requested_outputs = request.outputs or tuple(RequestedOutput(tensor.name) for tensor in response.outputs)
     by_name = {tensor.name: tensor for tensor in response.outputs}
-    found: list[tuple[Tensor, bool]] = []
-    for output in wanted:
+    selected: list[tuple[Tensor, bool]] = []
+    for output in requested_outputs:
         if output.name not in by_name:
             raise InvalidTensorError(
                 f"Model '{request.model}' has no output {shown(output.name)}; it has: {', '.join(by_name)}."
@@ -76,8 +76,8 @@ def chosen(request: InferRequest, response: InferResponse, labels: Sequence[str]
         tensor = by_name[output.name]
         if output.classification:
             tensor = classified(tensor, output.classification, labels)
-        found.append((tensor, request.binary_output if output.binary is None else output.binary))
-    return found
+        selected.append((tensor, request.binary_output if output.binary is None else output.binary))
+    return selected
 
 
 def classified(tensor: Tensor, count: int, labels: Sequence[str]) -> Tensor:
@@ -86,7 +86,7 @@ def classified(tensor: Tensor, count: int, labels: Sequence[str]) -> Tensor:
     Args:
         tensor: numbers, (rows, classes).
         count: at least 1; limited to the number of classes.
-        labels: by index; a class without label is "VALUE:INDEX".
+        labels: names of the classes by index; a class without label is "VALUE:INDEX".
 
     Returns:
         BYTES, (rows, at most `count`).

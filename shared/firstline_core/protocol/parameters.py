@@ -45,7 +45,7 @@ def preferences(parameters: Mapping[str, object], now_s: float) -> Preferences:
 
     Args:
         parameters: V2's request `parameters`; a null value counts as absent.
-        now_s: on this tier's monotonic clock; `timeout` counts from here.
+        now_s: current time on this tier's monotonic clock; `timeout` counts from here.
 
     Raises:
         RequestError: a known parameter has an invalid value; the message lists the valid ones.
@@ -209,26 +209,26 @@ def read_note(parameters: Mapping[str, object], rows: int) -> AuditNote | None:
     """Returns the note in request `parameters`, or None without one.
 
     Args:
-        parameters: of a request whose sender may audit; a null value counts as absent.
-        rows: of the request; an audit has one row.
+        parameters: parameters of a request whose sender may audit; a null value counts as absent.
+        rows: number of rows of the request; an audit has one row.
 
     Raises:
         RequestError: a value is missing, of the wrong kind or out of range, or the request has several rows.
     """
-    given = {name: value for name in _NOTE if (value := parameters.get(_PREFIX + name)) is not None}
-    if not given:
+    values = {name: value for name in _NOTE if (value := parameters.get(_PREFIX + name)) is not None}
+    if not values:
         return None
-    if missing := [_PREFIX + name for name in _NOTE if name not in given]:
+    if missing := [_PREFIX + name for name in _NOTE if name not in values]:
         raise RequestError(f"The request's note of an audit lacks {', '.join(missing)}; send all of it or none.")
     if rows != 1:
         raise RequestError(f"A request that audits has one row, and this one has {rows}; send each by itself.")
     note = AuditNote(
-        predicted=_class(given["predicted"]),
-        propensity=_share(given, "propensity", inclusive=True),
-        floor=_share(given, "floor", inclusive=True),
-        epsilon=_share(given, "epsilon", inclusive=False),
-        threshold=_number(given, "threshold", "a finite number"),
-        edge_digest=_digest(_PREFIX + "edge_digest", given["edge_digest"]),
+        predicted=_class(values["predicted"]),
+        propensity=_share(values, "propensity", inclusive=True),
+        floor=_share(values, "floor", inclusive=True),
+        epsilon=_share(values, "epsilon", inclusive=False),
+        threshold=_number(values, "threshold", "a finite number"),
+        edge_digest=_digest(_PREFIX + "edge_digest", values["edge_digest"]),
     )
     if note.floor > note.propensity:
         raise RequestError(
@@ -247,7 +247,7 @@ def read_alarm(parameters: Mapping[str, object]) -> str:
     """Returns the edge variant whose contract the device's own audits found broken, "" without an alarm.
 
     Args:
-        parameters: of a request whose sender may audit; a null value counts as absent.
+        parameters: parameters of a request whose sender may audit; a null value counts as absent.
 
     Raises:
         RequestError: the value is not a digest.
@@ -301,18 +301,18 @@ def _finite(value: object) -> float | None:
         return None
 
 
-def _number(given: Mapping[str, object], name: str, wanted: str) -> float:
-    number = _finite(given[name])
+def _number(values: Mapping[str, object], name: str, expected: str) -> float:
+    number = _finite(values[name])
     if number is None:
-        raise RequestError(f"Parameter '{_PREFIX}{name}' is {shown(given[name])}; use {wanted}.")
+        raise RequestError(f"Parameter '{_PREFIX}{name}' is {shown(values[name])}; use {expected}.")
     return number
 
 
-def _share(given: Mapping[str, object], name: str, *, inclusive: bool) -> float:
-    wanted = f"a number above 0 and {'at most' if inclusive else 'below'} 1"
-    number = _number(given, name, wanted)
+def _share(values: Mapping[str, object], name: str, *, inclusive: bool) -> float:
+    expected = f"a number above 0 and {'at most' if inclusive else 'below'} 1"
+    number = _number(values, name, expected)
     if not (0 < number < 1 or (inclusive and number == 1)):
-        raise RequestError(f"Parameter '{_PREFIX}{name}' is {shown(given[name])}; use {wanted}.")
+        raise RequestError(f"Parameter '{_PREFIX}{name}' is {shown(values[name])}; use {expected}.")
     return number
 
 

@@ -50,7 +50,7 @@ def parse_shape(where: str, shape: object, limits: Limits) -> tuple[int, ...]:
     Args:
         where: name of the tensor in messages: "Input 'x'".
         shape: value in the JSON.
-        limits: for dimensions and elements.
+        limits: limits of dimensions and elements.
 
     Raises:
         InvalidTensorError: not an array of whole numbers of at least 0.
@@ -79,7 +79,7 @@ def from_json(where: str, datatype: str, shape: tuple[int, ...], data: object) -
     Args:
         where: the tensor, as a sentence begins.
         datatype: a key of `DATATYPES`.
-        shape: from `parse_shape`.
+        shape: shape that `parse_shape` returned.
         data: parsed JSON.
 
     Raises:
@@ -108,7 +108,7 @@ def from_binary(where: str, datatype: str, shape: tuple[int, ...], raw: memoryvi
     Args:
         where: the tensor, as a sentence begins.
         datatype: a key of `DATATYPES`.
-        shape: from `parse_shape`.
+        shape: shape that `parse_shape` returned.
         raw: exactly this tensor's bytes.
 
     Raises:

@@ -19,7 +19,7 @@ WINDOW = 32
 
 # A model that became too slow for the loop is tried there again after so long, if it was quick when it was loaded.
 _RETRY_S = 10.0
-# A longer run is no disturbance by the machine: the model has become slow.
+# A longer run is not due to a disturbance of the machine: the model has become slow.
 _SLOW_S = 0.1
 # A model comes to the loop only with a margin, so that one at the limit stays where it is.
 _RETURN_S = 0.8 * LOOP_LIMIT_S

@@ -176,7 +176,7 @@ class GroupWriter(Generic[Transaction]):
             return error
 
     def _is_unavailable(self, error: Exception) -> bool:
-        """Whether the database refuses even an empty transaction, so that trying each operation alone is useless."""
+        """Returns whether even an empty transaction fails; retrying single operations is then useless."""
         if not isinstance(error, self._refusal):
             return False
         try:

@@ -55,7 +55,7 @@ class Seal(Protocol):
         ...
 
     def has_key_of(self, head: bytes) -> bool:
-        """Whether the key of a record is known, by the record's first bytes."""
+        """Returns whether the key of a record is known, by the record's first bytes."""
         ...
 
 
@@ -127,7 +127,7 @@ def read_keys(file: str, setting: str) -> tuple[bytes, ...]:
 
     Args:
         file: its path, or `credential:NAME` for what systemd passes on (`LoadCredential=`).
-        setting: which setting names it, for the message.
+        setting: name of the setting, for error messages.
 
     Raises:
         ConfigError: the file cannot be read, or holds something else.

@@ -51,7 +51,7 @@ def load(
         environ: variables `PREFIX` + `SECTION__KEY` override the file, e.g. FIRSTLINE_EDGE_API__PORT=9000. Lists are
             JSON. Other variables with the prefix are ignored: Kubernetes sets FIRSTLINE_GATEWAY_PORT and similar ones
             for a service named firstline-gateway.
-        prefix: of the process, e.g. "FIRSTLINE_EDGE_".
+        prefix: prefix of the process's environment variables, e.g. "FIRSTLINE_EDGE_".
         overrides: dotted keys from flags, e.g. {"api.port": 9000}; text as in the environment; None is ignored.
         text: content of the file, if already read.
         warn: called with a sentence about ignored variables.
@@ -116,8 +116,8 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
 
     Args:
         cls: the struct.
-        values: as parsed from TOML.
-        text: of the file, for line numbers.
+        values: values parsed from TOML.
+        text: text of the file, for line numbers.
         where: named in errors.
         of_text: whether the last added value is the text of a variable.
     """

@@ -71,7 +71,7 @@ class RequestMetrics:
 
         Args:
             name: after the process's prefix.
-            description: for people.
+            description: help text of the metric.
             labels: names; their values must come from a closed list.
             read: called at each scrape.
             counts: whether it is a counter, which only grows.
@@ -139,7 +139,7 @@ class _Readings(Collector):
         return [self._family()]
 
     def collect(self) -> Iterable[Metric]:
-        found = self._family()
+        family = self._family()
         for labels, value in self._read().items():
-            found.add_metric(labels, value)
-        return [found]
+            family.add_metric(labels, value)
+        return [family]

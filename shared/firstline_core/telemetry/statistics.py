@@ -110,30 +110,30 @@ class ModelStatistics:
         self.compute_infer.add(seconds * len(waits_s), len(waits_s))
 
 
-def as_json(found: Iterable[ModelStatistics]) -> dict[str, Any]:
+def as_json(models: Iterable[ModelStatistics]) -> dict[str, Any]:
     """Returns Triton's JSON; parts that are not measured separately are 0."""
-    return {"model_stats": [_model(each) for each in found]}
+    return {"model_stats": [_model(each) for each in models]}
 
 
-def _model(found: ModelStatistics) -> dict[str, Any]:
-    computed, apart = found.compute_infer, found.apart
+def _model(model: ModelStatistics) -> dict[str, Any]:
+    computed, apart = model.compute_infer, model.apart
     return {
-        "name": found.name,
-        "version": found.version,
-        "last_inference": round(found.last_inference_s * 1000),
-        "inference_count": found.inference_count,
-        "execution_count": found.execution_count,
+        "name": model.name,
+        "version": model.version,
+        "last_inference": round(model.last_inference_s * 1000),
+        "inference_count": model.inference_count,
+        "execution_count": model.execution_count,
         "inference_stats": {
-            "success": _duration(found.success),
-            "fail": _duration(found.fail),
-            "queue": _duration(found.queue),
+            "success": _duration(model.success),
+            "fail": _duration(model.fail),
+            "queue": _duration(model.queue),
             **_computed(computed, apart.input_s, apart.output_s),
-            "cache_hit": _duration(found.cache_hit),
-            "cache_miss": _duration(found.cache_miss),
+            "cache_hit": _duration(model.cache_hit),
+            "cache_miss": _duration(model.cache_miss),
         },
         "batch_stats": [
             {"batch_size": rows, **_computed(spent, *apart.batches_s.get(rows, (0.0, 0.0)))}
-            for rows, spent in sorted(found.batches.items())
+            for rows, spent in sorted(model.batches.items())
         ],
     }
 
@@ -152,5 +152,5 @@ def _computed(spent: Duration, input_s: float, output_s: float) -> dict[str, dic
     }
 
 
-def _duration(found: Duration) -> dict[str, int]:
-    return {"count": found.count, "ns": found.ns}
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}

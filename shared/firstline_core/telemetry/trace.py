@@ -44,10 +44,10 @@ def child(trace_id: str, parent_id: str, flags: int, state: str = "") -> TraceCo
 
 def restored(traceparent: str, tracestate: str = "") -> TraceContext | None:
     """Returns the span that the headers name, as written by `TraceContext.headers`; None if they name none."""
-    found = _PARENT.fullmatch(traceparent.strip(" \t")) if len(traceparent) <= _PARENT_CHARS else None
-    if found is None:
+    match = _PARENT.fullmatch(traceparent.strip(" \t")) if len(traceparent) <= _PARENT_CHARS else None
+    if match is None:
         return None
-    version, trace_id, span_id, flags, more = found.groups()
+    version, trace_id, span_id, flags, more = match.groups()
     if trace_id == _NO_TRACE or span_id == _NO_SPAN or version == _NO_VERSION or (more and version == _VERSION):
         return None
     return TraceContext(trace_id, span_id, "", int(flags, 16) & _FLAGS, _passed_on(tracestate) if tracestate else "")
@@ -58,13 +58,13 @@ def from_lines(lines: Iterable[tuple[bytes | str, bytes | str]]) -> TraceContext
 
     Several `traceparent` headers count as none; several `tracestate` headers are one list.
     """
-    found: dict[str, list[str]] = {TRACEPARENT: [], TRACESTATE: []}
+    values_by_name: dict[str, list[str]] = {TRACEPARENT: [], TRACESTATE: []}
     for name, value in lines:
-        values = found.get(name if isinstance(name, str) else name.decode("latin-1"))
+        values = values_by_name.get(name if isinstance(name, str) else name.decode("latin-1"))
         if values is not None:
             values.append(value if isinstance(value, str) else value.decode("latin-1"))
-    parents = found[TRACEPARENT]
-    return received(parents[0], ",".join(found[TRACESTATE])) if len(parents) == 1 else None
+    parents = values_by_name[TRACEPARENT]
+    return received(parents[0], ",".join(values_by_name[TRACESTATE])) if len(parents) == 1 else None
 
 
 def _passed_on(tracestate: str) -> str:
@@ -72,8 +72,8 @@ def _passed_on(tracestate: str) -> str:
     if len(tracestate) > _STATE_CHARS:
         return ""
     members = [each for each in (each.strip(" \t") for each in tracestate.split(",")) if each]
-    found = [_MEMBER.fullmatch(each) for each in members]
-    keys = {each[1] for each in found if each is not None}
+    matches = [_MEMBER.fullmatch(each) for each in members]
+    keys = {each[1] for each in matches if each is not None}
     if len(keys) != len(members) or len(members) > _STATE_MEMBERS:  # malformed or duplicate members
         return ""
     return ",".join(members)

@@ -84,9 +84,9 @@ def decode_request(
     """Decodes a ModelInferRequest. Raw numeric inputs are read-only views of the received bytes.
 
     Args:
-        head: from `split`, like `raw`; for the rest see `oip.decode_request`.
+        head: see `split`, like `raw`; for the others see `oip.decode_request`.
         raw: one for each input, or none.
-        now_s: on this tier's monotonic clock; the parameter `timeout` counts from here.
+        now_s: current time on this tier's monotonic clock; the parameter `timeout` counts from here.
         principal: the caller that the transport authenticated.
         trust_request_id: for devices, whose escalations keep their id.
         limits: checked before anything is allocated.
@@ -97,21 +97,21 @@ def decode_request(
         PayloadTooLargeError: it exceeds `limits`.
     """
     try:
-        found = message("ModelInferRequest").FromString(head)
+        parsed = message("ModelInferRequest").FromString(head)
     except DecodeError as error:
         raise InvalidTensorError(f"The message is no ModelInferRequest: {error}.") from error
     described: dict[str, Any] = {
-        "id": found.id,
-        "parameters": read_parameters(found.parameters),
+        "id": parsed.id,
+        "parameters": read_parameters(parsed.parameters),
         "outputs": [
-            {"name": output.name, "parameters": read_parameters(output.parameters)} for output in found.outputs
+            {"name": output.name, "parameters": read_parameters(output.parameters)} for output in parsed.outputs
         ],
     }
     return request_of(
-        found.model_name,
+        parsed.model_name,
         described,
-        _inputs(found, raw, limits),
-        version=found.model_version,
+        _inputs(parsed, raw, limits),
+        version=parsed.model_version,
         now_s=now_s,
         principal=principal,
         trust_request_id=trust_request_id,
@@ -123,9 +123,9 @@ def encode_response(request: InferRequest, response: InferResponse, labels: Sequ
     """Encodes a ModelInferResponse with the requested outputs as raw data.
 
     Args:
-        request: of the response.
+        request: the answered request.
         response: to encode.
-        labels: of the model's classes, for outputs requested as classes.
+        labels: names of the model's classes, for outputs requested as classes.
 
     Raises:
         InvalidTensorError: a requested output does not exist, or has no classes.
@@ -141,12 +141,12 @@ def encode_response(request: InferRequest, response: InferResponse, labels: Sequ
 
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, object]:
     """Returns V2 parameters; one without a value counts as absent."""
-    found: dict[str, object] = {}
+    decoded: dict[str, object] = {}
     for key, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
         if choice is not None:
-            found[key] = getattr(parameter, choice)
-    return found
+            decoded[key] = getattr(parameter, choice)
+    return decoded
 
 
 def write_parameters(parameters: Any, values: Mapping[str, str | float | bool]) -> None:
@@ -162,10 +162,10 @@ def write_parameters(parameters: Any, values: Mapping[str, str | float | bool]) 
             parameters[key].string_param = value
 
 
-def _inputs(found: Any, raw: Sequence[memoryview], limits: Limits) -> tuple[Tensor, ...]:
-    if raw and len(raw) != len(found.inputs):
+def _inputs(parsed: Any, raw: Sequence[memoryview], limits: Limits) -> tuple[Tensor, ...]:
+    if raw and len(raw) != len(parsed.inputs):
         raise InvalidTensorError(
-            f"The request has {len(found.inputs)} inputs and {len(raw)} raw_input_contents; send one for each input, "
+            f"The request has {len(parsed.inputs)} inputs and {len(raw)} raw_input_contents; send one for each input, "
             "in their order, or none."
         )
     entries = [
@@ -175,12 +175,12 @@ def _inputs(found: Any, raw: Sequence[memoryview], limits: Limits) -> tuple[Tens
             "shape": list(each.shape),
             "parameters": read_parameters(each.parameters),
         }
-        for each in found.inputs[: limits.tensors + 1]
+        for each in parsed.inputs[: limits.tensors + 1]
     ]
     inputs = []
     for position, described in enumerate(oip.described_tensors("Input", "inputs", entries, limits)):
         oip.input_parameters(described.where, described.entry)
-        each = found.inputs[position]
+        each = parsed.inputs[position]
         if raw and each.HasField("contents"):
             raise InvalidTensorError(
                 f"{described.where} has both 'contents' and 'raw_input_contents'; give only one of them."

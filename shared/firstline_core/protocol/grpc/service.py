@@ -46,7 +46,7 @@ Messages = AsyncIterator[bytes]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller, and whether its own request ids are kept."""
+    """The caller, and whether the tier uses its request ids."""
 
     principal: str
     trust_request_id: bool = False
@@ -133,10 +133,10 @@ class InferenceService:
                     request = message(kind).FromString(sent)
                 except DecodeError as error:
                     raise InvalidTensorError(f"The message is no {kind}: {error}.") from error
-                found = answer(request)
-                if asyncio.iscoroutine(found):
-                    found = await found
-                encoded: bytes = found.SerializeToString()
+                reply = answer(request)
+                if asyncio.iscoroutine(reply):
+                    reply = await reply
+                encoded: bytes = reply.SerializeToString()
                 return encoded
             except FirstlineError as error:
                 return await _refuse(context, error)
@@ -235,9 +235,11 @@ class InferenceService:
         return _reply("RepositoryModelUnloadResponse", model_name=name, isUnloaded=True)
 
     def _model_metadata(self, request: Any) -> Any:
-        found = self._plane.metadata(request.name, request.version)
-        reply = _reply("ModelMetadataResponse", name=found.name, versions=found.versions, platform=found.platform)
-        for specs, described in ((found.inputs, reply.inputs), (found.outputs, reply.outputs)):
+        metadata = self._plane.metadata(request.name, request.version)
+        reply = _reply(
+            "ModelMetadataResponse", name=metadata.name, versions=metadata.versions, platform=metadata.platform
+        )
+        for specs, described in ((metadata.inputs, reply.inputs), (metadata.outputs, reply.outputs)):
             for spec in specs:
                 _describe(spec, described.add())
         return reply
@@ -373,9 +375,9 @@ def status_of(error: FirstlineError) -> StatusCode:
 
 def trailers_of(error: FirstlineError) -> tuple[tuple[str, str], ...]:
     """Returns the trailing metadata of an error."""
-    found = [(CODE, error.code)]
+    trailers = [(CODE, error.code)]
     if error.retry_after_s is not None:
-        found.append((RETRY_AFTER_MS, str(max(1, round(min(error.retry_after_s, 86_400.0) * 1000)))))
+        trailers.append((RETRY_AFTER_MS, str(max(1, round(min(error.retry_after_s, 86_400.0) * 1000)))))
     if error.request_id:
-        found.append((REQUEST_ID, error.request_id))
-    return tuple(found)
+        trailers.append((REQUEST_ID, error.request_id))
+    return tuple(trailers)
