@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -28,7 +29,10 @@ def main() -> int:
             signal.signal(signal.SIGTERM, _stop)  # both until the server takes over
             signal.signal(signal.SIGINT, _stop)
         # Each command is a module of its own name, so that one needs no more than it uses.
+        gc.disable()  # nothing of an import is garbage
         command: Callable[[argparse.Namespace], int] = import_module(f"firstline_edge.cli.{arguments.command}").command
+        gc.freeze()
+        gc.enable()
         code = command(arguments)
         sys.stdout.flush()
     except FirstlineError as error:

@@ -132,6 +132,12 @@ async def site_at(
         yield Site(gateway, url, settings, bundle.path)
 
 
+@pytest.fixture(autouse=True)
+def short_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a point tells does not matter here."""
+    monkeypatch.setattr("firstline_edge.profiling.measuring.QUICK_S", 2.0)
+
+
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     async with site_at(tmp_path) as found:
@@ -193,7 +199,8 @@ async def test_a_request_waits_for_an_offline_device(site: Site) -> None:
     assert (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s == made_s
 
 
-async def test_a_restart_continues_the_measurement(site: Site) -> None:
+async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("firstline_edge.profiling.measuring.QUICK_S", 8.0)  # so that it restarts in time
     many = replace(ASKED, batches=(1, 2), anew=True)
     path = StatePaths(site.settings.state_dir).device_profile_path("two")
     async with site.agent():

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -172,9 +173,9 @@ def test_a_batch_that_does_not_end_is_not_waited_for(config: Path) -> None:
 
 
 def test_a_taken_port_is_a_sentence(config: Path) -> None:
-    with running(config) as (url, _):
-        port = url.rsplit(":", 1)[1]
-        taken = call("run", "--config", config, "--port", port)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        taken = call("run", "--config", config, "--port", str(port))
     assert taken.returncode == 1
     assert taken.stdout == ""
     assert taken.stderr.startswith(

@@ -25,7 +25,6 @@ from firstline_gateway.executors.dispatch.profiles import Priors, costs_of, no_p
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FarModel, FirstlineModel, V2Model
 from firstline_gateway.executors.oip.executor import OipExecutor
-from firstline_gateway.executors.oip.http_transport import open_transports
 from firstline_gateway.executors.ray.deployment import deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
 from firstline_gateway.models.folder import load_full
@@ -146,6 +145,8 @@ def _open_one(
 def _open_oip(
     settings: Settings, found: ExecutorOf, models: Sequence[ServedModel], options: RuntimeOptions
 ) -> Executor:
+    from firstline_gateway.executors.oip.http_transport import open_transports  # imports aiohttp
+
     def far(served: ServedModel) -> FarModel:
         if settings.oip.processing == "there":
             return FirstlineModel(served, settings.limits)
@@ -186,6 +187,8 @@ def check_executors(settings: Settings) -> None:
     """
     for name, found in settings.engines.items():
         if found.engine == "oip":
+            from firstline_gateway.executors.oip.http_transport import open_transports  # imports aiohttp
+
             open_transports(_oip(settings, found), settings.limits)
         if found.engine == "ray":
             import firstline_gateway.executors.ray.cluster  # noqa: F401 (raises where Ray is absent)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 from sqlalchemy import BigInteger, Connection, Dialect, Integer, MetaData, Table, Text, TypeDecorator
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 
 METADATA = MetaData(
     naming_convention={
@@ -56,6 +56,8 @@ class Document(TypeDecorator[Any]):
 def insert(connection: Connection, table: Table) -> sqlite.Insert:
     """Returns an INSERT that can handle a row that exists already."""
     if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects import postgresql  # imported already by an engine of this dialect
+
         return cast(sqlite.Insert, postgresql.insert(table))  # the same methods
     return sqlite.insert(table)
 

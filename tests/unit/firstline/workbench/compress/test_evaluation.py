@@ -25,9 +25,9 @@ _DIGITS = Path(__file__).parents[5] / "models/digits/bundle"
 _DELTA, _EPSILON, _ROWS, _AMONG = 0.1, 0.1, 199, 4
 
 
-def _evidence(random: np.random.Generator) -> Evidence:
+def _evidence(bundle: Bundle, random: np.random.Generator) -> Evidence:
     """Evidence of a variant that just violates the contract, with equal scores."""
-    model = open_bundle(_DIGITS).manifest.edge[0]
+    model = bundle.manifest.edge[0]
     wrong = random.random(_ROWS) < _EPSILON + 0.001
     probabilities = np.full((_ROWS, 10), 0.05, np.float32)
     probabilities[:, 0] = 0.55
@@ -40,7 +40,7 @@ def test_several_certificates_share_one_confidence() -> None:
     trials = 150
     broken = {1: 0, _AMONG: 0}
     for _ in range(trials):
-        each = [_evidence(random) for _ in range(_AMONG)]
+        each = [_evidence(bundle, random) for _ in range(_AMONG)]
         for among in broken:
             found = [proved(bundle, one, Promise(_EPSILON, _DELTA, "disagreement"), among=among) for one in each]
             broken[among] += any(one.certificate is not None for one in found)
@@ -49,13 +49,13 @@ def test_several_certificates_share_one_confidence() -> None:
 
 
 def test_a_certificate_states_the_joint_confidence() -> None:
-    evidence = _evidence(np.random.default_rng(1))
+    bundle = open_bundle(_DIGITS)
+    evidence = _evidence(bundle, np.random.default_rng(1))
     sure = Evidence(
         evidence.variant, evidence.probabilities, None, evidence.scores, np.zeros(_ROWS, np.int64), evidence.truth
     )
     alone, among = (
-        proved(open_bundle(_DIGITS), sure, Promise(0.1, 0.1, "disagreement"), among=count).certificate
-        for count in (1, 4)
+        proved(bundle, sure, Promise(0.1, 0.1, "disagreement"), among=count).certificate for count in (1, 4)
     )
     assert alone is not None
     assert among is not None
