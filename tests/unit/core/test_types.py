@@ -12,6 +12,6 @@ def test_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "-a", ".a", "a/b", "a b", "a\n", "a\0", "é", "x" * 65, "+", "#"])
-def test_what_is_no_name(name: str) -> None:
+def test_invalid_names_are_refused(name: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(name, Name)

@@ -47,7 +47,7 @@ def test_v2_parameters_are_scalars_only() -> None:
     assert from_parameters(parameters) == ANSWER
 
 
-def test_what_is_unknown_is_left_out() -> None:
+def test_unknown_fields_are_omitted() -> None:
     bare = replace(ANSWER, confidence=None, rows=(), attempts=())
     parameters = to_parameters(bare)
     assert "confidence" not in parameters
@@ -66,7 +66,7 @@ def test_a_correction_says_whether_it_changed_the_answer(changed: bool) -> None:
         from_parameters(parameters | {"changed": 1})
 
 
-def test_a_record_comes_back_from_its_plain_form() -> None:
+def test_an_answer_is_decoded_from_its_dictionary() -> None:
     assert from_dict(to_dict(ANSWER)) == ANSWER
     with pytest.raises(InvalidTensorError, match="The answer's 'rows'"):
         from_dict(to_dict(ANSWER) | {"rows": "[]"})

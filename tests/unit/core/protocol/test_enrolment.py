@@ -31,7 +31,7 @@ def test_a_token_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "text", ["", "flt_abc", "flj_", "flj_.", "flj_AAEC.AAEC", "flj_" + TOKEN.secret, "flj_ä.ö", "flj_" + "A" * 5000]
 )
-def test_what_is_no_whole_token_is_refused_and_not_quoted(text: str) -> None:
+def test_an_incomplete_token_is_refused_and_not_quoted(text: str) -> None:
     with pytest.raises(ConfigError, match="join token") as refused:
         enrolment.parse_join_token(text)
     assert len(text) < 5 or text not in refused.value.message
@@ -95,7 +95,7 @@ def test_messages_are_json() -> None:
         (bytes.fromhex("a003020102"), bytes.fromhex("a003020142")),  # version 67
     ],
 )
-def test_a_certificate_of_a_kind_that_nobody_knows_has_no_hash(was: bytes, becomes: bytes) -> None:
+def test_a_certificate_with_an_unknown_key_type_has_no_hash(was: bytes, becomes: bytes) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
     begins = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -101,7 +101,7 @@ def test_a_body_that_does_not_fit(metadata: ModelMetadata, body: bytes, says: st
         short(metadata, body)
 
 
-def test_a_form_is_told_apart() -> None:
+def test_a_multipart_form_is_recognised() -> None:
     with pytest.raises(InvalidTensorError, match="--data-binary"):
         short(IMAGE, b"--b", "multipart/form-data; boundary=b")
 
@@ -186,7 +186,7 @@ def test_the_answer_in_words() -> None:
     }
 
 
-def test_five_at_most_and_numbers_where_labels_end() -> None:
+def test_at_most_five_classes_are_listed_by_number_without_label() -> None:
     reply = answer_json(response([np.arange(8) / 28]), LABELS)
     assert [entry["label"] for entry in reply["top"]] == ["7", "6", "5", "4", "3"]
 

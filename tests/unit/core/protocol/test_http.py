@@ -87,10 +87,10 @@ class Doubler:
 
 
 def plane(**changes: Any) -> Doubler:
-    made = Doubler(**changes)
-    checked: DataPlane = made  # the fake implements the production interface
-    assert checked is made
-    return made
+    doubler = Doubler(**changes)
+    checked: DataPlane = doubler  # the fake implements the production interface
+    assert checked is doubler
+    return doubler
 
 
 async def infer_reply(
@@ -114,7 +114,7 @@ async def infer_reply(
     return http.response_reply(tier, request, await tier.infer(request))
 
 
-def said(reply: http.Reply) -> Any:
+def json_of(reply: http.Reply) -> Any:
     assert reply.headers["Content-Type"] == "application/json"
     return orjson.loads(reply.body)
 
@@ -122,7 +122,7 @@ def said(reply: http.Reply) -> Any:
 async def test_json_in_json_out() -> None:
     reply = await infer_reply(plane(), "double", "", {}, BODY)
     assert reply.status == 200
-    assert said(reply)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [2.0, 4.0]}]
+    assert json_of(reply)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [2.0, 4.0]}]
 
 
 @pytest.mark.parametrize("name", [http.HEADER_LENGTH, http.HEADER_LENGTH.lower(), http.HEADER_LENGTH.upper()])
@@ -137,7 +137,7 @@ async def test_binary_in_binary_out(name: str) -> None:
     assert got.output("y").tolist() == [[2, 4]]
 
 
-async def test_what_the_adapter_knows_reaches_the_plane() -> None:
+async def test_the_facts_of_the_http_request_reach_the_plane() -> None:
     tier = plane()
     sent = orjson.dumps(orjson.loads(BODY) | {"parameters": {"timeout": 2_000_000, "request_id": REQUEST_ID}})
     await infer_reply(tier, "double", "7", {}, sent, principal="app", trust_request_id=True, arrived_s=50.0)
@@ -155,7 +155,7 @@ async def test_a_failure_is_raised_and_makes_a_reply() -> None:
     reply = http.error_reply(caught.value)
     assert reply.status == 504
     assert reply.headers["Retry-After"] == "1"
-    assert said(reply) == {"error": "Too late.", "code": "deadline_exceeded", "retry_after_s": 0.2}
+    assert json_of(reply) == {"error": "Too late.", "code": "deadline_exceeded", "retry_after_s": 0.2}
 
 
 async def test_bad_bodies_never_reach_the_plane() -> None:
@@ -177,7 +177,7 @@ async def test_bad_bodies_never_reach_the_plane() -> None:
             await infer_reply(tier, "double", "", headers, body)
         reply = http.error_reply(caught.value)
         assert reply.status == status, (headers, reply)
-        assert set(said(reply)) == {"error", "code"}
+        assert set(json_of(reply)) == {"error", "code"}
     assert tier.seen == []
 
 
@@ -274,17 +274,17 @@ def test_health_is_200_or_4xx_with_json_that_kserve_reads() -> None:
             (http.ready_reply(tier), {"ready": up}),
             (http.model_ready_reply(tier, "double", ""), {"name": "double", "ready": up}),
         ):
-            assert (reply.status, said(reply)) == (status, body)
+            assert (reply.status, json_of(reply)) == (status, body)
 
 
 def test_metadata() -> None:
     tier = plane()
-    assert said(http.server_metadata_reply(tier)) == {
+    assert json_of(http.server_metadata_reply(tier)) == {
         "name": "firstline-edge",
         "version": "1.2",
         "extensions": ["binary_tensor_data"],
     }
-    assert said(http.model_metadata_reply(tier, "double", "7")) == {
+    assert json_of(http.model_metadata_reply(tier, "double", "7")) == {
         "name": "double",
         "versions": ["7"],
         "platform": "onnx",
@@ -300,7 +300,7 @@ def test_an_unknown_model_is_404() -> None:
         http.model_metadata_reply(plane(), "double", "8"),
     ):
         assert reply.status == 404
-        assert said(reply)["code"] == "unknown_model"
+        assert json_of(reply)["code"] == "unknown_model"
 
 
 def test_classes_have_the_labels_of_the_model_that_answered() -> None:
@@ -315,20 +315,20 @@ def test_classes_have_the_labels_of_the_model_that_answered() -> None:
 class TestExtensions:
     @pytest.mark.parametrize("body", [b"", b" ", b"{}", b'{"ready": false}'])
     def test_the_index_takes_an_empty_body(self, body: bytes) -> None:
-        assert said(extensions.index_reply(plane(up=False), body, Limits())) == [
+        assert json_of(extensions.index_reply(plane(up=False), body, Limits())) == [
             {"name": "double", "version": "7", "state": "UNAVAILABLE", "reason": "asleep"}
         ]
 
     def test_the_index_may_be_of_ready_models_alone(self) -> None:
-        assert said(extensions.index_reply(plane(up=False), b'{"ready": true}', Limits())) == []
-        assert said(extensions.index_reply(plane(), b'{"ready": true}', Limits()))[0]["state"] == "READY"
+        assert json_of(extensions.index_reply(plane(up=False), b'{"ready": true}', Limits())) == []
+        assert json_of(extensions.index_reply(plane(), b'{"ready": true}', Limits()))[0]["state"] == "READY"
 
     @pytest.mark.parametrize("body", [b"[]", b'{"ready": 1}', b"{"])
     def test_the_index_takes_no_other_body(self, body: bytes) -> None:
         with pytest.raises(RequestError):
             extensions.index_reply(plane(), body, Limits())
 
-    def test_statistics_are_what_triton_tells(self) -> None:
+    def test_statistics_have_the_form_of_triton(self) -> None:
         tier = plane()
         tier.counted.ran(3, 0.25, (0.5, 0.0))
         tier.counted.answered(0.75, 1000.0)
@@ -344,13 +344,13 @@ class TestExtensions:
         assert found["batch_stats"][0]["batch_size"] == 3
         assert found["batch_stats"][0]["compute_infer"] == {"count": 1, "ns": 250_000_000}
 
-    def test_statistics_of_what_is_not_there_are_refused(self) -> None:
+    def test_statistics_of_an_unknown_model_are_refused(self) -> None:
         assert extensions.statistics_json(plane(), "", "")["model_stats"][0]["name"] == "double"
         for model, version in (("nobody", ""), ("double", "8")):
             reply = extensions.reply_or_refusal(lambda m=model, v=version: extensions.statistics_json(plane(), m, v))
             assert reply.status == 404
 
-    def test_the_configuration_is_what_the_metadata_says(self) -> None:
+    def test_the_configuration_matches_the_metadata(self) -> None:
         assert plane().config("double", "") == {
             "name": "double",
             "platform": "onnx",
@@ -408,11 +408,11 @@ def test_every_code_has_its_status_and_finds_its_way_back(code: str) -> None:
     assert (back.message, back.retry_after_s) == ("What was wrong.", 1.2)
 
 
-def test_a_caller_without_a_token_is_told_the_scheme() -> None:
+def test_an_unauthenticated_caller_receives_the_scheme() -> None:
     assert error_reply(UnauthorizedError("No token.")).headers["WWW-Authenticate"] == "Bearer"
 
 
-def test_no_retry_after_where_none_is_known() -> None:
+def test_there_is_no_retry_after_without_a_known_delay() -> None:
     reply = error_reply(QueueFullError("Full."))
     assert "Retry-After" not in reply.headers
     assert orjson.loads(reply.body) == {"error": "Full.", "code": "queue_full"}
@@ -477,5 +477,5 @@ def test_a_closing_response_is_a_whole_one() -> None:
     assert type(error_from(431, body)) is RequestError
 
 
-def test_a_wait_is_said_in_milliseconds_at_the_finest() -> None:
+def test_the_retry_delay_is_rounded_to_milliseconds() -> None:
     assert orjson.loads(error_body(QueueFullError("Full.", retry_after_s=0.123456789)))["retry_after_s"] == 0.123

@@ -100,7 +100,7 @@ def test_it_works_on_the_loop_that_a_gateway_s_process_runs_on(connect: Connect)
     uvloop.run(twice())
 
 
-async def test_requests_share_a_connection_and_name_what_is_needed(connect: Connect) -> None:
+async def test_requests_share_a_connection_and_send_the_required_headers(connect: Connect) -> None:
     async with serving(connect, lambda *_: OK) as (server, client):
         for _ in range(3):
             assert await post(client) == (200, b"hi")
@@ -129,7 +129,7 @@ async def test_as_many_connections_as_requests_at_the_same_moment(connect: Conne
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi",
     ],
 )
-async def test_what_http_allows_is_understood(connect: Connect, said: bytes) -> None:
+async def test_every_form_that_http_allows_is_decoded(connect: Connect, said: bytes) -> None:
     async with serving(connect, lambda *_: said) as (_, client):
         for _ in range(2):
             assert await post(client) == (200, b"hi")
@@ -151,7 +151,7 @@ async def test_a_fresh_connection_that_is_closed_is_a_server_that_is_away(connec
             await post(client)
 
 
-async def test_nobody_there(connect: Connect) -> None:
+async def test_a_refused_connection_is_a_link_error(connect: Connect) -> None:
     client = connect("http://127.0.0.1:1")
     with pytest.raises(LinkDownError, match="it cannot be reached"):
         await post(client)
@@ -172,7 +172,7 @@ async def test_a_wrong_answer_does_not_spoil_the_next(connect: Connect, said: by
         assert await post(client) == (200, b"hi")
 
 
-async def test_half_an_answer_is_not_asked_for_again(connect: Connect) -> None:
+async def test_an_incomplete_answer_is_not_retried(connect: Connect) -> None:
     cut = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhi"
 
     async with serving(connect, lambda connection, count: cut if connection == 1 and count else OK) as (server, client):
@@ -315,12 +315,12 @@ async def test_an_answer_that_ends_with_its_connection_is_whole(connect: Connect
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b"])
-def test_a_host_s_name_that_cannot_be_is_told_at_once(connect: Connect, host: str) -> None:
+def test_an_impossible_host_name_is_refused_at_once(connect: Connect, host: str) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         connect(f"http://{host}:9")
 
 
-async def test_a_name_in_any_script_is_asked_for_as_the_internet_spells_it(connect: Connect) -> None:
+async def test_international_host_names_are_sent_in_their_ascii_form(connect: Connect) -> None:
     client = connect("http://\u4f8b.invalid:9")
     with pytest.raises(LinkDownError, match="it cannot be reached"):
         await post(client)

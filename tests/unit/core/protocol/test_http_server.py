@@ -501,7 +501,7 @@ async def test_an_answer_in_pieces_is_sent_as_they_come() -> None:
         assert pieces.closed == 4
 
 
-async def test_a_client_that_leaves_a_stream_frees_what_it_held() -> None:
+async def test_a_client_that_leaves_a_stream_releases_its_resources() -> None:
     pieces = Pieces()
     async with served(pieces) as (_, port), connected(port) as (reader, writer):
         writer.write(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n")

@@ -104,7 +104,7 @@ async def test_a_publication_is_over_when_the_broker_says_so(size_bytes: int) ->
         assert await publishing
 
 
-async def test_a_loss_that_is_noticed_by_writing_is_said() -> None:
+async def test_a_loss_during_writing_is_reported() -> None:
     async with connected(lambda _: None) as (connection, _):
         connection._client.socket().shutdown(socket.SHUT_WR)
         with pytest.raises(LinkDownError, match="was lost"):
@@ -112,7 +112,7 @@ async def test_a_loss_that_is_noticed_by_writing_is_said() -> None:
         assert not connection.alive
 
 
-async def test_a_message_of_a_quality_that_nobody_asked_for_ends_the_connection() -> None:
+async def test_a_message_of_an_unsubscribed_qos_ends_the_connection() -> None:
     async with connected(lambda _: None) as (connection, broker):
         broker.writer.write(message(b"t", b"", qos=2))
         assert "QoS 2" in await connection.lost
@@ -151,7 +151,7 @@ async def test_message_with_too_many_properties_is_acknowledged_unread() -> None
         assert (head, answer[:2], heard) == (PUBACK, b"\0\7", [])
 
 
-async def test_what_waits_for_nothing_hears_in_the_turn_that_brings_the_message() -> None:
+async def test_a_listener_is_called_in_the_turn_that_reads_the_message() -> None:
     client = MqttClient(MqttSettings("127.0.0.1"))
     told: list[object] = []
 

@@ -28,7 +28,7 @@ from firstline_core.protocol.mqtt_messages import (
 from firstline_core.telemetry.trace import received
 
 
-def test_a_password_is_read_anew_for_each_connection_and_kept_where_its_file_is_gone(tmp_path: Path) -> None:
+def test_the_password_file_is_read_for_each_connection(tmp_path: Path) -> None:
     file = tmp_path / "password"
     settings = MqttSettings("broker", password="old", password_file=file)
     assert settings.renewed().password == "old"
@@ -37,7 +37,7 @@ def test_a_password_is_read_anew_for_each_connection_and_kept_where_its_file_is_
     assert MqttSettings("broker", password="old").renewed().password == "old"
 
 
-def test_no_authorities_is_no_tls() -> None:
+def test_there_is_no_tls_without_authorities() -> None:
     assert tls_context(MqttSettings("broker")) is None
     assert tls_context(MqttSettings("broker", tls_ca_file=Path("system"))) is not None
 
@@ -53,7 +53,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         tls_context(MqttSettings("broker", tls_ca_file=tmp_path / "absent.pem"))
 
 
-def test_an_alert_about_the_certificate_is_told_as_what_it_means() -> None:
+def test_tls_alerts_about_the_certificate_are_explained() -> None:
     alert = ssl.SSLError(1, "[SSL: SSLV3_ALERT_CERTIFICATE_REVOKED] sslv3 alert certificate revoked (_ssl.c:2580)")
     assert handshake_problem("b:8883", alert) == (
         "The MQTT broker at b:8883 refuses this client's certificate: it was revoked; enrol with a new join token."
@@ -96,7 +96,7 @@ def test_a_device_has_its_own_topics() -> None:
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_names_that_a_topic_cannot_carry_are_refused_where_they_enter(name: str) -> None:
+def test_names_that_topics_cannot_contain_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="device name"):
         Topics(name)
     with pytest.raises(RequestError, match="model name"):
@@ -174,7 +174,7 @@ def test_a_request_is_read_back() -> None:
     assert read.inputs[0].array.tolist() == [b"image 0", b"image 1"]
 
 
-def test_a_request_s_trace_travels_beside_it_and_back_with_its_answer() -> None:
+def test_request_and_answer_carry_the_trace_in_user_properties() -> None:
     context = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1")
     assert context is not None
     publication = published(request(trace=context))
@@ -225,7 +225,7 @@ def test_a_deadline_that_has_passed_still_travels_as_one() -> None:
 
 @pytest.mark.parametrize("name", ["deadline-ms", "inference-header-content-length"])
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "NaN", "9" * 16, "²"])
-def test_a_property_that_is_no_number_is_named(name: str, text: str) -> None:
+def test_a_property_that_is_not_a_number_is_refused_by_name(name: str, text: str) -> None:
     publication = published()
     broken = delivered(publication, properties=publication.properties | {name: text})
     with pytest.raises(errors.InvalidTensorError, match=name):
@@ -264,12 +264,12 @@ def test_an_error_is_raised_as_it_was(kind: type[errors.FirstlineError]) -> None
         Message("t", b"{}", {"status": "ok", "inference-header-content-length": "x"}),
     ],
 )
-def test_what_is_no_answer_is_the_links_fault(message: Message) -> None:
+def test_a_message_that_is_not_an_answer_is_a_protocol_error(message: Message) -> None:
     with pytest.raises(errors.ProtocolError):
         mqtt_messages.read_response(message)
 
 
-def test_a_request_id_that_is_none_is_refused() -> None:
+def test_an_invalid_request_id_is_refused() -> None:
     publication = published(replace(request(), request_id="../../etc"))
     with pytest.raises(errors.RequestError, match="request_id"):
         mqtt_messages.read_request(delivered(publication), "digits", now_s=0.0, principal="cam")

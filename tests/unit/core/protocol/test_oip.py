@@ -190,7 +190,9 @@ class TestRequest:
             ({"request_id": f"{{{REQUEST_ID}}}"}, "UUID"),
         ],
     )
-    def test_a_known_parameter_with_a_bad_value_is_refused(self, parameters: dict[str, object], says: str) -> None:
+    def test_an_invalid_value_of_a_supported_parameter_is_refused(
+        self, parameters: dict[str, object], says: str
+    ) -> None:
         with pytest.raises(RequestError, match=f"'{next(iter(parameters))}'.*{says}"):
             decode_request("m", body(parameters=parameters), None, trust_request_id=True)
 
@@ -288,7 +290,7 @@ class TestResponse:
         assert (got.model, got.version, got.id, got.answer) == ("m", "4", "mine", said)
         assert got.output("p").tolist() == [[0.1]]
 
-    def test_only_the_outputs_asked_for_in_that_order(self) -> None:
+    def test_only_requested_outputs_are_returned_in_their_order(self) -> None:
         outputs = tuple(Tensor(name, np.zeros((1, 1), np.int8)) for name in ("a", "b", "c"))
         asked = request(outputs=(RequestedOutput("c", True), RequestedOutput("a")))
         encoded = encode_response(asked, InferResponse("m", "1", outputs))
@@ -298,7 +300,7 @@ class TestResponse:
             encode_response(request(outputs=(RequestedOutput("d"),)), InferResponse("m", "1", outputs))
 
     @pytest.mark.parametrize("array", [np.array([np.nan], np.float32), np.array([b"\xff"], np.object_)])
-    def test_what_json_cannot_hold_travels_as_binary(self, array: np.ndarray[Any, Any]) -> None:
+    def test_values_that_json_cannot_represent_are_sent_as_binary_data(self, array: np.ndarray[Any, Any]) -> None:
         response = InferResponse("m", "1", (Tensor("y", array),))
         with pytest.raises(InvalidTensorError, match=r"Output 'y'.*binary_data"):
             encode_response(request(), response)

@@ -28,7 +28,7 @@ def test_a_class_without_a_label_has_its_number_alone_and_there_are_no_more_than
 
 
 @pytest.mark.parametrize("array", [np.zeros(3, np.float32), np.array([[b"x"]], np.object_), np.zeros((1, 2, 2))])
-def test_what_has_no_classes_is_refused(array: np.ndarray) -> None:
+def test_outputs_without_classes_are_refused(array: np.ndarray) -> None:
     with pytest.raises(InvalidTensorError, match="no classes"):
         classified(Tensor("p", array), 1, ())
 

@@ -63,7 +63,7 @@ def test_whole_numbers_are_numbers() -> None:
         ("edge_digest", 7),
     ],
 )
-def test_what_a_note_cannot_say_is_refused_by_name(name: str, value: object) -> None:
+def test_an_invalid_audit_parameter_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(RequestError, match=f"audit_{name}"):
         read_note(note_parameters(NOTE) | {f"audit_{name}": value}, rows=1)
 
@@ -80,7 +80,7 @@ def test_an_audit_is_of_one_row() -> None:
         read_note(note_parameters(NOTE), rows=2)
 
 
-def test_a_request_without_a_note_has_none_of_it() -> None:
+def test_a_request_without_an_audit_has_no_audit_parameters() -> None:
     request = InferRequest("m", (Tensor("x", np.zeros((1, 1), np.float32)),), "")
     body = encode_request(request, binary=False).body
     assert b"audit" not in body and b"alarm" not in body
@@ -88,7 +88,7 @@ def test_a_request_without_a_note_has_none_of_it() -> None:
     assert read_alarm({}) == read_alarm({"alarm_edge_digest": None}) == ""
 
 
-def test_a_devices_alarm_is_heard_from_those_who_may_audit_and_passed_over_from_others() -> None:
+def test_alarms_are_accepted_only_from_callers_that_may_audit() -> None:
     sent = InferRequest("m", (Tensor("x", np.zeros((3, 1), np.float32)),), "", alarm=NOTE.edge_digest)
     encoded = encode_request(sent)
     assert alarm_parameters(sent.alarm) == {"alarm_edge_digest": NOTE.edge_digest}
@@ -111,7 +111,7 @@ def test_an_answer_without_a_notice_is_as_it_was() -> None:
 @pytest.mark.parametrize(
     "notice", [ContractNotice(True, None), ContractNotice(False, 0.0), ContractNotice(True, 12.5, devices=9)]
 )
-def test_a_notice_comes_back(notice: ContractNotice) -> None:
+def test_a_notice_is_decoded_as_encoded(notice: ContractNotice) -> None:
     said = msgspec.structs.replace(ANSWER, contract=notice)
     assert from_parameters(orjson.loads(orjson.dumps(to_parameters(said)))) == said
 
@@ -132,6 +132,6 @@ def test_a_notice_comes_back(notice: ContractNotice) -> None:
         {"contract_alarm": True, "contract_devices": 2.0},
     ],
 )
-def test_what_a_notice_cannot_say_is_refused(parameters: dict[str, object]) -> None:
+def test_an_invalid_notice_is_refused(parameters: dict[str, object]) -> None:
     with pytest.raises(InvalidTensorError, match=r"contract_alarm|escalations_per_hour|contract_devices"):
         read_notice(parameters)

@@ -9,7 +9,7 @@ from support.sample_models import linear_model
 from firstline_core.protocol.protobuf import fields
 
 
-def test_reads_what_protobuf_writes(tmp_path: Path) -> None:
+def test_fields_written_by_protobuf_are_read(tmp_path: Path) -> None:
     """Every kind of field: a number, bytes, and both fixed sizes."""
     model = onnx.load(linear_model(tmp_path / "m.onnx", pixels=4, classes=2))
     found = dict(fields(memoryview(model.SerializeToString())))
@@ -33,6 +33,6 @@ def test_reads_what_protobuf_writes(tmp_path: Path) -> None:
         (b"\x0b", "wire type 3"),
     ],
 )
-def test_what_is_cut_or_foreign_is_refused(data: bytes, said: str) -> None:
+def test_truncated_or_foreign_bytes_are_refused(data: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         list(fields(memoryview(data)))

@@ -79,7 +79,7 @@ def test_unfinished_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
 
 @given(st.integers(0, 8 * len(with_checksum(LINE)) - 1))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, bit: int) -> None:
+def test_a_flipped_bit_is_detected_or_harmless(tmp_path: Path, bit: int) -> None:
     content = bytearray(with_checksum(LINE))
     content[bit // 8] ^= 1 << bit % 8
     (tmp_path / "file").write_bytes(content)
@@ -88,7 +88,7 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, bit: int) -> None:
 
 
 @pytest.mark.parametrize("left", range(len(with_checksum(LINE))))
-def test_a_cut_is_found_or_harmless(tmp_path: Path, left: int) -> None:
+def test_a_truncation_is_detected_or_harmless(tmp_path: Path, left: int) -> None:
     (tmp_path / "file").write_bytes(with_checksum(LINE)[:left])
     try:
         found = read_checked(tmp_path / "file")
@@ -114,7 +114,7 @@ def test_the_latest_file_set_aside_stays(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.damaged", "folder.damaged"]
 
 
-def test_what_is_erased_is_overwritten_first(tmp_path: Path) -> None:
+def test_erased_files_are_overwritten_first(tmp_path: Path) -> None:
     """By another name the blocks are still there to be looked at."""
     folder = tmp_path / "cache"
     folder.mkdir()

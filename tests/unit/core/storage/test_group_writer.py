@@ -130,7 +130,7 @@ def test_a_refusing_store_fails_the_whole_group(store: Store) -> None:
     assert writer.close()
 
 
-def test_what_is_submitted_while_the_writer_ends_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_submitted_during_shutdown_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = writer_of(store)
 
     def future_of_a_slow_thread() -> Future[Any]:

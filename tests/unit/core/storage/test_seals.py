@@ -21,7 +21,7 @@ SEALS = [ChecksumSeal(), KeySeal([KEY])]
 
 
 @given(st.sampled_from(SEALS), st.binary(max_size=200), st.binary(max_size=20), st.data())
-def test_every_flip_of_a_bit_is_found(seal: Seal, content: bytes, about: bytes, data: st.DataObject) -> None:
+def test_every_flipped_bit_is_detected(seal: Seal, content: bytes, about: bytes, data: st.DataObject) -> None:
     sealed = bytearray(seal.close(content, about))
     assert seal.open(bytes(sealed), about) == content
     assert len(sealed) <= len(content) + OVERHEAD_BYTES

@@ -15,7 +15,7 @@ def test_the_secret_is_the_one_line(tmp_path: Path, content: str) -> None:
     assert read_secret(str(file), "mqtt.password_file") == "hush"
 
 
-def test_no_file_is_no_secret() -> None:
+def test_there_is_no_secret_without_a_file() -> None:
     assert read_secret("", "mqtt.password_file") == ""
 
 

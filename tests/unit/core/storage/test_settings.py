@@ -56,7 +56,7 @@ def test_each_source_wins_over_the_one_before(tmp_path: Path) -> None:
     assert load(Settings, overrides={"api.port": None}).api.port == 8080
 
 
-def test_a_list_comes_from_the_environment_as_json() -> None:
+def test_lists_in_the_environment_are_json() -> None:
     settings = load(Settings, environ={"X_LINKS": '[{"kind": "http", "url": "u"}]'}, prefix="X_")
     assert settings.links == (Link(kind="http", url="u"),)
 
@@ -172,6 +172,6 @@ def test_toml_that_is_too_deep_or_long_is_refused(tmp_path: Path, text: str) -> 
         load(Settings, file=file)
 
 
-def test_a_variable_too_deep_to_be_read_is_no_list() -> None:
+def test_a_too_deeply_nested_variable_is_refused() -> None:
     with pytest.raises(ConfigError, match="FIRSTLINE_LINKS, 'links': expected `array`"):
         load(Settings, environ={"FIRSTLINE_LINKS": "[" * 100_000})

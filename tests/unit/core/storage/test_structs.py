@@ -23,7 +23,7 @@ def _read(content: bytes, kind: type[Note] | type[Plain] = Note) -> Note | Plain
 
 
 @pytest.mark.parametrize("kind", [Note, Plain])
-def test_what_is_not_known_is_passed_over(kind: type[Note] | type[Plain]) -> None:
+def test_unknown_fields_are_ignored(kind: type[Note] | type[Plain]) -> None:
     assert _read(b'{"text": "a", "newer": 1}', kind) == kind("a")
 
 

@@ -120,7 +120,7 @@ def test_a_log_line_is_one_json_object_and_bounded(capsys: pytest.CaptureFixture
     assert theirs["event"] == "said this"
 
 
-def test_the_level_hides_what_is_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_below_the_level_are_hidden(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(level="warning")
     logs.logger("edge").info("hidden")
     logs.logger("edge").warning("seen", tier="edge")

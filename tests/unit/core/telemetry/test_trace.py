@@ -92,7 +92,7 @@ def test_a_list_of_vendors_goes_on_whole_or_not_at_all(sent: str, goes_on: str) 
     assert found.state == goes_on
 
 
-def test_headers_that_contradict_each_other_count_as_none_and_lists_are_one() -> None:
+def test_contradictory_headers_are_ignored_and_lists_are_joined() -> None:
     parent, host = (b"traceparent", PARENT.encode()), (b"host", b"x")
     assert from_lines([host]) is None
     assert from_lines([parent, host, parent]) is None

@@ -34,7 +34,7 @@ def read(made: Any, limits: Limits = DEFAULT_LIMITS, **options: Any) -> InferReq
     return codec.decode_request(*codec.split(made.SerializeToString(), limits), limits=limits, **options)
 
 
-def test_raw_tensors_are_what_was_sent_and_not_copied_where_they_are_aligned() -> None:
+def test_aligned_raw_tensors_are_not_copied() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     made = infer(("x", "FP32", (2, 3)), raw=(array.tobytes(),), model_version="7", id="mine")
     request = read(made, principal="device:a")
@@ -43,7 +43,7 @@ def test_raw_tensors_are_what_was_sent_and_not_copied_where_they_are_aligned() -
     assert (request.model, request.version, request.id, request.principal) == ("m", "7", "mine", "device:a")
 
 
-def test_parameters_and_outputs_mean_what_they_mean_in_json() -> None:
+def test_parameters_and_outputs_are_decoded_as_in_json() -> None:
     made = infer(("x", "UINT8", (1, 1)), raw=(b"\1",))
     made.parameters["route"].string_param = "cloud"
     made.parameters["timeout"].int64_param = 2_000_000
@@ -124,7 +124,7 @@ def test_sizes_are_bounded_before_protobuf_parses_anything() -> None:
             codec.decode_request(*codec.split(sent, small), limits=small)
 
 
-def test_a_response_is_raw_and_says_what_every_answer_says() -> None:
+def test_a_response_has_raw_tensors_and_the_answer_metadata() -> None:
     answer = Answer("i" * 36, Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, 0.5, "d")
     response = InferResponse("m", "1", (Tensor("p", np.array([[0.25, 0.75]], np.float32)),), "mine", answer)
     request = InferRequest("m", (Tensor("x", np.zeros((1, 1), np.float32)),), "i", outputs=(RequestedOutput("p"),))

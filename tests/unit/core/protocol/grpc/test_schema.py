@@ -7,7 +7,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from grpc_tools import protoc
 
 
-def test_descriptor_equals_what_protoc_compiles(tmp_path: Path) -> None:
+def test_the_descriptor_equals_the_output_of_protoc(tmp_path: Path) -> None:
     package = resources.files("firstline_core.protocol.grpc")
     compiled = tmp_path / "compiled.binpb"
     with resources.as_file(package.joinpath("inference.proto")) as file:
