@@ -20,11 +20,11 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, RemoteTimeoutError
 from firstline_core.protocol.http import error_from
-from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_async_client
+from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.mqtt_messages import Publication, Topics, handshake_problem
-from firstline_core.storage.secrets import read_secret
 from firstline_edge.cli.findings import Finding, State, missing, ok, slow, slow_if
+from firstline_edge.cloud.http_link import client_settings, http_link_settings, tls_context
 from firstline_edge.cloud.links import make_http_link, mqtt_settings
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.models.loading import bundle_paths
@@ -34,6 +34,7 @@ from firstline_edge.state import is_in_use
 _PROBES = 5
 _PING = b"\xc0\x00"  # MQTT 5, section 3.12: not what a connection begins with
 _TIMEOUT_S = 3.0
+_CONNECTIONS = 1
 _ADVICE = "give both the same bundle: copy this device's folder {path} into the gateway's models.directory, or its here"
 
 
@@ -216,19 +217,17 @@ async def _access_findings(
 
     The gateway lists its bundles only for an accepted token.
     """
-    token = read_secret(section.token_file, "links.token_file")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    link = http_link_settings(section, credentials)
     try:
-        client_settings = ClientSettings(
-            section.url, headers=headers, tls=_tls(section, credentials), proxy=section.proxy, timeout=_TIMEOUT_S
-        )
-        async with open_async_client(client_settings) as client:
+        async with open_async_client(client_settings(link, tls_context(link), _CONNECTIONS)) as client:
+            client.timeout = httpx.Timeout(_TIMEOUT_S)
+            if link.token:
+                client.headers["Authorization"] = f"Bearer {link.token}"
             response = await client.get("/v2")
-            shows = credentials is not None and section.shows_identity
             finding = (
                 _certificate_finding(f"{subject} certificate", response)
-                if shows
-                else _token_finding(f"{subject} token", token, response.status_code)
+                if link.credentials is not None
+                else _token_finding(f"{subject} token", link.token, response.status_code)
             )
             findings = [finding]
             if finding.state is State.OK:
@@ -241,12 +240,6 @@ async def _access_findings(
     except ValueError:  # not a date
         offset_s = None
     return findings, offset_s
-
-
-def _tls(section: LinkSection, credentials: Credentials | None) -> ssl.SSLContext | bool:
-    if credentials is not None and section.shows_identity:
-        return credentials.context
-    return ssl.create_default_context(cafile=section.tls_ca_file) if section.tls_ca_file else True
 
 
 def _certificate_finding(subject: str, response: httpx.Response) -> Finding:

@@ -37,6 +37,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.cloud.link import LinkBusyError
 from firstline_edge.identity.credentials import Credentials
+from firstline_edge.settings.settings import LinkSection
 from firstline_edge.telemetry.link_traffic import count
 
 log = logger(__name__)
@@ -70,6 +71,26 @@ class HttpLinkSettings:
     proxy: str | None = None
     connect_timeout_s: float = 1.5
     connections: int = 16
+
+
+def http_link_settings(section: LinkSection, credentials: Credentials | None) -> HttpLinkSettings:
+    """Returns the settings of the link that a section of the device's settings describes.
+
+    Args:
+        section: of the link.
+        credentials: of a device that has joined; used if the section presents the identity.
+
+    Raises:
+        ConfigError: the token cannot be read.
+    """
+    return HttpLinkSettings(
+        url=section.url,
+        token=read_secret(section.token_file, "links.token_file"),
+        token_file=section.token_file,
+        ca_file=Path(section.tls_ca_file) if section.tls_ca_file else None,
+        credentials=credentials if section.shows_identity else None,
+        proxy=section.proxy or None,
+    )
 
 
 def client_settings(

@@ -151,20 +151,9 @@ def make_http_link(
         ConfigError: see `open_links`.
     """
     # httpx takes time and memory to import, which a device that speaks MQTT alone need not spend.
-    from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
+    from firstline_edge.cloud.http_link import HttpLink, http_link_settings
 
-    return HttpLink(
-        HttpLinkSettings(
-            url=section.url,
-            token=read_secret(section.token_file, "links.token_file"),
-            token_file=section.token_file,
-            ca_file=_path(section.tls_ca_file),
-            credentials=credentials if section.shows_identity else None,
-            proxy=section.proxy or None,
-        ),
-        clock=clock,
-        limits=limits,
-    )
+    return HttpLink(http_link_settings(section, credentials), clock=clock, limits=limits)
 
 
 def make_mqtt_link(

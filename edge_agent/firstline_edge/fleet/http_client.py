@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 
@@ -15,7 +14,7 @@ from firstline_core.fleet.twin import LIMIT_BYTES
 from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client, open_client
 from firstline_core.storage.secrets import read_secret
-from firstline_edge.cloud.http_link import HttpLinkSettings, client_settings, tls_context
+from firstline_edge.cloud.http_link import client_settings, http_link_settings, tls_context
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import LinkSection
 
@@ -41,13 +40,7 @@ class FleetHttp:
     def __init__(self, section: LinkSection, credentials: Credentials | None) -> None:
         self._section = section
         self._credentials = credentials if section.shows_identity else None
-        link = HttpLinkSettings(
-            url=section.url,
-            ca_file=Path(section.tls_ca_file) if section.tls_ca_file else None,
-            credentials=self._credentials,
-            proxy=section.proxy or None,
-        )
-        read_secret(section.token_file, "links.token_file")
+        link = http_link_settings(section, credentials)
         self._settings = client_settings(link, tls_context(link), _CONNECTIONS, idle_s=_IDLE_S)
         self._client = open_async_client(self._settings)
 
