@@ -70,11 +70,14 @@ from firstline_edge.state import StateDirectory
 from firstline_edge.telemetry.background import Background, Work
 from firstline_edge.telemetry.recorder import Recorder
 
-if TYPE_CHECKING:  # both are imported only if the settings enable them
+if TYPE_CHECKING:  # these are imported only if the settings enable them
     from firstline_edge.adaptation.switching import VariantSwitcher
+    from firstline_edge.fleet.configuration.configurator import Configurator
+    from firstline_edge.fleet.http_client import FleetHttp
     from firstline_edge.fleet.member import FleetMember
     from firstline_edge.fleet.report import FleetCounts
     from firstline_edge.fleet.start import FleetStart
+    from firstline_edge.fleet.updates.model_updates import Updater
 
 log = logger(__name__)
 
@@ -350,34 +353,104 @@ class EdgeAgent:
         self.fleet: FleetMember | None = None
         if self._fleet_start is None or self._counts is None:
             return
-        from firstline_edge.fleet.configuration.settings_changes import SettingsAdoption
+        from firstline_edge.fleet.http_client import FleetHttp, upload_profile
         from firstline_edge.fleet.member import FleetMember
+        from firstline_edge.fleet.report import device_hardware
+        from firstline_edge.fleet.transports import twin_transport
+        from firstline_edge.profiling.gate import Gate, bounds_of
+        from firstline_edge.profiling.measuring import measure_order, order_of
+        from firstline_edge.profiling.profiler import Profiler
 
+        start, settings, clock = self._fleet_start, self.settings, self._clock
+        rng = random.Random()  # noqa: S311 (jitter)
+        section = next((link for link in settings.links if link.kind == "http"), None)
+        http = FleetHttp(section, self.identity.credentials) if section is not None else None
+        updater, configurator = self._fleet_updates(start, self._counts, http, rng)
+        gate = Gate(lambda: self.sampler.latest, bounds_of(settings), clock)
+        profiler = Profiler(
+            self.state.profiling_path,
+            partial(order_of, settings, self.models, has_http=http is not None),
+            partial(upload_profile, http),
+            clock=clock,
+            rng=rng,
+            measure=partial(measure_order, gate=gate),
+            on_change=start.changes.set,
+        )
+        transport, session = twin_transport(self.links, http, settings.fleet.poll_s, clock, rng)
+        self.fleet = FleetMember(
+            start,
+            updater=updater,
+            configurator=configurator,
+            profiler=profiler,
+            transport=transport,
+            session=session,
+            http=http,
+            hardware=device_hardware(self.state.path),
+            models=self.models,
+            counts=self._counts,
+            recorder=self.recorder,
+            outbox=self.outbox,
+            surveyor=self.surveyor,
+            clock=clock,
+            rng=rng,
+        )
+        opened.push_async_callback(self.fleet.close)
+
+    def _fleet_updates(
+        self, start: FleetStart, counts: FleetCounts, http: FleetHttp | None, rng: random.Random
+    ) -> tuple[Updater, Configurator]:
+        """Returns the updates of models and of the configuration."""
+        from firstline_edge.fleet.configuration.configurator import Configurator
+        from firstline_edge.fleet.configuration.settings_changes import SettingsAdoption
+        from firstline_edge.fleet.report import device_hardware
+        from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
+        from firstline_edge.fleet.updates.registry import GatewayRegistry
+        from firstline_edge.fleet.updates.state_machine import TrialLimits
+        from firstline_edge.fleet.updates.trial import AgentServing
+
+        settings, credentials, clock = self.settings, self.identity.credentials, self._clock
+        now_s = credentials.floor.now_s if credentials is not None else clock.wall_s
+        registry = GatewayRegistry(http, self.state.path / "metadata", settings.fleet.root_file, now_s)
+        limits = TrialLimits(settings.fleet.trial_tries, settings.fleet.trial_s)
+        serving = AgentServing(
+            self.reloading,
+            self._hold,
+            running=self.models.find,
+            answered=counts.answered_of,
+            hardware=partial(device_hardware, self.state.path, several=settings.adaptation.enabled),
+        )
+        services = UpdateServices(
+            start.store,
+            registry,
+            serving,
+            clock=clock,
+            now_s=now_s,
+            rng=rng,
+            limits=limits,
+            bytes_per_s=settings.fleet.download_bytes_per_s,
+            jitter_s=settings.fleet.download_jitter_s,
+            changed=start.changes.set,
+        )
         adoption = SettingsAdoption(
             models=self.models,
             router=self.router,
             certificates=self.certificates,
             auditor=self.auditor,
             spending=self.spending,
-            answered=self._counts.answered_of,
+            answered=counts.answered_of,
         )
-        self.fleet = FleetMember(
-            self._fleet_start,
-            self.state,
-            models=self.models,
-            reloading=self.reloading,
-            hold=self._hold,
-            adoption=adoption,
-            counts=self._counts,
-            recorder=self.recorder,
-            outbox=self.outbox,
-            sampler=self.sampler,
-            surveyor=self.surveyor,
-            links=self.links,
-            credentials=self.identity.credentials,
-            clock=self._clock,
+        configurator = Configurator(
+            start.configuration,
+            start.own,
+            registry,
+            adopt=adoption.adopt,
+            failed=adoption.failed,
+            clock=clock,
+            rng=rng,
+            limits=limits,
+            jitter_s=settings.fleet.download_jitter_s,
         )
-        opened.push_async_callback(self.fleet.close)
+        return Updater(services), configurator
 
     def _open_data_plane(self) -> None:
         status = AgentStatus(

@@ -10,7 +10,9 @@ from dataclasses import replace
 import httpx
 
 from firstline_core.errors import ConfigError, LinkDownError, ProtocolError, RemoteTimeoutError
+from firstline_core.fleet.profiles import own_profile_path
 from firstline_core.fleet.twin import LIMIT_BYTES
+from firstline_core.profile.profile import Profile, encode
 from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client, open_client
 from firstline_core.storage.secrets import read_secret
@@ -132,3 +134,15 @@ class FleetHttp:
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+async def upload_profile(http: FleetHttp | None, profile: Profile) -> None:
+    """Sends a profile of this device to the gateway.
+
+    Raises:
+        LinkDownError: this device has no HTTP link.
+        FirstlineError: no answer, or the gateway's error.
+    """
+    if http is None:
+        raise LinkDownError("Profiles go to the gateway over HTTP, and this device has no HTTP link.")
+    await http.send(own_profile_path(profile.bundle, profile.version), encode(profile))

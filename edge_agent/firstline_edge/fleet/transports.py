@@ -13,12 +13,14 @@ from firstline_core.errors import FirstlineError, ProtocolError
 from firstline_core.fleet import rest
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported, read_document
+from firstline_core.ids import new_request_id
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.http_client import FleetHttp
 
 if TYPE_CHECKING:
     from firstline_core.protocol.mqtt_messages import Message
+    from firstline_edge.cloud.links import Links
     from firstline_edge.cloud.mqtt_link import MqttLink
 
 log = logger(__name__)
@@ -159,3 +161,13 @@ class MqttTransport:
     async def count(self, telemetry: Telemetry) -> None:
         """See `TwinTransport`."""
         await self._link.publish_document(self._link.topics.telemetry, msgspec.json.encode(telemetry))
+
+
+def twin_transport(
+    links: Links, http: FleetHttp | None, poll_s: float, clock: Clock, rng: random.Random
+) -> tuple[TwinTransport, str]:
+    """Returns the transport of the twin, and the name of this process, which its last will has too."""
+    if links.mqtt:
+        return MqttTransport(links.mqtt[0]), links.mqtt[0].session_id
+    assert http is not None  # noqa: S101 (a link is one or the other)
+    return HttpTransport(http, poll_s, clock, rng), new_request_id()
