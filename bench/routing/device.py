@@ -34,7 +34,7 @@ from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.requests.context import RequestContext, Row
-from firstline_edge.requests.escalation import merge
+from firstline_edge.requests.full_answers import merge
 
 _OPTIONS = CascadeOptions(limit_bytes=8 << 20, reserve_s=0.02)  # the agent's defaults
 _MAX_AGE_S = 86_400.0

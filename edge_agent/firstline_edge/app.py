@@ -291,7 +291,7 @@ class EdgeAgent:
         self.renewal: CredentialRenewal | None = None
         if credentials is not None:
             rng = random.Random()  # noqa: S311 (jitter)
-            self.renewal = CredentialRenewal(credentials, self.links.renewed, clock, rng)
+            self.renewal = CredentialRenewal(credentials, self.links.reconnect, clock, rng)
 
     def _open_cascade(self, opened: AsyncExitStack) -> None:
         settings, clock, traffic = self._configured, self._clock, LiveTraffic()

@@ -107,6 +107,13 @@ class Route(StrEnum):
 
 
 class Privacy(StrEnum):
+    """Whether a request may leave the device.
+
+    Enforced in `routing/policy.py: before`; on the device in `LinkChain.infer`, `Outbox.put`, `Hedging.start`,
+    `Auditor.observe_decisions`, `ResultCache.put` (`private`) and the recorder; on the gateway in
+    `serving/data_plane.py: check`.
+    """
+
     ANY = "any"
     LOCAL_ONLY = "local_only"  # never sent, audited, hedged, queued or put into telemetry
 
@@ -117,7 +124,10 @@ class Wait(StrEnum):
 
 
 class Reason(StrEnum):
-    """The reason why this tier answered: a closed list, safe as a metric label. docs/answers.md describes each.
+    """Why this answer was given: a closed list, safe as a metric label.
+
+    The code that decides it is in `routing/policy.py`, in the device's `cascade` and in its `requests/full_answers.py`.
+    When you add a value, give it its sentence here and a row in docs/answers.md.
 
     Attributes:
         explanation: a sentence for people; `{scores}` is the place of the score and the threshold.

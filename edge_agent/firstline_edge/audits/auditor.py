@@ -40,7 +40,7 @@ from firstline_edge.cloud.client import LiveTraffic
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, Row, result_key
-from firstline_edge.requests.escalation import checked, escalation_of
+from firstline_edge.requests.full_answers import checked, escalation_of
 from firstline_edge.settings.settings import AuditSection
 
 log = logger(__name__)

@@ -164,10 +164,10 @@ class Cascade:
                 missing = self._recall_edge(context, edge, context.rows)
                 if missing:
                     hedge = self._start_hedge(context, model, edge, missing)
-                    await self._run_edge(context, edge, missing, hedge, bound=decision is not None)
+                    await self._run_edge(context, edge, missing, hedge, bound_to_device=decision is not None)
 
             # 3. Row by row, the edge answer or an escalation. An output of the full model may be in the cache.
-            escalated = [row for row in context.rows if not self._answered(context, model, row, decision, hedge)]
+            escalated = [row for row in context.rows if not self._decide_row(context, model, row, decision, hedge)]
             self._audits.observe_decisions(request, model, context.rows)
             if edge is not None and missing and request.route is _AUTO and request.privacy is _ANY:
                 edge.escalation_rate.add(hit=bool(escalated) or (hedge is not None and hedge.joined))
@@ -213,7 +213,13 @@ class Cascade:
         return missing
 
     async def _run_edge(
-        self, context: RequestContext, edge: EdgeModel, missing: Sequence[Row], hedge: Hedge | None, *, bound: bool
+        self,
+        context: RequestContext,
+        edge: EdgeModel,
+        missing: Sequence[Row],
+        hedge: Hedge | None,
+        *,
+        bound_to_device: bool,
     ) -> None:
         """Runs the edge model; its failure is an error only if no other tier may answer.
 
@@ -222,12 +228,12 @@ class Cascade:
             edge: the variant to run.
             missing: rows that the cache does not know.
             hedge: the early call to the full model, if there is one.
-            bound: whether the request is bound to this device.
+            bound_to_device: whether the request is bound to this device.
         """
         try:
             await self._compute_missing(context, edge, missing, hedge)
         except (InferenceError, QueueFullError, SheddingError):
-            if bound:
+            if bound_to_device:
                 raise
         except DeadlineExceededError:
             if hedge is None or not hedge.landed:
@@ -289,10 +295,10 @@ class Cascade:
                     raise
         return await run_until(context.deadline_s)
 
-    def _answered(
+    def _decide_row(
         self, context: RequestContext, model: DeviceModel, row: Row, decision: Decision | None, hedge: Hedge | None
     ) -> bool:
-        """Decides one row, and answers it unless the full model must answer it.
+        """Decides one row, and writes its answer; returns False if the full model must answer it.
 
         Args:
             context: the request.

@@ -30,11 +30,11 @@ BudgetGate = Callable[[InferRequest, str], AbstractContextManager[None]]
 """Entered for each request over the link of that name; raises if the device cannot afford it."""
 
 # Refusals that are not the link's fault and may not concern the next link: each has its own limits and credentials.
-_OF_THIS_LINK = (PayloadTooLargeError, UnauthorizedError)
+_TRY_NEXT_LINK = (PayloadTooLargeError, UnauthorizedError)
 # The answer did not come in time, on either side.
 _TOO_LATE = (RemoteTimeoutError, DeadlineExceededError)
 # Possibly detected on this device, without an answer of the gateway.
-_NO_VERDICT = (PayloadTooLargeError, LinkBusyError)
+_SAYS_NOTHING_ABOUT_LINK = (PayloadTooLargeError, LinkBusyError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class LinkState:
             log.warning("the gateway refuses this device", link=self.link.name, error=error.message)
         self.used, self.refused, self.problem = True, refused, error.message
 
-    def renewed(self) -> None:
+    def retry_now(self) -> None:
         """Forgets earlier failures, because the device has a new certificate."""
         self.breaker.forget()
         self.link.probe_wanted.set()
@@ -169,7 +169,7 @@ class LinkChain:
 
     @property
     def usable(self) -> Sequence[str]:
-        """Names of the links that a request would try, in that order; updated when a breaker changes."""
+        """Names of the links that a request may use, in order of preference; updated when a breaker changes."""
         return self._usable
 
     @property
@@ -226,19 +226,20 @@ class LinkChain:
         for state in self._links:
             await state.link.close()
 
-    def renewed(self) -> None:
+    def retry_now(self) -> None:
         """Tries every link again at once, because this device has a new certificate."""
         for state in self._links:
-            state.renewed()
+            state.retry_now()
 
     async def infer(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
-        """Returns the gateway's answer, over the first link that works.
+        """Returns the gateway's answer, over one link after the other until one works.
 
-        If a link fails, or refuses the size or the credentials, the next link is tried while there is time. Any other
-        error of the gateway is final. The request may therefore reach the gateway twice, with the same id. Every link
-        but the last usable one gets half of the remaining time, so that a hanging link leaves time for the next. A link
-        that would probably be too slow is tried last. Each link after the first uses the retry budget. A link that this
-        device cannot afford is skipped, because another one may cost less.
+        Links are tried in order of preference, but those that would probably be too slow come last (`_in_order`). If a
+        link fails, or refuses the size or the credentials, the next link is tried while there is time. Any other error
+        of the gateway is final. The request may therefore reach the gateway twice, with the same id. Every link but the
+        last usable one gets half of the remaining time, so that a hanging link leaves time for the next. Each link
+        after the first uses the retry budget. A link that this device cannot afford is skipped, because another one may
+        cost less.
 
         Args:
             request: not `local_only`.
@@ -291,7 +292,7 @@ class LinkChain:
                 self._time(state, flight, started_s, failure)
                 attempts.append(self._attempt(failure.code, started_s))
                 self._judge(state, failure, granted_s)
-                if not is_link_fault(failure) and not isinstance(failure, _OF_THIS_LINK):
+                if not is_link_fault(failure) and not isinstance(failure, _TRY_NEXT_LINK):
                     break
             else:
                 self._time(state, flight, started_s, response)
@@ -309,20 +310,20 @@ class LinkChain:
         if len(self._links) == 1:
             return self._links
         now_s = self._clock.monotonic_s()
-        granted_s = (ends_s - now_s) / 2
+        limit_s = (ends_s - now_s) / 2  # the time that the first link gets if there is another one
 
-        def too_slow_s(state: LinkState) -> float:
+        def seconds_if_too_slow(state: LinkState) -> float:
             predicted_s = state.timing.predicted_s(size_bytes, 0.95, now_s)
-            return 0.0 if predicted_s is None or predicted_s <= granted_s else predicted_s
+            return 0.0 if predicted_s is None or predicted_s <= limit_s else predicted_s
 
-        return sorted(self._links, key=too_slow_s)
+        return sorted(self._links, key=seconds_if_too_slow)
 
     def _time(self, state: LinkState, flight: Flight, started_s: float, outcome: InferResponse | BaseException) -> None:
         now_s = self._clock.monotonic_s()
         state.timed(flight, now_s - started_s, now_s, outcome)
 
     def _judge(self, state: LinkState, failure: FirstlineError, granted_s: float) -> None:
-        if isinstance(failure, _NO_VERDICT):
+        if isinstance(failure, _SAYS_NOTHING_ABOUT_LINK):
             return
         if is_link_fault(failure):
             # A failed probe opens the breaker at once, so that a dead link costs the first request only. The count of

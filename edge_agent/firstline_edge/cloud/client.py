@@ -31,7 +31,7 @@ from firstline_edge.cloud.link import Uplink
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, Row, attempt, flight_key, result_key
 from firstline_edge.requests.deadline import within
-from firstline_edge.requests.escalation import FullAnswer, checked, checked_digest, escalation_of
+from firstline_edge.requests.full_answers import FullAnswer, checked, checked_digest, escalation_of
 from firstline_edge.requests.single_flight import SingleFlight
 
 log = logger(__name__)
@@ -336,7 +336,7 @@ class CloudClient:
         try:
             with self._traffic:
                 return await self._cloud.infer(request, deadline_s, attempts)
-        except UnauthorizedError as error:  # this device's token, not the caller's; it can be mended here
+        except UnauthorizedError as error:  # the operator can renew the credentials, so the promise is kept
             raise LinkError(f"The gateway refuses this device: {error.message}") from error
 
 

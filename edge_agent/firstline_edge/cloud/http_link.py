@@ -301,7 +301,7 @@ class HttpLink:
                 f"{self._settings.url} does not answer as a Firstline gateway (HTTP status {reply.status})."
             )
 
-    async def renewed(self) -> None:
+    async def reconnect(self) -> None:
         """Uses new connections from now on; returns once the requests on the old ones have ended."""
         old = (self._pool, self._probing_pool)
         self._pool, self._probing_pool = self._make_pools()

@@ -86,13 +86,13 @@ class Links:
         if not acknowledged:
             raise error
 
-    async def renewed(self) -> None:
+    async def reconnect(self) -> None:
         """Reconnects every link that presents the device's certificate, with the current certificate."""
         try:
-            await asyncio.gather(*(link.renewed() for link in self.joined))
+            await asyncio.gather(*(link.reconnect() for link in self.joined))
         finally:
             if self.chain is not None:
-                self.chain.renewed()
+                self.chain.retry_now()
 
     async def close(self) -> None:
         if self.chain is not None:

@@ -182,7 +182,7 @@ class MqttLink:
         await self._client.first_attempt()
         await self._client.publish(Publication(topic, content, retain=retain))
 
-    async def renewed(self) -> None:
+    async def reconnect(self) -> None:
         """Replaces the connection by one with newer credentials, without losing a request.
 
         A broker closes the older of two connections of one device, so both cannot be open at the same time. New

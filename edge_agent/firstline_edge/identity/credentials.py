@@ -45,7 +45,7 @@ class Credentials:
         self._server_ends_s = 0.0  # when the certificate of the latest server ends
         self.load()
 
-    def renewed(self, identity: Identity, revision: Revision) -> None:
+    def use_certificate(self, identity: Identity, revision: Revision) -> None:
         """Makes new connections present the certificate in the files of this revision."""
         self.identity, self.revision = identity, revision
         self.floor.extend(identity.not_before_s, identity.authority_ends_s)

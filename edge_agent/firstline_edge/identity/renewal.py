@@ -1,4 +1,4 @@
-"""Renews the device's certificate in time, and takes up a new identity that `edge-agent join --force` wrote."""
+"""Renews the device's certificate in time, and uses a new identity that `edge-agent join --force` wrote."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ class CredentialRenewal:
 
     Args:
         credentials: renewed in place.
-        adopt: makes the links use the new certificate; called after each renewal.
+        apply_to_links: makes the links use the new certificate; called after each renewal.
         clock: for waits.
         rng: for jitter.
 
     Attributes:
         renewal_problem: why the latest renewal failed; "" after a success.
-        rejoin_problem: what to do about an identity that cannot be taken up; "" if there is none.
+        rejoin_problem: what to do about a new identity that cannot be used; "" if there is none.
     """
 
     def __init__(
-        self, credentials: Credentials, adopt: Callable[[], Awaitable[None]], clock: Clock, rng: random.Random
+        self, credentials: Credentials, apply_to_links: Callable[[], Awaitable[None]], clock: Clock, rng: random.Random
     ) -> None:
         self.credentials = credentials
-        self._adopt = adopt
+        self._apply_to_links = apply_to_links
         self._clock = clock
         self._rng = rng
-        self._due_s = self._draw_due_s()
-        self._needs_restart: Revision = None  # the files of an identity that only a restart takes up
+        self._due_s = self._random_due_s()
+        self._needs_restart: Revision = None  # the files of an identity that needs a restart
         self.renewal_problem = ""
         self.rejoin_problem = ""
 
@@ -118,7 +118,7 @@ class CredentialRenewal:
         content = (identity, answer.ca, key, answer.certificate)
         revision = await asyncio.to_thread(credentials.files.save, *content, credentials.revision)
         log.info("certificate renewed", device=identity.device, not_after_s=identity.not_after_s)
-        await self._take_up(identity, revision)
+        await self._use(identity, revision)
 
     async def _watch_files(self) -> None:
         while True:
@@ -129,14 +129,14 @@ class CredentialRenewal:
                 log.exception("the device's identity cannot be checked")
 
     async def check_files(self) -> None:
-        """Takes up files that `join` has written since the last check, or that could not be loaded then.
+        """Uses the files that `join` has written since the last check, or that could not be loaded then.
 
         If root joins, it gives the files to the agent's user one after the other.
         """
         credentials = self.credentials
         revision = credentials.files.revision()
         if credentials.problem and revision == credentials.revision and credentials.load():
-            await self._adopt()
+            await self._apply_to_links()
         if revision is None or revision in (credentials.revision, self._needs_restart):
             return
         try:
@@ -155,15 +155,15 @@ class CredentialRenewal:
             log.warning("the device has joined as another one", device=identity.device, gateway=identity.gateway)
             self._needs_restart = revision
             return
-        await self._take_up(identity, revision)
+        await self._use(identity, revision)
         log.info("the device has joined again", device=identity.device, not_after_s=identity.not_after_s)
 
-    async def _take_up(self, identity: Identity, revision: Revision) -> None:
+    async def _use(self, identity: Identity, revision: Revision) -> None:
         """Makes every link use the certificate in the files of this revision."""
-        self.credentials.renewed(identity, revision)
-        self.renewal_problem, self._due_s = "", self._draw_due_s()
-        await self._adopt()
+        self.credentials.use_certificate(identity, revision)
+        self.renewal_problem, self._due_s = "", self._random_due_s()
+        await self._apply_to_links()
 
-    def _draw_due_s(self) -> float:
+    def _random_due_s(self) -> float:
         identity = self.credentials.identity
         return identity.not_before_s + self._rng.uniform(*_DUE_SHARE) * (identity.not_after_s - identity.not_before_s)

@@ -15,7 +15,7 @@ from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery, OnCorrection
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.reopening import ReopeningOutbox
-from firstline_edge.requests.escalation import merge
+from firstline_edge.requests.full_answers import merge
 
 
 class Corrections:

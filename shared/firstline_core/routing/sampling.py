@@ -40,7 +40,7 @@ class Allowance:
 
 
 class AuditBudget(NamedTuple):
-    """What remains of the allowance, and the recent traffic that wants to spend it.
+    """The remaining allowance, and an estimate of the recent traffic.
 
     Attributes:
         at_s: time of this state.

@@ -31,7 +31,7 @@ from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.context import RequestContext
-from firstline_edge.requests.escalation import merge
+from firstline_edge.requests.full_answers import merge
 from firstline_edge.settings.settings import OutboxSection
 
 if TYPE_CHECKING:

@@ -267,7 +267,7 @@ async def test_with_another_certificate_a_link_is_probed_at_once_and_its_long_wa
     await house.fail_until_open()
     await house.clock.advance(300.0)  # the waits are long by now
     house.mend()
-    house.chain.renewed()
+    house.chain.retry_now()
     await settle()
     assert house.chain.states() == {"first": "closed", "second": "closed"}
 

@@ -72,10 +72,10 @@ class TestJoinAgain:
         clock = SimulatedClock(wall_start_s=NOW_S)
         credentials = Credentials(files, identity, files.revision(), clock)
 
-        async def adopt() -> None:
+        async def apply_to_links() -> None:
             adopted.append(credentials.identity)
 
-        return CredentialRenewal(credentials, adopt, clock, random.Random(1)), adopted
+        return CredentialRenewal(credentials, apply_to_links, clock, random.Random(1)), adopted
 
     async def test_a_certificate_of_the_same_second_is_taken_up(self, tmp_path: Path, authority: Authority) -> None:
         renewal, adopted = self.renewal(*joined(tmp_path, authority))

@@ -22,7 +22,7 @@ from firstline_edge.outbox.delivery import Delivery, DeliverySettings
 from firstline_edge.outbox.item import expire
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 from firstline_edge.outbox.pacing import RateSettings
-from firstline_edge.requests.escalation import merge
+from firstline_edge.requests.full_answers import merge
 
 DOWN = errors.LinkDownError("refused")
 AT_ONCE = RateSettings(begin_per_s=1e6, least_per_s=1e6)

@@ -10,7 +10,7 @@ from support import escalations
 from firstline_core.errors import InferenceError, ModelMismatchError
 from firstline_core.types import Array, Attempt, Reason, RowAnswer, Status, Tensor, Tier
 from firstline_edge.requests.context import summarise
-from firstline_edge.requests.escalation import merge
+from firstline_edge.requests.full_answers import merge
 
 
 def row(tier: Tier, reason: Reason = Reason.CONFIDENT, status: Status = Status.FINAL, **fields: object) -> RowAnswer:

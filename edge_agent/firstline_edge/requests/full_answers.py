@@ -1,4 +1,4 @@
-"""The requests that are sent to the gateway, the checks of its answers, and corrections. Pure."""
+"""Full answers: the request for one, its checks, the reason if there is none, and corrections. Pure."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def escalation_of(request: InferRequest, version: str, full_digest: str, alarm: 
 
 
 def checked(response: InferResponse, rows: int, classes: int, digest: str) -> FullAnswer:
-    """The far side's answer, if it is the full model's last word on these rows.
+    """Returns the gateway's answer if it is the full model's final answer for these rows.
 
-    None of the refusals is the link's fault, and none goes away by waiting.
+    The errors are not the link's fault, and a retry would fail too.
 
     Args:
-        response: as it came.
-        rows: how many were sent.
+        response: from the gateway.
+        rows: number of rows sent.
         classes: of the bundle.
         digest: of the full model that the bundle names, "" where it names none.
 
@@ -99,7 +99,7 @@ def checked(response: InferResponse, rows: int, classes: int, digest: str) -> Fu
 
 
 def checked_digest(response: InferResponse, digest: str = "") -> str:
-    """The digest of the model that answered for good; "" where the server does not say.
+    """Returns the digest of the model that gave the final answer; "" if the server does not say.
 
     Raises:
         ModelMismatchError: another model answered than the one that is named.
@@ -121,7 +121,21 @@ def checked_digest(response: InferResponse, digest: str = "") -> str:
 
 
 def reason_for(error: FirstlineError) -> Reason:
-    """Returns why the edge answer replaces the full model's."""
+    """Returns why the edge answer replaces the full model's.
+
+    A failure is handled in this order: `LinkChain` tries the next link if the failed one is at fault (`is_link_fault`),
+    `can_be_promised` decides whether a correction is promised, and this function gives the reason:
+
+    | error | reason |
+    |---|---|
+    | `BudgetExceededError` | budget |
+    | `DeadlineExceededError`, `RemoteTimeoutError` | deadline |
+    | other `LinkError`, other `CapacityError` | link_down |
+    | any other | cloud_error |
+
+    A refusal of this device's credentials (401) arrives here as a `LinkError`: `CloudClient._call` converts it, because
+    the operator can renew the credentials, so the promise is kept.
+    """
     if isinstance(error, BudgetExceededError):
         return Reason.BUDGET
     if isinstance(error, DeadlineExceededError | RemoteTimeoutError):
@@ -129,8 +143,8 @@ def reason_for(error: FirstlineError) -> Reason:
     return Reason.LINK_DOWN if isinstance(error, LinkError | CapacityError) else Reason.CLOUD_ERROR
 
 
-def may_come(error: FirstlineError) -> bool:
-    """Whether the same escalation may be answered later: a refusal will be the same tomorrow, and spent is spent."""
+def can_be_promised(error: FirstlineError) -> bool:
+    """Returns whether a correction can be promised: not for refusals (a retry fails too) or a spent budget."""
     return isinstance(error, LinkError | CapacityError) and not isinstance(error, BudgetExceededError)
 
 
