@@ -48,6 +48,7 @@ from firstline_core.errors import (
     SignatureError,
     UpdateError,
 )
+from firstline_core.protocol.http import GRACE_S, LEAST_BYTES_PER_S
 from firstline_core.storage.artefact import SignedFile
 from firstline_core.storage.files import make_folder, sync_folder, write_whole
 
@@ -57,9 +58,6 @@ if TYPE_CHECKING:
 LIMITS_BYTES: Mapping[str, int] = {"root": 512_000, "timestamp": 16_384, "snapshot": 262_144, "targets": 8_000_000}
 """Size limits of metadata; the targets have room for about 20,000 files."""
 
-# Time limit of a file, which grows with the received bytes: even the slowest mobile links are faster.
-_GRACE_S = 20.0
-_LEAST_BYTES_PER_S = 1024
 _ROTATIONS_LIMIT = 256
 _SHA256 = "sha256"
 
@@ -263,7 +261,7 @@ class _Fetcher(FetcherInterface):
         try:
             for part in self._source.fetch(url):
                 size_bytes += len(part)
-                if self._clock.monotonic_s() - start_s > _GRACE_S + size_bytes / _LEAST_BYTES_PER_S:
+                if self._clock.monotonic_s() - start_s > GRACE_S + size_bytes / LEAST_BYTES_PER_S:
                     raise RemoteTimeoutError(
                         f"Only {size_bytes} bytes of {url} came in {self._clock.monotonic_s() - start_s:.0f} s; "
                         "it is tried again later."

@@ -87,8 +87,8 @@ _MESSAGE_CHARS = 1000
 # A longer delay means "not today", and must fit the header of a server that forwards the error.
 _RETRY_AFTER_MAX_S = 86_400.0
 
-# A client may take this time for a body, and one more second for each `LEAST_BYTES_PER_S` that it has sent; the slowest
-# mobile links are faster.
+# Time limit of a body or downloaded file: this time, and one more second for each `LEAST_BYTES_PER_S` received. Even
+# the slowest mobile links are faster.
 GRACE_S = 20.0
 LEAST_BYTES_PER_S = 1024
 
