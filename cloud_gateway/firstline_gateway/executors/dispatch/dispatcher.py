@@ -83,7 +83,7 @@ class Dispatcher:
         return ExecutorSnapshot(self.members, self._clock.monotonic_s())
 
     def loop_times(self, key: ModelKey) -> LoopTimes | None:
-        """Returns the times of a model on the event loop, or None if its batches have to be placed."""
+        """Returns the times of a model on the event loop; None if they are unknown or its batches have to be placed."""
         return self._local.loop_times(key) if self._local is not None else None
 
     def run_on_loop(

@@ -274,7 +274,7 @@ class Member:
         return self.models[key].forecast.seconds(rows)
 
     def loop_times(self, key: ModelKey) -> LoopTimes | None:
-        """Returns the times of a model on the event loop, or None if its batches need a check of budgets or health."""
+        """Returns the times of a model on the event loop; None if they are unknown or its batches have to be placed."""
         placed = self.models.get(key)
         if self.in_process is None or placed is None or not placed.health.trusted or self.executor.trouble(key):
             return None
@@ -282,7 +282,8 @@ class Member:
             return None
         if self.memory.is_limited and placed.costs.largest_bytes > self.memory.free_bytes:
             return None
-        return self.in_process.loop_times(key)
+        times = self.in_process.loop_times(key)
+        return times if times.measured else None
 
     def has_memory(self, key: ModelKey, rows: int) -> bool:
         """Returns whether there is room for one more batch."""

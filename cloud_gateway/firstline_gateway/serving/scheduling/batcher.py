@@ -144,8 +144,9 @@ class Batcher:
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
             raise _expired()
-        if not (self._running and self._is_at_limit(key)):
-            joined = self._loop_batches.join(key, request, now_s)
+        loop_times = self._dispatcher.loop_times(key)
+        if loop_times is not None and not (self._running and self._is_at_limit(key)):
+            joined = self._loop_batches.join(key, request, loop_times, now_s)
             if joined is not None:
                 return await joined.answered
         item = self._enqueue(key, request, now_s)

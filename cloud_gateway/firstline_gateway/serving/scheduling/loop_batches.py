@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from firstline_core.clock import Clock
+from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.types import InferRequest, ModelKey
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.serving.scheduling.queue import PendingRequest
@@ -57,11 +58,11 @@ class LoopBatches:
         """Requests that wait."""
         return sum([len(batch.items) for batch in self._batches.values()])
 
-    def join(self, key: ModelKey, request: InferRequest, now_s: float) -> PendingRequest | None:
+    def join(self, key: ModelKey, request: InferRequest, times: LoopTimes, now_s: float) -> PendingRequest | None:
         """Adds a request of a quick model to the batch of this turn, if there is room; None if it has to queue."""
-        times = self._dispatcher.loop_times(key)
         rows = request.rows
-        if times is None or (alone_s := times.seconds(rows, now_s)) is None:
+        alone_s = times.seconds(rows, now_s)
+        if alone_s is None:
             return None
         if request.audit is not None and (self._batches or self._came):
             return None  # an audit gives way
