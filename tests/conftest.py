@@ -1,4 +1,4 @@
-"""What every test may ask for: a real broker, a store on either database, and the models beside the checkout."""
+"""Fixtures for every test: a real broker, a store on either database, and the third-party models."""
 
 from __future__ import annotations
 

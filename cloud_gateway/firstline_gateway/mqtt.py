@@ -51,11 +51,11 @@ from firstline_core.types import TraceContext
 from firstline_gateway.settings.settings import Mqtt
 from firstline_gateway.telemetry.journal import record
 
-# Beside the payload a message has its topic and properties.
+# A message has a topic and properties in addition to its payload.
 _PACKET_OVERHEAD_BYTES = 64 * 1024
 # How long the broker may take to confirm that it sends no more requests, before a drain goes on without.
 _UNSUBSCRIBE_S = 2
-# How long the broker keeps an answer for a device that left, where the request had no deadline.
+# Expiry of an answer for a disconnected device, if the request had no deadline.
 _ANSWER_EXPIRY_S = 60
 
 log = logs.logger(__name__)

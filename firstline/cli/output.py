@@ -28,7 +28,7 @@ from rich.table import Table
 
 # A bar that flashes by tells nothing.
 _SILENT_S = 2.0
-# Where stdout is no terminal, nobody's window limits a table.
+# Width of a table if stdout is not a terminal.
 _PIPE_COLUMNS = 200
 
 

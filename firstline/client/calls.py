@@ -325,7 +325,7 @@ def _check(response: httpx.Response) -> None:
     if response.status_code == httpx.codes.ACCEPTED:
         raise NotReadyError("The job is not answered yet; ask again in a moment.", retry_after_s=1.0)
     error = error_from(response.status_code, response.content, response.headers)
-    # A proxy, or whatever else has this address, also says 404: that is no judgement of the request.
+    # A proxy or another server at this address also answers 404, which says nothing about the request.
     if type(error) in (RequestError, UnknownModelError, ProtocolError) and not _has_sentence(response.content):
         raise ProtocolError(
             f"{response.url} answered with HTTP status {response.status_code}, and not as a V2 server does; "

@@ -151,7 +151,7 @@ async def certificate_of(identity: Identity, scope: Scope) -> ClientCertificate 
     """
     client: tuple[str, int] | None = scope.get("client")
     if identity.proxy_header and client is not None and identity.trusts(client[0]):
-        # And no other: the proxy's own certificate would stand for every client without one.
+        # Only the header: the proxy's own certificate would identify every client without one.
         name = identity.proxy_header.encode("latin-1")
         return await identity.proxied_certificate(
             [text.decode("latin-1") for key, text in scope["headers"] if key == name]

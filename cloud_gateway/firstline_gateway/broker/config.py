@@ -31,7 +31,7 @@ KEY = "broker.key"
 PASSWORDS = "passwords"
 REVOCATIONS = "crl.pem"
 
-# Topic and properties beside the payload: `firstline_gateway/mqtt.py` allows as much.
+# Topic and properties in addition to the payload: `firstline_gateway/mqtt.py` allows as much.
 _PACKET_OVERHEAD_BYTES = 64 * 1024
 # What mosquitto_passwd of 2.0 takes; the password is 256 random bits, so guessing needs no slowing down.
 _ITERATIONS = 101

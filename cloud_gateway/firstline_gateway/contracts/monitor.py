@@ -178,7 +178,7 @@ class ContractMonitor:
         note, device, model = request.audit, device_of(request.principal), served.key
         if device is None:
             return
-        if request.alarm or device != ANYBODY:  # of whom nobody knows whether it is the one that alarmed
+        if request.alarm or device != ANYBODY:  # which may not be the device that alarmed
             self._device_alarms.report(
                 model, device, request.alarm, self._clock.wall_s(), monotonic_s=self._clock.monotonic_s()
             )
@@ -276,7 +276,7 @@ class ContractMonitor:
 
     def _skip(self, why: Skipped, model: ModelKey, device: str, sentence: str) -> None:
         self._metrics.skipped(why)
-        # Somebody has to mend these. Once, for audits come for as long as nobody does.
+        # An operator has to repair these. They are logged once, because audits keep arriving until then.
         if why in (Skipped.DISK, Skipped.NOT_PROMISED) and (model, why) not in self._logged:
             self._logged.add((model, why))
             log.error("audit not counted", model=model.name, version=model.version, device=device, why=sentence)

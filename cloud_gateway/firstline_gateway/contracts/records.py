@@ -208,8 +208,8 @@ class Skipped(StrEnum):
     DEVICE_LIMIT = "device_limit"  # this device had its share of the hour
     SPACING = "spacing"  # another audit of the promise was counted a moment ago
     NOT_PROMISED = "not_promised"  # the bundle here makes no such promise
-    DISK = "disk"  # the store refuses, and what is not kept is not counted
-    NO_ANSWER = "no_answer"  # the full model gave what is no probability
+    DISK = "disk"  # the store refuses, and unstored audits do not count
+    NO_ANSWER = "no_answer"  # the full model returned values that are not probabilities
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class LocalExecutor:
         rows = sum([len(tensor.array) for tensor in inputs])
         outcomes = self._run(key, inputs, deadlines_s, rows)
         ended_s = self._clock.monotonic_s()
-        if not any(isinstance(outcome, FirstlineError) for outcome in outcomes):  # a failure is no measure of the work
+        if not any(isinstance(outcome, FirstlineError) for outcome in outcomes):  # a failure does not measure the work
             with self._learning:
                 times.observe_in_thread(rows, ended_s - started_s, ended_s)
         return outcomes

@@ -1,4 +1,4 @@
-"""What is told of the grid of bandwidths and models."""
+"""Figures of the grid of bandwidths and models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated link delays, loses, stalls and falls silent as it is told to, in simulated time."""
+"""The simulated link delays, loses, stalls and falls silent as configured, in simulated time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit trail in the store: one chain, whoever adds to it, and with what it tells of."""
+"""The audit trail in the store: one chain for all writers, in the transaction of the recorded change."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_the_best_variant_in_time_is_chosen(busy: float, left_ms: float, link_ms
     assert choose_rung([60, 30, 5], busy, 0.0, left_ms, link_ms) == rung
 
 
-# Answers take 15, 8 and 6 mJ, where asking is no trouble.
+# Answers take 15, 8 and 6 mJ, where escalation is cheap.
 THRIFTY = EnergyPrices((15.0, 6.0, 2.0), (0.0, 0.2, 0.4), 10.0)
 
 

@@ -161,7 +161,7 @@ def test_one_key_under_two_ids_is_refused(tmp_path: Path, repository: SignedRepo
         found.refresh()
     assert (tmp_path / "root.json").read_bytes() == repository.anchor
     assert not (tmp_path / "root_history" / "2.root.json").exists()
-    # An anchor is no better, and one that was kept before this was looked at neither.
+    # The same holds for an anchor, also for a stored one.
     given = Trust(
         tmp_path / "other", repository, anchor=repository.files["2.root.json"], now_s=START.timestamp, clock=CLOCK
     )

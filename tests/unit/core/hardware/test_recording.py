@@ -67,6 +67,6 @@ def test_an_unreadable_file_is_a_remark(tmp_path: Path) -> None:
     with board("laptop", tmp_path):
         file = tmp_path / "sys/class/power_supply/BAT0/capacity"
         file.unlink()
-        file.symlink_to("/proc/self/mem")  # which nobody can read at its beginning
+        file.symlink_to("/proc/self/mem")  # which is unreadable at its beginning
         (remark,) = [line for line in recorded(tmp_path).splitlines() if line.startswith("#")]
     assert remark == "# not read: sys/class/power_supply/BAT0/capacity: the device behind it does not answer."

@@ -148,7 +148,7 @@ def test_a_laptop_on_battery(tmp_path: Path, opened: ExitStack) -> None:
 def test_counters_have_values_from_the_second_reading(tmp_path: Path, opened: ExitStack) -> None:
     bench = Bench(opened.enter_context(board("laptop", tmp_path)))
     bench.read()
-    say(tmp_path, "sys/class/powercap/intel-rapl:0/energy_uj", "29671150")  # it began anew
+    say(tmp_path, "sys/class/powercap/intel-rapl:0/energy_uj", "29671150")  # it restarted
     say(tmp_path, "sys/class/powercap/intel-rapl:1/energy_uj", "117000000")
     say(tmp_path, "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count", "1")
     found = bench.read()
@@ -187,7 +187,7 @@ def test_energy_of_the_superuser_is_absent(tmp_path: Path, opened: ExitStack) ->
     bench = Bench(opened.enter_context(board("laptop", tmp_path)))
     for domain in (tmp_path / "sys/class/powercap").iterdir():
         (domain / "energy_uj").unlink()
-        (domain / "energy_uj").symlink_to("/proc/self/mem")  # refuses whoever reads it, as a driver may
+        (domain / "energy_uj").symlink_to("/proc/self/mem")  # refuses every reader, as a driver may
     bench.read()
     found = bench.read()
     assert values(found.energy_j) == dict.fromkeys(found.energy_j)
@@ -322,7 +322,7 @@ def test_the_hottest_of_many_zones_is_found(tmp_path: Path) -> None:
         ("0", ("Full", "Discharging"), 0),
         ("1", ("Discharging",), 0),  # an adapter that gives less than the device takes
         ("1", ("Charging", "Full"), 1),
-        ("0", ("Not charging",), 1),  # through a port that is no supply of its own
+        ("0", ("Not charging",), 1),  # through a port without its own supply
         ("0", ("Unknown",), 0),
         ("1", (), 1),
     ],

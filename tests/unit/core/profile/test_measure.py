@@ -110,7 +110,7 @@ class TestMeasuring:
         found = measure_profile(
             bundle, path, dataclasses.replace(wanted, again=False), progress=lambda done, total, what: told.append(what)
         )
-        assert told == ["small, threads 1, batch 2", ""]  # it goes on with what was to be measured anew
+        assert told == ["small, threads 1, batch 2", ""]  # it continues with the points to measure again
         assert not set(both) & set(found.points) and len(found.points) == 2 and found.outdated == ()
 
     def test_a_point_that_may_not_be_remeasured_stays(self, measured: Profile, bundle: Bundle, tmp_path: Path) -> None:
@@ -287,6 +287,6 @@ def test_a_second_model_needs_room_and_a_reserve(tmp_path: Path) -> None:
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     for name, content in (("cgroup.controllers", "memory"), ("memory.max", f"{512 * MIB}"), ("memory.current", "0")):
         (group / name).write_text(content)
-    assert has_room(96 * MIB, Tree(tmp_path))  # four times that, and 128 MiB beside
+    assert has_room(96 * MIB, Tree(tmp_path))  # four times that, plus 128 MiB
     assert not has_room(97 * MIB, Tree(tmp_path))
     assert not has_room(1, Tree(tmp_path / "nothing"))

@@ -59,7 +59,7 @@ def test_emulated_points_are_measured_for_each_share(tmp_path: Path) -> None:
     )
     assert told == ["small, threads 1, batch 1, emulated", ""]
     assert [point.processor_share for point in profile.points] == [1.0, 0.25]
-    # Whoever does not ask for throttled points gets none.
+    # Without a request for throttled points there are none.
     digest = warm.key.model_digest
     assert profile.point(digest, threads=1) == warm
     assert front(profile.points, {digest: 0.9}).candidates == (warm,)

@@ -1,4 +1,4 @@
-"""Battery, heat and a metered link make resources dearer."""
+"""Battery, heat and a metered link raise the price of resources."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def test_errors_in_the_first_tie_do_not_stop_what_holds_for_all() -> None:
     assert certify(scores, losses, 0.05, 0.05).kept == 1
 
 
-def test_where_testing_begins_is_no_threshold_by_itself() -> None:
-    """The 60 surest rows pass, the 61st ends the walk: nobody tested the numbers between them."""
+def test_start_of_the_walk_is_not_a_threshold_by_itself() -> None:
+    """The 60 surest rows pass and the 61st ends the walk: numbers between them were not tested."""
     scores = np.linspace(1, 0.1, 300)
     found = certify(scores, np.r_[np.zeros(60), np.ones(240)], 0.05, 0.05)
     assert not found.certified

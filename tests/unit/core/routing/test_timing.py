@@ -169,7 +169,7 @@ def test_a_prediction_is_of_what_is_sent_behind_all_that_is_in_flight() -> None:
         assert timing.predicted_s(1_000, 0.5, 60.0) == pytest.approx(0.12, rel=0.15)
     assert timing.predicted_s(1_000, 0.5, 60.0) == alone_s
     report = timing.report(60.0)
-    assert report is not None and report.total_p50_ms == pytest.approx(45, rel=0.25)  # as it was of late
+    assert report is not None and report.total_p50_ms == pytest.approx(45, rel=0.25)  # as measured recently
 
 
 def test_nothing_is_predicted_without_evidence_or_with_stale_evidence() -> None:

@@ -48,7 +48,7 @@ def test_the_decision_log_continues_if_it_cannot_rotate(tmp_path: Path) -> None:
     (in_the_way / "file").touch()
     log = DecisionLog(path, max_bytes=600)
     log.write(answered("first"), wall_s=0.0)
-    for _ in range(2):  # each line tries anew
+    for _ in range(2):  # each line tries again
         with pytest.raises(OSError, match="decisions"):
             log.write(answered("lost"), wall_s=1.0)
     (in_the_way / "file").unlink()

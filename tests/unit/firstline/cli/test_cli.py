@@ -142,7 +142,7 @@ def test_wrong_usage_prints_one_sentence_and_exits_2(arguments: list[object], sa
 def test_verify_fails_on_changed_bytes(tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     _run(*_CREATE, "--out", out)
-    (out / "full.onnx").unlink()  # absent is no failure: a device does not need it
+    (out / "full.onnx").unlink()  # its absence is not a failure: a device does not need it
     assert {check["what"]: check["outcome"] for check in _json("bundle", "verify", out)["checks"]} == {
         "files": "ok",
         "model edge": "ok",

@@ -20,7 +20,7 @@ _ENDS = [signal.SIGTERM, signal.SIGHUP]
 @pytest.fixture(autouse=True)
 def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    # Whoever runs the tests may ignore one of them (nohup).
+    # The parent process may ignore one of them (nohup).
     before = {number: signal.signal(number, signal.SIG_DFL) for number in _ENDS}
     yield
     for number, action in before.items():

@@ -190,7 +190,7 @@ async def test_too_many_attempts_are_refused_until_the_minute_is_over() -> None:
         httpx.AsyncClient(transport=from_1, base_url="http://c") as guesser,
         httpx.AsyncClient(transport=from_2, base_url="http://c") as owner,
     ):
-        for _ in range(2 * PER_ADDRESS):  # a browser's first request has no password, and is no attempt
+        for _ in range(2 * PER_ADDRESS):  # a browser's first request has no password, and does not count as an attempt
             assert (await guesser.get("/")).status_code == 401
         for _ in range(PER_ADDRESS):
             assert (await guesser.get("/", auth=("any", "wrong"))).status_code == 401

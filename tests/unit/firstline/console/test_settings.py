@@ -1,4 +1,4 @@
-"""The console is open to no more people than somebody said."""
+"""The console is open only to the configured users."""
 
 from __future__ import annotations
 

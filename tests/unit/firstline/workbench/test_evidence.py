@@ -35,7 +35,7 @@ def _status(**changes: Any) -> dict[str, Any]:
 
 
 class _Device(Client):
-    """Says what it is told to, whatever it is asked."""
+    """Returns the given answers to any request."""
 
     def __init__(self, change: Callable[[InferResponse], InferResponse] = lambda found: found) -> None:
         super().__init__("http://device")

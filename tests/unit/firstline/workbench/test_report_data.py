@@ -27,7 +27,7 @@ def test_interval_covers_the_true_share() -> None:
 
 
 def test_curve_matches_each_threshold() -> None:
-    """Against counting anew for every threshold, ties and a score that is none included."""
+    """Compares with counting for every threshold, with ties and an invalid score."""
     random = np.random.default_rng(1)
     scores = np.round(random.random(200), 1)
     scores[:3] = np.nan

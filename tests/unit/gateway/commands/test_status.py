@@ -1,4 +1,4 @@
-"""What operators are told of several executors: by the log, the API and the command."""
+"""Reports about several executors: in the log, the API and the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contracts of what a gateway serves: what counts, what alarms, and what devices are told."""
+"""The contracts of what a gateway serves: counted audits, alarms, and notices to devices."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def bench(store_settings: Store, repository: Repository) -> Iterator[Bench]:
 
 
 def quiet(notice: ContractNotice | None) -> bool:
-    """Whether a device is told that all is well."""
+    """Returns whether a device is informed that the contract holds."""
     return notice is not None and not notice.alarm and notice.escalations_per_hour is None
 
 
@@ -212,7 +212,7 @@ async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -
     assert bench.monitor.end(ModelKey("digits", 1)).result() == 0
 
 
-# What devices are told of each other, and tell of themselves.
+# Notices about other devices, and devices' reports about themselves.
 
 
 def test_devices_learn_of_a_deleted_quota(bench: Bench) -> None:
@@ -234,7 +234,7 @@ def test_a_device_learns_how_many_devices_audit_its_promise(bench: Bench) -> Non
         bench.audit(f"cam{number}")
         bench.audit("cam0")
     bench.answer(request_from("other", note_of(bench.served(), 3, variant=1)))
-    bench.audit("cam9", epsilon=0.5)  # of a promise that nobody made
+    bench.audit("cam9", epsilon=0.5)  # of an unknown promise
     assert (told("cam0"), told("other"), told("new")) == (5, 1, 5)
     repeated = request_from("cam5", note_of(bench.served(), 3))
     bench.answer(repeated)
@@ -275,13 +275,13 @@ def test_only_a_device_can_alarm_and_only_for_itself(bench: Bench) -> None:
     for principal in ("application:shop", "operator:anna"):
         bench.answer(request_from("", alarm=digest, principal=principal))
     assert bench.monitor.device_alarms() == []
-    bench.answer(request_from("", alarm=digest))  # where authentication is off, nobody knows who says it no more
+    bench.answer(request_from("", alarm=digest))  # without authentication it is unknown which device stopped reporting
     bench.answer(request_from(""))
     (shown,) = bench.monitor.device_alarms()
     assert (shown.device, shown.ended_s) == ("anybody", None)
 
 
-# What a device, or somebody who would be one, might try.
+# Attacks by a device or an impostor.
 
 
 def test_only_devices_audit(bench: Bench) -> None:

@@ -77,7 +77,7 @@ def test_a_certificate_of_another_authority_is_refused() -> None:
 
 
 def test_a_header_that_is_there_twice_is_refused() -> None:
-    """A proxy that adds its own beside the client's would have the client choose."""
+    """A proxy that adds its header to the client's would let the client choose."""
     with pytest.raises(UnauthorizedError, match="is there twice"):
         ProxyCertificates().read([escaped(CERTIFICATE), escaped(CERTIFICATE)], BELIEVED)
 
@@ -117,7 +117,7 @@ def test_a_certificate_is_parsed_once_while_its_authority_is_trusted(monkeypatch
     assert read == [value, *others]
     assert len(certificates._cache) == 2
     following = Authorities(ca.create_authority(ca.new_key(), NOW_S))
-    for _ in range(2):  # no refusal is remembered, and nobody is who was let in by another authority
+    for _ in range(2):  # neither refusals nor certificates of another authority are cached
         with pytest.raises(UnauthorizedError, match="not issued by this gateway's authority"):
             certificates.read([value], following)
     assert read == [value, *others, value, value]

@@ -1,4 +1,4 @@
-"""What rollouts have to find signed for still, and what is said to whoever would have it signed for no more."""
+"""Targets that rollouts still need, and the refusal to remove them."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_variants_are_ordered_by_the_preferred_figure(prefer: str, better: dict[
     there = open_bundle(_DIGITS / "bundle").manifest.edge
     new = msgspec.structs.replace(there[0], id="new")
     figures = {model.id: Figures(model.id, 0.9, 1.0, 100, 0.8, Modelled(5.0, "stated")) for model in there}
-    worse = Figures("new", 0.9, 4.0, 200, 0.75)  # of which nobody knows the energy
+    worse = Figures("new", 0.9, 4.0, 200, 0.75)  # of unknown energy
     assert ordered_variants(there, [new], figures | {"new": worse}, Preference(prefer))[-1].id == "new"
     one_better = figures | {"new": msgspec.structs.replace(worse, **better)}
     assert ordered_variants(there, [new], one_better, Preference(prefer))[0].id == "new"

@@ -201,7 +201,7 @@ def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path, everything
         machine="board",
     )
     assert len(measured.points) == 8
-    # As that machine would have it: quantised kernels that fly, and one candidate that nobody ran.
+    # As on that machine: fast quantised kernels, and one candidate that was not run.
     kept = [one for one in measured.points if not one.key.variant.endswith("fp16")]
     quick = point(1e-4, variant="edge-onnx-static-int8")
     quick = next(

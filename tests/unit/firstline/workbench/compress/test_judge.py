@@ -232,7 +232,7 @@ def test_the_observed_loss_alone_is_too_low_half_of_the_time() -> None:
     bounds = np.array([most_lost(int(lost), int(won), 1000, 0.05) for lost, won, _ in counts])
     assert 0.3 < (seen < truth).mean() < 0.7
     assert (bounds < truth).mean() <= 0.05
-    assert bounds.mean() < 0.035  # and it is no idle one
+    assert bounds.mean() < 0.035  # and the bound is not idle
 
 
 @given(

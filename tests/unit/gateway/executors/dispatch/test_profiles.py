@@ -121,7 +121,7 @@ def test_only_profiles_of_this_machine_are_used(tmp_path: Path) -> None:
     (tmp_path / "profiles" / "m@board.json").write_bytes(encode(mine))
     (tmp_path / "profiles" / "m@other.json").write_bytes(encode(msgspec.structs.replace(mine, fingerprint="e" * 64)))
     (tmp_path / "profiles" / "m@torn.json").write_bytes(encode(mine)[:100])
-    for bundle in (tmp_path, tmp_path / "bundle"):  # with it, and beside it
+    for bundle in (tmp_path, tmp_path / "bundle"):  # in the bundle, and next to it
         assert profiles_near(bundle, "m", lambda: "f" * 64) == [mine]
         assert profiles_near(bundle, "m", lambda: "d" * 64) == []
     assert profiles_near(tmp_path, "n", lambda: pytest.fail("the machine is not needed")) == []

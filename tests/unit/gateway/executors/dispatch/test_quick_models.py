@@ -1,4 +1,4 @@
-"""Small models on the event loop beside several executors: what they take counts, and what fails moves on."""
+"""Small models on the event loop next to several executors: their time counts, and failed batches move on."""
 
 from __future__ import annotations
 

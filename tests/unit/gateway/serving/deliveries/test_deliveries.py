@@ -246,7 +246,7 @@ async def test_they_age_by_the_seconds_of_service_alone(start: Start, clock: Sim
     await clock.advance(60)
     await replica.deliveries.advance()
     replica.close()
-    later = start(clock=SimulatedClock(), deliveries_age_s=100)  # whose monotonic clock begins anew
+    later = start(clock=SimulatedClock(), deliveries_age_s=100)  # whose monotonic clock restarts
     assert later.count() == 1
     await clock.advance(1e6)  # during which no gateway was in service
     other = start(clock=clock, deliveries_age_s=100)

@@ -670,7 +670,7 @@ async def test_backlog_does_not_block_other_models_on_an_idle_executor(why: str)
 
 
 async def test_a_hanging_executor_is_left_out_of_predictions() -> None:
-    """It runs the model beside a quick one; the slow one takes as long as twenty requests on the quick one."""
+    """A quick executor runs the model too; the slow one takes as long as twenty requests on the quick one."""
     bench = Bench(1.0, 1.0, 0.05, rows=1)
     for member in bench.members[1:]:
         member.displace(FRUGAL.key)
