@@ -151,7 +151,7 @@ async def test_a_failure_is_retried_elsewhere_and_ejects(error: FirstlineError) 
 
 @pytest.mark.parametrize("error", [CapacityError("out of memory"), InferenceError("out of memory")])
 async def test_ejection_for_one_model_keeps_the_others(error: FirstlineError) -> None:
-    """A GPU has too little memory for one model, and enough for another: answers of the latter do not readmit it for the former."""
+    """A GPU has memory for one of two models: answers of that one do not readmit it for the other."""
     async with site({"gpu": 0.01, "cores": 0.02}) as made:
         made.add(model("n"))
         made.executors["gpu"].errors_of[N] = error
