@@ -322,7 +322,7 @@ def _plan_text(plan: Plan) -> Iterator[str | Table]:
             str(stage.stage + 1),
             one.figure,
             f"{one.tolerance:.3g}",
-            *("-" if number is None else f"{number:.3g}" for number in (one.find, one.seen)),
+            *("-" if number is None else f"{number:.3g}" for number in (one.must_detect, one.detectable)),
             "-" if one.after_s is None else _duration(one.after_s),
         )
         for stage in plan.stages

@@ -137,8 +137,8 @@ FINDINGS: tuple[Column[FindingState], ...] = (
     Column("tolerance", "More accepted", lambda one: number(one.tolerance), number=True),
     Column("p", "p", lambda one: number(one.p_value), number=True),
     Column("level", "Aborts at p", lambda one: number(one.level), number=True),
-    Column("seen", "Can see", lambda one: number(one.seen), number=True),
-    Column("find", "Is to find", lambda one: number(one.find), number=True),
+    Column("seen", "Can see", lambda one: number(one.detectable), number=True),
+    Column("find", "Is to find", lambda one: number(one.must_detect), number=True),
     Column("devices", "Devices with / without", lambda one: f"{one.devices[0]} / {one.devices[1]}", number=True),
 )
 DECISIONS: tuple[Column[Entry], ...] = (

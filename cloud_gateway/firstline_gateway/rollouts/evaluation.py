@@ -62,7 +62,9 @@ def evaluate(changes: Changes, assignments: Mapping[str, Assignment], view: View
     elif verdict.decision is Decision.PROMOTE:
         changes.promote(f"rule:{verdict.rule}", verdict.sentence)
     elif over and now.service_s >= patient_s:
-        changes.pause(f"{rollout.stage_title}: {verdict.sentence} Resume looks on; promote and abort do not.", now)
+        changes.pause(
+            f"{rollout.stage_title}: {verdict.sentence} Resume continues the evaluation; promote and abort end it.", now
+        )
 
 
 def abort_early(changes: Changes, devices: Iterable[Assignment], now: Now) -> bool:
@@ -112,7 +114,7 @@ def _judged(
     definition = rollout.definition
     return judge(
         definition.rules,
-        stages=len(definition.stages) + 1,  # the devices held back are judged by their installations
+        stages=len(definition.stages) + 1,  # + 1: the last stage, all remaining devices, judged by their installations
         look=rollout.look + 1,
         over=over,
         installed=installed,

@@ -12,7 +12,12 @@ from firstline_gateway.rollouts.changes import Now, View
 from firstline_gateway.rollouts.definition import Definition, Stage, divide
 from firstline_gateway.rollouts.device_progress import is_reachable
 from firstline_gateway.rollouts.judgement.figures import FIGURES, between
-from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE, divisions, smallest_seen, spread_error
+from firstline_gateway.rollouts.judgement.statistics import (
+    LOOKS_PER_STAGE,
+    divisions,
+    smallest_detectable,
+    spread_error,
+)
 from firstline_gateway.rollouts.judgement.verdict import Limit, finite
 from firstline_gateway.rollouts.state import Rollout, RolloutState
 from firstline_gateway.rollouts.step import selected
@@ -123,19 +128,20 @@ def _figure(
     name: str, limit: Limit, spreads: _Spreads, *, soak_s: float, groups: tuple[int, int], level: float
 ) -> FigurePlan:
     """Returns the smallest effect that a stage can detect, from the devices' differences over an equal time."""
-    seen: dict[int, tuple[float, float]] = {}
+    detectable: dict[int, tuple[float, float]] = {}
     for hours, by_figure in spreads.items():
         if name in by_figure:
-            smallest = smallest_seen(spread_error(by_figure[name], *groups), level, divisions(*groups))
-            seen[hours] = by_figure[name], limit.tolerance + smallest
-    fitting = [hours for hours in seen if hours <= max(soak_s / 3600, 1)]
-    spread, smallest = seen[max(fitting)] if fitting else (math.nan, math.inf)
-    enough = [hours for hours, (_, size) in seen.items() if limit.find is not None and size <= limit.find]
+            smallest = smallest_detectable(spread_error(by_figure[name], *groups), level, divisions(*groups))
+            detectable[hours] = by_figure[name], limit.tolerance + smallest
+    fitting = [hours for hours in detectable if hours <= max(soak_s / 3600, 1)]
+    spread, smallest = detectable[max(fitting)] if fitting else (math.nan, math.inf)
+    wanted = limit.must_detect
+    enough = [hours for hours, (_, size) in detectable.items() if wanted is not None and size <= wanted]
     return FigurePlan(
         figure=name,
         tolerance=limit.tolerance,
-        find=limit.find,
+        must_detect=wanted,
         spread=finite(spread),
-        seen=finite(smallest),
+        detectable=finite(smallest),
         after_s=min(enough) * 3600.0 if enough else None,
     )

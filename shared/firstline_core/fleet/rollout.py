@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from firstline_core.fleet.audit_log import Entry
 
@@ -62,7 +62,20 @@ class RolloutPage(Struct, frozen=True):
 
 
 class FindingState(Struct, frozen=True):
-    """The result for one figure in one evaluation; see the gateway's `judgement.verdict.Finding`."""
+    """The finding: the result for one figure in one evaluation of a stage.
+
+    Attributes:
+        treated: the figure of the devices with the model; null if no device reports it. Of installations, the share
+            that failed.
+        control: the figure of the control group. Of installations, the accepted share.
+        tolerance: accepted difference from the control group.
+        p_value: of "the model makes no device worse by more than the tolerance".
+        level: the p-value at or below which the figure aborts the rollout.
+        detectable: the smallest difference from the control group that is detected with probability 0.9, tolerance
+            included; null if unbounded. Its name in documents is `seen`.
+        devices: number of devices with the model and in the control group.
+        must_detect: the difference that the rollout must detect; null for none. Its name in documents is `find`.
+    """
 
     figure: str
     treated: float | None
@@ -70,9 +83,9 @@ class FindingState(Struct, frozen=True):
     tolerance: float
     p_value: float
     level: float
-    seen: float | None
+    detectable: float | None = field(name="seen")
     devices: tuple[int, int]
-    find: float | None = None
+    must_detect: float | None = field(name="find", default=None)
 
 
 class Look(Struct, frozen=True):
@@ -105,16 +118,17 @@ class FigurePlan(Struct, frozen=True):
 
     Attributes:
         spread: standard deviation between the fleet's devices over the length of the stage; null if unknown.
-        find: the difference that the rollout must detect; null for none.
-        seen: the smallest difference from the control group that is detected with probability 0.9, tolerance included.
-        after_s: observation time after which `find` would be detected; null if longer than the known past.
+        must_detect: the difference that the rollout must detect; null for none. Its name in documents is `find`.
+        detectable: the smallest difference from the control group that is detected with probability 0.9, tolerance
+            included. Its name in documents is `seen`.
+        after_s: observation time after which `must_detect` would be detected; null if longer than the known past.
     """
 
     figure: str
     tolerance: float
-    find: float | None
+    must_detect: float | None = field(name="find")
     spread: float | None
-    seen: float | None
+    detectable: float | None = field(name="seen")
     after_s: float | None
 
 

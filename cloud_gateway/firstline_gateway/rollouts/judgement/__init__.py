@@ -6,6 +6,16 @@ shows such a difference between the groups, the model caused it. This argument n
 measure or how they differ, and it stays exact when a stage is evaluated often, because each evaluation has its own
 share of the error probability.
 
+The terms:
+
+    figure          a number that describes a device in a period, such as its share of errors
+    finding         the result for one figure in one evaluation: both groups, the p-value and the detectable difference
+    level           the p-value at or below which one figure aborts the rollout at one evaluation
+    look            one evaluation of a stage; also its number, from 1
+    detectable      of a difference: large enough to be detected with probability 0.9 at this level
+
+The modules:
+
     figures         what a device did in a period, and the figures that are compared
     statistics      the permutation test, the error probability of one evaluation, and the detectable difference
     verdict         all figures together: promote, hold or abort

@@ -119,19 +119,19 @@ def p_values(tested: Sequence[tuple[Groups, float]], smallest: float, rng: np.ra
     columns = [adjusted(*tested[index]) * tested[index][0].weights for index in open_]
     table = np.column_stack([*columns, *(tested[index][0].weights for index in open_)])
     totals = table.sum(axis=0)
-    seen = _differences(treated.astype(float)[None] @ table, totals)[0]
-    seen -= _ROUNDING * (1 + np.abs(seen))
+    observed = _differences(treated.astype(float)[None] @ table, totals)[0]
+    observed -= _ROUNDING * (1 + np.abs(observed))
     exceeded, drawn, at_most = np.zeros(len(open_), int), 0, math.ceil(2 / smallest)
     while open_.size:
         divisions = _divisions(rng, len(treated), int(treated.sum()))
         drawn += len(divisions)
         # A division without a reporting device in one group shows nothing, and counts as an exceedance.
-        exceeded += np.count_nonzero(~(_differences(_sums(divisions, table), totals) < seen), axis=0)
+        exceeded += np.count_nonzero(~(_differences(_sums(divisions, table), totals) < observed), axis=0)
         ended = (exceeded >= _ENOUGH) | (drawn >= at_most)
         for index, times in zip(open_[ended], exceeded[ended], strict=True):
             found[index] = float((1 + times) / (1 + drawn))
         left = ~ended
-        open_, exceeded, seen = open_[left], exceeded[left], seen[left]
+        open_, exceeded, observed = open_[left], exceeded[left], observed[left]
         table, totals = table[:, np.tile(left, 2)], totals[np.tile(left, 2)]
     return found
 
@@ -200,7 +200,7 @@ def spread_error(spread: float, treated: int, control: int) -> float:
     return spread * math.sqrt(1 / treated + 1 / control) if treated and control else math.inf
 
 
-def smallest_seen(error: float, level: float, divisions: float = math.inf) -> float:
+def smallest_detectable(error: float, level: float, divisions: float = math.inf) -> float:
     """Returns how far beyond the tolerance the true difference must be to be detected with probability `POWER`.
 
     It uses the normal approximation, for predictions only: no decision to abort is based on it.

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Annotated
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet.rollout import FindingState
@@ -33,7 +33,7 @@ from firstline_gateway.rollouts.judgement.statistics import (
     divisions,
     level,
     p_values,
-    smallest_seen,
+    smallest_detectable,
     standard_error,
 )
 
@@ -56,11 +56,12 @@ class Limit(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         tolerance: accepted difference from the control group, in the figure's unit.
-        find: a stage is not promoted before a difference of this size would be detected; None promotes without.
+        must_detect: a stage is not promoted before a difference of this size would be detected; None promotes without.
+            Its name in documents is `find`.
     """
 
     tolerance: Annotated[float, Meta(ge=0)]
-    find: Annotated[float, Meta(gt=0)] | None = None
+    must_detect: Annotated[float, Meta(gt=0)] | None = field(name="find", default=None)
 
 
 DEFAULT_LIMITS: Mapping[str, Limit] = MappingProxyType(
@@ -115,10 +116,10 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
             RequestError: they cannot.
         """
         for name, limit in self.judged.items():
-            if limit.find is not None and limit.find <= limit.tolerance:
+            if limit.must_detect is not None and limit.must_detect <= limit.tolerance:
                 raise RequestError(
-                    f"A difference of {limit.find:g} in {name} has to be found, but {limit.tolerance:g} is accepted: "
-                    "no stage could be promoted. Give a larger `find`, or null to promote without."
+                    f"A difference of {limit.must_detect:g} in {name} must be detected, but {limit.tolerance:g} is "
+                    "accepted: no stage could be promoted. Give a larger `find`, or null to promote without."
                 )
 
     def level(self, stages: int, look: int) -> float:
@@ -183,7 +184,11 @@ def judge(
     if failed and not installed:  # with few devices even that may be chance, but no device runs the model
         sentence = f"Of {counted(failed, 'device')} that tried, none could install it."
         return Verdict(Decision.HOLD, INSTALLATIONS, sentence, look, findings)
-    unclear = [one for one in findings if one.find is not None and (one.seen is None or one.seen > one.find)]
+    unclear = [
+        one
+        for one in findings
+        if one.must_detect is not None and (one.detectable is None or one.detectable > one.must_detect)
+    ]
     if unclear:
         return Verdict(Decision.HOLD, "unclear", _unclear(unclear), look, findings)
     return Verdict(Decision.PROMOTE, "sound", _sound(findings), look, findings)
@@ -217,10 +222,10 @@ def _groups(figure: Figure, treated: Sequence[Device], control: Sequence[Device]
 def _compared(named: tuple[str, Limit], groups: Groups, p_value: float, level: float) -> FindingState:
     (name, limit), counts = named, groups.counts
     if not all(counts):
-        return FindingState(name, None, None, limit.tolerance, p_value, level, None, counts, limit.find)
+        return FindingState(name, None, None, limit.tolerance, p_value, level, None, counts, limit.must_detect)
     treated, control = map(finite, groups.means)
-    seen = finite(limit.tolerance + smallest_seen(standard_error(groups), level, divisions(*counts)))
-    return FindingState(name, treated, control, limit.tolerance, p_value, level, seen, counts, limit.find)
+    detectable = finite(limit.tolerance + smallest_detectable(standard_error(groups), level, divisions(*counts)))
+    return FindingState(name, treated, control, limit.tolerance, p_value, level, detectable, counts, limit.must_detect)
 
 
 def _worse(finding: FindingState) -> str:
@@ -246,15 +251,15 @@ def _chance(p: float) -> str:
 
 
 def _sound(findings: Sequence[FindingState]) -> str:
-    if any(one.find is not None for one in findings):
+    if any(one.must_detect is not None for one in findings):
         return "Nothing is worse, and what was to be found would have been."
     return "Nothing that could be seen is worse, and nothing had to be found."
 
 
 def _unclear(findings: Sequence[FindingState]) -> str:
-    parts = [f"{one.figure} (would see {_size(one.seen)}, is to see {one.find:.3g})" for one in findings]
+    parts = [f"{one.figure} (would see {_size(one.detectable)}, is to see {one.must_detect:.3g})" for one in findings]
     return f"Nothing is worse, but too little is known yet of {', '.join(parts)}."
 
 
-def _size(seen: float | None) -> str:
-    return "inf" if seen is None else f"{seen:.3g}"
+def _size(detectable: float | None) -> str:
+    return "inf" if detectable is None else f"{detectable:.3g}"

@@ -270,7 +270,7 @@ def test_a_plan_has_the_devices_of_each_stage_and_the_detectable_effects() -> No
     first = planned.stages[0]
     assert first.offered_s == (first.devices - 1) * 30 and first.control == 40 - first.devices
     drift = next(figure for figure in first.figures if figure.figure == "drift")
-    assert drift.spread is None and drift.seen is None
+    assert drift.spread is None and drift.detectable is None
 
 
 def test_devices_that_wait_at_a_promotion_are_offered_the_model_in_the_next_stage() -> None:

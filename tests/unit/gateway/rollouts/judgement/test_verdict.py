@@ -16,7 +16,7 @@ from firstline_gateway.rollouts.judgement.statistics import (
     Groups,
     divisions,
     p_values,
-    smallest_seen,
+    smallest_detectable,
     spread_error,
     standard_error,
 )
@@ -156,7 +156,7 @@ def test_the_95th_percentile_is_interpolated_within_its_bin() -> None:
 
 def test_the_predicted_difference_is_detected_with_the_stated_power() -> None:
     level, spread = 1e-3, 0.2
-    by = smallest_seen(spread_error(spread, 40, 40), level, divisions(40, 40))
+    by = smallest_detectable(spread_error(spread, 40, 40), level, divisions(40, 40))
     found = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -170,7 +170,7 @@ def test_the_predicted_difference_is_detected_with_the_stated_power() -> None:
 
 def test_too_few_devices_detect_nothing() -> None:
     assert divisions(2, 2) == pytest.approx(6)
-    assert smallest_seen(0.01, 1e-3, divisions(2, 2)) == math.inf
+    assert smallest_detectable(0.01, 1e-3, divisions(2, 2)) == math.inf
 
 
 def test_p_values_are_never_shown_as_zero() -> None:
