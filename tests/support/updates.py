@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
+from support.agent import edge_settings
 
 from bench.support.bundles import artefact
 from bench.support.onnx_models import linear
@@ -23,15 +24,21 @@ from firstline_core.bundle.manifest import Manifest, Model, encode_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, IntegrityError, LinkDownError, NotFoundError, SelfTestError
+from firstline_core.fleet.configuration import configuration_path
 from firstline_core.fleet.target import Hardware, target_fields, target_path
-from firstline_core.fleet.twin import DesiredModel
+from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel
+from firstline_core.fleet.update import ENDED, UpdateState
 from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.storage.artefact import SignedFile
+from firstline_edge.fleet.configuration.configuration_store import ConfigurationStore, start_configuration
+from firstline_edge.fleet.configuration.configurator import Configurator
 from firstline_edge.fleet.updates.model_store import ModelStore
 from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
 from firstline_edge.fleet.updates.state_machine import TrialLimits
+from firstline_edge.settings.settings import EdgeSettings
 
 NAME = "wide"
+CONFIGURATION_TEXT = 'name = "{}"\nversion = {}\n[budget]\nbytes_per_day = {}\n'
 
 
 def bundle_at(folder: Path, version: int, name: str = NAME) -> Path:
@@ -205,6 +212,29 @@ class Device:
         )
         self.updater = Updater(services)
 
+    def publish(self, version: int) -> DesiredModel:
+        """Signs a bundle."""
+        return self.registry.add(bundle_at(self.folder / "published" / str(version), version), f"r{version}")
+
+    def desire(self, desired: DesiredModel) -> None:
+        """Receives the desired state of the fleet."""
+        self.updater.desire([desired])
+
+    @property
+    def state(self) -> tuple[UpdateState, str]:
+        """Returns the state and the reason of the latest update."""
+        (update,) = self.updater.updates()
+        return update.state, update.reason
+
+    @property
+    def fails(self) -> bool:
+        """Whether requests fail so often that a trial must end."""
+        return self.serving.fails
+
+    @fails.setter
+    def fails(self, fails: bool) -> None:
+        self.serving.fails = fails
+
     @property
     def version(self) -> int:
         """Returns the version that answers; raises `IntegrityError` without a valid bundle."""
@@ -229,6 +259,121 @@ class Device:
             if wait_s > 0:
                 self.clock.pass_by(wait_s)
         raise AssertionError(f"never ended: {self.store.records.get(NAME)}")
+
+
+class ConfigurationRegistry:
+    """A `Registry` of configurations in memory.
+
+    Attributes:
+        pause_s: simulated time before each read.
+    """
+
+    def __init__(self, clock: HastyClock) -> None:
+        self.clock = clock
+        self.pause_s = 0.0
+        self.sent_bytes = 0
+        self.signed: dict[str, SignedFile] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.error: FirstlineError | None = None
+
+    def add(self, version: int, bytes_per_day: int, *, name: str = "quiet", text: str = "") -> DesiredConfiguration:
+        content = (text or CONFIGURATION_TEXT.format(name, version, bytes_per_day)).encode()
+        sha256 = hashlib.sha256(content).hexdigest()
+        path = configuration_path(name, version)
+        self.signed[path] = SignedFile(path, len(content), sha256, {})
+        self.blobs[sha256] = content
+        return DesiredConfiguration(name, version, sha256, f"r{version}")
+
+    async def files(self) -> dict[str, SignedFile]:
+        if self.error is not None:
+            raise self.error
+        return self.signed
+
+    async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        self.clock.pass_by(self.pause_s)
+        content = self.blobs[sha256]
+        self.sent_bytes += size_bytes - offset
+        yield content[offset : size_bytes // 2]
+        yield content[size_bytes // 2 :]
+
+
+class ConfigurationDevice:
+    """Successive processes of an agent that the fleet configures, with one disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "fleet" / "configuration"
+        self.own = edge_settings(folder)
+        self.clock = HastyClock(1.8e9)
+        self.registry = ConfigurationRegistry(self.clock)
+        self.fails = False
+        self.start()
+
+    def start(self) -> None:
+        state, self.settings = start_configuration(self.path, self.own, self.clock)
+        self.store = ConfigurationStore(self.path, state, off_loop=here)
+        self.configurator = Configurator(
+            self.store,
+            self.own,
+            self.registry,
+            adopt=self.adopt,
+            failed=lambda: self.fails,
+            clock=self.clock,
+            rng=random.Random(1),
+            limits=TrialLimits(2, 60.0),
+        )
+
+    def adopt(self, settings: EdgeSettings) -> None:
+        self.settings = settings
+
+    async def roll_back(self) -> None:
+        """Rolls back on request, while the agent runs."""
+        await asyncio.gather(self.configurator.roll_back(), self.configurator.step())
+
+    def publish(self, version: int) -> DesiredConfiguration:
+        """Signs a configuration that sets 100 bytes per day for each version."""
+        return self.registry.add(version, 100 * version)
+
+    def desire(self, desired: DesiredConfiguration) -> None:
+        """Receives the desired state of the fleet."""
+        self.configurator.desire(desired)
+
+    async def step(self) -> float:
+        """Runs one step; returns the seconds until the next one."""
+        return await self.configurator.step()
+
+    @property
+    def version(self) -> int:
+        """Returns the version that `publish` signed; 1 for the device's own settings."""
+        return self.bytes_per_day // 100 or 1
+
+    @property
+    def bytes_per_day(self) -> int:
+        return self.settings.budget.bytes_per_day
+
+    @property
+    def state(self) -> tuple[UpdateState, str]:
+        record = self.store.state.record
+        assert record is not None
+        return record.state, record.reason
+
+    async def run(self, desired: DesiredConfiguration, until: frozenset[UpdateState] = ENDED) -> None:
+        """Runs steps until the update is in one of these states."""
+        await run_update(self, desired, until)
+
+
+async def run_update(
+    device: Device | ConfigurationDevice,
+    desired: DesiredModel | DesiredConfiguration,
+    until: frozenset[UpdateState] = ENDED,
+) -> None:
+    """Runs steps of a device until its update is in one of these states."""
+    device.desire(desired)  # type: ignore[arg-type]
+    for _ in range(100):
+        pause_s = await device.step()
+        if device.state[0] in until:
+            return
+        device.clock.pass_by(pause_s)
+    raise AssertionError(f"the update stays in {device.state}")
 
 
 @contextmanager

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from support.updates import ConfigurationDevice, Device, HastyClock, Registry, bundle_at, full_disk, run_update
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import NotReadyError
+from firstline_core.errors import (
+    FirstlineError,
+    LinkDownError,
+    MetadataExpiredError,
+    NotReadyError,
+    RequestError,
+    SignatureError,
+)
 from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel, DesiredVersion, Window
+from firstline_core.fleet.update import UpdateState
 from firstline_edge.fleet.updates.state_machine import (
     CHECK_S,
     Inbox,
@@ -20,6 +31,7 @@ from firstline_edge.fleet.updates.state_machine import (
     wait_s,
 )
 
+S = UpdateState
 WANTED = DesiredModel("digits", 2, "a" * 64)
 
 
@@ -218,3 +230,156 @@ def test_the_window_counts_after_the_earliest_time(wanted: DesiredVersion) -> No
     assert wait_s(replace(wanted, window=Window(minute, 1)), NOW_S + 59) == 0
     assert wait_s(replace(wanted, window=Window(minute + 1, 1)), NOW_S + 15) == 45
     assert wait_s(replace(wanted, window=Window(minute, 1), not_before_s=NOW_S + 30), NOW_S) == 30
+
+
+@pytest.fixture(params=["model", "configuration"])
+def device(request: pytest.FixtureRequest, tmp_path: Path) -> Device | ConfigurationDevice:
+    """A device that runs version 1 and is updated by the state machine."""
+    if request.param == "configuration":
+        return ConfigurationDevice(tmp_path)
+    clock = HastyClock()
+    device = Device(tmp_path / "device", Registry(random.Random(5), clock), clock)
+    bundle_at(device.setup, 1)
+    device.start()
+    return device
+
+
+async def stage(device: Device | ConfigurationDevice, version: int) -> None:
+    """Installs a version that must not be tried yet."""
+    desired = replace(device.publish(version), not_before_s=device.clock.wall_s() + 1000)
+    await run_update(device, desired, frozenset({S.STAGED}))
+
+
+@pytest.mark.parametrize("error", [LinkDownError("away"), MetadataExpiredError("ended")])
+async def test_temporary_errors_are_retried(device: Device | ConfigurationDevice, error: FirstlineError) -> None:
+    desired = device.publish(2)
+    device.registry.error = error
+    device.desire(desired)  # type: ignore[arg-type]
+    for _ in range(3):
+        pause_s = await device.step()
+        assert pause_s > 0
+        device.clock.pass_by(pause_s)
+    assert device.state == (S.OFFERED, error.code) and device.version == 1
+    device.registry.error = None
+    await run_update(device, desired)
+    assert device.state == (S.COMMITTED, "") and device.version == 2
+
+
+async def test_a_failing_trial_is_rolled_back_until_a_new_attempt(device: Device | ConfigurationDevice) -> None:
+    await run_update(device, device.publish(2))
+    desired = device.publish(3)
+    await run_update(device, desired, frozenset({S.TRIAL}))
+    assert device.version == 3
+    device.fails = True
+    await run_update(device, desired)
+    assert device.state == (S.ROLLED_BACK, "errors") and device.version == 2
+    device.fails = False
+    await run_update(device, desired)
+    assert device.version == 2  # it is not tried again by itself
+    await run_update(device, replace(desired, attempt=2))
+    assert device.state == (S.COMMITTED, "") and device.version == 3
+
+
+async def test_a_failing_trial_is_rolled_back_on_a_full_disk(
+    device: Device | ConfigurationDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run_update(device, device.publish(2))
+    await run_update(device, device.publish(3), frozenset({S.TRIAL}))
+    device.fails = True
+    with full_disk(monkeypatch):
+        await device.step()
+        assert device.version == 2
+        device.fails = False
+        for _ in range(30):
+            device.clock.pass_by(await device.step())
+        assert device.version == 2
+    await device.step()
+    device.start()
+    assert device.state == (S.ROLLED_BACK, "errors") and device.version == 2
+
+
+async def test_a_start_that_cannot_be_stored_ends_the_trial(
+    device: Device | ConfigurationDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run_update(device, device.publish(2))
+    desired = device.publish(3)
+    await run_update(device, desired, frozenset({S.TRIAL}))
+    with full_disk(monkeypatch):
+        device.start()
+        assert device.version == 2
+        device.desire(desired)  # type: ignore[arg-type]
+        for _ in range(5):
+            pause_s = await device.step()
+            assert pause_s > 0
+            device.clock.pass_by(pause_s)
+        assert device.version == 2
+    await run_update(device, desired)
+    assert device.state == (S.ROLLED_BACK, "disk") and device.version == 2
+    await device.step()
+    device.start()
+    assert device.state == (S.ROLLED_BACK, "disk") and device.version == 2
+
+
+async def test_a_rollback_on_request_happens_once(device: Device | ConfigurationDevice) -> None:
+    with pytest.raises(RequestError):
+        await device.roll_back()
+    desired = device.publish(2)
+    await run_update(device, desired)
+    await device.roll_back()
+    assert device.state == (S.ROLLED_BACK, "asked") and device.version == 1
+    with pytest.raises(RequestError, match=r"no previous (version|configuration) to roll back to"):
+        await device.roll_back()
+    await run_update(device, desired)
+    assert device.version == 1
+
+
+async def test_an_undone_update_is_rolled_back_without_a_download(device: Device | ConfigurationDevice) -> None:
+    await run_update(device, device.publish(2))
+    desired = device.publish(3)
+    await run_update(device, desired)
+    sent_bytes = device.registry.sent_bytes
+    await run_update(device, replace(desired, undone=True))
+    assert device.state == (S.ROLLED_BACK, "undone") and device.version == 2
+    await device.step()
+    assert device.version == 2 and device.registry.sent_bytes == sent_bytes
+
+
+async def test_undoing_another_update_ends_no_trial(device: Device | ConfigurationDevice) -> None:
+    await run_update(device, device.publish(2), frozenset({S.TRIAL}))
+    await run_update(device, replace(device.publish(3), undone=True))
+    assert device.state == (S.COMMITTED, "") and device.version == 2
+
+
+async def test_undoing_another_update_cancels_a_staged_one(device: Device | ConfigurationDevice) -> None:
+    await stage(device, 2)
+    await run_update(device, replace(device.publish(3), undone=True))
+    assert device.state == (S.CANCELLED, "superseded") and device.version == 1
+
+
+@pytest.mark.parametrize("undone", [True, False])
+async def test_a_version_withdrawn_while_offline_is_rolled_back(
+    device: Device | ConfigurationDevice, undone: bool
+) -> None:
+    """Meanwhile another update came, which cannot be installed here or was withdrawn as well."""
+    await run_update(device, device.publish(2))
+    withdrawn = device.publish(3)
+    await run_update(device, withdrawn)
+    newer = replace(device.publish(4), withdrawn=(withdrawn.sha256,), undone=undone)
+    device.registry.error = SignatureError("no")
+    await run_update(device, newer, frozenset({S.ROLLED_BACK if undone else S.REJECTED}))
+    assert device.version == 2
+    assert device.state == ((S.ROLLED_BACK, "undone") if undone else (S.REJECTED, "signature"))
+
+
+async def test_an_update_that_expires_while_downloading_is_not_tried(device: Device | ConfigurationDevice) -> None:
+    device.registry.pause_s = 100.0
+    await run_update(device, replace(device.publish(2), expires_s=device.clock.wall_s() + 50))
+    assert device.state == (S.EXPIRED, "expired") and device.version == 1
+
+
+async def test_a_running_version_is_not_installed_again(device: Device | ConfigurationDevice) -> None:
+    desired = device.publish(2)
+    await run_update(device, desired)
+    sent_bytes = device.registry.sent_bytes
+    await run_update(device, replace(desired, rollout="another"))
+    assert device.state == (S.COMMITTED, "already") and device.registry.sent_bytes == sent_bytes
