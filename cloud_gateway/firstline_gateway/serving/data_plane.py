@@ -286,11 +286,11 @@ class GatewayDataPlane:
         if cached is not None:
             statistics.cache_hit.add(lookup_s)
             return cached, served
-        found, ran = await self._run(request, served)
-        if ran.digest == served.digest:
-            cache.put(key, found)
+        probabilities, ran_on = await self._run(request, served)
+        if ran_on.digest == served.digest:
+            cache.put(key, probabilities)
         statistics.cache_miss.add(lookup_s)
-        return found, ran
+        return probabilities, ran_on
 
     # Shutdown.
 

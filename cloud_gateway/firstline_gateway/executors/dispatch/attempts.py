@@ -120,8 +120,8 @@ class Attempts:
 
     def presumed_s(self, key: ModelKey, rows: int) -> float:
         """Returns the time a batch is presumed to take where it was never measured, so that a hang is noticed."""
-        there = (member.seconds(key, rows) for member in self.members if key in member.models)
-        return max((_UNKNOWN_TIMES * each for each in there if each is not None), default=_UNKNOWN_S)
+        expected_s = (member.seconds(key, rows) for member in self.members if key in member.models)
+        return max((_UNKNOWN_TIMES * each for each in expected_s if each is not None), default=_UNKNOWN_S)
 
     def begin(
         self, member: Member, work: Work, positions: Sequence[int], *, is_probe: bool = False

@@ -225,19 +225,19 @@ class ExecutorSnapshot:
             least_rows: of the batch: those of its first request.
             may_split: whether another batch of the backlog may start at the same moment elsewhere.
         """
-        there = [member for member in self._members if not member.trouble(key)]
-        if not there:
+        available = [member for member in self._members if not member.trouble(key)]
+        if not available:
             return away(self._members, key)
         sizes: dict[Member, int] = {}
         candidates = []
-        for member in there:
+        for member in available:
             most = max(least_rows, min(rows, member.worthwhile_rows(key, max_rows)))
             if (found := self._largest(member, key, (least_rows, most))) is not None:
                 sizes[member], candidate = found
                 candidates.append(candidate)
         best = choose(candidates)
         if best is None:
-            now = [self._candidate(member, key, least_rows) for member in there]
+            now = [self._candidate(member, key, least_rows) for member in available]
             return over_budget(self._members, now, key, least_rows, self._now_s)
         most = sizes[best.executor]
         if self._is_free(best, key, is_full=rows >= best.executor.worthwhile_rows(key, max_rows)):
@@ -359,19 +359,19 @@ class ExecutorSnapshot:
         return sum(rate for member, rate in rates.items() if member in mine) / everywhere if everywhere else 1.0
 
     def _rates_of(self, key: ModelKey) -> dict[Member, float]:
-        there = self._best_of(key)
-        rates = {member: member.rows_per_s(key, _ANY_ROWS, self._now_s) for member in there}
-        return rates if any(rates.values()) else {member: float(member.slots) for member in there}
+        members = self._best_of(key)
+        rates = {member: member.rows_per_s(key, _ANY_ROWS, self._now_s) for member in members}
+        return rates if any(rates.values()) else {member: float(member.slots) for member in members}
 
     def _best_of(self, key: ModelKey) -> list[Member]:
         """Returns the executors that run a model and are not ejected; the ejected ones if there is no other."""
-        there = [member for member in self._members if not member.trouble(key)]
-        return [member for member in there if member.models[key].health.trusted] or there
+        available = [member for member in self._members if not member.trouble(key)]
+        return [member for member in available if member.models[key].health.trusted] or available
 
     def _known_of(self, key: ModelKey) -> list[Member]:
         """Returns those of them where the model was measured; all if it was measured on none."""
-        there = self._best_of(key)
-        return [member for member in there if member.seconds(key, 1) is not None] or there
+        best = self._best_of(key)
+        return [member for member in best if member.seconds(key, 1) is not None] or best
 
     def _is_last(self, member: Member) -> bool:
         """Whether it is ejected for a model that no healthy executor runs, and may be tried with it."""

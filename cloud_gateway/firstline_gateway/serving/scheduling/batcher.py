@@ -146,14 +146,14 @@ class Batcher:
             raise _expired()
         loop_times = self._dispatcher.loop_times(key)
         if loop_times is not None and not (self._running and self._is_at_limit(key)):
-            joined = self._loop_batches.join(key, request, loop_times, now_s)
-            if joined is not None:
-                return await joined.answered
+            pending = self._loop_batches.join(key, request, loop_times, now_s)
+            if pending is not None:
+                return await pending.answered
         item = self._enqueue(key, request, now_s)
         try:
-            found = await item.answered
+            probabilities = await item.answered
             self._admission.learn(item, self._clock.monotonic_s())
-            return found
+            return probabilities
         except asyncio.CancelledError:
             self._take_back()
             raise
