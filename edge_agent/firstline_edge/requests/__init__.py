@@ -2,7 +2,7 @@
 
 Files
     context         the state of one request in the cascade: its rows, their keys, and the answer that they make
-    escalation      what is sent to the gateway, which of its answers are accepted, and corrections
     deadline        waits for work until a deadline
+    full_answers    escalations to the gateway, the acceptance of its answers, and corrections
     single_flight   computes equal work once
 """
