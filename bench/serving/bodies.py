@@ -68,8 +68,11 @@ def infer_path(model: str) -> str:
     return f"/v2/models/{model}/infer"
 
 
-def plan(folder: Path, name: str, path: str, body: Body, headers: dict[str, str]) -> Path:
-    """A script for wrk that posts the body to the path, and prints the outcome as a line of JSON."""
+def plan(folder: Path, name: str, path: str, body: Body, headers: dict[str, str], requests: int = 0) -> Path:
+    """A script for wrk that posts the body to the path, and prints the outcome as a line of JSON.
+
+    With `requests`, it posts nothing after so many answers, though it lasts as long.
+    """
     content = folder / f"{name}.body"
     content.write_bytes(body.content)
     lines = [
@@ -79,12 +82,18 @@ def plan(folder: Path, name: str, path: str, body: Body, headers: dict[str, str]
         "file:close()",
         *(f'wrk.headers["{key}"] = "{value}"' for key, value in (body.headers | headers).items()),
         f'wrk.path = "{path}"',
+        *((f"local left = {requests}", _STOP) if requests else ()),
         _DONE,
     ]
     script = folder / f"{name}.lua"
     script.write_text("\n".join(lines))
     return script
 
+
+_STOP = """function response()
+  left = left - 1
+  if left == 0 then wrk.thread:stop() end
+end"""
 
 _DONE = """function done(summary, latency, requests)
   io.write(string.format(

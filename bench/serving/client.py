@@ -104,16 +104,24 @@ def each_its_own(server: Server, path: Path, kind: Kind) -> None:
 
 
 def measured(
-    server: Server, ask: Ask, right: Row, *, in_flight: int, seconds: int, on: Cores, warm_up_s: int
+    server: Server,
+    ask: Ask,
+    right: Row,
+    *,
+    in_flight: int,
+    seconds: int,
+    on: Cores,
+    warm_up_s: int,
+    requests: int = 0,
 ) -> wrk.Load:
-    """Loads a server that answers right before, and still does after it.
+    """Loads a server that answers right before, and still does after it; with at most `requests`, 0 for no limit.
 
     Raises:
         WrongAnswerError: it does not.
     """
     _must(server, ask, right)
     with tempfile.TemporaryDirectory(prefix="firstline-bench-") as folder:
-        script = bodies.plan(Path(folder), "load", ask.path, ask.body, server.headers)
+        script = bodies.plan(Path(folder), "load", ask.path, ask.body, server.headers, requests)
         if warm_up_s:
             wrk.load(server, script, in_flight=in_flight, seconds=warm_up_s, on=on)
         found = wrk.load(server, script, in_flight=in_flight, seconds=seconds, on=on)

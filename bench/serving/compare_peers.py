@@ -111,6 +111,7 @@ def _turn(contender: Contender, number: int, effort: Effort, right: Mapping[str,
                 right[question.kind.name],
                 in_flight=question.in_flight,
                 seconds=effort.seconds,
+                requests=effort.requests,
                 on=client,
                 warm_up_s=_FIRST_WARM_UP_S if question is asked[0] and not effort.quick else effort.warm_up_s,
             )

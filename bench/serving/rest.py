@@ -81,6 +81,7 @@ def measure(effort: Effort) -> list[Sample]:
                             right[question.kind.name],
                             in_flight=question.in_flight,
                             seconds=effort.seconds,
+                            requests=effort.requests,
                             on=turn.client,
                             warm_up_s=effort.warm_up_s if question is turn.questions[0] else 0,
                         )

@@ -32,6 +32,11 @@ class Effort:
         """Before each load."""
         return 0 if self.quick else 1
 
+    @property
+    def requests(self) -> int:
+        """At most so many in each load; 0 for no limit."""
+        return 300 if self.quick else 0
+
     def progress(self, what: str) -> None:
         """Prints to stderr what is measured now, with the time so far."""
         print(f"[{time.monotonic() - self.began_s:5.0f} s] {what}", file=sys.stderr, flush=True)
