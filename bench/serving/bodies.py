@@ -68,7 +68,7 @@ def infer_path(model: str) -> str:
     return f"/v2/models/{model}/infer"
 
 
-def plan(folder: Path, name: str, path: str, body: Body, headers: dict[str, str], requests: int = 0) -> Path:
+def plan(folder: Path, name: str, path: str, body: Body, headers: dict[str, str], *, requests: int = 0) -> Path:
     """A script for wrk that posts the body to the path, and prints the outcome as a line of JSON.
 
     With `requests`, it posts nothing after so many answers, though it lasts as long.

@@ -121,7 +121,7 @@ def measured(
     """
     _must(server, ask, right)
     with tempfile.TemporaryDirectory(prefix="firstline-bench-") as folder:
-        script = bodies.plan(Path(folder), "load", ask.path, ask.body, server.headers, requests)
+        script = bodies.plan(Path(folder), "load", ask.path, ask.body, server.headers, requests=requests)
         if warm_up_s:
             wrk.load(server, script, in_flight=in_flight, seconds=warm_up_s, on=on)
         found = wrk.load(server, script, in_flight=in_flight, seconds=seconds, on=on)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import pytest
 from support.agent import DIGITS, edge_settings
 
+from firstline_edge.__main__ import main
 from firstline_edge.app import EdgeAgent
 
 
@@ -43,6 +46,12 @@ def edge_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "firstline_edge", *arguments], capture_output=True, text=True)
 
 
+def called(*arguments: str) -> tuple[int, str]:
+    """The exit code and the output of a command within this process, which has imported what it needs."""
+    with patch.object(sys, "argv", ["edge-agent", *arguments]), redirect_stdout(io.StringIO()) as out:
+        return main(), out.getvalue()
+
+
 @pytest.mark.parametrize("damage", ["cut", "gone", "garbage", "zeros"])
 def test_a_broken_configuration_is_answered_for_by_the_last_good_one(tmp_path: Path, damage: str) -> None:
     config, log = tmp_path / "edge.toml", tmp_path / "stderr"
@@ -53,9 +62,7 @@ def test_a_broken_configuration_is_answered_for_by_the_last_good_one(tmp_path: P
         assert httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()["problems"] == []
     if damage == "gone":
         config.unlink()
-        assert (
-            edge_agent("status", "--config", str(config), "--set", state).returncode == 1
-        )  # found, but no process runs
+        assert called("status", "--config", str(config), "--set", state)[0] == 1  # found, but no process runs
     else:
         garbage = b'state_dir = "state"\n\xff\0' + said.encode()
         config.write_bytes({"cut": said[:-4].encode(), "zeros": bytes(4096), "garbage": garbage}[damage])
@@ -66,10 +73,10 @@ def test_a_broken_configuration_is_answered_for_by_the_last_good_one(tmp_path: P
         assert "The last configuration that this agent started with is used instead" in log.read_text()
         reply = httpx.post(f"{url}/firstline/v1/models/digits/infer", content=picture(), trust_env=False)
         assert reply.status_code == 200
-        asked = edge_agent("status", "--config", str(config))
-        assert asked.returncode == 0
-        assert f"problem {config}: " in asked.stdout
-    assert edge_agent("doctor", "--config", str(config)).returncode != 0
+        code, status_text = called("status", "--config", str(config))
+        assert code == 0
+        assert f"problem {config}: " in status_text
+    assert called("doctor", "--config", str(config))[0] != 0
     assert edge_agent("run", "--config", str(config), "--set", "api.prot=1").returncode == 2  # a flag is not left over
 
 
@@ -81,8 +88,8 @@ def test_a_broken_configuration_elsewhere_needs_to_be_told_where_the_state_is(tm
         pass
     config.write_bytes(bytes(100))
     assert edge_agent("run", "--config", str(config), "--port", "0").returncode == 2
-    told = edge_agent("status", "--config", str(config), "--set", f"agent.state_dir={state}")
-    assert told.returncode == 1, "found, but nobody runs"
+    code, _ = called("status", "--config", str(config), "--set", f"agent.state_dir={state}")
+    assert code == 1, "found, but nobody runs"
 
 
 def test_a_first_start_with_a_broken_configuration_fails(tmp_path: Path) -> None:

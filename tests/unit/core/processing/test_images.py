@@ -46,13 +46,12 @@ DEAR = {
     "chunks after the picture": PNG[:-12] + chunk(b"IDAT", b"") * 10_000 + PNG[-12:],
 }
 BOMB = zlib.compress(bytes(100_000_000), 9)
+MEGABYTE = zlib.compress(bytes(1_000_000))
 BOMBS = {
     "compressed text": PNG[:33] + chunk(b"zTXt", b"k\0\0" + BOMB) + PNG[33:],
     "compressed international text": PNG[:33] + chunk(b"iTXt", b"k\0\1\0\0\0" + BOMB) + PNG[33:],
     "colour profile": PNG[:33] + chunk(b"iCCP", b"k\0\0" + BOMB) + PNG[33:],
-    "many texts": PNG[:33]
-    + b"".join(chunk(b"zTXt", b"%d\0\0" % number + zlib.compress(bytes(1_000_000))) for number in range(70))
-    + PNG[33:],
+    "many texts": PNG[:33] + b"".join(chunk(b"zTXt", b"%d\0\0" % number + MEGABYTE) for number in range(70)) + PNG[33:],
 }
 
 
