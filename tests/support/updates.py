@@ -249,9 +249,11 @@ class Device:
         """On request, while it runs."""
         await asyncio.gather(self.updater.roll_back(NAME), self.step())
 
-    async def run(self, steps: int = 200) -> None:
-        """Runs steps until the update has ended."""
-        for _ in range(steps):
+    async def run(self, desired: DesiredModel | None = None) -> None:
+        """Runs steps until the update has ended; `desired` is received first."""
+        if desired is not None:
+            self.desire(desired)
+        for _ in range(200):
             record = self.store.records.get(NAME)
             wait_s = await self.step()
             if record is not None and record.ended and record == self.store.records[NAME]:

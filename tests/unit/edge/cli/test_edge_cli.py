@@ -13,9 +13,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import pytest
@@ -33,6 +33,7 @@ from firstline_edge.cli.findings import State
 from firstline_edge.cli.status import describe as describe_status
 from firstline_edge.state import StateDirectory
 
+Findings: TypeAlias = Callable[[], tuple[int, dict[str, dict[str, str]]]]
 LINE: dict[str, Any] = {
     "at": 1_800_000_000.0,
     "event": "answered",
@@ -288,16 +289,16 @@ def test_a_bad_configuration_is_exit_code_2(
 
 
 class TestDoctor:
-    def findings(
-        self, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> tuple[int, dict[str, dict[str, str]]]:
-        code = run(monkeypatch, "doctor", "-o", "json", "--config", str(config))
-        return code, {found["subject"]: found for found in json.loads(capsys.readouterr().out)}
+    @pytest.fixture
+    def findings(self, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Findings:
+        def findings() -> tuple[int, dict[str, dict[str, str]]]:
+            code = run(monkeypatch, "doctor", "-o", "json", "--config", str(config))
+            return code, {found["subject"]: found for found in json.loads(capsys.readouterr().out)}
 
-    def test_a_healthy_device(
-        self, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        code, found = self.findings(config, monkeypatch, capsys)
+        return findings
+
+    def test_a_healthy_device(self, findings: Findings) -> None:
+        code, found = findings()
         assert code == 0
         assert next(iter(found)) == "processor"
         assert found["model digits 1 edge-onnx"]["state"] == "ok"
@@ -306,9 +307,7 @@ class TestDoctor:
         assert found["fsync"]["detail"] and found["clock"]["state"] == "ok"
         assert found["links"]["state"] == "slow"
 
-    def test_missing_parts_come_with_advice(
-        self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_missing_parts_come_with_advice(self, config: Path, tmp_path: Path, findings: Findings) -> None:
         http, mqtt = free_port(), free_port()
         token = tmp_path / "token"
         token.write_text("secret\n")
@@ -319,16 +318,14 @@ class TestDoctor:
                 f'[[links]]\nkind = "mqtt"\nhost = "127.0.0.1"\nport = {mqtt}\n'
             )
         config.write_text(config.read_text().replace(str(DIGITS), str(tmp_path / "nowhere")))
-        code, found = self.findings(config, monkeypatch, capsys)
+        code, found = findings()
         assert code == 1
         assert found["models"]["state"] == "missing"
         assert found[f"links[0] http 127.0.0.1:{http}"]["advice"].startswith("start the gateway")
         assert found[f"links[1] mqtt 127.0.0.1:{mqtt}"]["advice"].startswith("start mosquitto")
         assert found["links[0].token_file"]["advice"] == f"chmod 600 {token}"
 
-    def test_what_run_would_refuse_is_missing(
-        self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_run_would_refuse_is_missing(self, config: Path, tmp_path: Path, findings: Findings) -> None:
         tokens = tmp_path / "tokens"
         tokens.touch(mode=0o600)
         bundle = tmp_path / "bundle"
@@ -336,7 +333,7 @@ class TestDoctor:
         damaged = next(bundle.glob("*.onnx"))
         damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
         config.write_text(config.read_text().replace(str(DIGITS), str(bundle)) + 'token_file = "tokens"\n')
-        code, found = self.findings(config, monkeypatch, capsys)
+        code, found = findings()
         assert code == 1
         assert found["api.token_file"]["state"] == "missing"
         assert "holds no token" in found["api.token_file"]["detail"]
@@ -347,39 +344,30 @@ class TestDoctor:
         [(errno.ENOSPC, "free space"), (errno.EROFS, "remount,rw"), (errno.EACCES, "sudo install -d")],
     )
     def test_a_refusing_disk_comes_with_advice(
-        self,
-        number: int,
-        advice: str,
-        config: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
+        self, number: int, advice: str, monkeypatch: pytest.MonkeyPatch, findings: Findings
     ) -> None:
         def refuse(_folder: Path) -> float:
             raise OSError(number, os.strerror(number))
 
         monkeypatch.setattr(doctor_device, "_fsync_ms", refuse)
-        _, found = self.findings(config, monkeypatch, capsys)
+        _, found = findings()
         assert found["state directory"]["state"] == "missing" and advice in found["state directory"]["advice"]
 
-    def test_stored_bytes_reduce_the_needed_space(
-        self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_stored_bytes_reduce_the_needed_space(self, tmp_path: Path, findings: Findings) -> None:
         outbox = tmp_path / "state" / "outbox"
         outbox.mkdir(parents=True, mode=0o700)
-        _, before = self.findings(config, monkeypatch, capsys)
+        _, before = findings()
         assert before["disk space"]["detail"].endswith("may grow by 576")
         with (outbox / "outbox.db").open("wb") as file:
             file.truncate(100 << 20)
-        _, after = self.findings(config, monkeypatch, capsys)
+        _, after = findings()
         assert after["disk space"]["detail"].endswith("may grow by 476")
 
-    def test_a_damaged_outbox_is_reported(
-        self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_damaged_outbox_is_reported(self, tmp_path: Path, findings: Findings) -> None:
         aside = tmp_path / "state" / "outbox" / "outbox.db.damaged"
         aside.parent.mkdir(parents=True, mode=0o700)
         aside.touch()
-        _, found = self.findings(config, monkeypatch, capsys)
+        _, found = findings()
         assert str(aside) in found["outbox"]["detail"]
 
     def test_a_32_bit_system_is_reported_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,10 +394,10 @@ class TestDoctor:
         assert "pip install 'firstline[edge-core]'" in done.stdout
 
     def test_an_absent_provider_is_missing_despite_a_tflite_variant(
-        self, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, monkeypatch: pytest.MonkeyPatch, findings: Findings
     ) -> None:
         monkeypatch.setenv("FIRSTLINE_EDGE_MODELS__PROVIDERS", '["CUDAExecutionProvider"]')
-        code, found = self.findings(config, monkeypatch, capsys)
+        code, found = findings()
         finding = found["execution providers"]
         assert (code, finding["state"]) == (1, "missing")
         assert "names CUDAExecutionProvider" in finding["detail"] and "CPUExecutionProvider" in finding["detail"]

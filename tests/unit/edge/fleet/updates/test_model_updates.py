@@ -55,32 +55,27 @@ async def reached(device: Device, wanted: UpdateState) -> float:
 
 
 async def test_a_good_bundle_is_downloaded_tried_and_committed(device: Device, wanted: DesiredModel) -> None:
-    device.updater.desire([wanted])
-    await device.run()
+    await device.run(wanted)
     assert device.state == (S.COMMITTED, "") and device.version == 2
     assert device.store.pointer(NAME) == Pointer("a", "", None)
     (update,) = device.updater.updates()
     assert update.rollout == "r1" and update.received_bytes == update.total_bytes > 0
     device.start()
-    device.updater.desire([wanted])
-    await device.run()
+    await device.run(wanted)
     assert device.version == 2 and device.serving.versions == []  # nothing is done twice
 
 
 async def test_a_running_bundle_is_not_downloaded(device: Device, registry: Registry) -> None:
-    device.updater.desire([registry.add(device.setup, "r0")])
-    await device.run()
+    await device.run(registry.add(device.setup, "r0"))
     assert device.state == (S.COMMITTED, "already") and registry.sent_bytes == 0
 
 
 async def test_an_older_version_on_the_device_is_not_downloaded(
     device: Device, registry: Registry, wanted: DesiredModel
 ) -> None:
-    device.updater.desire([wanted])
-    await device.run()
+    await device.run(wanted)
     sent_bytes = registry.sent_bytes
-    device.updater.desire([registry.add(device.setup, "back")])
-    await device.run()
+    await device.run(registry.add(device.setup, "back"))
     assert device.version == 1 and device.state[0] is S.COMMITTED and registry.sent_bytes == sent_bytes
 
 
@@ -125,21 +120,18 @@ async def test_a_rejected_bundle_never_answers(
         return hardware
 
     device.serving.hardware = offered  # type: ignore[method-assign]
-    device.updater.desire([wanted])
-    await device.run()
+    await device.run(wanted)
     assert device.state == ended and device.version == 1 and device.serving.versions == []
     (update,) = device.updater.updates()
     assert update.message.endswith(".") or spoil in ("unsigned", "breaks")
-    device.updater.desire([wanted])  # the same desired state begins no new update
-    await device.run()
+    await device.run(wanted)  # the same desired state begins no new update
     assert device.state == ended
 
 
 async def test_an_interrupted_download_resumes(device: Device, registry: Registry, wanted: DesiredModel) -> None:
     registry.cuts = 0.3
 
-    device.updater.desire([wanted])
-    await device.run()
+    await device.run(wanted)
     (update,) = device.updater.updates()
     assert update.state is S.COMMITTED and registry.sent_bytes == update.total_bytes
 
@@ -169,8 +161,7 @@ async def test_too_many_starts_roll_back_without_a_network(
         assert device.version == version
         assert device.updater.updates()[0].tries == tries
     assert device.state == (S.ROLLED_BACK, "tries")
-    device.updater.desire([wanted])
-    await device.run()
+    await device.run(wanted)
     assert device.version == 1
 
 
@@ -182,28 +173,23 @@ async def test_an_unknown_model_is_not_rolled_back(device: Device) -> None:
 async def test_an_update_undone_during_its_trial_is_rolled_back(device: Device, wanted: DesiredModel) -> None:
     device.updater.desire([wanted])
     await reached(device, S.TRIAL)
-    device.updater.desire([replace(wanted, undone=True)])
-    await device.run()
+    await device.run(replace(wanted, undone=True))
     assert device.state == (S.ROLLED_BACK, "undone") and device.version == 1
 
 
 async def test_undoing_another_rollout_changes_nothing(device: Device, wanted: DesiredModel) -> None:
-    device.updater.desire([wanted])
-    await device.run()
-    device.updater.desire([replace(wanted, rollout="other", undone=True)])
-    await device.run()
+    await device.run(wanted)
+    await device.run(replace(wanted, rollout="other", undone=True))
     assert device.state == (S.COMMITTED, "") and device.version == 2
 
 
 async def test_a_failed_trial_skips_withdrawn_versions(
     device: Device, registry: Registry, wanted: DesiredModel, tmp_path: Path
 ) -> None:
-    device.updater.desire([wanted])
-    await device.run()
+    await device.run(wanted)
     newer = registry.add(bundle_at(tmp_path / "three", 3), "r2")
     device.serving.fails = True
-    device.updater.desire([replace(newer, withdrawn=(wanted.sha256,))])
-    await device.run()
+    await device.run(replace(newer, withdrawn=(wanted.sha256,)))
     assert device.state == (S.ROLLED_BACK, "errors") and device.version == 1
 
 
@@ -220,14 +206,12 @@ async def test_a_superseded_download_is_cancelled(
     await device.step()
     assert device.state == (S.CANCELLED, "superseded")
     registry.cuts = 0.0
-    device.updater.desire([registry.add(bundle_at(tmp_path / "three", 3))])
-    await device.run()
+    await device.run(registry.add(bundle_at(tmp_path / "three", 3)))
     assert device.version == 3
 
 
 async def test_a_damaged_slot_is_rolled_back(device: Device, wanted: DesiredModel) -> None:
-    device.updater.desire([wanted])
-    await device.run()
+    await device.run(wanted)
     (device.folder / "models" / NAME / "a" / "edge.onnx").write_bytes(b"x")
     device.start()
     assert device.version == 1 and device.state == (S.ROLLED_BACK, "damaged")
@@ -255,8 +239,7 @@ def closed(clock: HastyClock) -> Window:
 
 
 async def committed(device: Device, wanted: DesiredModel) -> None:
-    device.updater.desire([wanted])
-    await device.run()
+    await device.run(wanted)
     assert device.state[0] is S.COMMITTED
 
 
@@ -275,8 +258,7 @@ async def test_a_staged_update_survives_a_damaged_running_slot(
     (device.folder / "models" / NAME / "a" / "edge.onnx").write_bytes(b"x")
     device.start()
     assert device.version == 1
-    device.updater.desire([third])
-    await device.run()
+    await device.run(third)
     assert device.state == (S.COMMITTED, "") and device.version == 3
 
 
@@ -287,8 +269,7 @@ async def test_a_rollback_on_disk_cancels_a_staged_update(
     await staged(device, third, clock)
     ModelStore(device.folder / "models").roll_back(NAME, BY_REQUEST, "", clock.wall_s())
     device.start()
-    device.updater.desire([third])
-    await device.run()
+    await device.run(third)
     assert device.state == (S.CANCELLED, "asked") and device.version == 1
 
 
@@ -299,8 +280,7 @@ async def test_a_bundle_signed_under_another_name_is_rejected(
     folder = bundle_at(tmp_path / "other", other[1], other[0])
     wanted = registry.add(folder)
     wanted = registry.relabelled(wanted, NAME, 2)
-    device.updater.desire([wanted])
-    await device.run()
+    await device.run(wanted)
     assert device.state == (S.REJECTED, "integrity") and device.version == 1 and device.serving.versions == []
 
 
@@ -421,8 +401,7 @@ async def test_a_full_disk_is_reported_although_it_cannot_be_stored(
     await device.step()
     device.start()
     assert device.state == (S.FAILED, "no_room")  # the disk knows it as soon as it can
-    device.updater.desire([replace(third, attempt=2)])
-    await device.run()
+    await device.run(replace(third, attempt=2))
     assert device.state == (S.COMMITTED, "") and device.version == 3
 
 
@@ -437,8 +416,7 @@ async def test_a_complete_download_waits_for_the_disk(
     device.updater.desire([replace(wanted, window=closed(clock))])
     await device.step()
     assert device.state == (S.STAGED, "")
-    device.updater.desire([wanted])
-    await device.run()
+    await device.run(wanted)
     assert device.state == (S.COMMITTED, "") and device.version == 2
 
 
