@@ -48,7 +48,7 @@ def good(records: Sequence[Record], timeout_s: float) -> list[Record]:
 
 
 def late(records: Sequence[Record], timeout_s: float) -> list[Record]:
-    """Let in, and not answered in time: too late, or told so at the deadline (504)."""
+    """Admitted, and not answered in time: too late, or told so at the deadline (504)."""
     return [
         record for record in records if record.status == 504 or (record.status == 200 and record.seconds > timeout_s)
     ]
@@ -151,8 +151,8 @@ def once(seconds: float) -> dict[str, float]:
         },
         "peak, of what model and requests leave room for on one core": max(goodputs) * (1 / alone.rows_per_s + http_s),
         "goodput at 10 times capacity, of the peak": goodputs[-1] / max(goodputs),
-        "let in, all loads together": sum(record.status in (200, 504) for step in steps for record in step.records),
-        "let in and not answered in time": sum(len(late(step.records, timeout_s)) for step in steps),
+        "admitted, all loads together": sum(record.status in (200, 504) for step in steps for record in step.records),
+        "admitted and not answered in time": sum(len(late(step.records, timeout_s)) for step in steps),
         "refusals at 10 times capacity, p50": refused_ms(steps[-1].records, 0.5),
         "refusals at 10 times capacity, p99": refused_ms(steps[-1].records, 0.99),
         "back to normal after an overload": recovered_s,
@@ -182,7 +182,7 @@ _UNITS = {"a row of": "ms", "rows a": "/s", "processor": "ms", "what each": "ms"
 _AIMS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "peak, of what model and requests leave room for on one core": ("at least 0.90", lambda value: value >= 0.9),
     "goodput at 10 times capacity, of the peak": ("at least 0.90", lambda value: value >= 0.9),
-    "let in and not answered in time": ("0", lambda value: value == 0),
+    "admitted and not answered in time": ("0", lambda value: value == 0),
     "back to normal after an overload": ("under 5", lambda value: value < RECOVERY_S),
     "memory that overload adds": ("under 200", lambda value: value < 200),
     "a polite client next to a greedy one: answered in time": ("at least 0.90", lambda value: value >= 0.9),
@@ -191,10 +191,10 @@ _AIMS: dict[str, tuple[str, Callable[[float], bool]]] = {
 
 def figures(runs: Sequence[dict[str, float]]) -> list[Figure]:
     """Returns sums of counts, medians of other values, and the worst value of the goodput."""
-    found = [Figure("runs: figures are medians over them, and sums of what was let in", len(runs), "")]
+    found = [Figure("runs: figures are medians over them, and sums of what was admitted", len(runs), "")]
     for name in runs[0]:
         values = [run[name] for run in runs]
-        value = sum(values) if name.startswith("let in") else statistics.median(values)
+        value = sum(values) if name.startswith("admitted") else statistics.median(values)
         unit = next((unit for begin, unit in _UNITS.items() if name.startswith(begin)), "")
         aim, holds = _AIMS.get(name, (None, None))
         found.append(Figure(name, round(value, 3), unit, aim, None if holds is None else holds(value)))

@@ -83,7 +83,7 @@ def _read_binary(found: Input) -> object:
         except ProtocolError:
             return None
     request = decode_request("digits", body, length, now_s=1.0, trust_request_id=True, limits=LIMITS)
-    return encode_request(request, binary=True, now_s=1.0)  # what was let in can be sent on
+    return encode_request(request, binary=True, now_s=1.0)  # what was admitted can be sent on
 
 
 def _grpc(random: Random) -> Input:
@@ -127,7 +127,7 @@ def _int64(random: Random) -> int:
 def _read_grpc(sent: Input) -> object:
     head, raw = codec.split(sent, LIMITS)
     request = codec.decode_request(head, raw, now_s=1.0, trust_request_id=True, limits=LIMITS)
-    return encode_request(request, binary=True, now_s=1.0)  # what was let in can be sent on
+    return encode_request(request, binary=True, now_s=1.0)  # what was admitted can be sent on
 
 
 def _message(random: Random) -> Input:

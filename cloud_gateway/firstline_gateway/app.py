@@ -416,7 +416,7 @@ def open_gateway(settings: Settings) -> Gateway:
         log.warning("no model to serve", directory=settings.models.directory)
     for name in repository.unknown(settings.models.concurrency_of):  # its bundle may come later
         log.warning("models.concurrency_of names an unknown model; is it misspelt?", model=ascii(name))
-    if gateway.identity.required and gateway.identity.gatekeeper.credentials.is_empty:
+    if gateway.identity.requires_credentials and gateway.identity.gatekeeper.credentials.is_empty:
         log.warning("no API key and no device yet, so nobody may call", create="firstline-gateway key create NAME")
         if had_authority:
             log.warning(

@@ -134,7 +134,7 @@ async def test_a_restored_gateway_is_the_one_that_its_devices_joined(tmp_path: P
         async def all_kept() -> bool:
             return agent.outbox.depth == 0
 
-        await until(all_kept)  # let in by the certificate that it had
+        await until(all_kept)  # admitted by the certificate that it had
         for request_id in promised:
             answer = (await agent.data_plane.answer(request_id)).answer
             assert answer is not None and answer.status is Status.FINAL

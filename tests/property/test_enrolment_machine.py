@@ -1,4 +1,4 @@
-"""Whatever order devices are invited, enrolled, renewed and revoked in: who is let in is who should be.
+"""Whatever order devices are invited, enrolled, renewed and revoked in: exactly the intended devices are admitted.
 
 Two replicas share the store; each learns of changes when it looks.
 """

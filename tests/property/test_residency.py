@@ -1,5 +1,5 @@
 """Whatever is asked, loaded, unloaded and refused in whatever order: models in memory keep to their budget, requests
-that were let in keep their model, and no request waits forever.
+that were admitted keep their model, and no request waits forever.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def test_overload_costs_no_goodput(times_capacity: float) -> None:
 @pytest.mark.parametrize("timeout_s", [0.1, 0.5])
 @pytest.mark.parametrize("others", BESIDE[1:])
 def test_overload_of_unequal_executors_makes_no_request_late(others: list[tuple[float, int]], timeout_s: float) -> None:
-    """As if the slow ones were as quick, what they cannot do in time would be let in, too."""
+    """As if the slow ones were as quick, what they cannot do in time would be admitted, too."""
     _, ended = played(poisson(1, 300, 3.0, timeout_s=timeout_s), others=others)
     _, alone = played(poisson(1, 300, 3.0, timeout_s=timeout_s))
     assert sum(each.late for each in ended) <= 0.002 * sum(not each.refused for each in ended)

@@ -99,7 +99,7 @@ class Ended:
 
     @property
     def late(self) -> bool:
-        """Let in, and not answered in time."""
+        """Admitted, and not answered in time."""
         return isinstance(self.error, DeadlineExceededError) and self.seconds > 0 and not self.asked.audit
 
 

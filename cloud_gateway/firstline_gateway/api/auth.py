@@ -70,11 +70,11 @@ async def caller_of(identity: Identity, certificate: ClientCertificate | None, a
         UnauthorizedError, RateLimitedError, CapacityError: as `authenticate`.
     """
     if certificate is not None:
-        device = await identity.gatekeeper.device(certificate)
+        device = await identity.gatekeeper.authenticate_certificate(certificate)
         return Caller(device_principal(device), _DEVICE_SCOPES, trust_request_id=True)
-    if not identity.required:
+    if not identity.requires_credentials:
         return _ANONYMOUS
-    key = await identity.gatekeeper.key(_given_key(authorization))
+    key = await identity.gatekeeper.authenticate_key(_given_key(authorization))
     return _caller_with(key.name, key.kind, key.scopes)
 
 
@@ -110,9 +110,11 @@ async def is_still_authorized(identity: Identity, connection: HTTPConnection) ->
     """Returns whether an authenticated caller would still be accepted; does not count as a use of its key."""
     certificate = await certificate_of(identity, connection.scope)
     if certificate is None:
-        return not identity.required or identity.gatekeeper.holds(_given_key(connection.headers["authorization"]))
+        return not identity.requires_credentials or identity.gatekeeper.holds(
+            _given_key(connection.headers["authorization"])
+        )
     try:
-        await identity.gatekeeper.device(certificate)
+        await identity.gatekeeper.authenticate_certificate(certificate)
     except UnauthorizedError:
         return False
     return True

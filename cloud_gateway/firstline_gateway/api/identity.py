@@ -49,7 +49,7 @@ async def renew(request: Request, gateway: GatewayDep) -> Response:
     certificate = await certificate_of(identity, request.scope)
     if certificate is None:
         raise UnauthorizedError("Only a device renews its certificate, and must show the present one.")
-    await identity.gatekeeper.device(certificate, renewing=True)  # before the body is read
+    await identity.gatekeeper.authenticate_certificate(certificate, renewing=True)  # before the body is read
     return answer(await identity.devices.renew(await body_of(request, RenewRequest, _STRANGERS), certificate))
 
 

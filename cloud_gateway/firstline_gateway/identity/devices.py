@@ -170,7 +170,7 @@ class Devices:
             RateLimitedError: the device renews too often.
             CapacityError: the store refuses.
         """
-        device = await self._gatekeeper.device(certificate, renewing=True)
+        device = await self._gatekeeper.authenticate_certificate(certificate, renewing=True)
         wait_s = self._renewals.take(device, self._clock.monotonic_s(), per_s=_RENEWALS_PER_S, burst=_RENEWALS_BURST)
         if wait_s:
             raise RateLimitedError(f"'{device}' renews its certificate too often.", retry_after_s=wait_s)

@@ -148,7 +148,7 @@ class Gatekeeper:
             self._next.cancel()
             await asyncio.gather(self._next, return_exceptions=True)
 
-    async def key(self, text: str) -> ApiKey:
+    async def authenticate_key(self, text: str) -> ApiKey:
         """Returns the API key with this text, and counts a use of it.
 
         Raises:
@@ -182,7 +182,7 @@ class Gatekeeper:
         key = self.credentials.key(key_hash(text))
         return key is not None and (key.expires_s is None or key.expires_s > self._clock.wall_s())
 
-    async def device(self, certificate: ClientCertificate, *, renewing: bool = False) -> str:
+    async def authenticate_certificate(self, certificate: ClientCertificate, *, renewing: bool = False) -> str:
         """Returns the device of a certificate.
 
         Args:

@@ -26,7 +26,7 @@ PREFIX = "flk_"
 
 
 def key_hash(text: str) -> str:
-    """Returns the digest of a key that the store has."""
+    """Returns the digest under which the store keeps a key."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -86,10 +86,10 @@ def list_keys(connection: Connection) -> list[Any]:
 
 
 def revoke_key(connection: Connection, name: str, now_s: float) -> None:
-    """Refuses a key from now on.
+    """Marks a key as revoked; gateways refuse it after at most `auth.refresh_s`.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no key has this name.
     """
     version = next_version(connection)
     revoked = connection.execute(

@@ -1,6 +1,6 @@
 """Which models are in memory: holds one for a request, loads it first if needed, and loads or unloads by order.
 
-A request holds its model from the moment it is let in to its answer. One that finds it out of memory waits, within its
+A request holds its model from its admission to its answer. One that finds it out of memory waits, within its
 deadline, for one load that all who wait share. Models that were not requested yet are loaded in the background.
 
 The budget counts an estimate that is known before a model is loaded (`ServedModel.memory_bytes`). The process takes

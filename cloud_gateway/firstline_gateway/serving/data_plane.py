@@ -83,7 +83,7 @@ class ServingStatistics:
         self._models: dict[ModelKey, ModelStatistics] = {}
         self._batches: Counter[int] = Counter()  # by their rows
         metrics.registry.register(_BatchCollector(self._batches))
-        self._late = metrics.counter("late_total", "Requests that were let in and not answered by their deadline.")
+        self._late = metrics.counter("late_total", "Requests that were admitted and not answered by their deadline.")
 
     def of(self, key: ModelKey) -> ModelStatistics:
         """Returns the statistics of a version; zeros if it has had no request."""

@@ -39,7 +39,7 @@ _NEEDED = {
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Checks the machine first, then the parts that need its packages."""
+    """Checks the machine first, then runs the checks that need installed packages."""
     findings = [*machine_findings(), *package_findings()]
     if not any(finding.state is State.MISSING for finding in findings):
         from firstline_core.errors import ConfigError
@@ -51,13 +51,13 @@ def command(arguments: argparse.Namespace) -> int:
             _print(findings, arguments.output)
             print_error(error.message)
             return USAGE
-        findings += _all_findings(settings)
+        findings += _package_dependent_findings(settings)
     _print(findings, arguments.output)
     return FAILED if any(finding.state is State.MISSING for finding in findings) else OK
 
 
-def _all_findings(settings: EdgeSettings) -> list[Finding]:
-    """Returns the findings that need the packages."""
+def _package_dependent_findings(settings: EdgeSettings) -> list[Finding]:
+    """Returns the findings of the checks that need installed packages."""
     from firstline_core.clock import SYSTEM_CLOCK
     from firstline_edge.cli import doctor_device, doctor_links, doctor_models
     from firstline_edge.identity.credentials import DeviceIdentity

@@ -15,7 +15,7 @@ Each attack has its own error:
 An older bundle that the current targets list may be installed: that is a signed rollback.
 
 The agent does not import this module, because python-tuf and urllib3 take several megabytes of memory. A short-lived
-process uses it instead (`firstline_edge.fleet.updates.verifier`).
+process uses it instead (`firstline_edge.fleet.updates.metadata_verifier`).
 """
 
 from __future__ import annotations

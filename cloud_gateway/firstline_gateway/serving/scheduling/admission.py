@@ -1,4 +1,4 @@
-"""Whether a request may enter: decided at once, before it costs anything, and kept afterwards.
+"""Decides at once whether a request is admitted; an admitted request is not removed later to make room for others.
 
 A request that can start now is admitted. Otherwise it has to pass these checks, in this order:
 

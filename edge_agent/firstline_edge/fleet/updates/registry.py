@@ -21,7 +21,7 @@ from firstline_core.runtime.threads import in_daemon_thread
 from firstline_core.storage.artefact import SignedFile
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.http_client import FleetHttp
-from firstline_edge.fleet.updates.verifier import Failure, Fetch, Listed, More, Part, Request, receive, send
+from firstline_edge.fleet.updates.metadata_verifier import Failure, Fetch, Listed, More, Part, Request, receive, send
 
 HTTP_REQUIRED = (
     "Models and configurations are fetched over HTTP, and this device has no HTTP link; add [[links]] with kind = "
@@ -34,7 +34,7 @@ log = logger(__name__)
 _ROOT_LIMIT_BYTES = 512_000
 _WHOLE, _PARTIAL = 200, 206
 _ANSWER_LIMIT_S = 120.0  # a slow device imports and verifies for seconds
-_VERIFIER = (sys.executable, "-m", "firstline_edge.fleet.updates.verifier")
+_VERIFIER = (sys.executable, "-m", "firstline_edge.fleet.updates.metadata_verifier")
 _OWN_VARIABLES = "FIRSTLINE_"
 
 

@@ -22,12 +22,12 @@ NOW_S = 1_800_000_000.0
 
 @pytest.fixture
 def database(store_settings: Store) -> Iterator[Database]:
-    found = open_database(store_settings)
-    yield found
-    found.close()
+    opened = open_database(store_settings)
+    yield opened
+    opened.close()
 
 
-def gatekeeper(database: Database, clock: SimulatedClock | None = None) -> Gatekeeper:
+def open_gatekeeper(database: Database, clock: SimulatedClock | None = None) -> Gatekeeper:
     return Gatekeeper(Readers(database), refresh_s=1, grace_s=0, clock=clock or SimulatedClock(wall_start_s=NOW_S))
 
 
@@ -35,8 +35,8 @@ async def test_a_key_is_found_by_its_text_which_is_never_stored(database: Databa
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("fleet", "infer"), now_s=NOW_S)
     assert len(text) == len("flk_") + 43
-    found = await gatekeeper(database).key(text)
-    assert (found.name, found.kind, found.scopes) == ("shop", "application", {"infer", "fleet"})
+    key = await open_gatekeeper(database).authenticate_key(text)
+    assert (key.name, key.kind, key.scopes) == ("shop", "application", {"infer", "fleet"})
     with database.reading() as on:
         (row,) = on.execute(select(API_KEYS))
     assert text not in map(str, row)
@@ -46,22 +46,22 @@ async def test_a_key_is_found_by_its_text_which_is_never_stored(database: Databa
 async def test_any_other_text_finds_no_key(database: Database) -> None:
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
-    asked = gatekeeper(database)
+    gatekeeper = open_gatekeeper(database)
     for wrong in ("", "flk_", text[:-1], text + "x", "é"):
         with pytest.raises(UnauthorizedError, match="not valid here"):
-            await asked.key(wrong)
+            await gatekeeper.authenticate_key(wrong)
 
 
 async def test_a_running_gateway_sees_new_keys_at_once_and_revoked_ones_soon(database: Database) -> None:
-    asked = gatekeeper(database)
+    gatekeeper = open_gatekeeper(database)
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
-    assert (await asked.key(text)).name == "shop"
+    assert (await gatekeeper.authenticate_key(text)).name == "shop"
     with database.begin() as on:
         keys.revoke_key(on, "shop", NOW_S)
-    await asked.refreshed()
+    await gatekeeper.refreshed()
     with pytest.raises(UnauthorizedError):
-        await asked.key(text)
+        await gatekeeper.authenticate_key(text)
     with database.begin() as on:
         assert keys.create_key(on, "shop", ("infer",), now_s=NOW_S) != text, "the name is free again"
 
@@ -70,27 +70,27 @@ async def test_a_key_expires(database: Database) -> None:
     clock = SimulatedClock(wall_start_s=NOW_S)
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S, expires_s=NOW_S + 10)
-    asked = gatekeeper(database, clock)
-    await asked.key(text)
+    gatekeeper = open_gatekeeper(database, clock)
+    await gatekeeper.authenticate_key(text)
     await clock.advance(10)
     with pytest.raises(UnauthorizedError, match="'shop' expired on 2027-01-15T08:00:10"):
-        await asked.key(text)
+        await gatekeeper.authenticate_key(text)
 
 
 async def test_a_key_may_be_used_so_often(database: Database) -> None:
     clock = SimulatedClock(wall_start_s=NOW_S)
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S, requests_per_s=2)
-    asked = gatekeeper(database, clock)
+    gatekeeper = open_gatekeeper(database, clock)
     for _ in range(2):
-        await asked.key(text)
+        await gatekeeper.authenticate_key(text)
     with pytest.raises(RateLimitedError, match="'shop' may be used 2 times a second") as refused:
-        await asked.key(text)
+        await gatekeeper.authenticate_key(text)
     assert refused.value.retry_after_s == pytest.approx(0.5)
     await clock.advance(0.5)
-    assert (await asked.key(text)).name == "shop"
+    assert (await gatekeeper.authenticate_key(text)).name == "shop"
     with pytest.raises(RateLimitedError):
-        await asked.key(text)
+        await gatekeeper.authenticate_key(text)
 
 
 def test_names_are_unique_and_sensible(database: Database) -> None:

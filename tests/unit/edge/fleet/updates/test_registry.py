@@ -148,7 +148,7 @@ def test_the_verifier_gets_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyP
     environment = (
         "os.environ.get('FIRSTLINE_EDGE_LINKS__TOKEN', 'nothing'), 'HOME' in os.environ or 'PATH' in os.environ"
     )
-    script = f"import os, sys; from firstline_edge.fleet.updates.verifier import Failure, send; \
+    script = f"import os, sys; from firstline_edge.fleet.updates.metadata_verifier import Failure, send; \
 send(sys.stdout.buffer, Failure('update', repr(({environment}))))"
     with pytest.raises(FirstlineError, match=r"\('nothing', True\)"):
         verified_files(tmp_path, SignedRepository(), anchor=b"", now_s=0.0, command=(sys.executable, "-c", script))

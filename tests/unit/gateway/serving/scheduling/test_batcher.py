@@ -139,7 +139,7 @@ async def test_an_expired_request_is_dropped_before_it_runs() -> None:
     assert bench.late == 1
     with pytest.raises(DeadlineExceededError):
         await bench.batcher.submit(M, request_of(1, deadline_s=0.5))
-    assert bench.late == 1  # it was never let in
+    assert bench.late == 1  # it was never admitted
 
 
 async def test_an_admitted_request_is_answered_by_its_deadline() -> None:

@@ -1,10 +1,11 @@
 """A short-lived process that verifies the signed metadata with python-tuf, and the messages between it and the agent.
 
-    python -m firstline_edge.fleet.updates.verifier       started by `registry`, never by hand
+    python -m firstline_edge.fleet.updates.metadata_verifier    started by `registry`, never by hand
 
 An agent that imported python-tuf would keep its megabytes for good, although it verifies metadata once a month. This
-process has neither a network nor a credential: it requests each file by its name, a part at a time, and stores what it
-verified in the given folder. Messages go over stdin and stdout, each as its length and MessagePack.
+process checks metadata only; `installation.py` checks the hashes of a bundle's files. It has neither a network nor a
+credential: it requests each file by its name, a part at a time, and stores what it verified in the given folder.
+Messages go over stdin and stdout, each as its length and MessagePack.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ class Failure(Struct, frozen=True, tag=True):
 
 
 class Fetch(Struct, frozen=True, tag=True):
-    """From the process: it requests a file from its beginning, and no longer the previous one."""
+    """From the process: requests a file from the start; the previous file is abandoned."""
 
     name: str
 
 
 class More(Struct, frozen=True, tag=True):
-    """From the process: it requests the next part of the file."""
+    """From the process: requests the next part of the file."""
 
 
 class Listed(Struct, frozen=True, tag=True):
