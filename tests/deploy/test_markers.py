@@ -48,7 +48,16 @@ def outcome(folder: Path, sample: str = SAMPLE, **environment: str) -> str:
     )
     kept = {key: value for key, value in os.environ.items() if key != "CI"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "."],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-pno:cacheprovider",
+            "-pno:schemathesis",
+            "--import-mode=importlib",
+            ".",
+        ],
         cwd=folder,
         env=kept | environment,
         capture_output=True,
