@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 from msgspec.structs import replace
-from support.gateway import DIGITS, serving
-from support.keys import bearer, create_key
+from support.fleet_gateway import fleet_client
 from support.profiles import profile
 
 from firstline_core.fleet.audit_log import verify_log
@@ -21,48 +18,11 @@ from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
 from firstline_core.profile.profile import encode
 from firstline_gateway import audit_log
-from firstline_gateway.app import Gateway, open_gateway
+from firstline_gateway.app import Gateway
 from firstline_gateway.fleet import totals
-from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import Store
 
 REPORTED = Reported("session-1", 1, models=(RunningModel("digits", 1),), agent_version="0.1.0")
 WANTED = DesiredModel("digits", 2, "0" * 64)
-
-
-@pytest.fixture
-async def gateway(store_settings: Store, tmp_path: Path) -> AsyncIterator[Gateway]:
-    settings = load(
-        None,
-        overrides={
-            "models.directory": str(DIGITS.parent),
-            "store.url": store_settings.url,
-            "identity.directory": str(tmp_path / "identity"),
-            "execution.sessions": 1,
-        },
-    )
-    made = open_gateway(settings)
-    async with serving(made) as url:
-        made.url = url  # type: ignore[attr-defined]
-        yield made
-
-
-def client(gateway: Gateway, name: str, kind: str) -> httpx.AsyncClient:
-    key = create_key(gateway.settings.store, name, kind)
-    url: str = gateway.url  # type: ignore[attr-defined]
-    return httpx.AsyncClient(base_url=url, headers=bearer(key), timeout=20)
-
-
-@pytest.fixture
-async def cam(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with client(gateway, "cam", "device") as found:
-        yield found
-
-
-@pytest.fixture
-async def keeper(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with client(gateway, "ops", "operator") as found:
-        yield found
 
 
 def json(value: object) -> dict[str, Any]:
@@ -182,7 +142,7 @@ async def test_decommissioning_deletes_profiles_and_requests(
     assert (await keeper.get(profile_path("digits", 1, "cam"))).status_code == 200
     assert (await keeper.post("/fleet/v1/devices/cam/decommission")).status_code == 200
     assert (await keeper.get(profile_path("digits", 1, "cam"))).status_code == 404
-    async with client(gateway, "cam", "device") as new:  # a device of the same name starts without them
+    async with fleet_client(gateway, "cam", "device") as new:  # a device of the same name starts without them
         assert (await new.get("/fleet/v1/twin")).status_code == 200
     assert (await keeper.get(requests_path("cam"))).json()["requests"] == []
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
-from support.gateway import DIGITS, serving
-from support.keys import bearer, create_key
+from support.fleet_gateway import fleet_client
 from support.registry_site import digits_bundle, registry_site
 
 from firstline.release.publishing import push_bundle
@@ -18,10 +16,8 @@ from firstline_core.fleet.audit_log import Head, verify_log
 from firstline_core.fleet.rollout import AuditPage, Look, Plan, RolloutSummary
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
-from firstline_gateway.app import Gateway, open_gateway
+from firstline_gateway.app import Gateway
 from firstline_gateway.rollouts import records
-from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import Store
 
 ROLLOUTS = "/fleet/v1/rollouts"
 LIMITS = {
@@ -35,38 +31,6 @@ DEFINITION: dict[str, Any] = {
     "rules": {"limits": LIMITS},
     "held_back": 0,
 }
-
-
-@pytest.fixture
-async def gateway(store_settings: Store, tmp_path: Path) -> AsyncIterator[Gateway]:
-    overrides = {
-        "models.directory": str(DIGITS.parent),
-        "store.url": store_settings.url,
-        "identity.directory": str(tmp_path / "identity"),
-        "execution.sessions": 1,
-    }
-    made = open_gateway(load(None, overrides=overrides))
-    async with serving(made) as url:
-        made.url = url  # type: ignore[attr-defined]
-        yield made
-
-
-def client(gateway: Gateway, name: str, kind: str) -> httpx.AsyncClient:
-    key = create_key(gateway.settings.store, name, kind)
-    url: str = gateway.url  # type: ignore[attr-defined]
-    return httpx.AsyncClient(base_url=url, headers=bearer(key), timeout=20)
-
-
-@pytest.fixture
-async def cam(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with client(gateway, "cam", "device") as found:
-        yield found
-
-
-@pytest.fixture
-async def keeper(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with client(gateway, "ops", "operator") as found:
-        yield found
 
 
 async def report(cam: httpx.AsyncClient, sequence: int, revision: int, version: int, *updates: Update) -> None:
@@ -126,7 +90,7 @@ async def test_a_second_person_approves_and_a_newer_rollout_supersedes(
     refused = await keeper.post(f"{one}/start")
     assert refused.status_code == 400 and "approve" in refused.json()["detail"]
     assert (await keeper.post(f"{one}/approve")).status_code == 403
-    async with client(gateway, "second", "operator") as second:
+    async with fleet_client(gateway, "second", "operator") as second:
         assert (await second.post(f"{one}/approve")).json()["approved_by"] == "application:second"
     assert (await keeper.post(f"{one}/start")).json()["state"] == "running"
     await gateway.engine.drive()

@@ -1,4 +1,4 @@
-"""A gateway whose fleet comes over a broker, with its store in a folder: started again, it knows what it knew."""
+"""A gateway whose fleet connects over a broker, with a store that survives restarts, and clients of the fleet API."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 from support.broker import Broker
 from support.databases import sqlite_store
 from support.gateway import DIGITS
+from support.keys import bearer, create_key
 
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load
@@ -37,3 +39,10 @@ async def fleet_gateway(broker: Broker, folder: Path) -> AsyncIterator[Gateway]:
         yield gateway
     finally:
         await gateway.close()
+
+
+def fleet_client(gateway: Gateway, name: str, kind: str) -> httpx.AsyncClient:
+    """Returns a client with a new key of the gateway, whose attribute `url` is its address."""
+    key = create_key(gateway.settings.store, name, kind)
+    url: str = gateway.url  # type: ignore[attr-defined]
+    return httpx.AsyncClient(base_url=url, headers=bearer(key), timeout=20)
