@@ -324,7 +324,7 @@ class Batcher:
         without, again_s = set(), math.inf
         placements: dict[int, Placement | NoPlacement] = {}
         for item in of_model:
-            rows = item.request.rows
+            rows = item.rows
             if rows not in placements:
                 placements[rows] = snapshot.place(item.key, rows, self._max_rows, rows)
             none = placements[rows]
@@ -438,7 +438,7 @@ class _Placements:
         if key not in self._found:
             of_model = [item for item in self._waiting if item.key == key]
             # The first by due time, or of the highest level, is in the batch; see `choose`.
-            least_rows = max(of_model[0].request.rows, by_level(of_model)[0].request.rows)
+            least_rows = max(of_model[0].rows, by_level(of_model)[0].rows)
             may_split = self._may_split(key, len(of_model), len(self._waiting))
             self._found[key] = self._snapshot.place(
                 key, _rows(of_model), self._max_rows, least_rows, may_split=may_split
@@ -452,7 +452,7 @@ class _Placements:
 
 
 def _rows(items: Sequence[PendingRequest]) -> int:
-    return sum([item.request.rows for item in items])
+    return sum([item.rows for item in items])
 
 
 def _expired() -> FirstlineError:

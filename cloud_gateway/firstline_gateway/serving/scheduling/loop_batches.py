@@ -115,12 +115,12 @@ class LoopBatches:
         most = times.worthwhile_rows(self._max_rows) if times is not None else batch.rows
         rows = taken = 0
         for item in batch.items:
-            rows += item.request.rows
+            rows += item.rows
             if taken and rows > most:
                 break
             taken += 1
         left = batch.items[taken:]
         if left and times is not None:
-            left_rows = sum([item.request.rows for item in left])
+            left_rows = sum([item.rows for item in left])
             self._batches[key] = PendingBatch(left, left_rows, times.expected_s(left_rows))
         return batch.items[:taken]

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -63,6 +63,9 @@ class PendingRequest:
         held_up: whether it waited for something that is not predicted: a budget.
         expiry: ends it at its deadline.
         answered: its outcome.
+
+    Attributes:
+        rows: of the request.
     """
 
     key: ModelKey
@@ -79,6 +82,10 @@ class PendingRequest:
     held_up: bool = False
     expiry: Timer | None = None
     answered: asyncio.Future[Probabilities] = field(default_factory=_future)
+    rows: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = self.request.rows
 
     @property
     def spare_s(self) -> float:
@@ -108,7 +115,7 @@ class Totals:
 
     def count(self, item: PendingRequest, sign: int) -> None:
         self.requests += sign
-        self.rows += sign * item.request.rows
+        self.rows += sign * item.rows
         self.work_s += sign * item.work_s
         self.size_bytes += sign * item.size_bytes
 
@@ -286,10 +293,11 @@ def _first(
     that its placement does not complete in time goes first only if there is no other: a better executor may become
     free.
     """
-    in_time = [item for item in candidates if now_s + times(item.key).seconds(item.request.rows) <= item.latest_s]
+    alone_s = cache(lambda key, rows: times(key).seconds(rows))  # most requests have the rows of another one
+    in_time = [item for item in candidates if now_s + alone_s(item.key, item.rows) <= item.latest_s]
     candidates = in_time or candidates
     highest = min(candidates, key=_level)
-    delay_s = times(highest.key).seconds(highest.request.rows)
+    delay_s = alone_s(highest.key, highest.rows)
     passed = candidates[: candidates.index(highest)]
     if any(item.spare_s < delay_s + margin_s for item in passed):
         return candidates[0], []
@@ -326,7 +334,7 @@ def _filled(
     """
     turns = {id(item): turn for turn, item in enumerate(candidates)}
     others = [item for item in candidates if item.key != first.key]
-    batch, rows, latest_s = [first], first.request.rows, first.latest_s
+    batch, rows, latest_s = [first], first.rows, first.latest_s
     put_off_s, least_s, passed = 0.0, float("inf"), 0
     for item in fitting:
         if rows >= most_rows:
@@ -335,7 +343,7 @@ def _filled(
             if (left_s := spare_s[id(others[passed])]) >= 0:  # a late request does not become late by this
                 least_s = min(least_s, left_s)
             passed += 1
-        more_rows = rows + item.request.rows
+        more_rows = rows + item.rows
         more_s = max(0.0, times.seconds(more_rows) - times.seconds(rows)) if passed else 0.0
         latest_s = min(latest_s, item.latest_s if item.level != AUDIT_LEVEL else latest_s)
         if (
@@ -355,9 +363,9 @@ def part_for(items: Iterable[PendingRequest], idle: IdlePart, now_s: float) -> l
     rows, skip_rows = 0, idle.skip_rows
     for item in by_level(items):
         if skip_rows > 0:
-            skip_rows -= item.request.rows
+            skip_rows -= item.rows
             continue
-        more_rows = rows + item.request.rows
+        more_rows = rows + item.rows
         if found and more_rows > idle.times.most_rows:
             break
         if item.spare_s >= 0 and item.latest_s < now_s + idle.times.seconds(more_rows):
