@@ -38,7 +38,7 @@ from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
 from firstline_edge.fleet.updates.state_machine import TrialLimits
 from firstline_edge.fleet.updates.trial import AgentServing
 from firstline_edge.models.copies import BundleCopies
-from firstline_edge.models.loading import hold
+from firstline_edge.models.loading import load_bundle
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
@@ -126,7 +126,7 @@ class Agent:
         self.processes = 0
         self._shelf, self._setup, self._folder, self._clock = shelf, setup, folder, clock
         self._rng = random.Random(habits.name)
-        self._hold = partial(hold, options=RuntimeOptions(), workers=_WORKERS)
+        self._load_bundle = partial(load_bundle, options=RuntimeOptions(), workers=_WORKERS)
         self._line = Line(shelf, folder / "metadata", clock, self._rng)
         self._lived_to_s = 0.0
         self._running: asyncio.Task[None] | None = None
@@ -153,23 +153,28 @@ class Agent:
         """What runs from the first moment on; a slot that does not verify makes way for what ran before."""
         while (path := self.store.path(BUNDLE, self.store.pointer(BUNDLE).slot)) is not None:
             try:
-                found = self._hold(path)
+                found = self._load_bundle(path)
                 if found.edge is None:
                     raise UpdateError(found.problem)
                 return found
             except UpdateError as error:
                 with suppress(OSError):
                     self.store.roll_back(BUNDLE, "damaged", error.message, self._clock.wall_s())
-        return self._hold(self._setup)
+        return self._load_bundle(self._setup)
 
     def _services(self) -> UpdateServices:
         certificates, copies = cast(CertificateStates, _NoStandings()), cast(BundleCopies, None)
-        reloading = Reloading(self.models, certificates, [self._setup], self._hold, copies)
+        reloading = Reloading(self.models, certificates, [self._setup], self._load_bundle, copies)
         path = self.store.path(BUNDLE, self.store.pointer(BUNDLE).slot)
         if path is not None:
             reloading.instead[BUNDLE] = path
         serving = _Serving(
-            self, reloading, self._hold, running=self.models.find, answered=self._answered, hardware=lambda: _HARDWARE
+            self,
+            reloading,
+            self._load_bundle,
+            running=self.models.find,
+            answered=self._answered,
+            hardware=lambda: _HARDWARE,
         )
         return UpdateServices(
             self.store,

@@ -26,7 +26,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.types import PROBABILITIES, ContractNotice, InferRequest, InferResponse, Tier
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.cascade import Cascade, CascadeOptions, Router
+from firstline_edge.cascade.cascade import Cascade, CascadeOptions, TierRouter
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
 from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget
 from firstline_edge.cloud.chain import LinkChain, no_budget
@@ -91,7 +91,7 @@ class NoAudits:
 @asynccontextmanager
 async def device(
     model: DeviceModel,
-    router: Router,
+    router: TierRouter,
     link: SimulatedLink,
     clock: Clock,
     seed: int,

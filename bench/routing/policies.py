@@ -26,7 +26,7 @@ from firstline_core.routing.policy import (
     value_of,
 )
 from firstline_core.types import Tier
-from firstline_edge.cascade.cascade import Router
+from firstline_edge.cascade.cascade import TierRouter
 from firstline_edge.models.models import DeviceModel
 
 KINDS: tuple[PolicyKind, ...] = (
@@ -41,14 +41,14 @@ KINDS: tuple[PolicyKind, ...] = (
 )
 
 
-def router_of(kind: PolicyKind, model: DeviceModel, fitted: Pool, clock: Clock) -> Router:
+def router_of(kind: PolicyKind, model: DeviceModel, fitted: Pool, clock: Clock) -> TierRouter:
     """A router with this policy.
 
     What `value` asks for an escalation beyond the contract's, and the rate of `random`, are such that either would
     escalate as many of the fitted rows as `certified` does. The others keep the numbers that their projects ship with,
     and `threshold` what the pairs' bundles declare.
     """
-    certified = Router(min_threshold=0.0)
+    certified = TierRouter(min_threshold=0.0)
     escalated = score("max_probability", fitted.edge) < certified.threshold(model)
     parameters: dict[str, float] = {}
     if kind == "threshold":
@@ -58,7 +58,7 @@ def router_of(kind: PolicyKind, model: DeviceModel, fitted: Pool, clock: Clock) 
     elif kind == "value" and model.edge is not None and model.edge.value is not None:
         values = model.edge.value.losses(fitted.edge)
         parameters["least_value"] = float(np.quantile(values, 1 - escalated.mean()))
-    return Router(min_threshold=0.0, chosen=make_policy(kind, **parameters), clock=clock)
+    return TierRouter(min_threshold=0.0, chosen=make_policy(kind, **parameters), clock=clock)
 
 
 Floats = NDArray[np.float64]

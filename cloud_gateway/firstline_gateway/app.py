@@ -166,7 +166,7 @@ class Gateway:
         memory = self.residency.memory
         self.metrics.gauge("models_resident", "Versions of models that are in memory.", lambda: len(memory.resident))
         self.metrics.gauge("models_bytes", "What they take of models.memory_budget_mb.", lambda: memory.used_bytes)
-        self.overload = OverloadGuard(lambda: batcher.wait_s, lambda: self.metrics.error(OVERLOADED))
+        self.overload = OverloadGuard(lambda: batcher.wait_s, lambda: self.metrics.count_error(OVERLOADED))
         executor_metrics.register(self.metrics, executor.report)
         self.metrics.gauge("queue_depth", "Requests that wait to run.", lambda: batcher.depth)
         self.metrics.gauge("queue_seconds", "How long a request would wait that came now.", lambda: batcher.wait_s)

@@ -212,7 +212,7 @@ class MqttConsumer:
 
     def _drop(self, message: Message, error: FirstlineError) -> None:
         """Acknowledges a message that gets no answer."""
-        self._metrics.error(error)
+        self._metrics.count_error(error)
         log.warning("mqtt request dropped", topic=ascii(message.topic), error=error.message)
         message.ack()
 

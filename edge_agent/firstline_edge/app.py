@@ -45,7 +45,7 @@ from firstline_edge.budgets.from_settings import conditions_of, device_sensors, 
 from firstline_edge.cache import results as cache_metrics
 from firstline_edge.cache.results import DiskCache, ResultCache
 from firstline_edge.cascade import hedging as hedge_metrics
-from firstline_edge.cascade.cascade import Cascade, CascadeOptions, Router, policy_from
+from firstline_edge.cascade.cascade import Cascade, CascadeOptions, TierRouter, policy_from
 from firstline_edge.cascade.hedging import Hedging, hedge_options_from
 from firstline_edge.cloud import links as cloud_links
 from firstline_edge.cloud.chain import BudgetGate, no_budget
@@ -56,7 +56,7 @@ from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.credentials import DeviceIdentity
 from firstline_edge.identity.renewal import CredentialRenewal
 from firstline_edge.models.copies import BundleCopies
-from firstline_edge.models.loading import hold, open_models
+from firstline_edge.models.loading import load_bundle, open_models
 from firstline_edge.models.profiles import Profiles
 from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
@@ -183,8 +183,8 @@ class EdgeAgent:
             from firstline_edge.adaptation import loading  # most devices do not need to import it
 
             load_ladder = partial(loading.load_ladder, settings=settings)
-        self._hold = partial(
-            hold,
+        self._load_bundle = partial(
+            load_bundle,
             options=options,
             workers=self._workers,
             load_ladder=load_ladder,
@@ -193,12 +193,12 @@ class EdgeAgent:
         )
         installed = {}
         if self._fleet_start is not None:
-            from firstline_edge.fleet.updates.model_store import hold_installed
+            from firstline_edge.fleet.updates.model_store import load_installed
 
-            installed = hold_installed(self._fleet_start.store, self._hold, clock)
+            installed = load_installed(self._fleet_start.store, self._load_bundle, clock)
         directories = [Path(folder) for folder in settings.models.directories]
         copies = BundleCopies(self.state.copies_path, settings.models.copies_limit_bytes)
-        self.models = open_models(directories, self._hold, copies, list(installed.values()))
+        self.models = open_models(directories, self._load_bundle, copies, list(installed.values()))
         opened.callback(self.models.close)
         opened.callback(self._workers.close)  # before the models, which its last runs use
         self.samples = SampleLog(self.state.samples_path, settings.audit.samples_limit_bytes)
@@ -209,7 +209,9 @@ class EdgeAgent:
         )
         opened.push_async_callback(self.certificates.close)
         instead = {held.manifest.name: path for path, held in installed.items()}
-        self.reloading = Reloading(self.models, self.certificates, directories, self._hold, copies, instead=instead)
+        self.reloading = Reloading(
+            self.models, self.certificates, directories, self._load_bundle, copies, instead=instead
+        )
 
     def _open_storage(self, opened: AsyncExitStack) -> None:
         settings, state, clock = self._configured, self.state, self._clock
@@ -312,7 +314,7 @@ class EdgeAgent:
             on_drawn=self.recorder.drawn,
             on_finding=self.recorder.audited,
         )
-        self.router = Router(
+        self.router = TierRouter(
             min_threshold=settings.policy.min_threshold,
             chosen=policy,
             certificates=self.certificates,
@@ -414,7 +416,7 @@ class EdgeAgent:
         limits = TrialLimits(settings.fleet.trial_tries, settings.fleet.trial_s)
         serving = AgentServing(
             self.reloading,
-            self._hold,
+            self._load_bundle,
             running=self.models.find,
             answered=counts.answered_of,
             hardware=partial(device_hardware, self.state.path, several=settings.adaptation.enabled),

@@ -33,7 +33,7 @@ from firstline_edge.api import server
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cascade.cascade import Cascade
 from firstline_edge.cli.explain import describe
-from firstline_edge.models.loading import hold
+from firstline_edge.models.loading import load_bundle
 from firstline_edge.models.models import Models
 from firstline_edge.models.workers import Workers
 from firstline_edge.requests.context import RequestContext
@@ -52,7 +52,7 @@ def pictures() -> list[bytes]:
 @pytest.fixture(scope="module")
 def sure_and_unsure() -> tuple[bytes, bytes]:
     """A picture that the edge model is sure of, and one that it is not."""
-    held = hold(DIGITS, RuntimeOptions(), Workers(1, 1))
+    held = load_bundle(DIGITS, RuntimeOptions(), Workers(1, 1))
     assert held.edge is not None
     content = pictures()[:200]
     scores = [said.score or 0.0 for said in held.edge.run(tensor(*content))]

@@ -50,7 +50,7 @@ CONTENT = st.binary(min_size=2, max_size=2)
 
 @given(st.text(max_size=8), st.text(max_size=8), CONTENT, CONTENT)
 def test_digest_and_content_do_not_run_together(digest: str, other: str, a: bytes, b: bytes) -> None:
-    assert ((digest, a) == (other, b)) == (result_key(digest, a) == result_key(other, b))
+    assert ((digest, a) == (other, b)) == (result_key(a, digest) == result_key(b, other))
 
 
 def test_name_datatype_and_shape_are_part_of_the_key() -> None:

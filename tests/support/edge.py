@@ -42,7 +42,7 @@ from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.cascade import Cascade, CascadeOptions, Router
+from firstline_edge.cascade.cascade import Cascade, CascadeOptions, TierRouter
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
 from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.models.models import DeviceModel, EdgeModel, Models
@@ -243,7 +243,9 @@ class Scene:
                 certifies=chosen.certifies,
                 on_finding=self.findings.append,
             )
-        self.router = Router(min_threshold=min_threshold, chosen=chosen, clock=clock, certificates=self.certificates)
+        self.router = TierRouter(
+            min_threshold=min_threshold, chosen=chosen, clock=clock, certificates=self.certificates
+        )
         self.gateway = CloudClient(
             self.cloud if linked else None,
             self.cache,

@@ -51,7 +51,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         rollouts.audit_log,
     ):
         app.include_router(router)
-    errors.install(app, gateway.metrics.error)
+    errors.install(app, gateway.metrics.count_error)
     describe(app)
     return app
 

@@ -81,7 +81,7 @@ class InferenceApp:
         except asyncio.CancelledError:
             reply = shutting_down()
         except Exception as error:  # noqa: BLE001 (the outermost loop of a request)
-            reply = unforeseen(error, request.path, gateway.metrics.error)
+            reply = unforeseen(error, request.path, gateway.metrics.count_error)
         try:
             await send_reply(reply, send)
         except asyncio.CancelledError:

@@ -55,7 +55,7 @@ def record(
         error: why there is no answer.
     """
     if error is not None:
-        metrics.error(error)
+        metrics.count_error(error)
         if isinstance(error, CapacityError) and not _flood.passes(int(time.monotonic())):
             return
     facts = {

@@ -124,7 +124,7 @@ class App:
     """The ASGI application.
 
     Args:
-        agent: answers; it has started.
+        plane: answers requests; already started.
         access: authenticates callers; only the health endpoints are open to all.
 
     Attributes:
@@ -133,12 +133,12 @@ class App:
         bodies: budget of memory for request bodies.
     """
 
-    def __init__(self, agent: EdgeDataPlane, access: Access) -> None:
-        api = agent.settings.api
+    def __init__(self, plane: EdgeDataPlane, access: Access) -> None:
+        api = plane.settings.api
         self.bodies = BodyBudget(api.bodies_limit_bytes)
         self.streams = Streams(limit=api.streams_limit, heartbeat_s=api.stream_heartbeat_s)
-        self.routes = _routes(_Handlers(agent, self.bodies), Answers(agent, self.streams, self.bodies))
-        self._router = RouteTable(self.routes)
+        self.routes = _routes(_Handlers(plane, self.bodies), Answers(plane, self.streams, self.bodies))
+        self._route_table = RouteTable(self.routes)
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -159,7 +159,7 @@ class App:
 
     async def _reply(self, request: Request) -> Reply | Streamed:
         try:
-            route, request.parameters = self._router.find(request.method, request.path)
+            route, request.parameters = self._route_table.find(request.method, request.path)
             principal = "" if route.open_to_all else self._access.principal(request.headers)
             return await route.handler(request, principal)
         except NoRouteError as error:
@@ -186,82 +186,82 @@ def _no_route(error: NoRouteError) -> Reply:
 class _Handlers:
     """The handlers of the V2 protocol, of its extensions, and of the endpoints for operators."""
 
-    def __init__(self, agent: EdgeDataPlane, bodies: BodyBudget) -> None:
-        self._agent = agent
+    def __init__(self, plane: EdgeDataPlane, bodies: BodyBudget) -> None:
+        self._plane = plane
         self._bodies = bodies
 
     async def live(self, _request: Request, _principal: str) -> Reply:
-        return http.live_reply(self._agent)
+        return http.live_reply(self._plane)
 
     async def ready(self, _request: Request, _principal: str) -> Reply:
-        return http.ready_reply(self._agent)
+        return http.ready_reply(self._plane)
 
     async def server_metadata(self, _request: Request, _principal: str) -> Reply:
-        return http.server_metadata_reply(self._agent)
+        return http.server_metadata_reply(self._plane)
 
     async def model_ready(self, request: Request, _principal: str) -> Reply:
-        return http.model_ready_reply(self._agent, *_model(request))
+        return http.model_ready_reply(self._plane, *_model(request))
 
     async def model_metadata(self, request: Request, _principal: str) -> Reply:
-        return http.model_metadata_reply(self._agent, *_model(request))
+        return http.model_metadata_reply(self._plane, *_model(request))
 
     async def model_config(self, request: Request, _principal: str) -> Reply:
-        return http.json_reply(self._agent.config(*_model(request)))
+        return http.json_reply(self._plane.config(*_model(request)))
 
     async def statistics(self, request: Request, _principal: str) -> Reply:
-        return http.json_reply(extensions.statistics_json(self._agent, *_model(request)))
+        return http.json_reply(extensions.statistics_json(self._plane, *_model(request)))
 
     async def index(self, request: Request, principal: str) -> Reply:
         with self._bodies.share(principal) as take:
-            body = await request.body(self._agent.limits, take)
-        return extensions.index_reply(self._agent, body, self._agent.limits)
+            body = await request.body(self._plane.limits, take)
+        return extensions.index_reply(self._plane, body, self._plane.limits)
 
     async def load(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
         body = await request.body(_SMALL)
-        return await extensions.load_reply(self._agent, request.parameters["model"], body, _SMALL)
+        return await extensions.load_reply(self._plane, request.parameters["model"], body, _SMALL)
 
     async def unload(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
         body = await request.body(_SMALL)
-        return await extensions.unload_reply(self._agent, request.parameters["model"], body, _SMALL)
+        return await extensions.unload_reply(self._plane, request.parameters["model"], body, _SMALL)
 
     async def infer(self, request: Request, principal: str) -> Reply:
-        agent = self._agent
+        plane = self._plane
         with self._bodies.share(principal) as take:
-            body = await request.body(agent.limits, take)
+            body = await request.body(plane.limits, take)
             inference = await http.read_infer_request(
                 *_model(request),
                 request.headers,
                 body,
                 arrived_s=request.info.arrived_s,
                 principal=principal,
-                limits=agent.limits,
+                limits=plane.limits,
                 trace=request.trace,
             )
-            return http.response_reply(agent, inference, await agent.infer(inference))
+            return http.response_reply(plane, inference, await plane.infer(inference))
 
     async def roll_back(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
-        await self._agent.roll_back(request.parameters["model"])
+        await self._plane.roll_back(request.parameters["model"])
         return http.json_reply({"rolled_back": request.parameters["model"]})
 
     async def roll_back_configuration(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
-        await self._agent.roll_back_configuration()
+        await self._plane.roll_back_configuration()
         return http.json_reply({"rolled_back": "configuration"})
 
     async def status(self, _request: Request, _principal: str) -> Reply:
-        return http.json_reply(self._agent.status())
+        return http.json_reply(self._plane.status())
 
     async def description(self, _request: Request, _principal: str) -> Reply:
         return http.json_reply(openapi.description())
 
     async def purge(self, request: Request, _principal: str) -> Reply:
-        return await purge_reply(self._agent.erasure, request)
+        return await purge_reply(self._plane.erasure, request)
 
     async def metrics(self, _request: Request, _principal: str) -> Reply:
-        text, content_type = self._agent.exposition()
+        text, content_type = self._plane.exposition()
         return Reply(200, {http.CONTENT_TYPE: content_type}, text)
 
 

@@ -14,7 +14,7 @@ from firstline_core.hardware.readings import limited
 from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.cascade import Router
+from firstline_edge.cascade.cascade import TierRouter
 from firstline_edge.cloud.client import ModelRefusals
 from firstline_edge.cloud.links import Links
 from firstline_edge.hardware.sampler import Sampler, missing_kernel_files
@@ -48,7 +48,7 @@ class AgentStatus:
     cache: ResultCache
     outbox: ReopeningOutbox
     certificates: CertificateStates
-    router: Router
+    router: TierRouter
     model_refusals: ModelRefusals
     links: Links
     identity: DeviceIdentity

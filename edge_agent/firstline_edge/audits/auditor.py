@@ -302,7 +302,7 @@ class Auditor:
         full = checked(response, 1, len(manifest.labels), manifest.full_digest)
         if full.digest != manifest.full_digest:
             raise ModelMismatchError("The gateway does not say which model answered; let the link lead to a gateway.")
-        self._cache.put(result_key(full.digest, audit.content), ModelOutput(full.probabilities[0]))
+        self._cache.put(result_key(audit.content, full.digest), ModelOutput(full.probabilities[0]))
         agree = int(np.argmax(full.probabilities[0]) == audit.predicted)
         # Before its own result can raise an alarm, for what was sent with a note was kept under the certificate.
         self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))

@@ -167,7 +167,7 @@ class Spending:
             demanded: the contract demands it.
         """
         now_s = self._clock.wall_s()
-        tariff, cost = self._way(size_bytes, now_s)
+        tariff, cost = self._link_and_cost(size_bytes, now_s)
         if tariff.metered is not self.conditions.metered:
             self._take_up(replace(self.conditions, metered=tariff.metered))
         return self.account.judge(value, cost, now_s, demanded=demanded)
@@ -199,7 +199,7 @@ class Spending:
         around_rows_bytes = _ROW_BYTES * (request.rows - 1)
         asked_bytes = size_bytes + around_rows_bytes
         if link is None:
-            _, reserved = self._way(asked_bytes, now_s)
+            _, reserved = self._link_and_cost(asked_bytes, now_s)
         else:
             reserved = self._estimate(asked_bytes, self._tariff.of_link(link))
         if (audit and not account.spares(reserved, now_s)) or not account.take(reserved, now_s, priced=not audit):
@@ -221,13 +221,13 @@ class Spending:
                     account.settle(reserved, spent, periods, self._clock.wall_s())
                     self._changed = True
 
-    def ran(self, rows: int) -> None:
+    def charge_runs(self, rows: int) -> None:
         """The edge model ran on so many rows."""
         if self._tariff.joules_per_run:
             self.account.charge(self._tariff.runs(rows), self._clock.wall_s(), priced=False)
             self._changed = True
 
-    def _way(self, size_bytes: float, now_s: float) -> tuple[LinkTariff, Cost]:
+    def _link_and_cost(self, size_bytes: float, now_s: float) -> tuple[LinkTariff, Cost]:
         """Of the first link that can be afforded, as the chain has it; else of the first of all, if there is one."""
         links, of_link = self._links(), self._tariff.of_link
         first = of_link(links[0] if links else "")

@@ -91,7 +91,7 @@ class Cascade:
         cache: ResultCache,
         client: CloudClient,
         hedging: Hedging,
-        router: Router,
+        router: TierRouter,
         spending: Spending | None,
         promises: Promises,
         audits: Audits,
@@ -205,7 +205,7 @@ class Cascade:
         started_s = self._clock.monotonic_s()
         missing: list[Row] = []
         for row in rows:
-            row.edge, row.edge_tier = self._cache.get(row.content + edge.key), _CACHE
+            row.edge, row.edge_tier = self._cache.get(result_key(row.content, edge.digest)), _CACHE
             if row.edge is None:
                 missing.append(row)
         if len(missing) < len(rows):
@@ -265,10 +265,10 @@ class Cascade:
             raise
         context.attempts.append(attempt(self._clock, _EDGE, "ok", started_s))
         if self._spending is not None and not private:
-            self._spending.ran(len(rows))
+            self._spending.charge_runs(len(rows))
         for row, output in zip(rows, outputs, strict=True):
             row.edge, row.edge_tier = output, _EDGE
-            self._cache.put(row.content + edge.key, output, private=private)
+            self._cache.put(result_key(row.content, edge.digest), output, private=private)
 
     async def _outputs(
         self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row], hedge: Hedge | None
@@ -284,7 +284,7 @@ class Cascade:
             return await edge.run_in_thread(batch, context.deadline_s, edge.measured_ms(request, len(positions)) / 1000)
 
         async def run_until(until_s: float) -> list[ModelOutput]:
-            run = self._runs.run([row.content + edge.key for row in rows], compute)
+            run = self._runs.run([result_key(row.content, edge.digest) for row in rows], compute)
             return await within(self._clock, until_s, run, _LATE)
 
         if hedge is not None:
@@ -336,7 +336,7 @@ class Cascade:
         if hedge is not None and hedge.take(row, attempts):
             return True
         started_s = self._clock.monotonic_s()
-        output = self._cache.get(result_key(digest, row.content)) if digest else None
+        output = self._cache.get(result_key(row.content, digest)) if digest else None
         if output is None:
             return False
         row.accept_full(output, _CACHE, row.reason, digest)
@@ -364,7 +364,7 @@ class Terms(NamedTuple):
         manifest, certificate_state: for which these terms hold.
         threshold: the bundle's, raised by the device or an alarm.
         covered: whether a certificate covers edge answers that their score accepts.
-        record: for the decision log, see `Router.record_of`.
+        record: for the decision log, see `TierRouter.record_of`.
     """
 
     manifest: Manifest
@@ -374,7 +374,7 @@ class Terms(NamedTuple):
     record: Mapping[str, Any]
 
 
-class Router:
+class TierRouter:
     """Decides which tier answers a row by the edge model's output: policy, certificate, device settings.
 
     Args:

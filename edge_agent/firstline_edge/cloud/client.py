@@ -276,7 +276,7 @@ class CloudClient:
             outputs = [ModelOutput(probabilities) for probabilities in full.probabilities]
             if digest and full.digest:
                 for index, output in zip(indices, outputs, strict=True):
-                    self._cache.put(result_key(digest, rows[index].content), output)
+                    self._cache.put(result_key(rows[index].content, digest), output)
             return [(output, full.digest) for output in outputs]
 
         flight = self._flights.run(_flight_keys(model, rows), compute, keep=keep)

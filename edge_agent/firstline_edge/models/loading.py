@@ -50,7 +50,7 @@ class LadderLoader(Protocol):
 
 def open_models(
     directories: Sequence[Path],
-    hold: Callable[[Path], DeviceModel],
+    load_bundle: Callable[[Path], DeviceModel],
     copies: BundleCopies | None = None,
     installed: Sequence[DeviceModel] = (),
 ) -> Models:
@@ -58,7 +58,7 @@ def open_models(
 
     Args:
         directories: bundles, or folders of bundles.
-        hold: opens one, see `hold`.
+        load_bundle: loads one; the function below, with its options.
         copies: keeps one of each bundle that works, and has it for when its files are damaged.
         installed: held in place of bundles of the same name.
     """
@@ -74,12 +74,12 @@ def open_models(
         if theirs and (identity := declared(path)) is not None and identity[0] in theirs:
             continue
         try:
-            held.append(hold(path))
+            held.append(load_bundle(path))
             if copies is not None and held[-1].edge is not None:
                 copies.keep(held[-1].bundle)
         except UpdateError as error:
             log.error("cannot use a bundle", path=str(path), error=error.message)
-            copy = _copy_of(path, hold, copies)
+            copy = _copy_of(path, load_bundle, copies)
             held += [copy] if copy is not None else []
             instead = f" A copy of version {copy.version} answers instead." if copy is not None else ""
             problems.append(Problem(path, error.message + instead))
@@ -87,13 +87,13 @@ def open_models(
     return Models(held, problems)
 
 
-def _copy_of(path: Path, hold: Callable[[Path], DeviceModel], copies: BundleCopies | None) -> DeviceModel | None:
+def _copy_of(path: Path, load_bundle: Callable[[Path], DeviceModel], copies: BundleCopies | None) -> DeviceModel | None:
     """The bundle as it was when it last worked; None where there is no such copy, or that is damaged too."""
     copy = copies.of(path) if copies is not None else None
     if copy is None:
         return None
     try:
-        return hold(copy)
+        return load_bundle(copy)
     except UpdateError as error:
         log.error("cannot use the copy of a bundle", path=str(copy), error=error.message)
         return None
@@ -118,7 +118,7 @@ def bundle_paths(directories: Iterable[Path]) -> list[Path]:
     return found
 
 
-def hold(
+def load_bundle(
     path: Path,
     options: RuntimeOptions,
     workers: Workers,

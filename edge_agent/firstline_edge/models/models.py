@@ -65,10 +65,14 @@ class Pace:
         return max(self.factor, self.late)
 
     def ran(self, took_s: float, measured_s: float) -> None:
-        """A run ended: later or sooner than this pace has it?
+        """Updates the pace after a run.
 
-        Not than the pace had it when the run was asked for: of five hundred that wait, all asked for at the first
-        one's pace, each would be late for the same reason, and the pace no longer one of anything.
+        Compares with the present pace, not with the pace when the run was queued: otherwise 500 waiting runs would all
+        count as late for one cause.
+
+        Args:
+            took_s: the time of the run.
+            measured_s: the shortest time measured for such a run.
         """
         if took_s > self.factor * measured_s:
             self.factor = min(_PACE_LIMIT, self.factor * _PACE_STEP)
@@ -119,9 +123,6 @@ class EdgeModel:
         pace: of its runs since.
         escalation_rate: of its requests since.
         profiled: this device's earlier measurement, which provides its times; None if it was measured at load.
-
-    Attributes:
-        key: how its results' keys end, see `keys.result_key`.
     """
 
     loaded: LoadedModel
@@ -138,10 +139,6 @@ class EdgeModel:
     pace: Pace = field(default_factory=Pace, compare=False)
     escalation_rate: EscalationRate = field(default_factory=EscalationRate, compare=False)
     profiled: Point | None = field(default=None, compare=False)
-    key: bytes = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "key", self.digest.encode())
 
     def expected_ms(self, request: InferRequest, rows: int) -> float:
         """Returns the expected time of this many rows of the request; infinite if nothing was measured."""
@@ -350,21 +347,21 @@ class Models:
         name, versions = model.manifest.name, dict(self._held.get(model.manifest.name, {}))
         before = versions.get(model.version)
         versions[model.version] = model
-        self._hold(name, dict(sorted(versions.items(), key=lambda each: int(each[0]))))
+        self._index(name, dict(sorted(versions.items(), key=lambda each: int(each[0]))))
         self.away.pop((name, model.manifest.version), None)
         return before
 
     def take(self, model: DeviceModel, why: str) -> None:
         """Holds a model no more; requests under way keep it until they are answered."""
         name = model.manifest.name
-        self._hold(name, {version: held for version, held in self._held[name].items() if held is not model})
+        self._index(name, {version: held for version, held in self._held[name].items() if held is not model})
         self.away[name, model.manifest.version] = why
 
     def find(self, name: str, version: str = "") -> DeviceModel | None:
         """The model, or None where this device does not hold it in that version ("" is the current one)."""
         return self._held.get(name, _NONE).get(version) if version else self._current.get(name)
 
-    def _hold(self, name: str, versions: dict[str, DeviceModel]) -> None:
+    def _index(self, name: str, versions: dict[str, DeviceModel]) -> None:
         if versions:
             self._held[name], self._current[name] = versions, versions[next(reversed(versions))]
         else:

@@ -44,7 +44,7 @@ class Reloading:
         models: changed here.
         watch: notified of the models that begin and cease to answer.
         directories: bundles, or folders of bundles.
-        hold: opens, loads and measures one bundle; blocks.
+        load_bundle: opens, loads and measures one bundle; blocks.
         copies: keeps one of each bundle that works.
         instead: see the attribute.
 
@@ -57,7 +57,7 @@ class Reloading:
         models: Models,
         watch: CertificateWatch,
         directories: Sequence[Path],
-        hold: Callable[[Path], DeviceModel],
+        load_bundle: Callable[[Path], DeviceModel],
         copies: BundleCopies,
         *,
         instead: Mapping[str, Path] = MappingProxyType({}),
@@ -65,7 +65,7 @@ class Reloading:
         self._models = models
         self._watch = watch
         self._directories = directories
-        self._hold = hold
+        self._load_bundle = load_bundle
         self._copies = copies
         self._turn = asyncio.Lock()
         self.instead = dict(instead)
@@ -156,7 +156,7 @@ class Reloading:
             UpdateError: it cannot be trusted.
             RequestError: none of its edge variants runs here.
         """
-        held = self._hold(path)
+        held = self._load_bundle(path)
         if held.edge is None and held.manifest.edge:
             raise RequestError(held.problem)
         if held.edge is not None:

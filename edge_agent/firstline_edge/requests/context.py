@@ -257,12 +257,13 @@ def content_digests(tensor: Tensor) -> list[bytes]:
     return [_content_digest(tensor.name, array[position : position + 1]) for position in range(len(array))]
 
 
-def result_key(answering_digest: str, content: bytes) -> bytes:
+def result_key(content: bytes, answering_digest: str) -> bytes:
     """Returns the key under which a model's output for one row is cached.
 
     Args:
-        answering_digest: of everything that computes the output: model, processing, and score if there is one.
         content: the row's, from `content_digests`; always of one length, so that the two cannot be confused.
+        answering_digest: of everything that computes the output: model, processing, and, if the bundle has them, its
+            score and learned value.
     """
     return content + answering_digest.encode()
 

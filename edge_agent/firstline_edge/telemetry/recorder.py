@@ -231,7 +231,7 @@ class Recorder:
         request = refused.request
         if request.privacy is _LOCAL_ONLY:
             return
-        self._metrics.error(error)
+        self._metrics.count_error(error)
         if version is not None:
             self._statistics.refused(request.model, version, seconds)
             if self._listener is not None:

@@ -7,6 +7,14 @@ The prices of several resources add up: an escalation is bought if and only if
 where the markup is the current price factor of a resource (see `markup`). Escalations that the contract demands have
 their own, lower prices. All others also pay the resource's own worth (money is worth itself), so that they may be too
 expensive although no budget is short.
+
+Terms:
+    value: of an escalation: P(edge wrong and full right), 0 to 1.
+    worth: the money that a corrected answer, or a unit of a resource, is worth to the user.
+    price: of a unit of a resource, in money: it rises as the resource's budget becomes short. The price of a whole
+        escalation is divided by the worth of a corrected answer, so that it compares with a value.
+    cost: the amount of each resource that an escalation, a run or a transfer uses.
+    markup: the factor by which the device's conditions (battery, heat, metered link) raise the price of a resource.
 """
 
 from __future__ import annotations
@@ -29,7 +37,7 @@ class Cost(NamedTuple):
 
 NO_MARKUP = Cost(1.0, 1.0, 1.0)
 _NOTHING = Cost()
-A_COIN_A_COIN = Cost(money=1.0)
+MONEY_ONLY = Cost(money=1.0)
 """The default worths: only money has a worth of its own."""
 
 
@@ -64,7 +72,7 @@ class Account:
         worths: of a unit of each resource, in money, budget or not.
     """
 
-    def __init__(self, meters: Mapping[str, Meter], *, worth: float = 1.0, worths: Cost = A_COIN_A_COIN) -> None:
+    def __init__(self, meters: Mapping[str, Meter], *, worth: float = 1.0, worths: Cost = MONEY_ONLY) -> None:
         self.meters = meters
         self.worth = worth
         self._worths = worths

@@ -231,7 +231,8 @@ class Decision:
 
     Args:
         tier: EDGE or CLOUD.
-        demanded: False for an escalation that is made only if it is worth its price.
+        demanded: for an escalation: False if only its value speaks for it; demanded escalations have a lower price of
+            their own.
     """
 
     tier: Tier

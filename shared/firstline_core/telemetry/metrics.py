@@ -42,7 +42,7 @@ class RequestMetrics:
         if response.answer is not None:
             self._answers.count(response.answer, seconds)
 
-    def error(self, error: FirstlineError) -> None:
+    def count_error(self, error: FirstlineError) -> None:
         """Counts one refusal or failure."""
         self._errors.labels(error.code).inc()
 

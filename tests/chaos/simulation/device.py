@@ -20,7 +20,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.cascade import Cascade, CascadeOptions, Router
+from firstline_edge.cascade.cascade import Cascade, CascadeOptions, TierRouter
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
@@ -108,7 +108,7 @@ class Device:
             cache=cache,
             client=gateway,
             hedging=hedging,
-            router=Router(min_threshold=0.0, clock=clock),
+            router=TierRouter(min_threshold=0.0, clock=clock),
             spending=None,
             promises=_Promises(self.outbox, delivery),
             audits=NoAudits(),

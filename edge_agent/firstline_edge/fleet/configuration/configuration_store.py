@@ -164,10 +164,10 @@ class ConfigurationStore:
         """
         self.settled = False  # a refused write may have reached the disk
         await self._off_loop(write_struct, self._path, state)
-        self.hold(state)
+        self.set_in_memory(state)
         self.settled = True
 
-    def hold(self, state: ConfigurationState) -> None:
+    def set_in_memory(self, state: ConfigurationState) -> None:
         """Makes a state valid in this process; `settle` stores it."""
         self.state, self.settled = state, False
         record = state.record

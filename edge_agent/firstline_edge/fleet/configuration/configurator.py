@@ -122,7 +122,7 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
         except ConfigError as error:
             log.error("the previous configuration cannot run", error=error.message)
             state, settings = replace(state, running=None, previous=None), self._own
-        self._store.hold(state)
+        self._store.set_in_memory(state)
         self._adopt(settings)
         try:
             await self._store.settle()
@@ -132,8 +132,8 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
     async def _write(self, record: Record[DesiredConfiguration]) -> None:
         await self._store.write(self._store.state.with_record(record))
 
-    def _hold(self, record: Record[DesiredConfiguration]) -> None:
-        self._store.hold(self._store.state.with_record(record))
+    def _set_in_memory(self, record: Record[DesiredConfiguration]) -> None:
+        self._store.set_in_memory(self._store.state.with_record(record))
 
     async def _settle(self) -> None:
         await self._store.settle()

@@ -17,7 +17,7 @@ from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.budgets.from_settings import exchange
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.cascade.cascade import Router, policy_from
+from firstline_edge.cascade.cascade import TierRouter, policy_from
 from firstline_edge.fleet.updates.trial import has_failed
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.settings.check import check
@@ -80,7 +80,7 @@ class SettingsAdoption:
         self,
         *,
         models: Models,
-        router: Router,
+        router: TierRouter,
         certificates: CertificateStates,
         auditor: Auditor,
         spending: Spending | None,

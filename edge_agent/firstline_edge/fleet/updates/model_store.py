@@ -154,7 +154,7 @@ class ModelStore:
             if pointer == before and now == record:
                 continue
             try:
-                self._hold(name, pointer, now)
+                self._set_and_store(name, pointer, now)
             except OSError as error:
                 log.error("the disk refuses an update", model=name, error=str(error))
                 if now is not None and pointer.in_trial:
@@ -220,7 +220,7 @@ class ModelStore:
         write_struct(self.folder / name / file, value)
         self._unsettled.discard(name)
 
-    def hold(self, name: str, record: Record[DesiredModel]) -> None:
+    def set_in_memory(self, name: str, record: Record[DesiredModel]) -> None:
         """Makes the record of an update that is not tried valid in this process; `settle` stores it later."""
         self.records[name] = record
         self._unsettled.add(name)
@@ -261,10 +261,10 @@ class ModelStore:
         """
         pointer, record = self.pointer(name), self.records.get(name)
         after = record.after_rollback(reason, message, wall_s) if record is not None else None
-        self._hold(name, pointer.reverted() if pointer.can_roll_back else Pointer(), after)
+        self._set_and_store(name, pointer.reverted() if pointer.can_roll_back else Pointer(), after)
 
-    def _hold(self, name: str, pointer: Pointer, record: Record[DesiredModel] | None) -> None:
-        """Makes both valid; raises OSError if the disk does not have them yet."""
+    def _set_and_store(self, name: str, pointer: Pointer, record: Record[DesiredModel] | None) -> None:
+        """Makes both valid in memory, then stores them; raises OSError if the disk does not have them yet."""
         self._pointers[name] = pointer
         if record is not None:
             self.records[name] = record
@@ -272,12 +272,14 @@ class ModelStore:
         self.settle(name)
 
 
-def hold_installed(store: ModelStore, hold: Callable[[Path], DeviceModel], clock: Clock) -> dict[Path, DeviceModel]:
+def load_installed(
+    store: ModelStore, load_bundle: Callable[[Path], DeviceModel], clock: Clock
+) -> dict[Path, DeviceModel]:
     """Opens the models that run from a slot when the agent starts; one that cannot run is rolled back.
 
     Args:
         store: the installed models.
-        hold: opens, loads and measures one bundle.
+        load_bundle: opens, loads and measures one bundle.
         clock: for the time of a rollback.
 
     Returns:
@@ -287,7 +289,7 @@ def hold_installed(store: ModelStore, hold: Callable[[Path], DeviceModel], clock
     for name in store.names:
         while (path := store.path(name, store.pointer(name).slot)) is not None:
             try:
-                held = hold(path)
+                held = load_bundle(path)
                 if held.edge is None and held.manifest.edge:
                     raise UpdateError(held.problem)
                 opened[path] = held

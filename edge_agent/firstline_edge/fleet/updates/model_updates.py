@@ -200,8 +200,8 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
         await self._services.off_loop(self._store.write, self._name, record)
         self._report()
 
-    def _hold(self, record: Record[DesiredModel]) -> None:
-        self._store.hold(self._name, record)
+    def _set_in_memory(self, record: Record[DesiredModel]) -> None:
+        self._store.set_in_memory(self._name, record)
         self._report()
 
     async def _settle(self) -> None:

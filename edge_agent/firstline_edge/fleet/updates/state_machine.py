@@ -433,7 +433,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
             state = record.state
         if (record.state, record.reason, record.message) != (state, reason, message):
             since_s = record.since_s if state is record.state else self._now_s()
-            self._hold(replace(record, state=state, reason=reason, message=message, since_s=since_s))
+            self._set_in_memory(replace(record, state=state, reason=reason, message=message, since_s=since_s))
 
     async def _note(self, state: UpdateState, reason: str = "", message: str = "") -> None:
         """Stores the next state of the update.
@@ -492,7 +492,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
         """Stores the record; raises OSError if the disk refuses."""
 
     @abstractmethod
-    def _hold(self, record: Record[Target]) -> None:
+    def _set_in_memory(self, record: Record[Target]) -> None:
         """Makes the record valid in this process; `_settle` stores it later."""
 
     @abstractmethod

@@ -57,7 +57,7 @@ class AgentServing:
 
     Args:
         reloading: exchanges them.
-        hold: opens, loads and measures one bundle; blocks.
+        load_bundle: opens, loads and measures one bundle; blocks.
         running: returns the model that answers for a name now.
         answered: returns the rows of a version so far, and those of them without an answer.
         hardware: returns the device's runtimes and capacity; blocks.
@@ -66,14 +66,14 @@ class AgentServing:
     def __init__(
         self,
         reloading: Reloading,
-        hold: Callable[[Path], DeviceModel],
+        load_bundle: Callable[[Path], DeviceModel],
         *,
         running: Callable[[str], DeviceModel | None],
         answered: Callable[[DeviceModel], tuple[int, int]],
         hardware: Callable[[], Hardware],
     ) -> None:
         self._reloading = reloading
-        self._hold = hold
+        self._load_bundle = load_bundle
         self._running = running
         self._answered = answered
         self._hardware = hardware
@@ -85,7 +85,7 @@ class AgentServing:
 
     async def prepare(self, path: Path, *, trial: bool) -> DeviceModel:
         """See `Serving`."""
-        held = await asyncio.to_thread(self._hold, path)
+        held = await asyncio.to_thread(self._load_bundle, path)
         if trial:
             await asyncio.to_thread(self_test, held, self._running(held.manifest.name))
         elif held.edge is None and held.manifest.edge:

@@ -9,7 +9,7 @@ from firstline_core.telemetry.metrics import RequestMetrics
 def test_metrics_count_answers_errors_and_read_gauges() -> None:
     metrics = RequestMetrics("edge")
     metrics.observe(answered(), 0.003)
-    metrics.error(QueueFullError("full"))
+    metrics.count_error(QueueFullError("full"))
     metrics.gauge("outbox_items", "Items that wait.", lambda: 7)
     text = metrics.render()[0].decode()
     assert 'firstline_edge_requests_total{reason="confident",status="final",tier="edge"} 1.0' in text

@@ -165,7 +165,7 @@ async def test_the_full_models_word_is_kept_for_later(make_scene: MakeScene) -> 
     response = await scene.infer(SURE)
     await ended(scene, 1)
     content = scene.findings[0].audit.content
-    kept = scene.cache.get(result_key(scene.cloud.digest, content))
+    kept = scene.cache.get(result_key(content, scene.cloud.digest))
     assert kept is not None and kept.probabilities[1] == pytest.approx(0.99)
     assert (await scene.infer(SURE)).output("probabilities").tolist() == response.output("probabilities").tolist()
 

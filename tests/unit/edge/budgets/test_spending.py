@@ -141,7 +141,7 @@ class TestPaid:
     def test_runs_do_not_use_up_the_budget_of_audits(self) -> None:
         audit, tariff = replace(self.asked, audit=AUDIT), Tariff({"http": LinkTariff(0.01, 0.01)}, joules_per_run=1.0)
         spending = purse(1000.0, resource="joules/day", tariff=tariff, prices=(0.01, 0.01))
-        spending.ran(900)
+        spending.charge_runs(900)
         for _ in range(2):  # of 20 joules, and 50 are theirs
             with spending.paid(audit):
                 count("http", sent=2000)

@@ -14,7 +14,7 @@ from support.edge import Scene
 from bench.support.bundles import with_certificate
 from firstline_core.routing.certificate import GroupCertificate
 from firstline_core.types import Reason, Tier
-from firstline_edge.cascade.cascade import Router
+from firstline_edge.cascade.cascade import TierRouter
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, Row
 
@@ -36,13 +36,13 @@ def row(probabilities: tuple[float, float], score: float) -> Row:
     return Row(0, b"", ModelOutput(np.array(probabilities, np.float32), score))
 
 
-def decided(router: Router, held: DeviceModel, seen: Row) -> tuple[Tier, bool]:
+def decided(router: TierRouter, held: DeviceModel, seen: Row) -> tuple[Tier, bool]:
     verdict = router.verdict(held, seen)
     return verdict.tier, router.covers(held, seen, verdict)
 
 
 def test_each_class_has_its_threshold(held: DeviceModel) -> None:
-    router = Router(min_threshold=0.0)
+    router = TierRouter(min_threshold=0.0)
     assert decided(router, held, row(YES, 0.6)) == (Tier.EDGE, True)
     assert decided(router, held, row(YES, math.nextafter(0.6, 0))) == (Tier.CLOUD, False)
     assert decided(router, held, row(NO, 1.0)) == (Tier.CLOUD, False)
@@ -51,7 +51,7 @@ def test_each_class_has_its_threshold(held: DeviceModel) -> None:
 
 
 def test_a_raised_threshold_is_covered(held: DeviceModel) -> None:
-    router = Router(min_threshold=0.7)
+    router = TierRouter(min_threshold=0.7)
     assert decided(router, held, row(YES, 0.65)) == (Tier.CLOUD, False)
     assert decided(router, held, row(YES, 0.8)) == (Tier.EDGE, True)
 
@@ -59,4 +59,4 @@ def test_a_raised_threshold_is_covered(held: DeviceModel) -> None:
 def test_a_class_that_the_certificate_does_not_name_is_not_kept(held: DeviceModel) -> None:
     renamed = msgspec.structs.replace(held.manifest, labels=("yes", "maybe"))
     held = replace(held, bundle=replace(held.bundle, manifest=renamed))
-    assert decided(Router(min_threshold=0.0), held, row(NO, 1.0)) == (Tier.CLOUD, False)
+    assert decided(TierRouter(min_threshold=0.0), held, row(NO, 1.0)) == (Tier.CLOUD, False)

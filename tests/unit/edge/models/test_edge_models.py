@@ -25,13 +25,13 @@ from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.models import loading
-from firstline_edge.models.loading import bundle_paths, hold, open_models, quickest_ms, sample_input
+from firstline_edge.models.loading import bundle_paths, load_bundle, open_models, quickest_ms, sample_input
 from firstline_edge.models.models import DeviceModel, Models, Pace
 from firstline_edge.models.workers import Workers
 
 
 def here(workers: Workers) -> Callable[[Path], DeviceModel]:
-    return partial(hold, options=RuntimeOptions(), workers=workers)
+    return partial(load_bundle, options=RuntimeOptions(), workers=workers)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from firstline_core.profile.profile import Point, Profile, distribution, encode
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest
 from firstline_edge.app import EdgeAgent
-from firstline_edge.models.loading import hold
+from firstline_edge.models.loading import load_bundle
 from firstline_edge.models.models import EdgeModel, Pace
 from firstline_edge.models.profiles import Profiles, fastest_options
 from firstline_edge.models.workers import Workers
@@ -60,7 +60,7 @@ def loaded(
     path: Path, state_dir: Path, workers: Workers, profiles: Profiles | None = None, *, as_planned: bool = False
 ) -> EdgeModel:
     profiles = profiles or Profiles(state_dir, ROOT)
-    found = hold(path, RuntimeOptions(), workers, profiles=profiles, as_planned=as_planned).edge
+    found = load_bundle(path, RuntimeOptions(), workers, profiles=profiles, as_planned=as_planned).edge
     assert found is not None
     found.loaded.close()
     return found

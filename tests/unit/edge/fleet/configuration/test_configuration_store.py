@@ -79,7 +79,7 @@ async def test_a_refused_write_leaves_the_previous_state_valid(
 async def test_a_rollback_is_valid_at_once_and_stored_later(
     counted: CountedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted.store.hold(RUNNING)
+    counted.store.set_in_memory(RUNNING)
     assert counted.store.state == RUNNING and counted.changes == 1 and counted.writes == 0
     assert not counted.store.settled and counted.on_disk == OFFERED
     with full_disk(monkeypatch), pytest.raises(OSError, match="No space"):
@@ -89,7 +89,7 @@ async def test_a_rollback_is_valid_at_once_and_stored_later(
 
 
 async def test_a_settled_state_is_not_written_again(counted: CountedStore) -> None:
-    counted.store.hold(RUNNING)
+    counted.store.set_in_memory(RUNNING)
     await counted.store.settle()
     await counted.store.settle()
     assert counted.writes == 1 and counted.on_disk == RUNNING

@@ -19,7 +19,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import IntegrityError, SelfTestError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_edge.fleet.updates.trial import self_test
-from firstline_edge.models.loading import hold
+from firstline_edge.models.loading import load_bundle
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.models.workers import Workers
 
@@ -41,7 +41,7 @@ def held_with(
     manifest = open_bundle(folder).manifest
     manifest = msgspec.structs.replace(manifest, golden=Golden(artefact(folder / GOLDEN_NAME, folder), 0.01))
     (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
-    return hold(folder, RuntimeOptions(), workers)
+    return load_bundle(folder, RuntimeOptions(), workers)
 
 
 def test_equal_golden_answers_pass(tmp_path: Path, workers: Workers) -> None:
