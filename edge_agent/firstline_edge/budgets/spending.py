@@ -1,11 +1,11 @@
 """The device's spending, limited by its budgets and stored across restarts.
 
-The cascade decides by `denial` whether a row is worth its price. The links pay by `paid` when something is sent, so
-that live escalations, hedges, redeliveries and audits draw on the same
-budgets. It sets an estimate aside, refuses what would overspend, and settles with the bytes that the links counted.
+The cascade calls `denial` to decide whether the value of a row justifies its price. The links call `paid` when they
+send a request, so that live escalations, hedges, redeliveries and audits draw on the same budgets. `paid` reserves an
+estimated cost, refuses a request that would exceed a budget, and settles with the bytes that the links counted.
 
-The spending is stored every few seconds, not for each request: a process that is killed forgets at most the
-last `SAVE_EVERY_S` of spending. The file is one line of JSON and its checksum, replaced as a whole or not at all.
+The agent stores the spending every few seconds, not for each request: a killed process loses at most the last
+`SAVE_EVERY_S` of spending. The file is one line of JSON and its checksum, replaced as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ AROUND_BYTES = 2048.0
 
 
 class Books(msgspec.Struct, frozen=True):
-    """All that outlives a restart.
+    """The state that survives a restart.
 
     Args:
         ledgers: by the name of their budget.
-        around_bytes: bytes that cross the link in addition to a payload, headers and answer: as many as the first call
-            may take.
+        around_bytes: estimated bytes that cross the link in addition to a payload: headers and answer.
     """
 
     ledgers: dict[str, Ledger] = msgspec.field(default_factory=dict)
@@ -53,14 +52,14 @@ class Books(msgspec.Struct, frozen=True):
 
 
 class LedgerFile:
-    """Keeps the books. May be written from any thread.
+    """Stores the books in a file. Any thread may write it.
 
     Args:
         path: the file; its directory exists.
 
     Attributes:
-        refusal: why they are not kept at the moment, in a sentence, or "".
-        loss: that earlier ones were lost, in a sentence, or "".
+        refusal: a sentence that says why the last write failed; "" if it did not.
+        loss: a sentence that says that earlier books were lost; "" if they were not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +74,7 @@ class LedgerFile:
         return " ".join(filter(None, (self.loss, self.refusal)))
 
     def read(self) -> Books:
-        """Returns the books as they were written last; empty if there are none or they are damaged, which is logged."""
+        """Returns the books that were written last; empty books if the file is missing or damaged (which is logged)."""
         try:
             return read_struct(self._path, Books)
         except FileNotFoundError:
@@ -100,7 +99,7 @@ class LedgerFile:
             self.refusal = ""
 
     def refused(self, why: str) -> None:
-        """Notes that the system or the disk did not allow a write."""
+        """Records that the system or the disk refused a write."""
         if not self.refusal:
             log.error("cannot write down what is spent", path=str(self._path), error=why)
         self.refusal = f"What is spent cannot be written down ({why}); a restart would forget it."
@@ -108,21 +107,21 @@ class LedgerFile:
 
 SAVE_EVERY_S = 5.0
 
-_ROW_BYTES = 256  # what an answer says of each further row
-_FORGET = 0.05  # how fast a call that was larger than usual is forgotten
+_ROW_BYTES = 256  # of the answer, for each row after the first
+_DECAY = 0.05  # share by which the estimate of `around_bytes` moves towards a smaller call
 
 
 class Spending:
-    """The device's one purse. For one thread.
+    """The budgets of this device. Not thread-safe.
 
     Args:
-        account: its budgets.
+        account: budgets and their prices.
         tariff: prices of traffic and runs.
-        clock: budgets are of hours and days by the wall.
-        file: keeps the books; None to forget them.
+        clock: its wall clock ends the hours and days of the budgets.
+        file: stores the books; None to store nothing.
         around_bytes: estimated bytes that cross the link in addition to a payload.
-        links: names of those that a request would try now, in that order.
-        sense: tells battery and heat, at once.
+        links: returns the names of the links that a request would try now, in order.
+        sense: returns battery and heat without blocking.
         metered_factor: factor by which a metered link raises prices.
     """
 
@@ -150,49 +149,49 @@ class Spending:
         self._changed = False
 
     def adopt(self, account: Account, tariff: Tariff, metered_factor: float) -> None:
-        """Exchanges budgets and prices.
+        """Replaces budgets and prices.
 
-        Calls in progress are settled with the account that paid them: a budget that both accounts have is one ledger.
+        Calls in progress are settled with the account that paid them; both accounts share the ledger of a common budget.
         """
         self.account, self._tariff, self._metered_factor = account, tariff, metered_factor
-        self._take_up(self.conditions)
+        self._set_conditions(self.conditions)
         self._changed = True
 
     def denial(self, size_bytes: float, value: float, *, demanded: bool = True) -> Denial | None:
-        """Returns why an escalation is not worth its price now; None if it is. Nothing is charged yet.
+        """Returns why an escalation is not worth its price now; None if it is. Charges nothing.
 
         Args:
             size_bytes: of its payload.
             value: P(edge wrong and full right).
-            demanded: the contract demands it.
+            demanded: whether the contract demands it.
         """
         now_s = self._clock.wall_s()
         tariff, cost = self._link_and_cost(size_bytes, now_s)
         if tariff.metered is not self.conditions.metered:
-            self._take_up(replace(self.conditions, metered=tariff.metered))
+            self._set_conditions(replace(self.conditions, metered=tariff.metered))
         return self.account.judge(value, cost, now_s, demanded=demanded)
 
     @property
     def linked(self) -> bool:
-        """Whether a request would be tried now, by any link."""
+        """Whether any link would try a request now."""
         return bool(self._links())
 
     @property
     def ample(self) -> bool:
-        """Whether no budget has a price now: then something may be sent that will perhaps not be needed."""
+        """Whether no budget has a price now, so that the agent may send a request that it may not need."""
         now_s = self._clock.wall_s()
         return all(meter.price(now_s, demanded=False) == 0 for meter in self.account.meters.values())
 
     @contextmanager
     def paid(self, request: InferRequest, link: str | None = None) -> Iterator[None]:
-        """Pays for one try over one link.
+        """Pays for one attempt over one link.
 
         Args:
-            request: as it is sent.
-            link: its name; None for the one that would be taken first.
+            request: as the link sends it.
+            link: its name; None for the link that `_link_and_cost` chooses.
 
         Raises:
-            BudgetExceededError: too little is left; for an audit, too little in addition to what the contract demands.
+            BudgetExceededError: too little is left; for an audit, too little beyond the needs of the contract.
         """
         now_s, account, audit = self._clock.wall_s(), self.account, request.audit is not None
         size_bytes = request.size_bytes
@@ -216,19 +215,19 @@ class Spending:
                 yield
                 answered = True
             finally:
-                if not answered or traffic.crossed:  # a link that counts nothing is taken at the estimate
+                if not answered or traffic.crossed:  # if a link counts nothing, the estimate stays
                     spent = self._spent(traffic, asked_bytes, answered=answered)
                     account.settle(reserved, spent, periods, self._clock.wall_s())
                     self._changed = True
 
     def charge_runs(self, rows: int) -> None:
-        """The edge model ran on so many rows."""
+        """Charges the energy of running the edge model on a number of rows."""
         if self._tariff.joules_per_run:
             self.account.charge(self._tariff.runs(rows), self._clock.wall_s(), priced=False)
             self._changed = True
 
     def _link_and_cost(self, size_bytes: float, now_s: float) -> tuple[LinkTariff, Cost]:
-        """Of the first link that can be afforded, as the chain has it; else of the first of all, if there is one."""
+        """Returns tariff and cost of the first affordable link, or of the first link if none is."""
         links, of_link = self._links(), self._tariff.of_link
         first = of_link(links[0] if links else "")
         cost = self._estimate(size_bytes, first)
@@ -243,43 +242,43 @@ class Spending:
         return link.cost(size_bytes, self._around_bytes, self._tariff.money_per_request)
 
     def _spent(self, traffic: Traffic, size_bytes: int, *, answered: bool) -> Cost:
-        """Returns the cost of a call by the links' counts; the next estimate learns from it."""
+        """Returns the cost of a call by the links' counts, and updates the estimate of `around_bytes`."""
         spent = [self._tariff.of_link(link).cost(sent, received) for link, sent, received in traffic.crossed]
         requests = Cost(money=self._tariff.money_per_request if answered else 0.0)
         if answered:
-            # A link may have sent it twice (over a connection that turned out to be closed), which it rarely does.
+            # Only the last try counts: a link rarely sends a request twice, over a connection that turned out to be closed.
             around_bytes = traffic.last_bytes - size_bytes
-            self._around_bytes = max(around_bytes, self._around_bytes + _FORGET * (around_bytes - self._around_bytes))
+            self._around_bytes = max(around_bytes, self._around_bytes + _DECAY * (around_bytes - self._around_bytes))
         return Cost(*(sum(parts) for parts in zip(requests, *spent, strict=True)))
 
-    def _take_up(self, conditions: Conditions) -> None:
+    def _set_conditions(self, conditions: Conditions) -> None:
         self.conditions = conditions
         self.account.markup = markup(conditions, self._metered_factor)
 
     async def keep(self) -> None:
-        """Looks at battery and heat, and writes down what was spent, every few seconds until it is cancelled."""
+        """Reads battery and heat, and stores the spending, every few seconds until it is cancelled."""
         while True:
-            self._take_up(replace(self._sense(), metered=self.conditions.metered))
+            self._set_conditions(replace(self._sense(), metered=self.conditions.metered))
             await self._clock.sleep(SAVE_EVERY_S)
             if self._file is not None and self.account.meters and (self._changed or self._file.refusal):
                 self._changed = False
                 try:
                     await asyncio.to_thread(self._file.write, self._books())
-                except REFUSED as error:  # no thread, no memory; battery and heat are looked at all the same
+                except REFUSED as error:  # no thread or no memory; battery and heat are still read
                     self._file.refused(str(error) or type(error).__name__)
 
     def save(self) -> None:
-        """Writes down what was spent, if anything can be."""
+        """Stores the spending if there are a file and budgets."""
         if self._file is not None and self.account.meters:
             self._file.write(self._books())
 
     def _books(self) -> bytes:
-        """Encoded here, for what is written in a thread must not change meanwhile."""
+        """Returns the encoded books. The caller encodes on its own thread, because the ledgers change meanwhile."""
         return msgspec.json.encode(Books(self.account.ledgers(self._clock.wall_s()), self._around_bytes))
 
     @property
     def problem(self) -> str:
-        """Why what is spent is not written down, though it should be; or ""."""
+        """The problem with the file, in sentences; "" if there is none or nothing is stored."""
         return self._file.problem if self._file is not None else ""
 
     def status(self) -> list[dict[str, Any]]:

@@ -111,7 +111,7 @@ class EdgeModel:
     Args:
         loaded: model and processing.
         score: the bundle's confidence function.
-        digest: of all that computes a row's evidence: model, processing and score.
+        digest: of all that computes a row's evidence: model, processing, score and learned value.
         row_ms: the quickest that was measured, for one row of `sample_bytes`, processing included.
         sample_bytes: size of the measured row.
         workers: for runs that would hold up the event loop.

@@ -12,4 +12,12 @@ Modules
     delivery        sends promises to the gateway
     pacing          which promises may be sent now, and how fast
     announcer       publishes corrections to local applications over MQTT
+
+Terms
+    seal            checksum or encryption around a record, which shows whether its content was changed
+                    (`firstline_core.storage.seals`)
+    mark            high-water mark: the numbers of the newest acknowledged records, in a small file outside the
+                    database; after a crash it shows whether acknowledged records are missing
+    set aside       rename a damaged file (suffix `.damaged`), so that a new one replaces it and an operator can still
+                    examine it
 """

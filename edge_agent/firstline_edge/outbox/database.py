@@ -1,7 +1,7 @@
 """The outbox's database file: its schema, how it is opened and written, and how damage to it is found.
 
 SQLite checks the tree of pages and the indexes against the rows. This module checks the file's head and the schema,
-and the records' seals protect their content. `recovery.py` replaces a damaged file.
+and each record's seal shows whether its content was changed. `recovery.py` replaces a damaged file.
 """
 
 from __future__ import annotations

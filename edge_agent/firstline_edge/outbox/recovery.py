@@ -91,7 +91,7 @@ def open_or_recover(path: Path, seal: Seal) -> Opened:
             return _replace(path, seal, f"It was damaged ({error})")
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
-            if _has_keys(connection, seal):
+            if _can_decrypt_all(connection, seal):
                 mark = HighWaterMark(path, connection)
                 undo.callback(mark.close)
                 damage = _missing_records(connection, mark)
@@ -170,7 +170,7 @@ def _finish(path: Path) -> None:
         fresh.with_name(fresh.name + suffix).unlink(missing_ok=True)
 
 
-def _has_keys(connection: sqlite3.Connection, seal: Seal) -> bool:
+def _can_decrypt_all(connection: sqlite3.Connection, seal: Seal) -> bool:
     for table, column in _SEALED:
         heads = connection.execute(f"SELECT DISTINCT substr({column}, 1, {HEAD_BYTES}) FROM {table}")  # noqa: S608
         if not all(seal.has_key_of(head) for (head,) in heads):

@@ -1,7 +1,7 @@
 """Records the agent's answers: counters, log lines and the decision log. Never a local_only request.
 
-Answers are counted and written a moment after they went out, several at a time: no caller waits, and many lines cost
-    little more than one. Reading the numbers counts pending answers first.
+The agent counts and writes answers shortly after it sent them, several at a time: no caller waits, and many lines cost
+little more than one. Reading the numbers counts pending answers first.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, 
 _NAME = "firstline_edge"
 log = logger(_NAME)
 
-# So long, or until so many wait, is what a killed process forgets.
-_DELAY_S, _TOGETHER = 0.05, 32
-_TURNS = (1, _TOGETHER)
+# A killed process loses at most the last 0.05 s or 32 answers.
+_DELAY_S, _BATCH_LIMIT = 0.05, 32
+_SCHEDULING_SIZES = (1, _BATCH_LIMIT)
 _LOCAL_ONLY = Privacy.LOCAL_ONLY
 _EDGE, _CACHE = Tier.EDGE, Tier.CACHE
-_AT_ONCE = (0.0,)
+_NO_WAIT_S = (0.0,)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class _StatisticsByModel:
-    """How often, and how long, each model on this device answered: Triton's statistics, from the agent's start on."""
+    """Triton's statistics of each model on this device since the agent's start: numbers and durations of answers."""
 
     def __init__(self) -> None:
         self._models: dict[tuple[str, str], ModelStatistics] = {}
@@ -49,7 +49,7 @@ class _StatisticsByModel:
         return statistics
 
     def answered(self, request: InferRequest, response: InferResponse, seconds: float, wall_s: float) -> None:
-        """Counts an answer, and by its attempts what the device's own model and cache did for it."""
+        """Counts an answer, and the runs of the edge model and cache hits among its attempts."""
         answer = response.answer
         if answer is None:
             return
@@ -64,11 +64,11 @@ class _StatisticsByModel:
                 statistics.cache_hit.add(attempt.ms / 1000)
             elif attempt.tier is _EDGE:
                 ran = True
-                statistics.ran(request.rows, attempt.ms / 1000, _AT_ONCE)
+                statistics.ran(request.rows, attempt.ms / 1000, _NO_WAIT_S)
         if not hit:
             statistics.cache_miss.add(0.0)
         if not ran:
-            statistics.queue.count += 1  # as Triton counts what it answers from its cache
+            statistics.queue.count += 1  # Triton counts answers from its cache in this way
 
     def refused(self, name: str, version: str, seconds: float) -> None:
         """Counts a request that was not answered."""
@@ -76,7 +76,7 @@ class _StatisticsByModel:
 
 
 class _Answered(Struct, frozen=True, eq=False):
-    """An answer whose lines are yet to be written."""
+    """An answer that is not yet counted and written."""
 
     request: InferRequest
     response: InferResponse
@@ -89,12 +89,12 @@ class _Answered(Struct, frozen=True, eq=False):
         return round(self.seconds * 1000, 3)
 
     def record(self) -> dict[str, object]:
-        """For the decision log."""
+        """Returns the record for the decision log."""
         record = {**about(self.response, wall_s=self.at_s, ms=self.ms), "event": "answered", **self.facts}
         return record if self.request.trace is None else record | self.request.trace.facts()
 
     def log(self) -> None:
-        """For the log."""
+        """Writes the log line."""
         answer = self.response.answer
         if answer is not None:
             log.info(
@@ -115,7 +115,7 @@ def _traced(trace: TraceContext | None) -> dict[str, str]:
 
 
 class RefusedRequest(Protocol):
-    """A request that got an error, and how far it came; implemented by the request context."""
+    """A request that ended with an error, and its attempts; implemented by the request context."""
 
     @property
     def request(self) -> InferRequest:
@@ -123,15 +123,15 @@ class RefusedRequest(Protocol):
 
     @property
     def tier(self) -> Tier | None:
-        """The tier that was to answer last; None if the request was refused before any."""
+        """The last tier that was chosen to answer; None if the request was refused before a tier was chosen."""
 
     @property
     def reason(self) -> Reason | None:
-        """Why that tier was to answer."""
+        """Why that tier was chosen."""
 
     @property
     def attempts(self) -> Sequence[Attempt]:
-        """All tries."""
+        """All attempts to answer."""
 
 
 class AuditFinding(Protocol):
@@ -154,7 +154,7 @@ class AuditFinding(Protocol):
 
 
 class Listener(Protocol):
-    """Counts the same answers a moment after they went out; never gets a local_only request."""
+    """Counts the same answers shortly after the agent sent them; never gets a local_only request."""
 
     def answered(self, request: InferRequest, response: InferResponse, seconds: float) -> None:
         """Counts an answer, given this many seconds after its request."""
@@ -172,8 +172,8 @@ class Recorder:
     Args:
         decisions_path: the decision log.
         decisions_limit_bytes: of each of its two files.
-        log_requests: one log line for each answer.
-        listener: counts too; None on a device that is not a member of a fleet.
+        log_requests: whether to write a log line for each answer.
+        listener: also counts the answers; None on a device that is not a member of a fleet.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Recorder:
         self._log_requests = log_requests
         self._clock = clock
         self._statistics = _StatisticsByModel()
-        self._waiting: list[_Answered | dict[str, object]] = []
+        self._pending: list[_Answered | dict[str, object]] = []
         self._disk_refuses = False
         self._listener = listener
         self._audits = metrics.counter(
@@ -205,7 +205,7 @@ class Recorder:
         seconds: float,
         facts: Mapping[str, Any] = _NOTHING,
     ) -> None:
-        """Records an answer that went out.
+        """Records an answer that the agent sent.
 
         Args:
             request: as the caller sent it.
@@ -215,17 +215,15 @@ class Recorder:
         """
         if request.privacy is _LOCAL_ONLY or response.answer is None:
             return
-        self._waiting.append(_Answered(request, response, self._clock.wall_s(), seconds, facts))
-        if len(self._waiting) in _TURNS:
-            self._take_turn()
+        self._add(_Answered(request, response, self._clock.wall_s(), seconds, facts))
 
     def refused(self, refused: RefusedRequest, version: str | None, error: FirstlineError, seconds: float) -> None:
-        """Records a request that got an error.
+        """Records a request that ended with an error.
 
         Args:
-            refused: the request, and how far it came.
+            refused: the request and its attempts.
             version: of its model; None if this device does not hold the model.
-            error: the caller's.
+            error: the one that the caller gets.
             seconds: from arrival to error.
         """
         request = refused.request
@@ -247,7 +245,7 @@ class Recorder:
         }
         if self._log_requests:
             log.info("refused", **facts)
-        self._later(
+        self._add(
             {
                 "at": self._clock.wall_s(),
                 "event": "refused",
@@ -268,7 +266,7 @@ class Recorder:
             log.info("correction expired", request_id=answer.request_id, model=response.model, **reason, **traced)
         else:
             log.info("corrected", request_id=answer.request_id, model=response.model, changed=answer.changed, **traced)
-        self._later(about(response, wall_s=self._clock.wall_s()) | {"event": "corrected"} | reason | traced)
+        self._add(about(response, wall_s=self._clock.wall_s()) | {"event": "corrected"} | reason | traced)
 
     def drawn(self) -> None:
         """Counts an edge answer that was drawn for an audit."""
@@ -279,11 +277,11 @@ class Recorder:
         self._audits.labels(finding.outcome).inc()
         if self._listener is not None:
             self._listener.audited(finding)
-        self._later({"at": self._clock.wall_s(), "event": "audited", **finding.log_record()})
+        self._add({"at": self._clock.wall_s(), "event": "audited", **finding.log_record()})
 
     def switched(self, facts: Mapping[str, object]) -> None:
         """Records the switch of a model's variant; `facts` name both variants and the reason."""
-        self._later({"at": self._clock.wall_s(), "event": "switched", **facts})
+        self._add({"at": self._clock.wall_s(), "event": "switched", **facts})
 
     def clear(self) -> list[Path]:
         """Starts a new decision log; returns the files that are still to be erased.
@@ -295,7 +293,7 @@ class Recorder:
         return self._decisions.clear()
 
     def close(self) -> None:
-        """Writes what waits, and closes the decision log."""
+        """Writes pending records, and closes the decision log."""
         self.flush()
         self._decisions.close()
 
@@ -305,21 +303,21 @@ class Recorder:
         return self._statistics.of(name, version)
 
     def flush(self) -> None:
-        """Counts and writes what waits."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+        """Counts and writes pending records."""
+        pending, self._pending = self._pending, []
+        if not pending:
             return
         logs = self._log_requests and logging.getLogger(_NAME).isEnabledFor(logging.INFO)
-        for line in waiting:
-            if isinstance(line, _Answered):
-                self._metrics.observe(line.response, line.seconds)
-                self._statistics.answered(line.request, line.response, line.seconds, line.at_s)
+        for entry in pending:
+            if isinstance(entry, _Answered):
+                self._metrics.observe(entry.response, entry.seconds)
+                self._statistics.answered(entry.request, entry.response, entry.seconds, entry.at_s)
                 if self._listener is not None:
-                    self._listener.answered(line.request, line.response, line.seconds)
+                    self._listener.answered(entry.request, entry.response, entry.seconds)
                 if logs:
-                    line.log()
+                    entry.log()
         try:
-            self._decisions.append(*(line.record() if isinstance(line, _Answered) else line for line in waiting))
+            self._decisions.append(*(entry.record() if isinstance(entry, _Answered) else entry for entry in pending))
         except OSError as error:  # a full disk must not stop answers; it is logged once
             if not self._disk_refuses:
                 log.error("cannot write the decision log", error=str(error))
@@ -327,14 +325,14 @@ class Recorder:
         else:
             self._disk_refuses = False
 
-    def _later(self, line: _Answered | dict[str, object]) -> None:
-        self._waiting.append(line)
-        if len(self._waiting) in _TURNS:
-            self._take_turn()
+    def _add(self, entry: _Answered | dict[str, object]) -> None:
+        self._pending.append(entry)
+        if len(self._pending) in _SCHEDULING_SIZES:
+            self._schedule_flush()
 
-    def _take_turn(self) -> None:
-        """The first of those that wait sets the time, the last ends it."""
-        if len(self._waiting) == 1:
+    def _schedule_flush(self) -> None:
+        """Starts the delay at the first pending record; flushes at once when the batch is full."""
+        if len(self._pending) == 1:
             asyncio.get_running_loop().call_later(_DELAY_S, self.flush)
         else:
             self.flush()
