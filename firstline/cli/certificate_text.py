@@ -7,49 +7,49 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from firstline.cli.output import confidence, percent, table
-from firstline.workbench.certify import GroupsProof, Terms
+from firstline.workbench.certify import GroupsResult, Terms
 from firstline.workbench.selection import Selection
 from firstline_core.routing.certificate import points
-from firstline_core.routing.certification import Proof
+from firstline_core.routing.certification import CertificationResult
 from firstline_core.telemetry.wording import counted
 
-_UNPROVED_SHOWN = 20
+_UNCERTIFIED_SHOWN = 20
 
 
-def edge_sentence(proof: Proof, terms: Terms) -> str:
+def edge_sentence(result: CertificationResult, terms: Terms) -> str:
     """Returns what is proved of all accepted edge answers together."""
     promise = f"at most {percent(terms.epsilon)} of {_error(terms)}, with confidence {confidence(terms.delta)}"
-    if proof.threshold is None or proof.risk_upper is None:
+    if result.threshold is None or result.risk_upper is None:
         return (
-            f"Not certified on {proof.n} rows that {promise}; escalate everything. Some threshold would have to accept "
-            f"at least {counted(proof.n_needed, 'more row')} without a single error."
+            f"Not certified on {result.n} rows that {promise}; escalate everything. Some threshold would have to "
+            f"accept at least {counted(result.n_needed, 'more row')} without a single error."
         )
-    return _certified(proof, promise, "their risk", percent(proof.risk_upper))
+    return _certified(result, promise, "their risk", percent(result.risk_upper))
 
 
-def other_contract_sentence(proof: Proof, terms: Terms) -> str:
+def other_contract_sentence(result: CertificationResult, terms: Terms) -> str:
     """Returns what is proved of the whole stream, or of each group."""
     sure = f"with confidence {confidence(terms.delta)}"
-    if isinstance(proof, GroupsProof):
-        certified = sum(group.certified for group in proof.groups.values())
-        share = f"That accepts {percent(proof.kept)} of all." if certified else "Escalate everything."
+    if isinstance(result, GroupsResult):
+        certified = sum(group.certified for group in result.groups.values())
+        share = f"That accepts {percent(result.kept)} of all." if certified else "Escalate everything."
         return (
-            f"Certified {certified} of {len(proof.groups)} by {proof.by} on {proof.n} rows: in each, at most "
+            f"Certified {certified} of {len(result.groups)} by {result.by} on {result.n} rows: in each, at most "
             f"{percent(terms.epsilon)} of {_error(terms)}, {sure} for all of them together. {share}"
         )
     promise = f"the tiered accuracy is at most {points(terms.epsilon)} below the full model's, {sure}"
-    if proof.threshold is None or proof.risk_upper is None:
+    if result.threshold is None or result.risk_upper is None:
         return (
-            f"Not certified on {proof.n} rows that {promise}; escalate everything. At least "
-            f"{counted(proof.n_needed, 'more row')} would be needed."
+            f"Not certified on {result.n} rows that {promise}; escalate everything. At least "
+            f"{counted(result.n_needed, 'more row')} would be needed."
         )
-    return _certified(proof, promise, "the accuracy given up", points(proof.risk_upper))
+    return _certified(result, promise, "the accuracy given up", points(result.risk_upper))
 
 
-def _certified(proof: Proof, promise: str, bounded: str, upper_bound: str) -> str:
+def _certified(result: CertificationResult, promise: str, bounded: str, upper_bound: str) -> str:
     return (
-        f"Certified on {proof.n} rows: {promise}, when an edge answer is accepted at a score of at least "
-        f"{proof.threshold:.15g}. That accepts {percent(proof.kept)}; the upper bound of {bounded} is {upper_bound}."
+        f"Certified on {result.n} rows: {promise}, when an edge answer is accepted at a score of at least "
+        f"{result.threshold:.15g}. That accepts {percent(result.kept)}; the upper bound of {bounded} is {upper_bound}."
     )
 
 
@@ -58,12 +58,12 @@ def _error(terms: Terms) -> str:
     return f"the edge answers {verb}"
 
 
-def groups_text(proof: Proof) -> Iterator[str | Table]:
-    """Yields a table with a line for each group; of the groups without a proof, only those closest to one."""
-    if not isinstance(proof, GroupsProof):
+def groups_text(result: CertificationResult) -> Iterator[str | Table]:
+    """Yields a table with a line for each group; of the groups that are not certified, only those closest to it."""
+    if not isinstance(result, GroupsResult):
         return
-    unproved = sorted((group.n_needed, name) for name, group in proof.groups.items() if not group.certified)
-    hidden = {name for _, name in unproved[_UNPROVED_SHOWN:]}
+    uncertified = sorted((group.n_needed, name) for name, group in result.groups.items() if not group.certified)
+    hidden = {name for _, name in uncertified[_UNCERTIFIED_SHOWN:]}
     rows = (
         (
             name,
@@ -73,10 +73,10 @@ def groups_text(proof: Proof) -> Iterator[str | Table]:
             "-" if group.risk_upper is None else f"{100 * group.risk_upper:.3f}",
             str(group.n_needed or ""),
         )
-        for name, group in proof.groups.items()
+        for name, group in result.groups.items()
         if name not in hidden
     )
-    columns = (proof.by, ">rows", ">threshold", ">accepted %", ">risk at most %", ">accepted rows missing, at least")
+    columns = (result.by, ">rows", ">threshold", ">accepted %", ">risk at most %", ">accepted rows missing, at least")
     yield table(*columns, rows=rows)
     if hidden:
         yield f"Nothing is proved of {len(hidden)} more, which miss more accepted rows; -o json has them all."

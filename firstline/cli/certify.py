@@ -34,7 +34,7 @@ from firstline.workbench.selection import can_learn, check_score, default_fracti
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certification import Proof, check_share
+from firstline_core.routing.certification import CertificationResult, check_share
 from firstline_core.routing.contracts import certify_weighted
 from firstline_core.storage.secrets import read_secret
 
@@ -250,16 +250,16 @@ def certify_command(
                 "--scores goes with --epsilon, --delta, --select and --seed, and with a bundle also with --out; all "
                 "others go with a bundle and --data."
             )
-        proof, certification = _certify_table(scores, opened, terms)
+        result, certification = _certify_table(scores, opened, terms)
     else:
         assert opened is not None and data is not None  # noqa: S101 (both were named)
         certification = _certify_data(opened, data, edge, tiers, contract=contract, terms=terms)
-        proof = certification.proof
+        result = certification.result
     written = ""
     if opened is not None and certification is not None and certification.certificate is not None and out is not None:
         made = write_certified(opened, certification, out, force=force)
         written = f"{out}: {made.manifest.name} version {made.manifest.version}, {certification.variant.id} certified."
-    return _report(proof, certification, terms, written, plain=contract.plain)
+    return _report(result, certification, terms, written, plain=contract.plain)
 
 
 def _open(bundle: Path, out: Path | None, *, force: bool) -> Bundle:
@@ -285,16 +285,18 @@ def _certify_data(
     return certification
 
 
-def _certify_table(source: str, bundle: Bundle | None, terms: Terms) -> tuple[Proof, Certification | None]:
+def _certify_table(
+    source: str, bundle: Bundle | None, terms: Terms
+) -> tuple[CertificationResult, Certification | None]:
     """Returns what a table of scores proves, and the certification of the bundle that it came from, if one is named."""
     rows = read_table(source)
     columns = [row.score for row in rows], [1 - row.agree for row in rows], [row.weight for row in rows]
     if bundle is None:
         fraction = terms.select_fraction or 0.0
-        proof = certify_weighted(*columns, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed)
-        return proof, None
+        result = certify_weighted(*columns, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed)
+        return result, None
     certification = certify_field(bundle, *columns, certificates={row.certificate for row in rows}, terms=terms)
-    return certification.proof, certification
+    return certification.result, certification
 
 
 def _warn(manifest: Manifest, certification: Certification, *, learnable: bool) -> None:
@@ -304,10 +306,12 @@ def _warn(manifest: Manifest, certification: Certification, *, learnable: bool) 
         warn(f"The score changes: certificates of {', '.join(lost)} are void; renew them with --score bundle.")
 
 
-def _report(proof: Proof, certification: Certification | None, terms: Terms, written: str, *, plain: bool) -> Report:
+def _report(
+    result: CertificationResult, certification: Certification | None, terms: Terms, written: str, *, plain: bool
+) -> Report:
     value, text = (
-        asdict(proof),
-        [(edge_sentence if plain else other_contract_sentence)(proof, terms), *groups_text(proof)],
+        asdict(result),
+        [(edge_sentence if plain else other_contract_sentence)(result, terms), *groups_text(result)],
     )
     if certification is not None:
         selection = certification.selection
@@ -319,6 +323,6 @@ def _report(proof: Proof, certification: Certification | None, terms: Terms, wri
         }
         if selection.used:
             text.append(selection_sentence(selection))
-        advice = "; name one with --out" if proof.certified else ""
+        advice = "; name one with --out" if result.certified else ""
         text.append(written or f"No bundle was written{advice}.")
     return Report(value, text)

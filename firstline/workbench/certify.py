@@ -25,7 +25,7 @@ from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial
 from firstline_core.routing.certificate import Certificate, Contract, GroupCertificate, Histogram
-from firstline_core.routing.certification import Proof, Start, certify, start_shares, starts_at
+from firstline_core.routing.certification import CertificationResult, Start, certify, start_shares, starts_at
 from firstline_core.routing.contracts import certify_groups, certify_stream, certify_weighted, net_loss
 from firstline_core.routing.drift import histogram
 from firstline_edge.audits.records import key_of
@@ -59,8 +59,8 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupsProof(Proof):
-    """The proofs for each group, and for all groups together.
+class GroupsResult(CertificationResult):
+    """The results for each group, and for all groups together.
 
     `threshold` is the lowest of any group, `risk_upper` the highest, `kept` that of all rows. `n_needed` is 0 where any
     group is certified, else the least of theirs.
@@ -71,7 +71,7 @@ class GroupsProof(Proof):
     """
 
     by: str
-    groups: Mapping[str, Proof]
+    groups: Mapping[str, CertificationResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,13 @@ class Certification:
     Attributes:
         variant: as it was tested.
         selection: the decisions made before testing.
-        proof: the statistics, certified or not.
+        result: the statistics, certified or not.
         certificate: the variant's certificate; None if nothing is certified.
     """
 
     variant: Model
     selection: Selection
-    proof: Proof
+    result: CertificationResult
     certificate: Certificate | None
 
 
@@ -101,7 +101,7 @@ def certify_bundle(
         evidence: of images drawn at random from what will be asked, none of them used before to choose model, score
             or temperature.
         terms: of the certificate.
-        starts: where testing starts, as scores of other data have it; None leaves that to the part that decides.
+        starts: thresholds where testing starts, taken from other data; None: from the selection part.
 
     Raises:
         ConfigError: arguments out of range, or a score that cannot be had.
@@ -110,11 +110,11 @@ def certify_bundle(
     rows = selection.rest
     scores, losses = selection.scores[rows], evidence.losses(terms.contract)[rows]
     starts = selection.starts if starts is None else starts
-    proof = certify(scores, losses, terms.epsilon, terms.delta, starts=starts, seed=terms.seed)
+    result = certify(scores, losses, terms.epsilon, terms.delta, starts=starts, seed=terms.seed)
     bound = None
-    if proof.threshold is not None:
-        bound = audit_epsilon(terms, evidence.losses("disagreement")[rows][scores >= proof.threshold])
-    return _certification(bundle, evidence, selection, proof, terms, audited=bound)
+    if result.threshold is not None:
+        bound = auditable_epsilon(terms, evidence.losses("disagreement")[rows][scores >= result.threshold])
+    return _certification(bundle, evidence, selection, result, terms, audit_epsilon=bound)
 
 
 def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certification:
@@ -134,8 +134,10 @@ def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> C
         seed=terms.seed,
         grid=selection.scores[part] if len(part) else None,
     )
-    proof = Proof(stream.certified, stream.threshold, stream.kept, stream.given_up_upper, stream.n, stream.n_needed)
-    return _certification(bundle, evidence, selection, proof, terms, contract="stream", audited=None)
+    result = CertificationResult(
+        stream.certified, stream.threshold, stream.kept, stream.given_up_upper, stream.n, stream.n_needed
+    )
+    return _certification(bundle, evidence, selection, result, terms, contract="stream", audit_epsilon=None)
 
 
 def certify_classes(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certification:
@@ -145,17 +147,17 @@ def certify_classes(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certifi
     """
     labels = bundle.manifest.labels
     groups = [labels[at] for at in evidence.edge.tolist()]
-    proof, selection = _prove_groups(bundle, evidence, groups, "class", terms)
-    limits = {group: each.threshold for group, each in proof.groups.items()}
+    result, selection = _certify_all_groups(bundle, evidence, groups, "class", terms)
+    limits = {group: each.threshold for group, each in result.groups.items()}
     rows = selection.rest.tolist()
     accepted = [at for at in rows if (limit := limits[groups[at]]) is not None and selection.scores[at] >= limit]
     # Where every class keeps to epsilon, all of them together do, and that is what audits see.
-    bound = audit_epsilon(terms, evidence.losses("disagreement")[accepted])
-    return _certification(bundle, evidence, selection, proof, terms, audited=bound)
+    bound = auditable_epsilon(terms, evidence.losses("disagreement")[accepted])
+    return _certification(bundle, evidence, selection, result, terms, audit_epsilon=bound)
 
 
 def certify_by(bundle: Bundle, evidence: Evidence, groups: Sequence[str], by: str, terms: Terms) -> Certification:
-    """Proves something of each group of rows; it makes no certificate.
+    """Certifies each group separately, without making a certificate.
 
     Args:
         bundle: that the evidence is of.
@@ -165,25 +167,25 @@ def certify_by(bundle: Bundle, evidence: Evidence, groups: Sequence[str], by: st
         terms: delta is of all the promises together.
 
     Returns:
-        With a `GroupsProof`.
+        With a `GroupsResult`.
 
     Raises:
         ConfigError: arguments out of range, or a score that cannot be had.
     """
-    proof, selection = _prove_groups(bundle, evidence, groups, by, terms)
-    return Certification(evidence.variant, selection, proof, None)
+    result, selection = _certify_all_groups(bundle, evidence, groups, by, terms)
+    return Certification(evidence.variant, selection, result, None)
 
 
-def _prove_groups(
+def _certify_all_groups(
     bundle: Bundle, evidence: Evidence, groups: Sequence[str], by: str, terms: Terms
-) -> tuple[GroupsProof, Selection]:
+) -> tuple[GroupsResult, Selection]:
     selection = _select(bundle, evidence, terms, terms.contract)
     scores, rows = selection.scores, selection.rest
     certifying = Counter(groups[at] for at in rows.tolist())
     members: dict[str, list[int]] = {}
     for at in _selection_rows(selection).tolist():
         members.setdefault(groups[at], []).append(at)
-    proofs = certify_groups(
+    results = certify_groups(
         scores[rows],
         evidence.losses(terms.contract)[rows],
         [groups[at] for at in rows.tolist()],
@@ -192,9 +194,9 @@ def _prove_groups(
         seed=terms.seed,
         starts={group: starts_at(scores[own], start_shares(certifying[group])) for group, own in members.items()},
     )
-    each = dict(sorted(proofs.items()))
+    each = dict(sorted(results.items()))
     certified = [one for one in each.values() if one.certified]
-    proof = GroupsProof(
+    result = GroupsResult(
         certified=bool(certified),
         threshold=min((one.threshold for one in certified if one.threshold is not None), default=None),
         kept=sum(one.kept * one.n for one in each.values()) / max(len(rows), 1),
@@ -204,7 +206,7 @@ def _prove_groups(
         by=by,
         groups=each,
     )
-    return proof, selection
+    return result, selection
 
 
 def certify_field(
@@ -232,15 +234,21 @@ def certify_field(
     values = np.asarray(scores, np.float64)
     variant = _audited_variant(bundle.manifest, set(certificates))
     fraction = terms.select_fraction or 0.0
-    proof = certify_weighted(
+    result = certify_weighted(
         values, losses, weights, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed
     )
     score = bundle.manifest.policy.score
     selection = Selection(score, None, {}, None, 0, np.arange(len(values)), values)
     certificate = _certificate(
-        bundle, variant, selection, proof, terms, audited=terms.epsilon, scores=histogram(values, weights=weights)
+        bundle,
+        variant,
+        selection,
+        result,
+        terms,
+        audit_epsilon=terms.epsilon,
+        scores=histogram(values, weights=weights),
     )
-    return Certification(variant, selection, proof, certificate)
+    return Certification(variant, selection, result, certificate)
 
 
 def _audited_variant(manifest: Manifest, keys: set[str]) -> Model:
@@ -257,7 +265,7 @@ def _audited_variant(manifest: Manifest, keys: set[str]) -> Model:
     )
 
 
-def audit_epsilon(terms: Terms, differs: NDArray[np.bool_]) -> float:
+def auditable_epsilon(terms: Terms, differs: NDArray[np.bool_]) -> float:
     """Returns the bound that audits in the field can test without labels.
 
     Args:
@@ -296,46 +304,53 @@ def _certification(
     bundle: Bundle,
     evidence: Evidence,
     selection: Selection,
-    proof: Proof,
+    result: CertificationResult,
     terms: Terms,
     *,
-    audited: float | None,
+    audit_epsilon: float | None,
     contract: Contract | None = None,
 ) -> Certification:
     scores = histogram(selection.scores[selection.rest])
     certificate = _certificate(
-        bundle, evidence.variant, selection, proof, terms, audited=audited, scores=scores, contract=contract
+        bundle,
+        evidence.variant,
+        selection,
+        result,
+        terms,
+        audit_epsilon=audit_epsilon,
+        scores=scores,
+        contract=contract,
     )
-    return Certification(evidence.variant, selection, proof, certificate)
+    return Certification(evidence.variant, selection, result, certificate)
 
 
 def _certificate(
     bundle: Bundle,
     variant: Model,
     selection: Selection,
-    proof: Proof,
+    result: CertificationResult,
     terms: Terms,
     *,
-    audited: float | None,
+    audit_epsilon: float | None,
     scores: Histogram | None,
     contract: Contract | None = None,
 ) -> Certificate | None:
-    """Returns the variant's certificate; None if nothing is proved."""
-    if proof.threshold is None or proof.risk_upper is None:
+    """Returns the variant's certificate; None if nothing is certified."""
+    if result.threshold is None or result.risk_upper is None:
         return None
-    groups = proof.groups if isinstance(proof, GroupsProof) else {}
+    groups = result.groups if isinstance(result, GroupsResult) else {}
     return Certificate(
         contract=contract or terms.contract,
         epsilon=terms.epsilon,
         delta=terms.delta,
-        threshold=proof.threshold,
-        n=proof.n,
-        kept=proof.kept,
-        risk_upper=proof.risk_upper,
+        threshold=result.threshold,
+        n=result.n,
+        kept=result.kept,
+        risk_upper=result.risk_upper,
         edge_digest=variant.digest,
         full_digest=bundle.manifest.full_digest,
         score_digest=selection.score.digest,
-        audit_epsilon=audited,
+        audit_epsilon=audit_epsilon,
         histogram=scores,
         by="class" if groups else "",
         groups={

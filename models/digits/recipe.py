@@ -92,7 +92,7 @@ def certify(bundle: Bundle, calibration: Path, train: Part) -> list[Certificatio
         evidence = gather(bundle, dataset, edge=variant.id)
         found = certify_bundle(bundle, evidence, Terms(EPSILON, DELTA, score="bundle"), starts=starts)
         if found.certificate is None:
-            raise ValueError(f"{variant.id} is not certified: {found.proof.n_needed} more rows are needed at least")
+            raise ValueError(f"{variant.id} is not certified: {found.result.n_needed} more rows are needed at least")
         proved.append(found)
     return proved
 
@@ -109,7 +109,7 @@ def with_promises(manifest: Manifest, proved: list[Certification]) -> Manifest:
     """The manifest with every variant's certificate; the first one's threshold is what holds where one is void."""
     for found in proved:
         manifest = with_certificate(manifest, found)
-    policy = msgspec.structs.replace(manifest.policy, threshold=proved[0].proof.threshold)
+    policy = msgspec.structs.replace(manifest.policy, threshold=proved[0].result.threshold)
     return msgspec.structs.replace(manifest, policy=policy)
 
 
@@ -125,14 +125,14 @@ def accuracies(evaluation: Evaluation) -> dict[str, float | int]:
 def routing(evaluation: Evaluation, proved: list[Certification]) -> dict[str, object]:
     """The promise, and what routing by it gives on the held-out part with each variant."""
     variants = {}
-    for name, variant, proof in zip(EDGE_FILES, evaluation.variants, (each.proof for each in proved), strict=True):
-        if (tiered := variant.tiered) is None or tiered.disagreement is None or proof.risk_upper is None:
+    for name, variant, result in zip(EDGE_FILES, evaluation.variants, (each.result for each in proved), strict=True):
+        if (tiered := variant.tiered) is None or tiered.disagreement is None or result.risk_upper is None:
             raise ValueError("the digits have a full model, and are certified")
         variants[name] = {
-            "threshold": proof.threshold,
-            "certified_on": proof.n,
-            "kept": round(proof.kept, 4),
-            "risk_upper": round(proof.risk_upper, 4),
+            "threshold": result.threshold,
+            "certified_on": result.n,
+            "kept": round(result.kept, 4),
+            "risk_upper": round(result.risk_upper, 4),
             "heldout": {
                 "edge_share": round(tiered.edge_share, 4),
                 "disagreement": round(tiered.disagreement, 4),

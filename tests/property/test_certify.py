@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstline_core.routing.binomial import cdf, upper_bound
-from firstline_core.routing.certification import Proof, Start, certify
+from firstline_core.routing.certification import CertificationResult, Start, certify
 from firstline_core.routing.contracts import StreamCertificate, certify_groups, certify_stream, certify_weighted
 
-Found = Proof | StreamCertificate
+Found = CertificationResult | StreamCertificate
 SCORE = st.integers(0, 8).map(lambda q: q / 8) | st.floats(-5, 5)
 ROWS = st.lists(st.tuples(SCORE, st.booleans()), min_size=1, max_size=120)
 SHARES = st.floats(0.01, 0.6)
 MORE = st.floats(0, 0.3)
 
 
-def _certify(rows: Any, epsilon: float, delta: float, **options: Any) -> Proof:
+def _certify(rows: Any, epsilon: float, delta: float, **options: Any) -> CertificationResult:
     return certify([score for score, _ in rows], [float(wrong) for _, wrong in rows], epsilon, delta, **options)
 
 

@@ -151,7 +151,7 @@ class Spending:
     def adopt(self, account: Account, tariff: Tariff, metered_factor: float) -> None:
         """Replaces budgets and prices.
 
-        Calls in progress are settled with the account that paid them; both accounts share the ledger of a common budget.
+        Calls in progress are settled with the account that paid them. A budget of both accounts has one ledger.
         """
         self.account, self._tariff, self._metered_factor = account, tariff, metered_factor
         self._set_conditions(self.conditions)
@@ -246,7 +246,7 @@ class Spending:
         spent = [self._tariff.of_link(link).cost(sent, received) for link, sent, received in traffic.crossed]
         requests = Cost(money=self._tariff.money_per_request if answered else 0.0)
         if answered:
-            # Only the last try counts: a link rarely sends a request twice, over a connection that turned out to be closed.
+            # Only the last try counts: a link rarely sends a request twice (over a connection that was closed).
             around_bytes = traffic.last_bytes - size_bytes
             self._around_bytes = max(around_bytes, self._around_bytes + _DECAY * (around_bytes - self._around_bytes))
         return Cost(*(sum(parts) for parts in zip(requests, *spent, strict=True)))

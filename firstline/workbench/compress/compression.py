@@ -230,7 +230,7 @@ def _figures(
         accuracy,
         None,
         model.artefact.size_bytes,
-        kept=certification.proof.kept if certification else None,
+        kept=certification.result.kept if certification else None,
         loss=lost,
     )
     return replace(figures, **asdict(cost)) if cost is not None else figures

@@ -14,8 +14,8 @@ keeps one row and proves nothing. Most of delta starts at 20 % kept, which is be
 serves edge models that are good on few answers, or on nearly all.
 
 The starts must not depend on the losses tested, nor on epsilon and delta. Taken from a selection part, or given, they
-are fixed numbers, and the guarantee holds for any score and any risk. Without one
-they are ranks: the first test keeps an exact number of the most certain rows, with ties broken at random; the next
+are fixed numbers, and the guarantee holds for any score and any risk. Without a selection part the starts are ranks:
+the first test keeps an exact number of the most certain rows, with ties broken at random; the next
 tests are of whole thresholds. If the most certain rows of all tie, all of them form the start. The guarantee holds for
 any shape of the risk (`docs/proof.md`).
 """
@@ -154,10 +154,11 @@ _BETTING_ROWS = 5000  # above this, betting is slow and Hoeffding-Bentkus is nea
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class CertificationResult:
     """The result of a certification.
 
     Attributes:
+        certified: whether any threshold is certified.
         threshold: the loosest certified one, half-way to the next lower score; None without one.
         kept: share of the `n` rows with a score of at least the threshold.
         risk_upper: upper confidence bound of the risk at the threshold, at the level at which it was tested; at most
@@ -184,7 +185,7 @@ def certify(
     select_fraction: float = 0.0,
     seed: int = 0,
     starts: Sequence[Start] | None = None,
-) -> Proof:
+) -> CertificationResult:
     """Finds the loosest threshold that the rows certify.
 
     Losses of 0 and 1 are tested exactly; others by betting, or by Hoeffding-Bentkus for many rows.
@@ -291,7 +292,7 @@ def _from_ranks(descending: Floats, rows: int) -> _Walk:
 
 def _certify(
     scores: Floats, losses: Floats, epsilon: float, delta: float, starts: Sequence[Start] | None, *, seed: int
-) -> Proof:
+) -> CertificationResult:
     n = len(scores)
     exact = bool(((losses == 0) | (losses == 1)).all())
     few = not exact and n <= _BETTING_ROWS
@@ -338,7 +339,7 @@ def _certify(
             binomial.rows_needed(math.ceil(errors[at]), epsilon, share * delta) - kept[at] for at, share in places
         ]
         least = min(needed, default=binomial.rows_needed(0, epsilon, delta))
-        return Proof(False, None, 0.0, None, n, max(int(least), 1))
+        return CertificationResult(False, None, 0.0, None, n, max(int(least), 1))
     at, level = shown[-1]
     rows = int(kept[at])
     if exact:
@@ -348,7 +349,7 @@ def _certify(
     else:
         risk = bounds.upper_bound(lambda mean: bounds.betting(kept_losses(at), mean), level)
     below = float(descending[rows]) if rows < len(descending) else None
-    return Proof(True, between(below, float(walk.lowest[at])), rows / n, min(risk, epsilon), n, 0)
+    return CertificationResult(True, between(below, float(walk.lowest[at])), rows / n, min(risk, epsilon), n, 0)
 
 
 def between(below: float | None, lowest: float) -> float:

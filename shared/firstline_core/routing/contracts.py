@@ -11,7 +11,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing import bounds
-from firstline_core.routing.certification import Proof, Start, between, certify, check_share, rejected_ranges, split
+from firstline_core.routing.certification import (
+    CertificationResult,
+    Start,
+    between,
+    certify,
+    check_share,
+    rejected_ranges,
+    split,
+)
 
 _STEPS = 100
 _WALKED = 5000  # with more rows, a part of them places the thresholds
@@ -135,7 +143,7 @@ def certify_groups(
     select_fraction: float = 0.0,
     seed: int = 0,
     starts: Mapping[Group, Sequence[Start]] | None = None,
-) -> dict[Group, Proof]:
+) -> dict[Group, CertificationResult]:
     """Certifies each group (a predicted class, a site); all results hold together with confidence 1 - delta.
 
     Delta is split evenly over the groups (Bonferroni). Holm's improvement would make the threshold of each group depend
@@ -183,7 +191,7 @@ def certify_weighted(
     *,
     select_fraction: float = 0.0,
     seed: int = 0,
-) -> Proof:
+) -> CertificationResult:
     """Finds the loosest threshold that the rows certify for the population that they were sampled from.
 
     For rows that were sampled with different probabilities, such as the audits of a device. A row that was sampled with

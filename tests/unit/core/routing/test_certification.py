@@ -8,7 +8,7 @@ import pytest
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import (
     FEWEST_ROWS,
-    Proof,
+    CertificationResult,
     RejectedRange,
     Start,
     between,
@@ -25,7 +25,7 @@ from firstline_core.routing.certification import (
 def test_299_rows_without_an_error_show_one_percent_at_95() -> None:
     assert certify([0.9] * 299, [0] * 299, 0.01, 0.05).certified
     short = certify([0.9] * 298, [0] * 298, 0.01, 0.05)
-    assert short == Proof(False, None, 0.0, None, 298, 1)
+    assert short == CertificationResult(False, None, 0.0, None, 298, 1)
     assert certify([0.9] * 100, [0] * 100, 0.01, 0.05).n_needed == 199
 
 

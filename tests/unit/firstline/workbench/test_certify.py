@@ -18,7 +18,7 @@ from firstline.cli.certificate_text import groups_text
 from firstline.cli.command import Report, print_report
 from firstline.cli.output import Output
 from firstline.workbench.certify import (
-    GroupsProof,
+    GroupsResult,
     Terms,
     certify_by,
     certify_classes,
@@ -30,7 +30,7 @@ from firstline.workbench.evidence import Evidence
 from firstline_core.bundle.manifest import Score, encode_manifest, parse_manifest, valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certification import Proof, certify, start_shares, starts_at
+from firstline_core.routing.certification import CertificationResult, certify, start_shares, starts_at
 from firstline_core.routing.contracts import certify_stream, net_loss
 from firstline_core.routing.drift import histogram
 from firstline_edge.audits.records import key_of
@@ -317,8 +317,8 @@ def rows() -> Evidence:
 def test_each_class_is_certified_on_its_own_rows(rows: Evidence, select: float) -> None:
     terms = Terms(epsilon=0.08, delta=0.1, score="bundle", seed=2, select_fraction=select)
     found = certify_classes(_OPENED, rows, terms)
-    labels, proof = _OPENED.manifest.labels, found.proof
-    assert isinstance(proof, GroupsProof) and set(proof.groups) == set(labels)
+    labels, result = _OPENED.manifest.labels, found.result
+    assert isinstance(result, GroupsResult) and set(result.groups) == set(labels)
     rest = found.selection.rest
     assert len(rest) == 6000 * (1 - select)
     part = np.setdiff1d(np.arange(6000), rest)
@@ -326,16 +326,16 @@ def test_each_class_is_certified_on_its_own_rows(rows: Evidence, select: float) 
         mine, placing = rest[rows.edge[rest] == at], part[rows.edge[part] == at]
         losses = (rows.edge != rows.full)[mine]
         starts = starts_at(rows.scores[placing], start_shares(len(mine))) if select else None
-        assert proof.groups[label] == certify(rows.scores[mine], losses, 0.08, 0.1 / 10, starts=starts, seed=2)
-    assert not proof.groups["nine"].certified and proof.groups["three"].certified
+        assert result.groups[label] == certify(rows.scores[mine], losses, 0.08, 0.1 / 10, starts=starts, seed=2)
+    assert not result.groups["nine"].certified and result.groups["three"].certified
 
     certificate = found.certificate
     assert certificate is not None
-    thresholds = {label: group.threshold for label, group in proof.groups.items()}
+    thresholds = {label: group.threshold for label, group in result.groups.items()}
     assert {label: group.threshold for label, group in certificate.groups.items()} == thresholds
     assert certificate.threshold == min(limit for limit in thresholds.values() if limit is not None)
-    assert certificate.risk_upper == max(group.risk_upper or 0 for group in proof.groups.values()) <= 0.08
-    assert certificate.n == sum(group.n for group in proof.groups.values()) == len(rest)
+    assert certificate.risk_upper == max(group.risk_upper or 0 for group in result.groups.values()) <= 0.08
+    assert certificate.n == sum(group.n for group in result.groups.values()) == len(rest)
     limits = [thresholds[labels[at]] for at in rows.edge[rest]]
     kept = [limit is not None and sure >= limit for sure, limit in zip(rows.scores[rest], limits, strict=True)]
     assert certificate.kept == pytest.approx(np.mean(kept))
@@ -378,7 +378,7 @@ def test_stream_is_certified_on_paired_costs(rows: Evidence) -> None:
 
 def test_selection_rows_place_the_thresholds_of_the_stream(rows: Evidence) -> None:
     found = certify_stream_bundle(_OPENED, rows, Terms(0.03, 0.05, seed=1))
-    assert (found.selection.used, found.proof.n) == (600, 5400)
+    assert (found.selection.used, found.result.n) == (600, 5400)
     certificate = found.certificate
     assert certificate is not None and certificate.score_digest == found.selection.score.digest
 
@@ -386,16 +386,16 @@ def test_selection_rows_place_the_thresholds_of_the_stream(rows: Evidence) -> No
 def test_too_few_rows_of_a_stream_are_counted(rows: Evidence) -> None:
     few = Evidence(rows.variant, rows.probabilities[:50], None, rows.scores[:50], rows.full[:50], rows.full[:50])
     found = certify_stream_bundle(_OPENED, few, Terms(0.02, 0.05))
-    assert found.certificate is None and not found.proof.certified
-    assert found.proof.n_needed > 100
+    assert found.certificate is None and not found.result.certified
+    assert found.result.n_needed > 100
 
 
 def test_known_groups_are_proved_separately(rows: Evidence) -> None:
     sites = ["north" if at % 3 else "south" for at in range(6000)]
-    proof = certify_by(_OPENED, rows, sites, "group", Terms(0.3, 0.1, score="bundle", select_fraction=0)).proof
-    assert isinstance(proof, GroupsProof)
-    assert list(proof.groups) == ["north", "south"] and proof.certified and proof.n == 6000
-    assert {site: group.n for site, group in proof.groups.items()} == {"north": 4000, "south": 2000}
+    result = certify_by(_OPENED, rows, sites, "group", Terms(0.3, 0.1, score="bundle", select_fraction=0)).result
+    assert isinstance(result, GroupsResult)
+    assert list(result.groups) == ["north", "south"] and result.certified and result.n == 6000
+    assert {site: group.n for site, group in result.groups.items()} == {"north": 4000, "south": 2000}
 
 
 def test_groups_are_read_from_a_file(tmp_path: Path) -> None:
@@ -447,11 +447,11 @@ def test_command_reports_each_class_and_group(tmp_path: Path) -> None:
     assert "Certified 2 of 2 by group on 599 rows" in text and "\n a " in text
 
 
-def test_only_twenty_unproved_groups_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    groups = {f"class-{at}": Proof(False, None, 0.0, None, 1, 500 - at) for at in range(467)}
-    groups["good"] = Proof(True, 0.5, 1.0, 0.04, 99, 0)
-    proof = GroupsProof(True, 0.5, 0.1, 0.04, 566, 0, by="class", groups=groups)
-    print_report(Report(proof, groups_text(proof)), Output.TEXT)
+def test_only_twenty_uncertified_groups_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = {f"class-{at}": CertificationResult(False, None, 0.0, None, 1, 500 - at) for at in range(467)}
+    groups["good"] = CertificationResult(True, 0.5, 1.0, 0.04, 99, 0)
+    result = GroupsResult(True, 0.5, 0.1, 0.04, 566, 0, by="class", groups=groups)
+    print_report(Report(result, groups_text(result)), Output.TEXT)
     text = capsys.readouterr().out
     assert text.count("\n class-") == 20 and "class-466 " in text and "\n good" in text
     assert "Nothing is proved of 447 more" in text
