@@ -8,11 +8,11 @@ share of the error probability.
 
 The terms:
 
-    figure          a number that describes a device in a period, such as its share of errors
-    finding         the result for one figure in one evaluation: both groups, the p-value and the detectable difference
-    level           the p-value at or below which one figure aborts the rollout at one evaluation
-    look            one evaluation of a stage; also its number, from 1
-    detectable      of a difference: large enough to be detected with probability 0.9 at this level
+- figure: a number that describes a device in a period, such as its share of errors
+- finding: the result for one figure in one evaluation: both groups, the p-value and the detectable difference
+- level: the p-value at or below which one figure aborts the rollout at one evaluation
+- look: one evaluation of a stage; also its number, from 1
+- detectable: of a difference: large enough to be detected with probability 0.9 at this level
 
 The modules:
 
