@@ -96,8 +96,8 @@ class Account:
         """Returns the price as a value: the P(edge wrong and full right) that just pays for the cost."""
         if not self._since_s <= now_s < self._until_s:
             self._look(now_s)
-        per_byte, per_joule, per_coin = self._prices[demanded]
-        return per_byte * cost[0] + per_joule * cost[1] + per_coin * cost[2]
+        per_byte, per_joule, per_money = self._prices[demanded]
+        return per_byte * cost[0] + per_joule * cost[1] + per_money * cost[2]
 
     def judge(self, value: float, cost: Cost, now_s: float, *, demanded: bool) -> Denial | None:
         """Returns why an escalation is denied; None if it is bought. It charges nothing: `take` does, once it is sent.
@@ -110,9 +110,9 @@ class Account:
         """
         if not self._since_s <= now_s < self._until_s or len(self._decided) >= _TOGETHER:
             self._look(now_s)
-        per_byte, per_joule, per_coin = self._prices[demanded]
+        per_byte, per_joule, per_money = self._prices[demanded]
         size, energy, money = cost
-        price = per_byte * size + per_joule * energy + per_coin * money
+        price = per_byte * size + per_joule * energy + per_money * money
         left = self._left
         enough = size <= left[0] and energy <= left[1] and money <= left[2]
         paid = enough and value >= price
