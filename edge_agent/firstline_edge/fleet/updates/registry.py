@@ -114,7 +114,7 @@ def verified_files(
     limit_s: float = _ANSWER_LIMIT_S,
     command: tuple[str, ...] = _VERIFIER,
 ) -> dict[str, SignedFile]:
-    """Returns the signed files by path; blocks while the process `verifier` verifies the metadata.
+    """Returns the signed files by path; blocks while the process `metadata_verifier` verifies the metadata.
 
     Args:
         folder: stores verified metadata, and nothing else.
