@@ -4,7 +4,7 @@ Each device draws its audits by a coin of its own; the gateway counts them in th
 that sees every audit finds a shift that devices share far sooner than their e-values put together, whose average is
 hardly more than the best device's share and whose product multiplies what two cameras saw of one scene.
 
-Assumed: given all audits counted before, of whichever device, the next kept answer is wrong with a probability of at
+Assumed: given all audits counted before, of whichever device, the next edge answer is wrong with a probability of at
 most epsilon. Devices that look at the same scene at the same moment break that: one wrong answer makes the others
 likely. Of those one audit may count, chosen before its loss is known; `contracts.audit_spacing_s` does that by time.
 """

@@ -90,7 +90,7 @@ def test_messages_are_json() -> None:
 @pytest.mark.parametrize(
     ("was", "becomes"),
     [
-        (bytes.fromhex("2a8648ce3d0201"), bytes.fromhex("2a8648ce3d0209")),  # a kind of key that nobody knows
+        (bytes.fromhex("2a8648ce3d0201"), bytes.fromhex("2a8648ce3d0209")),  # an unknown kind of key
         (bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2a8648ce3d030103")),  # a curve
         (bytes.fromhex("a003020102"), bytes.fromhex("a003020142")),  # version 67
     ],

@@ -82,7 +82,7 @@ async def serving(
         await client.close()
         listening.close()
         await listening.wait_closed()
-        while server.ended < server.connections:  # noqa: ASYNC110 (streams tell nobody)
+        while server.ended < server.connections:  # noqa: ASYNC110 (streams give no signal)
             await asyncio.sleep(0.001)
 
 
@@ -211,7 +211,7 @@ async def test_silence_is_cut_off_and_its_late_answer_is_not_the_next_ones(conne
 async def test_a_cancelled_request_ends_its_connection(connect: Connect) -> None:
     async with serving(connect, lambda *_: b"") as (server, client):
         task = asyncio.create_task(post(client))
-        while not server.bodies:  # noqa: ASYNC110 (streams tell nobody)
+        while not server.bodies:  # noqa: ASYNC110 (streams give no signal)
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

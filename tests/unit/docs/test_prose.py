@@ -1,0 +1,79 @@
+"""The rules in `docs/vale` that have the level `error`, applied without Vale, which no package index offers."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+_ROOT = Path(__file__).parents[3]
+_SOURCES = [
+    path
+    for folder in ("firstline", "edge_agent", "cloud_gateway", "shared", "models", "bench", "tests")
+    for path in sorted((_ROOT / folder).rglob("*.py"))
+    if path.name != Path(__file__).name
+]
+_PAGES = [*_ROOT.glob("*.md"), *(_ROOT / "docs").rglob("*.md"), *(_ROOT / "models").glob("*.md")]
+_CODE_IN_MARKDOWN = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+_CODE_IN_TEXT = re.compile(r"``[^`]*``|`[^`]*`")
+
+
+def _rules() -> dict[str, re.Pattern[str]]:
+    rules = {}
+    for path in sorted((_ROOT / "docs/vale/Firstline").glob("*.yml")):
+        rule = yaml.safe_load(path.read_text())
+        if rule["level"] != "error":
+            continue
+        terms = "|".join(f"(?:{term})" for term in rule.get("tokens", rule.get("swap", ())))
+        pattern = terms if rule.get("nonword") else rf"\b(?:{terms})\b"
+        rules[path.stem] = re.compile(pattern, re.IGNORECASE if rule["ignorecase"] else 0)
+    return rules
+
+
+def _page_prose(path: Path) -> Iterator[tuple[int, str]]:
+    text = _CODE_IN_MARKDOWN.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), path.read_text())
+    yield from enumerate(text.splitlines(), start=1)
+
+
+def _source_prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the docstrings and comments of a module with their line numbers."""
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "lineno", 1), _CODE_IN_TEXT.sub(" ", text)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], _CODE_IN_TEXT.sub(" ", token.string)
+
+
+@pytest.mark.parametrize(("name", "pattern"), _rules().items(), ids=list(_rules()))
+def test_prose_follows_the_rule(name: str, pattern: re.Pattern[str]) -> None:
+    breaches = [
+        f"{path.relative_to(_ROOT)}:{line}: {match[0]!r}"
+        for paths, prose in ((_PAGES, _page_prose), (_SOURCES, _source_prose))
+        for path in paths
+        for line, text in prose(path)
+        for match in pattern.finditer(text)
+    ]
+    assert not breaches, f"{name}:\n" + "\n".join(breaches)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Actors", "Whoever asks is answered."),
+        ("Archaic", "The profile is measured anew."),
+        ("Idioms", "The device is told of the version."),
+        ("Comparisons", "The gateway beside raw ASGI."),
+        ("Negations", "Returns None if there is a file and it is no bundle."),
+        ("Terms", "The share of kept answers."),
+    ],
+)
+def test_each_rule_finds_its_words(name: str, sentence: str) -> None:
+    assert _rules()[name].search(sentence)
