@@ -215,7 +215,7 @@ class Agent:
             self._crash = asyncio.get_running_loop().call_later(after_s, self.crash)
 
     def crash(self) -> None:
-        """The process is gone, without a word; the next one begins soon."""
+        """Stops the process without a report and schedules its restart."""
         assert self._running is not None
         self.live()
         self._running.cancel()
@@ -224,14 +224,14 @@ class Agent:
         asyncio.get_running_loop().call_later(self._rng.uniform(*_RESTART_S), self.start)
 
     def hear(self, desired: Desired) -> None:
-        """What it is to run, if it is there to hear that."""
+        """Stores and applies the desired state if the process runs."""
         if self._running is not None and desired != self._desired:
             store_desired(self._folder / "fleet" / "desired", desired)
             self._desired = desired
             self._updater.desire(desired.models)
 
     def said(self) -> DeviceReport | None:
-        """What it says of itself, and counted; None while no process runs."""
+        """Returns the device's report and its telemetry; None while no process runs."""
         if self._running is None:
             return None
         if self._running.done():

@@ -1,4 +1,4 @@
-"""A full model that is cut in two, and the process that finishes it at the other end of a simulated link."""
+"""A full model in two parts, and the process that runs the second part behind a simulated link."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from firstline_core.types import Array, Tensor
 
 @dataclass(frozen=True, slots=True)
 class CutAt:
-    """Where and how: a tensor, and the form of its checkpoint."""
+    """A cut: the tensor and the form of its checkpoint."""
 
     tensor: str
     form: str
 
 
 class CutModel:
-    """Loaded for good: the process ends with it.
+    """A model and its parts, loaded until the process ends.
 
     Args:
-        bundle: whose full model it is.
-        cuts: those that are asked for, by their place in here.
+        bundle: bundle that holds the full model.
+        cuts: cuts to prepare; later calls name them by index.
     """
 
     def __init__(self, bundle: Bundle, cuts: tuple[CutAt, ...]) -> None:
@@ -50,11 +50,11 @@ class CutModel:
         self._stack = stack
 
     def whole(self, encoded: bytes) -> int:
-        """The class, by the whole model."""
+        """Returns the class that the whole model predicts."""
         return int(self._whole.run(self._prepared(encoded)).argmax())
 
     def begin(self, cut: int, encoded: bytes) -> bytes:
-        """The checkpoint."""
+        """Runs the first part and returns the checkpoint."""
         return self._forms[cut].pack(self._halves[cut].begin(self._prepared(encoded)))
 
     def finish(self, cut: int, checkpoint: bytes) -> int:

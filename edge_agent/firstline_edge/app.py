@@ -244,7 +244,7 @@ class EdgeAgent:
         settings, state, clock = self._configured, self.state, self._clock
         tree, thresholds = Tree(Path(settings.hardware.root)), MemoryThresholds()
         if missing := missing_kernel_files(tree):
-            log.warning("the guards see nothing", problem=missing)
+            log.warning("sensors unavailable", problem=missing)
         self.switcher: VariantSwitcher | None = None
         if settings.adaptation.enabled:
             from firstline_edge.adaptation.loading import limits_of

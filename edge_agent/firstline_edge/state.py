@@ -106,7 +106,7 @@ class StateDirectory(StatePaths):
         try:
             self.url_path.write_text(url + "\n")
         except OSError as error:
-            log.warning("cannot note the agent's address; `status` needs --url", error=str(error))
+            log.warning("agent address not stored; `status` needs --url", error=str(error))
 
     def close(self) -> None:
         """Releases the lock."""
@@ -156,4 +156,4 @@ def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        log.warning("cannot remove a file", path=str(path), error=str(error))
+        log.warning("file not removed", path=str(path), error=str(error))

@@ -18,11 +18,11 @@ app = command_group("Brake the whole fleet's escalation, and lift the brake.")
 @command(app, "brake")
 def brake(
     gateway: GatewayOptions,
-    reason: Annotated[str, typer.Option(help="Why; each device's status says it.")],
-    per_hour: Annotated[float, typer.Option(min=0, help="Rows that each device may escalate in an hour.")] = 0.0,
-    hours: Annotated[float, typer.Option(min=0, help="Ends by itself after so long; 0 is not before `lift`.")] = 0.0,
+    reason: Annotated[str, typer.Option(help="Reason that each device's status shows.")],
+    per_hour: Annotated[float, typer.Option(min=0, help="Rows that each device may escalate per hour.")] = 0.0,
+    hours: Annotated[float, typer.Option(min=0, help="Hours until the brake ends; 0 keeps it until `lift`.")] = 0.0,
 ) -> Report:
-    """Hold every device to so many escalations an hour."""
+    """Limit the escalations per hour of every device."""
     limit = Brake(per_hour, reason, time.time() + hours * 3600 if hours else 0.0)
     return _set(gateway, limit, "braked")
 
@@ -36,4 +36,4 @@ def lift(gateway: GatewayOptions) -> Report:
 def _set(gateway: GatewayOptions, brake: Brake | None, word: str) -> Report:
     with gateway.fleet() as fleet:
         devices = fleet.brake(brake)
-    return Report({"brake": brake, "devices": devices}, f"{word}; told: {counted(devices, 'device')}")
+    return Report({"brake": brake, "devices": devices}, f"{word}: {counted(devices, 'device')}")

@@ -197,7 +197,7 @@ def alias_history(model: ModelArgument, alias: AliasArgument, gateway: GatewayOp
 
 def _alias_report(change: AliasChange) -> Report:
     version = f"version {change.version}" if change.version is not None else "nothing"
-    return Report(change, f"{change.model} {change.alias} stands for {version}.")
+    return Report(change, f"{change.model} {change.alias} points to {version}.")
 
 
 def _aliases_report(changes: Sequence[AliasChange]) -> Report:

@@ -143,8 +143,8 @@ def _unmeasured(streams: Sequence[Stream], prediction: Prediction, within_ms: fl
     lacks = [stream.point.key.variant for stream in streams if stream.point.course is None]
     if lacks:
         return (
-            f"warning: of {', '.join(lacks)} the profile knows no slow moments, and no cost of other models, so that "
-            "long waits will be longer than is said; firstline profile --remeasure measures them."
+            f"warning: the profile of {', '.join(lacks)} lacks slow periods and the cost of other models, so long "
+            "waits are underestimated; firstline profile --remeasure measures both."
         )
     pairs = {
         (stream.point.key.variant, beside.variant)
@@ -152,11 +152,11 @@ def _unmeasured(streams: Sequence[Stream], prediction: Prediction, within_ms: fl
         if (beside := stream.point.beside) is not None and beside.is_known
     }
     if len(named) > 1 and not any(other in named for _, other in pairs):
-        return f"warning: what {', '.join(named)} cost each other was not measured; each is counted as by itself."
+        return f"warning: the slowdown between {', '.join(named)} was not measured; each is predicted as if alone."
     awake = [stream.point.key.variant for stream in streams if stream.point.light is None]
     if awake and (within_ms is not None or prediction.utilisation < HALF_LOAD):
         return (
-            f"warning: of {', '.join(awake)} no light load was measured; what comes seldom takes longer than is said."
+            f"warning: {', '.join(awake)} was not measured under light load; rare requests take longer than predicted."
         )
     return ""
 

@@ -1,13 +1,13 @@
-"""A folder of keys, and of the root and targets metadata that they have signed.
+"""A folder of signing keys, with the root and targets metadata that they signed.
 
-    root-3f9a2c1b.key       three of them, of which two sign a new root: keep them apart, and offline
+    root-3f9a2c1b.key       three keys; two of them sign a new root: keep them apart and offline
     targets-77d01e5a.key    signs for bundles
-    metadata/1.root.json    every root metadata; the first is what devices are given
-    metadata/targets.json   what was signed for last
+    metadata/1.root.json    every root metadata; devices start with the first
+    metadata/targets.json   the targets that were signed last
     metadata/draft.json     a root metadata that lacks signatures
-    trust/                  what this machine has seen of the registry, so that it never goes back
+    trust/                  verified metadata of the registry, which prevents a rollback
 
-A private key counts where it lies: one that was moved away signs again when its file is named, or is put back.
+A private key that was moved away signs again if its file is named in a command or put back.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _KEY = re.compile(r"(root|targets)-([0-9a-f]{8})\.key")
 
 
 class Keyring:
-    """One folder; see the module.
+    """The keys and metadata in one folder.
 
     Args:
-        folder: of the keys.
-        passphrase: of those that are encrypted.
-        elsewhere: files of keys that lie in other places.
+        folder: folder of the keys.
+        passphrase: passphrase of the encrypted keys.
+        elsewhere: key files outside the folder.
     """
 
     def __init__(self, folder: Path, passphrase: str = "", elsewhere: Sequence[Path] = ()) -> None:
@@ -66,15 +66,15 @@ class Keyring:
         return self.metadata / "1.root.json"
 
     def anchor_content(self) -> bytes:
-        """The same as bytes.
+        """Returns the first root metadata as bytes.
 
         Raises:
-            ConfigError: it is not here.
+            ConfigError: the file is missing.
         """
         return self._read(self.anchor)
 
     def init(self, online: OnlineKey, now_s: float) -> list[Path]:
-        """Makes the keys, and signs the first root and empty targets.
+        """Creates the keys, and signs the first root and empty targets.
 
         Raises:
             ConfigError: there are keys already, or the folder cannot be written.
@@ -98,7 +98,7 @@ class Keyring:
         return [*(file for _, file in made), targets_file]
 
     def roots(self) -> dict[int, Path]:
-        """The root metadata that are whole, by version."""
+        """Returns the paths of the fully signed root metadata by version."""
         versions = {}
         for path in self.metadata.glob("*.root.json"):
             match = _ROOT.fullmatch(path.name)
@@ -109,15 +109,15 @@ class Keyring:
         return dict(sorted(versions.items()))
 
     def root(self) -> Metadata[Root]:
-        """The newest root metadata that is whole."""
+        """Returns the newest fully signed root metadata."""
         version, path = list(self.roots().items())[-1]
         metadata: Metadata[Root] = roles.read_metadata(self._read(path), Root, str(path))
         if metadata.signed.version != version:
-            raise ConfigError(f"{path} is of version {metadata.signed.version}; give it its name back.")
+            raise ConfigError(f"{path} has version {metadata.signed.version}; restore the file's name.")
         return metadata
 
     def targets(self) -> Metadata[Targets]:
-        """The metadata that this machine signed last."""
+        """Returns the targets metadata that this machine signed last."""
         path = self.metadata / "targets.json"
         metadata: Metadata[Targets] = roles.read_metadata(self._read(path), Targets, str(path))
         return metadata

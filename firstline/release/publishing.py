@@ -223,8 +223,8 @@ def _adding(new: Mapping[str, TargetFile], belongs: Callable[[str], bool], what:
         if _content(present) == _content(new):
             return None
         raise ConflictError(
-            f"The registry has {what} with other content. A version stands for one content for good: give the new one "
-            "a higher version."
+            f"The registry has {what} with other content. The content of a version never changes: give the new "
+            "content a higher version."
         )
 
     return change

@@ -1,7 +1,7 @@
 """Decisions on a seeded part of the data, before the rest certifies: score, temperature, value, start of testing.
 
-Nothing here knows epsilon or delta, and nothing that is certified on decides anything: reusing the same rows broke the
-contract in 285 of 300 trials. `bench/routing/contract.py` repeats this very procedure where the truth is known.
+The decisions use neither epsilon nor delta, and no row that certifies: reusing the same rows broke the contract in 285
+of 300 trials. `bench/routing/contract.py` repeats this procedure on data whose truth is known.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Selection:
 
     Attributes:
         score: the loss of the certificate.
-        value: P(loss), learned; None where nothing could be.
-        aurocs: of each candidate, cross-validated on the selection part; empty where nothing was compared.
-        starts: where testing starts; None leaves that to the rows themselves.
-        used: how many rows decided all this.
-        rest: (rows,) positions of those that decided nothing.
-        scores: (n,) of all rows, selection part included.
+        value: learned P(loss); None if it could not be learned.
+        aurocs: cross-validated AUROC of each candidate on the selection part; empty without a comparison.
+        starts: where testing starts; None if the certifying rows decide.
+        used: number of selection rows.
+        rest: (rows,) positions of the remaining rows, which certify.
+        scores: (n,) scores of all rows, including the selection part.
     """
 
     score: Score
@@ -53,10 +53,10 @@ class Selection:
 
 
 def default_fraction(rows: int) -> float:
-    """Share of the rows that decides, unless told.
+    """Returns the default share of the selection rows.
 
-    Below that, the choice is worth less than the rows that it takes from the certificate. Of the oracle's share
-    on one real pair, at its hardest promise, 0.70 is kept with a part and 0.79 without at 1,000 rows, 0.87 by both at
+    Below `SELECTS_FROM_ROWS` rows, the selection gains less than the certificate loses. On one real pair at its hardest
+    promise, 0.70 of the oracle's share remains with a selection part and 0.79 without at 1,000 rows; 0.87 with both at
     1,500.
     """
     return SELECT_FRACTION if rows >= SELECTS_FROM_ROWS else 0.0
@@ -66,8 +66,8 @@ def check_score(name: ScoreName, share: float, *, logits: bool) -> None:
     """Checks a score's requirements before the models run for minutes.
 
     Args:
-        name: of the score.
-        share: of the rows that decides; 0 for none.
+        name: name of the score.
+        share: share of the selection rows; 0 for none.
         logits: whether the edge model shows them.
 
     Raises:

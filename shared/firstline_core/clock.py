@@ -1,4 +1,4 @@
-"""Time as a parameter, so that every policy can be replay on a simulated clock."""
+"""Time as a parameter, so that every policy can be replayed on a simulated clock."""
 
 from __future__ import annotations
 

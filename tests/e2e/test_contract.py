@@ -149,7 +149,7 @@ async def test_a_broken_contract_is_noticed_told_and_remembered(tmp_path: Path, 
             for answer in [await asked(device, scan) for scan in list(scans(200))[80:110]]:
                 assert answer.certified == (answer.model_digest == full_digest)
                 assert answer.reason is not Reason.CONFIDENT
-            assert "an alarm voids a certificate" in (folder / "agent-http.log").read_text()
+            assert "certificate voided by alarm" in (folder / "agent-http.log").read_text()
     table = told(folder, "audits")
     assert table.splitlines()[0] == "score,agree,weight,kept,certificate"
     anew = CliRunner().invoke(

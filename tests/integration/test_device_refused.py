@@ -73,6 +73,6 @@ async def test_another_bundle_at_the_gateway_shows_on_the_device(tmp_path: Path)
                 for _ in range(2):
                     response = await ask(agent)
             [model] = agent.data_plane.status()["models"]
-            said = [line["error"] for line in lines if line["event"] == "the gateway cannot serve this model"]
+            said = [line["error"] for line in lines if line["event"] == "model not served by gateway"]
             assert said == [model["problem"]]  # once
             assert model["problem"] in story(agent, response)

@@ -102,7 +102,7 @@ def test_the_process_starts_on_a_full_disk(disk: SmallDisk, tmp_path: Path) -> N
         process.communicate(timeout=10)
     said = log.read_text()
     assert process.returncode == 0 and "Traceback" not in said
-    assert said.count("cannot use the cache on disk") == said.count("there is no outbox") == 1
+    assert said.count("disk cache unavailable") == said.count("outbox unavailable") == 1
 
 
 def test_a_cache_that_cannot_be_written_is_left_where_it_is(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -
     shown = (await run(site, "model", "inspect", "digits", "champion")).stdout
     assert "digits version 2, champion" in shown and "aarch64, x86_64" in shown and "64 MiB" in shown
     reverted = await run(site, "model", "alias", "revert", "digits", "champion")
-    assert reverted.stdout == "digits champion stands for version 1.\n"
+    assert reverted.stdout == "digits champion points to version 1.\n"
     history = json.loads((await run(site, "model", "alias", "history", "digits", "champion", "-o", "json")).stdout)
     assert [one["version"] for one in history] == [1, 2, 1]
     assert {one["by"] for one in history} == {"application:ops"}
@@ -73,12 +73,12 @@ async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -
     await run(site, "model", "pull", "digits", "2", tmp_path / "again", *anchor, "-o", "json")
 
     refused = await run(site, "model", "rm", "digits", "1", code=1)
-    assert "The alias champion stands for digits version 1" in refused.stderr
+    assert "The alias champion points to digits version 1" in refused.stderr
     assert "no longer signed" in (await run(site, "model", "rm", "digits", "2")).stdout
     found = json.loads((await run(site, "model", "ls", "digits", "-o", "json")).stdout)
     assert [(one["version"], one["aliases"]) for one in found] == [(1, ["champion"])]
     assert "digits" in (await run(site, "model", "ls")).stdout
-    assert (await run(site, "model", "alias", "rm", "digits", "champion")).stdout.endswith("stands for nothing.\n")
+    assert (await run(site, "model", "alias", "rm", "digits", "champion")).stdout.endswith("points to nothing.\n")
 
 
 async def test_keys_are_rotated_revoked_and_renewed(site: RegistrySite, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ async def test_existing_files_are_not_uploaded_again(begun: RegistrySite, tmp_pa
 async def test_version_has_one_content(begun: RegistrySite, tmp_path: Path) -> None:
     other = digits_bundle(tmp_path / "other", 1)
     (other.path / "manifest.json").write_bytes((other.path / "manifest.json").read_bytes() + b"\n")
-    with pytest.raises(ConflictError, match="give the new one a higher version"):
+    with pytest.raises(ConflictError, match="give the new content a higher version"):
         await pushed(begun, other.path)
 
 
@@ -385,7 +385,7 @@ async def test_bundle_with_an_alias_is_not_removed(begun: RegistrySite, tmp_path
 
     def going(registry: Registry) -> None:
         registry.set_alias("digits", "champion", 1)
-        with pytest.raises(ConflictError, match="champion stands for digits version 1"):
+        with pytest.raises(ConflictError, match="champion points to digits version 1"):
             remove_bundle(begun.keyring, registry, "digits", 1, begun.now_s())
         registry.set_alias("digits", "champion", 2)
         remove_bundle(begun.keyring, registry, "digits", 1, begun.now_s())

@@ -146,9 +146,9 @@ async def test_devices_are_listed_tagged_and_decommissioned(site: FleetSite) -> 
 async def test_fleet_is_braked_and_released(site: FleetSite) -> None:
     await site.device_says("cam", 1)
     braked = await site("fleet", "brake", "--reason", "the gateway is being moved")
-    assert braked.stdout == "braked; told: 1 device\n", braked.output
+    assert braked.stdout == "braked: 1 device\n", braked.output
     assert (await site.device_says("cam", 1)).brake is not None
-    assert (await site("fleet", "lift")).stdout == "lifted; told: 1 device\n"
+    assert (await site("fleet", "lift")).stdout == "lifted: 1 device\n"
 
 
 async def test_the_audit_log_is_verified_against_a_stored_head(site: FleetSite) -> None:

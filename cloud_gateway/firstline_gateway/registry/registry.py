@@ -150,7 +150,7 @@ class Registry:
             for alias in records.aliases(connection):
                 if alias.version is not None and (alias.model, alias.version) not in after.bundles:
                     raise ConflictError(
-                        f"The alias {alias.alias} stands for {alias.model} version {alias.version}, which the new "
+                        f"The alias {alias.alias} points to {alias.model} version {alias.version}, which the new "
                         "targets no longer list; set it to another version first, or remove it."
                     )
             if (reason := self._in_use.reason_to_keep(connection, removed)) is not None:

@@ -76,7 +76,7 @@ def load_ladder(
         try:
             edges[model.id] = load(model)
         except (FirstlineError, MemoryError) as error:
-            log.warning("a variant does not run here", model=bundle.manifest.name, variant=model.id, error=str(error))
+            log.warning("variant not runnable", model=bundle.manifest.name, variant=model.id, error=str(error))
     certified = any(edge.certificate is not None for edge in edges.values())
     eligible = {variant: edge for variant, edge in edges.items() if edge.certificate is not None or not certified}
     energy = _energy(eligible, settings)

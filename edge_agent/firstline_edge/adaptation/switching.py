@@ -116,7 +116,7 @@ class VariantSwitcher:
             edge = await asyncio.to_thread(variants.load, rung)
         except (FirstlineError, *REFUSED) as error:
             self._retry_s[variants] = self._clock.monotonic_s() + _RETRY_S
-            log.warning("a variant does not load again", model=held.manifest.name, variant=wanted, error=str(error))
+            log.warning("variant not reloaded", model=held.manifest.name, variant=wanted, error=str(error))
             return
         now = self._models.find(held.manifest.name, held.version)
         if now is None or now.variants is not variants or variants.position.rung > rung:  # no longer wanted
@@ -126,7 +126,7 @@ class VariantSwitcher:
         variants.put(rung, loaded)
         self._certificates.watch_one(loaded)
         self._models.put(variants.current)
-        log.info("variant loaded again", model=held.manifest.name, variant=wanted)
+        log.info("variant reloaded", model=held.manifest.name, variant=wanted)
 
     def _report(self, held: DeviceModel, variants: Variants, before: int) -> None:
         position, last = variants.position, len(variants.rungs) - 1

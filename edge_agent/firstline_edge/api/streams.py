@@ -135,7 +135,7 @@ class Stream:
             try:
                 last = event(LAST_ID, self._render(final).body)
             except FirstlineError as error:  # a caller that reconnects receives it
-                log.warning("an answer cannot be streamed", error=error.message)
+                log.warning("answer not streamed", error=error.message)
             else:
                 yield last
 

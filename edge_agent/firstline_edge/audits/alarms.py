@@ -50,4 +50,4 @@ class Alarms:
                 try:
                     await link.publish_event(facts)
                 except FirstlineError as error:  # the birth message says it at the next connection
-                    log.info("the alarm was not announced over MQTT", error=error.message)
+                    log.info("alarm not announced over MQTT", error=error.message)

@@ -244,8 +244,8 @@ class Auditor:
             except FirstlineError as error:
                 self._lose(audit, error)
             except Exception as error:  # the outermost loop of a task that must never end
-                log.exception("an audit broke", request_id=audit.request_id)
-                self._lose(audit, FirstlineError(f"The audit broke: {error!r}."))
+                log.exception("audit failed", request_id=audit.request_id)
+                self._lose(audit, FirstlineError(f"The audit failed unexpectedly: {error!r}."))
 
     def _may_draw(self, monitored: MonitoredCertificate) -> bool:
         """Returns whether its answers may be drawn now: under a raised threshold only while the budgets are ample."""

@@ -350,7 +350,7 @@ class CertificateStates:
             record.alarmed, record.cause, record.alarmed_wall_s = True, _LOST_RECORD, self._clock.wall_s()
             self.save()
         if record.alarmed:
-            log.warning("an alarm voids a certificate", model=name, version=model.version, cause=record.cause)
+            log.warning("certificate voided by alarm", model=name, version=model.version, cause=record.cause)
         histogram = certificate.histogram
         monitored = MonitoredCertificate(
             model=model,

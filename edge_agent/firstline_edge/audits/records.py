@@ -1,7 +1,7 @@
-"""A device's findings about a certificate, and their file: a line of JSON and its checksum, replaced whole.
+"""Stored audit findings of a device about its certificates: one file with a line of JSON and a checksum.
 
-A record belongs to what the certificate was made for, down to the threshold: where anything of that changes, its key
-does, and whatever was remembered says nothing any more.
+The key of a record covers the certificate, its inputs and the threshold. If any of them changes, the key changes and
+the earlier record no longer applies.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The findings about one certificate in the field.
 
     Attributes:
-        model, version: of the bundle, for people.
+        model, version: name and version of the bundle, for display only.
         proof: sha256 of the certificate itself.
-        test: of the threshold in use: a tightened one has a test of its own.
+        test: sequential test of the threshold in use; a tightened threshold starts a new test.
         alarmed: the audits of this device or of the fleet found the contract broken, or the findings are lost.
-        cause: of the alarm, in a sentence.
-        alarmed_wall_s: when that was; 0 before.
-        tightened: the score from which answers are still kept; None for the certificate's.
-        escalates_all: none is.
-        escalations_per_hour: the gateway's quota, None where it set none.
+        cause: sentence that gives the alarm's cause.
+        alarmed_wall_s: wall time of the alarm; 0 without one.
+        tightened: raised threshold for accepting edge answers; None for the certificate's.
+        escalates_all: no edge answer is accepted.
+        escalations_per_hour: the gateway's quota; None without one.
         fleet_devices: the largest reported number of devices that audit the contract; 1 without a report.
-        drawn, agreed, disagreed, lost: audits; drawn audits that are none of the others are in progress.
+        drawn, agreed, disagreed, lost: numbers of audits; the other drawn audits are in progress.
         scores: histogram of the latest scores, in the certificate's bins.
     """
 
@@ -148,15 +148,15 @@ class RecordFile:
             return read(self._path)
         except IntegrityError as error:
             self.loss = f"{error.message} {_UNKNOWN}"
-            log.error("the audits' records are lost", error=self.loss)
+            log.error("audit records lost", error=self.loss)
             try:
                 if self._path.exists():
                     set_aside(self._path)
             except OSError as refusal:
-                log.error("cannot put a file aside", path=str(self._path), error=str(refusal))
+                log.error("file not set aside", path=str(self._path), error=str(refusal))
         except OSError as error:
             self.loss = f"{self._path} cannot be read: {error.strerror}. {_UNKNOWN}"
-            log.error("the audits' records cannot be read", error=self.loss)
+            log.error("audit records unreadable", error=self.loss)
         return {}
 
     def write(self, content: bytes) -> None:
@@ -172,7 +172,7 @@ class RecordFile:
     def refused(self, why: str) -> None:
         """Notes that the system or the disk did not allow a write."""
         if not self.refusal:
-            log.error("cannot keep what the audits found", path=str(self._path), error=why)
+            log.error("audit records not stored", path=str(self._path), error=why)
         self.refusal = f"{self._path} cannot be written: {why}. A restart would forget what audits found."
 
 

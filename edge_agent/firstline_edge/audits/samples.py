@@ -62,7 +62,7 @@ class SampleLog:
             for sample in read(path):
                 self._remember(sample)
         except OSError as error:
-            log.warning("cannot read earlier audits' results", path=str(path), error=str(error))
+            log.warning("audit results unreadable", path=str(path), error=str(error))
 
     def add(self, sample: Sample) -> None:
         """Keeps one; a disk that refuses costs the sample its place after a restart."""
@@ -70,7 +70,7 @@ class SampleLog:
         try:
             self._lines.append(msgspec.structs.asdict(sample))
         except OSError as error:
-            log.warning("cannot keep an audit's result", error=str(error))
+            log.warning("audit result not stored", error=str(error))
 
     def recent(self, key: str) -> list[Sample]:
         """The latest edge answers of a record, oldest first."""

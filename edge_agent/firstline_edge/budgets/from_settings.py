@@ -28,11 +28,11 @@ def open_spending(
 
     Args:
         settings: budgets and costs.
-        path: where ledgers are kept.
-        clock: budgets are of hours and days by the wall.
-        link_names: of the links, in the order of the settings.
+        path: file of the ledgers.
+        clock: its wall time starts the hours and days of the budgets.
+        link_names: names of the links, in the order of the settings.
         links: names of the links that a request would try now, in order.
-        sense: battery and heat, at once.
+        sense: returns battery and heat without waiting.
     """
     budgets = budgets_of(settings.budget)
     if not budgets and settings.policy.kind != "value" and not settings.fleet.enabled:  # a fleet may set some later
@@ -52,14 +52,14 @@ def open_spending(
 
 
 def exchange(spending: Spending, settings: EdgeSettings, link_names: Sequence[str]) -> None:
-    """Exchanges budgets and costs; the spending of a budget that stays is not forgotten."""
+    """Replaces budgets and costs; a budget that remains keeps its spending."""
     ledgers = {name: meter.ledger for name, meter in spending.account.meters.items()}
     account = _account(settings, ledgers)
     spending.adopt(account, tariff_of(settings, link_names), settings.costs.metered_factor)
 
 
 def _account(settings: EdgeSettings, ledgers: Mapping[str, Ledger]) -> Account:
-    """Where nothing is limited, and nothing decides by price, nothing has one."""
+    """Returns the account; without budgets and a policy by value, resources have no price."""
     budgets, costs = budgets_of(settings.budget), settings.costs
     priced = bool(budgets) or settings.policy.kind == "value"
     return Account(

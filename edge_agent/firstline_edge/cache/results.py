@@ -305,7 +305,7 @@ class DiskCache:
         if self._pending or self._outdated:
             self._begin()
             if self._writing is not None and (error := self._writing.exception()) is not None:
-                log.warning("the disk refuses the latest results", results=len(self._group), error=str(_cause(error)))
+                log.warning("cached results not written", results=len(self._group), error=str(_cause(error)))
         self._shut()
         self._thread.shutdown()
 
@@ -376,7 +376,7 @@ class DiskCache:
                 raise IntegrityError("It is not what this agent writes.")
             return self._seal.open(sealed, key), expires_s
         except IntegrityError as error:
-            log.warning("removed a cache entry that cannot be read", error=error.message)
+            log.warning("unreadable cache entry removed", error=error.message)
             self._outdated.add(key)
             return None
         except Exception as error:  # noqa: BLE001 (whatever reading raises is a miss)
@@ -392,7 +392,7 @@ class DiskCache:
         if self._clock.monotonic_s() >= self._retry_at_s:
             self._open()
             if self._cache is not None:
-                log.info("the cache on disk can be used again", path=str(self._directory))
+                log.info("disk cache restored", path=str(self._directory))
         return self._cache is not None
 
     def _open(self, damage: BaseException | None = None) -> None:
@@ -401,7 +401,7 @@ class DiskCache:
             if damage is not None:
                 why, aside = _cause(damage), set_aside(self._directory)
                 self.damage = f"It could not be read ({why}) and was set aside as {aside.name}; an empty one was begun."
-                log.warning("the cache on disk cannot be read; starting empty", moved_to=str(aside), error=str(why))
+                log.warning("disk cache unreadable; starting empty", moved_to=str(aside), error=str(why))
             make_folder(self._directory)
             self._cache = _opened(self._directory, self._limit_bytes)
             self._problem = ""
@@ -423,7 +423,7 @@ class DiskCache:
     def _refuse(self, why: BaseException) -> None:
         """Logs once, however many entries it concerns."""
         if not self._problem:
-            log.warning("cannot use the cache on disk", path=str(self._directory), error=str(why))
+            log.warning("disk cache unavailable", path=str(self._directory), error=str(why))
         self._problem = f"The disk refuses the result cache: {why}. Free space, or correct who may write there."
 
     def _shut(self) -> None:

@@ -173,7 +173,7 @@ def shedding_error(why: str, error: FirstlineError | None = None) -> SheddingErr
         why: the reason, as part of a sentence.
         error: why the gateway does not answer either; None if the request is bound to this device.
     """
-    instead = "and the request is bound to it" if error is None else f"and nobody else answers: {error.message}"
+    instead = "and the request is bound to it" if error is None else f"and the gateway does not answer: {error.message}"
     return SheddingError(
         f"This device computes nothing at the moment ({why}), {instead.removesuffix('.')}; try again.",
         retry_after_s=_RETRY_AFTER_SHEDDING_S,

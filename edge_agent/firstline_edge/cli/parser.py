@@ -75,16 +75,24 @@ def _add_agent_commands(commands: Commands) -> None:
     explain = _command(
         commands, "explain", "explain how one request was decided, or how a model runs best on this device"
     )
-    explain.add_argument("request_id", metavar="REQUEST_ID|plan", help="from an answer's parameters; or the word plan")
-    explain.add_argument("model", metavar="MODEL", nargs="?", help="of a plan: the model's name; without it, all")
     explain.add_argument(
-        "--profile", type=Path, metavar="FILE", help="of a plan: instead of this machine's in profiles/ of the bundle"
+        "request_id", metavar="REQUEST_ID|plan", help="request id from an answer's parameters, or the word plan"
+    )
+    explain.add_argument("model", metavar="MODEL", nargs="?", help="plan only this model; default: all models")
+    explain.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="profile for the plan; default: this machine's in the bundle's profiles/",
     )
     explain.add_argument(
-        "--splits", type=Path, metavar="FILE", help="of a plan: what `firstline split -o json` said; split.json there"
+        "--splits",
+        type=Path,
+        metavar="FILE",
+        help="output of `firstline split -o json` for the plan; default: the bundle's split.json",
     )
-    explain.add_argument("--bandwidth", type=float, metavar="MBIT_S", help="of a plan: to the gateway")
-    explain.add_argument("--round-trip", type=float, metavar="MS", help="of a plan: to the gateway and back")
+    explain.add_argument("--bandwidth", type=float, metavar="MBIT_S", help="bandwidth to the gateway for the plan")
+    explain.add_argument("--round-trip", type=float, metavar="MS", help="round-trip time to the gateway for the plan")
 
     audits = _command(
         commands,

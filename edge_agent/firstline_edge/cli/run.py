@@ -34,7 +34,7 @@ def command(arguments: argparse.Namespace) -> int:
         settings, configuration, problem = load_or_last_good(arguments.config, overrides)
         logs.configure(settings.log.level, settings.log.format)
         if problem:
-            log.error("the configuration is broken", why=problem)
+            log.error("configuration invalid", why=problem)
         asyncio.run(run_agent(settings, ready, problems={arguments.config: problem} if problem else {}))
     except OSError as error:
         print_error(f"The agent stopped: {error}; `edge-agent doctor` says what this device lacks.")

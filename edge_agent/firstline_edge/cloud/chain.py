@@ -92,7 +92,7 @@ class LinkState:
         """Records a fault, or a refusal of this device."""
         refused = isinstance(error, UnauthorizedError)
         if refused and not self.refused:  # once, not for each request
-            log.warning("the gateway refuses this device", link=self.link.name, error=error.message)
+            log.warning("device refused by gateway", link=self.link.name, error=error.message)
         self.used, self.refused, self.problem = True, refused, error.message
 
     def retry_now(self) -> None:
@@ -403,8 +403,8 @@ async def _probe(state: LinkState, clock: Clock, timeout_s: float) -> None:
         state.failed(error)
         state.breaker.probe_failed()
     except Exception:  # the outermost loop of this task: without it the link would never recover
-        log.exception("link probe broke", link=state.link.name)
-        state.used, state.problem = True, "Its probe broke; the agent's log has the trace."
+        log.exception("link probe failed unexpectedly", link=state.link.name)
+        state.used, state.problem = True, "Its probe failed unexpectedly; the agent's log has the trace."
         state.breaker.probe_failed()
     else:
         # A gateway answers probes without credentials, so a probe does not end a refusal.

@@ -72,12 +72,12 @@ class ModelRefusals:
         before = self._errors.get((model, version))
         self._errors[model, version] = error
         if type(before) is not type(error):
-            log.warning("the gateway cannot serve this model", model=model, version=version, error=error.message)
+            log.warning("model not served by gateway", model=model, version=version, error=error.message)
 
     def clear(self, model: str, version: str) -> None:
         """Forgets the refusal: the gateway answered."""
         if self._errors.pop((model, version), None) is not None:
-            log.info("the gateway serves this model again", model=model, version=version)
+            log.info("model served by gateway again", model=model, version=version)
 
     def message_of(self, model: str, version: str) -> str:
         """Returns the refusal as a sentence; "" for none."""

@@ -328,7 +328,7 @@ class HttpLink:
             try:
                 self._token = read_secret(self._settings.token_file, "links.token_file")
             except ConfigError as error:
-                log.warning("the token cannot be read again", link=self.name, error=error.message)
+                log.warning("token not reread", link=self.name, error=error.message)
         return self._token != refused
 
 

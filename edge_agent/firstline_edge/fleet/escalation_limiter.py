@@ -102,7 +102,7 @@ class EscalationLimiter:
         try:
             write_struct(self._path, used)
         except OSError as error:
-            log.warning("cannot store the escalations under the brake", error=str(error))
+            log.warning("escalations under the brake not stored", error=str(error))
         else:
             self._saved = used
 
@@ -125,5 +125,5 @@ def _read(path: Path) -> Used:
     except FileNotFoundError:
         return Used()
     except (OSError, IntegrityError) as error:
-        log.warning("the escalations under the brake are unknown; counting restarts in this hour", error=str(error))
+        log.warning("escalations under the brake lost; counting restarts in this hour", error=str(error))
         return Used()

@@ -164,7 +164,7 @@ class FleetMember:
             try:
                 await asyncio.to_thread(self._start.limiter.save)
             except REFUSED as error:  # no thread, no memory; the next time is soon
-                log.warning("cannot save the escalations under the brake", error=str(error))
+                log.warning("escalations under the brake not stored", error=str(error))
 
     def _describe(self) -> Reported:
         running = self._start.configuration.state.running

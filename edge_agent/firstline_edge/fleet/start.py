@@ -92,7 +92,7 @@ def note_start(folder: Path) -> Starts:
     except FileNotFoundError:
         before = Starts()
     except (OSError, IntegrityError) as error:
-        log.warning("the number of starts is unknown", error=str(error))
+        log.warning("start count lost", error=str(error))
         before = Starts()
     now = Starts(before.starts + 1, before.unclean + before.running, running=True)
     _write(folder, now)
@@ -108,4 +108,4 @@ def _write(folder: Path, starts: Starts) -> None:
     try:
         write_struct(folder / "starts", starts)
     except OSError as error:
-        log.warning("cannot store the number of starts", error=str(error))
+        log.warning("start count not stored", error=str(error))

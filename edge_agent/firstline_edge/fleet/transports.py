@@ -87,7 +87,7 @@ class HttpTransport:
                 desired = read_document(body, Desired, _DESIRED)
             except FirstlineError as error:
                 if not self._failures:
-                    log.warning("the desired state cannot be fetched", error=error.message)
+                    log.warning("desired state not fetched", error=error.message)
                 self._failures += 1
                 continue
             self._etag = response_headers.get("etag", "")
@@ -132,17 +132,17 @@ class MqttTransport:
             try:
                 await self._link.listen(self._link.topics.desired, self._receive)
             except FirstlineError as error:
-                log.warning("the broker refuses the subscription to the desired state", error=error.message)
+                log.warning("desired state subscription refused", error=error.message)
         while True:
             message = await self._messages.get()
             try:
                 desired = read_document(message.payload, Desired, _DESIRED)
             except ProtocolError as error:
-                log.warning("the desired state is malformed", error=error.message)
+                log.warning("desired state malformed", error=error.message)
                 continue
             if desired.revision >= revision:
                 return desired
-            log.info("an outdated desired state is ignored", revision=desired.revision, known=revision)
+            log.info("outdated desired state ignored", revision=desired.revision, known=revision)
 
     def _receive(self, message: Message) -> None:
         if self._messages.full():  # only the newest message counts

@@ -41,7 +41,7 @@ def read_desired(path: Path) -> Desired | None:
     except FileNotFoundError:
         return None
     except (OSError, IntegrityError, ProtocolError) as error:
-        log.warning("the desired state is unknown", error=str(error))
+        log.warning("desired state lost", error=str(error))
         return None
 
 
@@ -50,7 +50,7 @@ def store_desired(path: Path, desired: Desired) -> None:
     try:
         write_struct(path, desired)
     except OSError as error:
-        log.warning("cannot store the desired state", error=str(error))
+        log.warning("desired state not stored", error=str(error))
 
 
 @dataclass(kw_only=True)
@@ -104,7 +104,7 @@ class Twin:
         while True:
             desired = await self.transport.desired(self._revision)
             if desired != self.desired:
-                log.info("the fleet desires", revision=desired.revision, models=len(desired.models))
+                log.info("desired state received", revision=desired.revision, models=len(desired.models))
                 await asyncio.to_thread(store_desired, self.path, desired)
                 self.desired = desired
                 self.apply(desired)
@@ -157,5 +157,5 @@ class Twin:
 
     def _failed(self, error: FirstlineError) -> None:
         if not self.problem:
-            log.warning("reports do not reach the fleet", error=error.message)
+            log.warning("reports not delivered", error=error.message)
         self.problem = error.message

@@ -170,7 +170,7 @@ class Sampler:
         message = f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
         if self._error == _HANGS:
             unexpected = None if isinstance(error, REFUSED) else error
-            log.warning("cannot read the sensors; retrying", error=message, exc_info=unexpected)
+            log.warning("sensors not read; retrying", error=message, exc_info=unexpected)
         self._error = message
 
     async def _expire_readings(self) -> None:
@@ -183,7 +183,7 @@ class Sampler:
                 file = self._sensors.tree.reading if self._error == _HANGS else ""
                 why = f"{self._error} (/{file})" if file else self._error
                 if not warned:
-                    log.warning("the sensors do not answer", seconds=round(silent_s), why=why)
+                    log.warning("sensors not answering", seconds=round(silent_s), why=why)
                 absent = absent_snapshot(f"The sensors have not answered for {silent_s:.0f} s: {why}.")
                 self._publish(replace(absent, at_s=now_s))
             warned = silent
@@ -194,7 +194,7 @@ class Sampler:
         try:
             self._on_reading(snapshot)
         except Exception:
-            log.exception("cannot act on a sensor reading; the next one follows")
+            log.exception("sensor reading not handled")
 
 
 def missing_kernel_files(tree: Tree) -> str:

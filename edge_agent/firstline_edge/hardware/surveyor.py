@@ -70,7 +70,7 @@ class Surveyor:
                 return await self._survey()
             except REFUSED as error:
                 if not refused:
-                    log.warning("the hardware cannot be described yet; retrying", error=str(error))
+                    log.warning("hardware not described yet; retrying", error=str(error))
                 refused = True
             await self._clock.sleep(_AGAIN_S)
 
@@ -85,7 +85,7 @@ class Surveyor:
             try:
                 measured = await survey(self._tree.root, self._folder)
             except FirstlineError as error:
-                log.warning("the hardware could not be measured", error=error.message)
+                log.warning("hardware not measured", error=error.message)
                 return
             self._publish(measured)
             await asyncio.to_thread(self.store, measured)
@@ -97,7 +97,7 @@ class Surveyor:
         except FileNotFoundError:
             return None
         except (OSError, IntegrityError, ProtocolError) as error:
-            log.warning("the stored catalogue cannot be read; the hardware is measured again", error=str(error))
+            log.warning("stored catalogue unreadable; measuring hardware again", error=str(error))
             return None
 
     def store(self, measured: Catalogue) -> None:
@@ -105,14 +105,14 @@ class Surveyor:
         try:
             write_struct(self._path, measured)
         except OSError as error:
-            log.warning("the catalogue cannot be stored", path=str(self._path), error=str(error))
+            log.warning("catalogue not stored", path=str(self._path), error=str(error))
 
     def _publish(self, found: Catalogue) -> None:
         """Rejects a catalogue that a reader would refuse."""
         try:
             self.catalogue = decode(encode(found), "The catalogue of this device")
         except ProtocolError as error:
-            log.warning("the catalogue of this device is invalid", error=error.message)
+            log.warning("catalogue of this device invalid", error=error.message)
             return
         self._on_change()
 

@@ -58,7 +58,7 @@ class Credentials:
             self.context.load_cert_chain(self.files.device)
         except (OSError, ssl.SSLError) as error:  # SSLError is an OSError, named for the reader
             if not self.problem:
-                log.error("the device's certificate cannot be used", folder=str(self.files.folder), error=str(error))
+                log.error("device certificate unusable", folder=str(self.files.folder), error=str(error))
             self.problem = (
                 f"The certificate in {self.files.folder} cannot be used ({error}); join again with "
                 "`edge-agent join URL --token-file FILE --force`."
@@ -76,7 +76,7 @@ class Credentials:
         try:
             self.observe_time(parsedate_to_datetime(date).timestamp())
         except (ValueError, OverflowError):
-            log.debug("the gateway sent an invalid date", date=date[:40])
+            log.debug("gateway date invalid", date=date[:40])
 
     def _fault_of(self, begins_s: float, ends_s: float) -> str:
         # A certificate of a trusted authority is not issued before it begins: a clock that shows less is behind.

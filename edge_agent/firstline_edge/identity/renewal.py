@@ -126,7 +126,7 @@ class CredentialRenewal:
             try:
                 await self.check_files()
             except Exception:  # the outermost loop of a task without which the device never comes back
-                log.exception("the device's identity cannot be checked")
+                log.exception("device identity check failed")
 
     async def check_files(self) -> None:
         """Uses the files that `join` has written since the last check, or that could not be loaded then.
@@ -152,11 +152,11 @@ class CredentialRenewal:
                 f"The device has joined {identity.gateway} as '{identity.device}' since this agent was started; "
                 "restart it."
             )
-            log.warning("the device has joined as another one", device=identity.device, gateway=identity.gateway)
+            log.warning("device joined under another identity", device=identity.device, gateway=identity.gateway)
             self._needs_restart = revision
             return
         await self._use(identity, revision)
-        log.info("the device has joined again", device=identity.device, not_after_s=identity.not_after_s)
+        log.info("device rejoined", device=identity.device, not_after_s=identity.not_after_s)
 
     async def _use(self, identity: Identity, revision: Revision) -> None:
         """Makes every link use the certificate in the files of this revision."""

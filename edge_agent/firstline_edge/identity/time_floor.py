@@ -79,7 +79,7 @@ class TimeFloor:
         try:
             write_whole(self._path, with_checksum(b"%.0f" % now_s))
         except OSError as error:
-            log.warning("cannot store the time of the gateway", error=str(error))
+            log.warning("gateway time not stored", error=str(error))
         else:
             self._saved_s = now_s
 

@@ -64,7 +64,7 @@ class BundleCopies:
             fresh.replace(copy)
             sync_folder(self._folder)
         except (OSError, IntegrityError) as error:
-            log.warning("cannot keep a copy of a bundle", path=str(bundle.path), error=str(error))
+            log.warning("bundle copy not stored", path=str(bundle.path), error=str(error))
 
     def sources(self, directories: Sequence[Path]) -> list[Path]:
         """The folders in `directories`, or those themselves, that are there and once held a bundle that worked."""

@@ -78,7 +78,7 @@ def open_models(
             if copies is not None and held[-1].edge is not None:
                 copies.keep(held[-1].bundle)
         except UpdateError as error:
-            log.error("cannot use a bundle", path=str(path), error=error.message)
+            log.error("bundle unusable", path=str(path), error=error.message)
             copy = _copy_of(path, load_bundle, copies)
             held += [copy] if copy is not None else []
             instead = f" A copy of version {copy.version} answers instead." if copy is not None else ""
@@ -95,7 +95,7 @@ def _copy_of(path: Path, load_bundle: Callable[[Path], DeviceModel], copies: Bun
     try:
         return load_bundle(copy)
     except UpdateError as error:
-        log.error("cannot use the copy of a bundle", path=str(copy), error=error.message)
+        log.error("bundle copy unusable", path=str(copy), error=error.message)
         return None
 
 

@@ -57,9 +57,9 @@ class Profiles:
         found, damaged = profile_of_machine(paths, self.fingerprint) if paths else (None, {})
         for path, message in damaged.items():
             self.problems[path] = f"{message} {_ANEW.format(name=name)}"
-            log.warning("a profile is damaged", path=str(path), error=message)
+            log.warning("profile damaged", path=str(path), error=message)
         if paths and found is None and len(damaged) < len(paths):
-            log.info("no profile of this machine", model=name, profiles=[str(path) for path in paths])
+            log.info("profile of this machine missing", model=name, profiles=[str(path) for path in paths])
         return found
 
 

@@ -113,7 +113,7 @@ class Reloading:
                     for end in ended:
                         await end.wait()
             except TimeoutError:
-                log.warning("requests still use an unloaded model", model=name, after_s=_END_S)
+                log.warning("unloaded model still in use", model=name, after_s=_END_S)
             await asyncio.to_thread(release_freed_memory)
 
     async def exchange(self, name: str, held: DeviceModel | None, instead: Path | None) -> None:

@@ -174,7 +174,7 @@ class Delivery:
             except FirstlineError as error:  # the disk
                 log.warning("outbox delivery failed", error=error.message)
             except Exception:  # the outermost loop of a task that must never end
-                log.exception("outbox delivery broke")
+                log.exception("outbox delivery failed unexpectedly")
             else:
                 self._own_backoff.clear()
                 continue
@@ -287,7 +287,7 @@ class Delivery:
                 raise
             refusal = error
         except Exception as error:  # the outermost loop of a promise: it must not block those behind it
-            log.exception("outbox delivery broke", request_id=request_id)
+            log.exception("outbox delivery failed unexpectedly", request_id=request_id)
             refusal = RuntimeFailure(f"The correction cannot be had: {error!r}.")
         self._refused[request_id] = self._refused.get(request_id, 0) + 1
         if not isinstance(refusal, RequestError) and self._refused[request_id] < self._settings.refusals:
@@ -372,7 +372,7 @@ class PriorityDelivery:
         try:
             await self._deliver(item)
         except Exception:  # the outermost loop of a task that must not end the others
-            log.exception("outbox delivery broke", request_id=item.request.request_id)
+            log.exception("outbox delivery failed unexpectedly", request_id=item.request.request_id)
         finally:
             self._sending -= 1
             self.ended.set()

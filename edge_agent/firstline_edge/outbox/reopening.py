@@ -124,7 +124,7 @@ class ReopeningOutbox:
         except CapacityError as error:
             if not self.problem:
                 self._unopened_counts = self._count()
-                log.error("there is no outbox; no correction is promised", error=error.message)
+                log.error("outbox unavailable; no correction promised", error=error.message)
             # An error about a setting says itself what to do; all other errors come from the disk.
             disk = "" if isinstance(error.__cause__, ConfigError) else " Free space, or correct who may write there."
             self.problem = f"{error.message}{disk} Until then nothing is promised."
@@ -133,7 +133,7 @@ class ReopeningOutbox:
                 outbox.close()
                 return
             if self.problem:
-                log.info("the outbox can be used again", items=outbox.depth)
+                log.info("outbox restored", items=outbox.depth)
             self._outbox, self.problem = outbox, ""
 
 

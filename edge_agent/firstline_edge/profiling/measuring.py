@@ -158,7 +158,7 @@ async def _measured(job: Job, needed: Need, gate: Gate, report: Report) -> Point
             process.kill()
             ending.cancel()
             await asyncio.shield(asyncio.gather(running, ending, return_exceptions=True))
-        log.info("a point is ended, and is measured later", point=needed.point, why=cause.sentence)
+        log.info("profile point interrupted", point=needed.point, why=cause.sentence)
     return f"It was ended {_TRIES} times: {cause.sentence}."
 
 

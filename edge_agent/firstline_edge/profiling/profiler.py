@@ -69,7 +69,7 @@ def read_ledger(path: Path) -> Ledger:
     except FileNotFoundError:
         return Ledger()
     except (OSError, IntegrityError) as error:
-        log.warning("the progress of profile requests is unknown; they begin again", error=str(error))
+        log.warning("profile progress lost; requests restart", error=str(error))
         return Ledger()
 
 
@@ -78,7 +78,7 @@ def write_ledger(path: Path, ledger: Ledger) -> None:
     try:
         write_struct(path, ledger)
     except OSError as error:
-        log.warning("cannot store the progress of profile requests", error=str(error))
+        log.warning("profile progress not stored", error=str(error))
 
 
 class Profiler:
@@ -162,7 +162,7 @@ class Profiler:
         except FirstlineError as error:
             await self._note(request, _S.REFUSED, message=error.message[:500])
         except Exception:  # the outermost loop of a task that must never end
-            log.exception("a profile failed unexpectedly", bundle=request.bundle)
+            log.exception("profile failed", bundle=request.bundle)
             await self._note(request, _S.REFUSED, message="Measuring failed unexpectedly; the agent's log says more.")
 
     async def _measured(self, request: DesiredProfile) -> Profile:
@@ -211,7 +211,13 @@ class Profiler:
         changes = {"state": state, "message": message, "version": version or before.version}
         await self._store(self._ledger.with_entry(replace(before, **changes, since_s=self._clock.wall_s())))
         if state is not before.state:
-            log.info("profile", bundle=request.bundle, request=request.id, state=state.value, why=message or None)
+            log.info(
+                "profile state changed",
+                bundle=request.bundle,
+                request=request.id,
+                state=state.value,
+                why=message or None,
+            )
 
     async def _store(self, ledger: Ledger) -> None:
         self._ledger = ledger

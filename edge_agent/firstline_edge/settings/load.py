@@ -162,7 +162,7 @@ def store_last_good(state_dir: Path, present: ConfigurationFile) -> None:
         if _read(path) != present:
             write_struct(path, present)
     except OSError as error:
-        log.warning("cannot store a copy of the configuration", path=str(path), error=str(error))
+        log.warning("configuration copy not stored", path=str(path), error=str(error))
 
 
 def _stored(file: Path, overrides: Mapping[str, object]) -> Iterator[ConfigurationFile]:

@@ -52,7 +52,7 @@ class Background:
         why = _first(error)
         reason = f"{type(why).__name__}: {why}" if str(why) else type(why).__name__
         self.problems[name] = f"The agent's {name} ended ({reason}), and does nothing until the agent is started again."
-        log.error("a part of the agent ended unexpectedly", part=name, exc_info=error)
+        log.error("background task failed", part=name, exc_info=error)
 
 
 def _first(error: BaseException) -> BaseException:

@@ -1,6 +1,6 @@
 """Converts a TFLite model to other number formats by `ai-edge-quantizer`. The only module that imports it.
 
-Operators are quantised whole kinds at a time; none is left out for its sensitivity, as `sensitivity.py` does in ONNX.
+This module quantises all operators of a kind together. `onnx_techniques.py` can leave out single sensitive operators.
 """
 
 from __future__ import annotations

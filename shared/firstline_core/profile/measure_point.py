@@ -83,7 +83,7 @@ class Job(Struct, frozen=True):
         alone: nothing else runs here; measure at normal priority.
         beside: id of another model of the bundle for `Point.beside`; "" for none.
         share: share of the time for which this process runs (`point_process.stopped_for_a_share`).
-        heat_s: longest full load before measuring (`heating.heat_up`).
+        heat_s: longest full load before measuring (`meters.heat_up`).
     """
 
     bundle: str

@@ -172,7 +172,12 @@ class ConfigurationStore:
         self.state, self.settled = state, False
         record = state.record
         if record is not None:
-            log.info("configuration", name=record.target.name, version=record.target.version, state=record.state.value)
+            log.info(
+                "configuration state changed",
+                name=record.target.name,
+                version=record.target.version,
+                state=record.state.value,
+            )
         self._changed()
 
     async def settle(self) -> None:
@@ -225,7 +230,7 @@ def start_configuration(path: Path, own: EdgeSettings, clock: Clock) -> tuple[Co
     try:
         before = read_state(path)
     except (IntegrityError, OSError) as error:
-        log.error("the configuration is unknown; the device's own settings are used", error=str(error))
+        log.error("configuration lost; using the device's own settings", error=str(error))
         _set_aside(path)
         before = ConfigurationState()
     now_s = clock.wall_s()
@@ -234,7 +239,7 @@ def start_configuration(path: Path, own: EdgeSettings, clock: Clock) -> tuple[Co
         try:
             write_struct(path, state)
         except OSError as error:  # the store writes it when the disk accepts it
-            log.error("the disk refuses a configuration", error=str(error))
+            log.error("configuration not stored", error=str(error))
             if state.in_trial:
                 message = f"A start could not be counted: {error.strerror}."
                 state, settings = _usable(state.rolled_back("disk", message, now_s), own, now_s)
@@ -247,7 +252,7 @@ def _usable(state: ConfigurationState, own: EdgeSettings, now_s: float) -> tuple
         try:
             return state, settings_with(own, state.running)
         except ConfigError as error:
-            log.error("a configuration cannot run here any more", error=error.message)
+            log.error("configuration not applicable any more", error=error.message)
             state = state.rolled_back("invalid", error.message, now_s)
 
 
@@ -256,7 +261,7 @@ def _set_aside(path: Path) -> None:
         if path.exists():
             set_aside(path)
     except OSError as error:
-        log.error("cannot set a file aside", path=str(path), error=str(error))
+        log.error("file not set aside", path=str(path), error=str(error))
 
 
 def _write_if_different(path: Path, state: ConfigurationState) -> None:

@@ -120,14 +120,14 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
         try:
             settings = settings_with(self._own, state.running)
         except ConfigError as error:
-            log.error("the previous configuration cannot run", error=error.message)
+            log.error("previous configuration not applicable", error=error.message)
             state, settings = replace(state, running=None, previous=None), self._own
         self._store.set_in_memory(state)
         self._adopt(settings)
         try:
             await self._store.settle()
         except OSError as error:
-            log.error("the rollback is not on the disk yet", error=str(error))
+            log.error("rollback not stored yet", error=str(error))
 
     async def _write(self, record: Record[DesiredConfiguration]) -> None:
         await self._store.write(self._store.state.with_record(record))

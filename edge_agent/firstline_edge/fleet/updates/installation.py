@@ -347,7 +347,7 @@ class Installation:
             except TEMPORARY as error:
                 failures = 0 if self.received_bytes > before_bytes else failures + 1
                 if self.problem == "":
-                    log.warning("a download was interrupted and continues", file=file.path, error=error.message)
+                    log.warning("download interrupted; resuming", file=file.path, error=error.message)
                 self.problem = error.message
                 pause_s = full_jitter_s(self.rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
                 await self.clock.sleep(max(pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S)))

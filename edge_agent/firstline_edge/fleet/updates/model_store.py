@@ -119,7 +119,7 @@ class ModelStore:
         except FileNotFoundError:
             pass  # the model was never updated
         except (IntegrityError, OSError) as error:
-            log.error("the state of an update is unknown", error=str(error))
+            log.error("update state lost", error=str(error))
             self._set_aside(path / RECORD)
         try:
             self._pointers[path.name] = read_struct(path / POINTER, Pointer)
@@ -128,9 +128,7 @@ class ModelStore:
         except (IntegrityError, OSError) as error:
             # The pointer committed what the record calls committed; otherwise only the original bundle is certain.
             slot = record.slot if record is not None and record.state is _S.COMMITTED else ""
-            log.error(
-                "the running slot is unknown", assumed=slot or "the bundle in models.directories", error=str(error)
-            )
+            log.error("running slot lost", assumed=slot or "the bundle in models.directories", error=str(error))
             self._set_aside(path / POINTER)
             self._pointers[path.name] = Pointer(slot, slot)
 
@@ -139,7 +137,7 @@ class ModelStore:
             if self._repair and path.exists():
                 set_aside(path)
         except OSError as error:
-            log.error("cannot set a file aside", path=str(path), error=str(error))
+            log.error("file not set aside", path=str(path), error=str(error))
 
     def start(self, wall_s: float) -> None:
         """Notes a start of the agent: trials use up a try, and records that a power cut left behind are corrected.
@@ -156,7 +154,7 @@ class ModelStore:
             try:
                 self._set_and_store(name, pointer, now)
             except OSError as error:
-                log.error("the disk refuses an update", model=name, error=str(error))
+                log.error("update not stored", model=name, error=str(error))
                 if now is not None and pointer.in_trial:
                     self._pointers[name] = pointer.reverted()
                     message = f"A start could not be counted: {error.strerror}."
@@ -295,11 +293,11 @@ def load_installed(
                 opened[path] = held
                 break
             except UpdateError as error:
-                log.error("an installed model cannot run", model=name, path=str(path), error=error.message)
+                log.error("installed model not runnable", model=name, path=str(path), error=error.message)
                 try:
                     store.roll_back(name, "damaged", error.message, clock.wall_s())
                 except OSError as refusal:
-                    log.error("the rollback is not on the disk yet", model=name, error=str(refusal))
+                    log.error("rollback not stored yet", model=name, error=str(refusal))
     return opened
 
 

@@ -184,7 +184,7 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
         try:
             await services.off_loop(self._store.roll_back, name, reason, message, services.now_s())
         except OSError as error:
-            log.error("the rollback is not on the disk yet", model=name, error=str(error))
+            log.error("rollback not stored yet", model=name, error=str(error))
         self._report()
         prepared = None
         for path in (self._store.path(name, self._running_slot()), services.serving.place(name)):
@@ -193,7 +193,7 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
             try:
                 prepared = await services.serving.prepare(path, trial=False)
             except (FirstlineError, OSError) as error:
-                log.error("the previous model cannot run", model=name, error=str(error))
+                log.error("previous model not runnable", model=name, error=str(error))
         await services.serving.exchange(name, prepared)
 
     async def _write(self, record: Record[DesiredModel]) -> None:
@@ -227,7 +227,7 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
         record = self.record
         if record is not None:
             log.info(
-                "update",
+                "update state changed",
                 model=self._name,
                 version=record.target.version,
                 state=record.state.value,

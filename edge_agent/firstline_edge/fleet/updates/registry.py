@@ -55,7 +55,7 @@ class GatewayRegistry:
         self._now_s = now_s
         self._lock = threading.Lock()  # one verification at a time, also if the caller of the previous one left
         if http is None:
-            log.warning("the fleet cannot send models or configurations", why=HTTP_REQUIRED)
+            log.warning("models and configurations of the fleet unavailable", why=HTTP_REQUIRED)
 
     @property
     def _http(self) -> FleetHttp:

@@ -270,11 +270,11 @@ class UpdateStateMachine(ABC, Generic[Target]):
         try:
             return await self._advance()
         except OSError as error:  # the stored state stays valid
-            log.error("the disk refuses an update", subject=self._subject, error=str(error))
+            log.error("update not stored", subject=self._subject, error=str(error))
             self._report_disk_error(error)
             return _RETRY_S
         except Exception:  # the outermost loop of a task that must never end
-            log.exception("an update failed unexpectedly", subject=self._subject)
+            log.exception("update failed unexpectedly", subject=self._subject)
             return _RETRY_MAX_S
 
     async def roll_back(self) -> None:

@@ -396,7 +396,7 @@ async def test_records_are_saved_soon_and_a_refusal_is_logged_once(
     (tmp_path / "standing.json").mkdir()  # in its place
     for _ in range(2):
         await standings_of(scene).close()
-    assert sum("cannot keep what the audits found" in line for line in caplog.messages) == 1
+    assert sum("audit records not stored" in line for line in caplog.messages) == 1
 
 
 async def test_an_alarm_stays_with_the_certificate_whichever_version_carries_it(make_scene: MakeScene) -> None:

@@ -137,7 +137,7 @@ async def test_an_agent_without_sensors_logs_it(tmp_path: Path) -> None:
         ):
             (problem,) = agent.data_plane.status()["problems"]
     assert "/hsot has no sys and no proc" in problem["message"]
-    assert "the guards see nothing" in [line["event"] for line in lines]
+    assert "sensors unavailable" in [line["event"] for line in lines]
 
 
 MQTT = {"kind": "mqtt", "host": "broker"}

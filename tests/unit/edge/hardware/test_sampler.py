@@ -162,7 +162,7 @@ async def test_a_failed_memory_read_triggers_a_full_reading() -> None:
             await until(lambda: clock.sleepers == 2)
             await clock.advance(1.0)
             await until(lambda: driver.looks == 2)
-    assert [line["event"] for line in lines] == ["cannot read the sensors; retrying"]
+    assert [line["event"] for line in lines] == ["sensors not read; retrying"]
 
 
 async def test_a_hanging_driver_expires_its_last_reading() -> None:
@@ -213,8 +213,8 @@ async def test_a_failed_reading_is_retried_and_absent_meanwhile(fault: Exception
             driver.fault = None
             await clock.advance(5.0)
             await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
-    assert [line["event"] for line in lines if line["event"].startswith("cannot read")] == [
-        "cannot read the sensors; retrying"
+    assert [line["event"] for line in lines if line["event"].startswith("sensors not read")] == [
+        "sensors not read; retrying"
     ]
 
 
@@ -253,7 +253,7 @@ async def test_a_failing_listener_receives_the_next_reading() -> None:
             await until(lambda: driver.reads == 2 and clock.sleepers == 2)
             assert sampler.latest.at_s == 105.0
     assert seen == [100.0, 105.0]
-    assert [line["event"] for line in lines] == ["cannot act on a sensor reading; the next one follows"] * 2
+    assert [line["event"] for line in lines] == ["sensor reading not handled"] * 2
 
 
 async def test_a_recovered_reading_is_not_expired_at_once() -> None:

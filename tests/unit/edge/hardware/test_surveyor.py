@@ -65,7 +65,7 @@ async def test_a_refused_process_is_retried(tmp_path: Path, monkeypatch: pytest.
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert [line["level"] for line in lines if "cannot be described yet" in line["event"]] == ["warning"]
+    assert [line["level"] for line in lines if "hardware not described yet" in line["event"]] == ["warning"]
 
 
 def test_a_hanging_driver_does_not_block_stopping(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ class TestJoinAgain:
             await renewal.check_files()
         assert adopted == [again]
         assert "cannot be used" in renewal.credentials.problem
-        assert len([record for record in caplog.records if "cannot be used" in record.message]) == 1
+        assert len([record for record in caplog.records if "device certificate unusable" in record.message]) == 1
         files.device.write_bytes(whole)
         for _ in range(2):
             await renewal.check_files()
@@ -187,7 +187,9 @@ class TestJoinAgain:
             await renewal.check_files()
         assert adopted == []
         assert "restart it" in renewal.rejoin_problem
-        assert len([record for record in caplog.records if "joined as another one" in record.message]) == 1
+        assert (
+            len([record for record in caplog.records if "device joined under another identity" in record.message]) == 1
+        )
 
 
 def test_only_one_process_writes_the_files(

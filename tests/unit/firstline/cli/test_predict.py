@@ -68,18 +68,18 @@ def test_a_disturbed_profile_gives_a_warning(tmp_path: Path, stated: Profile) ->
 
 
 def test_missing_measurements_give_a_warning(tmp_path: Path, stated: Profile) -> None:
-    assert "of edge, full the profile knows no slow moments" in predicted(tmp_path, stated, "edge=1", "full=1").stderr
+    assert "the profile of edge, full lacks slow periods" in predicted(tmp_path, stated, "edge=1", "full=1").stderr
     moments = [replace(one, course=Course(1000.0, b"\x80")) for one in stated.points]
     known = replace(stated, points=tuple(moments))
-    assert "of edge no light load was measured" in predicted(tmp_path, known, "edge=1").stderr
+    assert "edge was not measured under light load" in predicted(tmp_path, known, "edge=1").stderr
     assert not predicted(tmp_path, known, "edge=60").stderr
-    assert "of edge no light load was measured" in predicted(tmp_path, known, "edge=60", "--within", "50").stderr
+    assert "edge was not measured under light load" in predicted(tmp_path, known, "edge=60", "--within", "50").stderr
     moments = [replace(one, light=Light(0.1, 12.0)) for one in moments]
     assert not predicted(tmp_path, replace(stated, points=tuple(moments)), "edge=1").stderr
     for beside, told in ((Beside("full"), True), (Beside("full", 1.0), False)):
         both = replace(stated, points=tuple(replace(one, beside=beside) for one in moments))
         said = predicted(tmp_path, both, "edge=1", "full=1").stderr
-        assert ("what edge, full cost each other was not measured" in said) == told
+        assert ("the slowdown between edge, full was not measured" in said) == told
         assert bool(said) == told
 
 
