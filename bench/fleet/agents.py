@@ -114,11 +114,11 @@ class Agent:
     """One device.
 
     Args:
-        habits: what applications ask of it, and how it answers.
-        shelf: where models come from.
-        setup: the folder of the bundle that it was set up with.
-        folder: its disk.
-        clock: of the running loop.
+        habits: rates of requests, crashes and outcomes.
+        shelf: source of models.
+        setup: folder of the bundle at first start.
+        folder: the device's disk.
+        clock: clock of the running loop.
     """
 
     def __init__(self, habits: Device, shelf: Shelf, setup: Path, folder: Path, clock: LoopClock) -> None:
@@ -133,7 +133,7 @@ class Agent:
         self._crash: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """A process begins, as `FleetMember` does it."""
+        """Starts a process as `FleetMember` does."""
         self.processes += 1
         self._session, self._sequence = f"process-{self.processes}", 0
         self._started_s = self._lived_to_s = self._clock.monotonic_s()
@@ -206,7 +206,7 @@ class Agent:
         return held.manifest.version if held is not None else 0
 
     def expect_crash(self) -> None:
-        """Draws when this process crashes, by the model that runs."""
+        """Schedules this process's crash at the running model's rate."""
         if self._crash is not None:
             self._crash.cancel()
         a_day = self.habits.crashing + (self.habits.effect.crashes if self.version == NEW else 0.0)
@@ -264,7 +264,7 @@ class Agent:
         return manifest.version if manifest_sha256(path) == signed else None
 
     async def close(self) -> None:
-        """Ends what runs."""
+        """Stops the process."""
         if self._crash is not None:
             self._crash.cancel()
         if self._running is not None:

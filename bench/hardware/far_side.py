@@ -58,7 +58,7 @@ class CutModel:
         return self._forms[cut].pack(self._halves[cut].begin(self._prepared(encoded)))
 
     def finish(self, cut: int, checkpoint: bytes) -> int:
-        """The class, from the checkpoint on."""
+        """Returns the class that the second part computes from a checkpoint."""
         return int(self._halves[cut].finish(self._forms[cut].unpack(checkpoint), self._whole).argmax())
 
     def _prepared(self, encoded: bytes) -> Array:
@@ -105,7 +105,7 @@ class FarSide:
 
 @contextmanager
 def far_side(make: Callable[[], CutModel]) -> Iterator[FarSide]:
-    """Starts a process with a model of its own that finishes what the device began."""
+    """Starts a process with its own model, which runs the second part."""
     context = multiprocessing.get_context("spawn")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         process = context.Process(target=_serve, args=(make, listener.getsockname()[1]), daemon=True)

@@ -123,16 +123,16 @@ class Keyring:
         return metadata
 
     def keep_targets(self, targets: Metadata[Targets]) -> None:
-        """Keeps what is signed for now."""
+        """Stores newly signed targets metadata."""
         self._write("targets.json", targets.to_bytes())
 
     def files(self) -> dict[str, Path]:
-        """The private keys that are here or were named, by the beginning of their ids."""
+        """Returns the available private key files, in the folder or named, by short key id."""
         paths = [*self.folder.glob(f"*{SUFFIX}"), *self._elsewhere]
         return {match[2]: path for path in paths if (match := _KEY.fullmatch(path.name)) is not None}
 
     def signers(self, keyids: Sequence[str]) -> list[CryptoSigner]:
-        """The keys of these that are here.
+        """Returns those of the given keys whose files are available.
 
         Raises:
             ConfigError: one cannot be read, or is not what its name says.
@@ -143,12 +143,12 @@ class Keyring:
             if file is not None:
                 signer = read_key(file, self._passphrase)
                 if signer.public_key.keyid != keyid:
-                    raise ConfigError(f"{file} holds another key than its name says; give it its name back.")
+                    raise ConfigError(f"{file} holds another key than its name says; restore the file's name.")
                 signers.append(signer)
         return signers
 
     def targets_signers(self, root: Root) -> list[CryptoSigner]:
-        """The keys that sign for bundles.
+        """Returns the available keys that sign bundles.
 
         Raises:
             ConfigError: none is here.
@@ -161,13 +161,13 @@ class Keyring:
         return signers
 
     def exchange(self, role: str, old: str, now_s: float, *, never: str = "") -> Path:
-        """Puts a new root or targets key in an old one's place, in a draft of the next root.
+        """Replaces a root or targets key by a new one, in a draft of the next root.
 
         Args:
             role: "root" or "targets".
-            old: the key's id.
+            old: id of the replaced key.
             now_s: wall time.
-            never: the id of a key that must not sign.
+            never: id of a key that must not sign.
 
         Returns:
             The new key's file.
@@ -180,7 +180,7 @@ class Keyring:
         return file
 
     def name_online(self, online: OnlineKey, now_s: float) -> None:
-        """Has the next root name another online key, and no other."""
+        """Replaces the online key in the next root."""
         root = roles.next_root(self.root(), now_s)
         self._no_draft()
         new = roles.public_key(online)
@@ -191,13 +191,13 @@ class Keyring:
         self.sign(root)
 
     def renew_root(self, now_s: float) -> None:
-        """Has the next root be the same, and end later."""
+        """Prolongs the root: the next root differs only in its expiry."""
         root = roles.next_root(self.root(), now_s)
         self._no_draft()
         self.sign(root)
 
     def sign(self, root: Metadata[Root], *, never: str = "") -> dict[str, int]:
-        """Signs a next root with every root key that is here; whole, it takes its place, else it is the draft.
+        """Signs a next root with every available root key; stores it as root if fully signed, else as draft.
 
         Returns:
             How many signatures it lacks: see `roles.missing`.
@@ -226,7 +226,7 @@ class Keyring:
         return draft
 
     def lacking(self) -> dict[str, int]:
-        """Number of signatures that the draft lacks, by role; empty without a draft."""
+        """Returns the number of signatures that the draft lacks, by role; empty without a draft."""
         return roles.missing(self.open_draft(), self.root()) if self.draft.exists() else {}
 
     def _no_draft(self) -> None:
@@ -250,19 +250,19 @@ class Keyring:
 
 SUFFIX = ".key"
 SHORT = 8
-"""Letters of a key's id by which people name it."""
+"""Length of a short key id, in characters."""
 
 _LIMIT_BYTES = 16_384
 _PUBLIC_TO_OTHERS = 0o077
 
 
 def short(keyid: str) -> str:
-    """A key's id as people name it."""
+    """Returns the short key id that commands and file names use."""
     return keyid[:SHORT]
 
 
 def write_key(folder: Path, role: str, passphrase: str = "") -> tuple[CryptoSigner, Path]:
-    """Makes a key, in a file that says the role and the key's id.
+    """Creates a key in a file that is named after the role and the key's id.
 
     Raises:
         ConfigError: it cannot be written.
@@ -281,7 +281,7 @@ def write_key(folder: Path, role: str, passphrase: str = "") -> tuple[CryptoSign
 
 
 def read_key(file: Path, passphrase: str = "") -> CryptoSigner:
-    """A key from its file.
+    """Reads a key from its file.
 
     Raises:
         ConfigError: the file cannot be read, other users can read it, it is not an Ed25519 key, or the passphrase is

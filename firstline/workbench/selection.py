@@ -71,7 +71,7 @@ def check_score(name: ScoreName, share: float, *, logits: bool) -> None:
         logits: whether the edge model shows them.
 
     Raises:
-        ConfigError: it cannot be had.
+        ConfigError: the score cannot be computed.
     """
     if name == "energy" and not logits:
         raise ConfigError("The score 'energy' needs the edge model's logits; nothing shows them here.")
@@ -94,22 +94,22 @@ def select(
     fraction: float | None = None,
     seed: int = 0,
 ) -> Selection:
-    """Splits the rows, and lets the one part decide.
+    """Splits the rows and makes the decisions on one part.
 
     Args:
         probabilities: (n, classes) of the edge model.
         losses: (n,) of the contract.
         truth: (n,) what the temperature is fitted to: labels, or the full model's answers.
-        own: the bundle's score as it stands.
+        own: the bundle's present score.
         own_scores: (n,) by it.
         logits: (n, classes) where the model shows them.
         disagreements: (n,) where the losses are others, and rarer: the value is learned with their help.
         name: name of the score; "best" is chosen on the selection part, or is the bundle's own without one.
-        fraction: share of the rows that decides; None is `default_fraction`.
-        seed: of the split and of the folds.
+        fraction: share of the selection rows; None is `default_fraction`.
+        seed: seed of the split and of the folds.
 
     Raises:
-        ConfigError: a fraction out of range, or a score that these rows cannot have.
+        ConfigError: a fraction out of range, or a score that these rows do not allow.
     """
     share = default_fraction(len(losses)) if fraction is None else fraction
     check_score(name, share, logits=logits is not None)
@@ -145,7 +145,7 @@ def select(
 
 
 def _named(name: ScoreName, own: Score, temperature: float) -> Score:
-    """A score that nothing has to be fitted for, but its temperature."""
+    """Returns a score that needs no fit except its temperature."""
     match name:
         case "best" | "bundle":
             return own
@@ -202,7 +202,7 @@ class ScoreChoice:
 
 
 def can_learn() -> bool:
-    """Whether scikit-learn is here."""
+    """Whether scikit-learn is installed."""
     return find_spec("sklearn") is not None
 
 
@@ -280,10 +280,10 @@ def choose_score(
         probabilities: (n, classes) of the edge model, of the selection part only.
         losses: (n,).
         logits: (n, classes) if the model returns them; "energy" is a candidate only with them.
-        temperature: of the fixed scores.
+        temperature: temperature of the fixed scores.
         own: the bundle's current score, with its values for these rows. It is used if there are too few losses for a
             comparison (without it, the margin), and is a candidate if it differs from the others.
-        seed: of the folds.
+        seed: seed of the folds.
     """
     candidates: dict[ScoreKind, Score] = {kind: Score(kind, temperature) for kind in FIXED}
     fold_of = _folds(losses, seed)

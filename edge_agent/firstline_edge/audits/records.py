@@ -25,7 +25,7 @@ log = logger(__name__)
 FORMAT = 1
 _UNKNOWN = "Whether there was an alarm is not known, so answers are not certified until a newly certified bundle comes."
 _ALARM = ("alarmed", "cause", "alarmed_wall_s", "tightened", "escalates_all", "escalations_per_hour")
-_RECORDS_KEPT = 64  # of bundles that are no longer here: a folder that comes back brings its alarm with it
+_RECORDS_KEPT = 64  # records of absent bundles: the alarm applies again when the folder returns
 
 
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -65,7 +65,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def threshold(self) -> float | None:
-        """The tightened one, infinite where nothing is kept; None where it is the certificate's."""
+        """The raised threshold, infinite if no edge answer is accepted; None for the certificate's."""
         return EVERYTHING if self.escalates_all else self.tightened
 
 
@@ -79,12 +79,12 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def key_of(model: str, version: str, certificate: Certificate, epsilon: float) -> str:
-    """The sha256 of all that a record holds for.
+    """Returns the sha256 of everything that a record depends on.
 
     Args:
-        model: the bundle's name.
-        version: the bundle's.
-        certificate: the proof.
+        model: name of the bundle.
+        version: version of the bundle.
+        certificate: the certificate in use.
         epsilon: the disagreement rate that the audits test.
     """
     identity = (
@@ -95,15 +95,15 @@ def key_of(model: str, version: str, certificate: Certificate, epsilon: float) -
 
 
 def begun(records: Mapping[str, Record], model: str, version: str, certificate: Certificate, epsilon: float) -> Record:
-    """A record with a test of its own; an alarm stays with the certificate, whichever version carries it.
+    """Returns a record with a new test; an alarm stays with the certificate in every version of the bundle.
 
     A version is a number that anybody can raise. Only another proof ends an alarm.
 
     Args:
-        records: the present ones, the newest last.
-        model: the bundle's name.
-        version: the bundle's.
-        certificate: the proof.
+        records: present records, the newest last.
+        model: name of the bundle.
+        version: version of the bundle.
+        certificate: the certificate in use.
         epsilon: the disagreement rate that the audits test.
     """
     proof = hashlib.sha256(msgspec.json.encode(certificate)).hexdigest()
@@ -115,7 +115,7 @@ def begun(records: Mapping[str, Record], model: str, version: str, certificate: 
 
 
 def encode(records: Mapping[str, Record]) -> bytes:
-    """The file's content: the latest records, of which the last ones are the newest."""
+    """Returns the file's content: the latest records, the newest last."""
     latest = dict(list(records.items())[-_RECORDS_KEPT:])
     return with_checksum(msgspec.json.encode(_Document(FORMAT, latest)))
 
