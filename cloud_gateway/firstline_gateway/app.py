@@ -1,4 +1,4 @@
-"""The gateway: its parts put together, begun, drained and ended."""
+"""Builds the gateway from its settings, starts it, drains it and stops it."""
 
 from __future__ import annotations
 
@@ -66,35 +66,35 @@ if TYPE_CHECKING:
     from firstline_gateway.registry.registry import Registry
     from firstline_gateway.rollouts.full_models import FullModels
 
-# A batch whose clients have left may run as long, before the process ends with it.
+# How long a batch whose clients have disconnected may run before the process stops.
 _CLOSE_S = 5.0
-# For writing the last answers; their requests have had `api.drain_s`.
+# Time to write the last answers, after `api.drain_s` for their requests.
 _SERVER_STOP_S = 2
-# Requests leave no cycles, and are many: the default would run a collection every ten requests.
+# Requests create no reference cycles; the default thresholds would start a collection every ten requests.
 _GC_THRESHOLDS = (10_000, 20, 20)
-# How late a replica learns of an alarm or a quota that came by another, at most.
+# The longest delay until a replica reads an alarm or a quota that another replica recorded.
 _REFRESH_INTERVAL_S = 5.0
 _CLEANUP_INTERVAL_S = 3600.0
 _PROFILE_EXPIRY_INTERVAL_S = 60.0
 _MAINTENANCE_INTERVAL_S = 60.0
-# For telling the devices whose requests are given up.
+# Time to publish errors to the devices whose requests are abandoned.
 _PUBLISH_S = 1.0
 
 log = logger(__name__)
 
 
 class Gateway:
-    """One gateway, free of any transport's server.
+    """The components of one gateway, without the HTTP and gRPC servers.
 
     Args:
-        settings: as `settings/load.py` gave them.
-        repository: the models, loaded.
-        executor: runs them; the gateway closes it.
-        load: one of them into memory; None where they run elsewhere.
+        settings: the result of `settings/load.py`.
+        repository: the models to serve.
+        executor: runs the models; the gateway closes it.
+        load: loads one model into memory; None if models run in other processes.
         clock: measures deadlines and durations.
 
     Raises:
-        ConfigError: the token file, the store, the contracts' file, the broker's password or the topics are no good.
+        ConfigError: the token file, the store, the contracts' file, the broker's password or a topic is invalid.
     """
 
     def __init__(
@@ -165,11 +165,13 @@ class Gateway:
         )
         memory = self.residency.memory
         self.metrics.gauge("models_resident", "Versions of models that are in memory.", lambda: len(memory.resident))
-        self.metrics.gauge("models_bytes", "What they take of models.memory_budget_mb.", lambda: memory.used_bytes)
+        self.metrics.gauge(
+            "models_bytes", "Memory that they use of models.memory_budget_mb (bytes).", lambda: memory.used_bytes
+        )
         self.overload = OverloadGuard(lambda: batcher.wait_s, lambda: self.metrics.count_error(OVERLOADED))
         executor_metrics.register(self.metrics, executor.report)
         self.metrics.gauge("queue_depth", "Requests that wait to run.", lambda: batcher.depth)
-        self.metrics.gauge("queue_seconds", "How long a request would wait that came now.", lambda: batcher.wait_s)
+        self.metrics.gauge("queue_seconds", "Seconds that a request received now would wait.", lambda: batcher.wait_s)
         self.contracts = ContractMonitor(
             self.database,
             self.writer,
@@ -182,9 +184,7 @@ class Gateway:
         self.deliveries = Deliveries(
             self.database, self.writer, settings.store, metrics=self.metrics, clock=clock, service=service
         )
-        self.metrics.gauge(
-            "store_up", "1 while the store takes what is to be kept.", lambda: float(not self.writer.trouble)
-        )
+        self.metrics.gauge("store_up", "1 while the store accepts writes.", lambda: float(not self.writer.trouble))
         self.plane = GatewayDataPlane(
             repository,
             batcher,
@@ -200,7 +200,7 @@ class Gateway:
         )
 
     def _build_broker(self) -> None:
-        """Builds what speaks MQTT, after the broker's files: they hold the password of the connections."""
+        """Builds the MQTT clients, after the broker's files, which contain the password of the clients."""
         settings, known, clock = self.settings, self.identity.gatekeeper.credentials, self.clock
         self._broker = (
             BrokerKeeper(
@@ -312,11 +312,11 @@ class Gateway:
 
     @property
     def executors(self) -> tuple[ExecutorReport, ...]:
-        """How each of several executors is; none where there is one."""
+        """Returns the state of each configured executor; empty if there is only one."""
         return self._executor.report().executors
 
     async def start(self) -> None:
-        """Begins to follow the store, and to take requests over MQTT; a broker that is away is tried again."""
+        """Starts the background tasks and the MQTT clients, which retry until the broker is available."""
         await self._executor.start()
         await self.residency.start()
         await self.identity.start()
@@ -334,7 +334,7 @@ class Gateway:
             task.start()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuses new requests and waits for those in flight; False where they took longer than `timeout_s`.
+        """Refuses new requests and waits for those in flight; returns False after `timeout_s`.
 
         Running jobs are left to another replica or the next process.
         """
@@ -342,7 +342,7 @@ class Gateway:
         try:
             async with asyncio.timeout(timeout_s):
                 if self._mqtt is not None:
-                    # First: what the broker gave while this gateway refuses would be refused, though others have room.
+                    # First, so that the broker sends its requests to gateways that do not refuse them.
                     await self._mqtt.stop_taking()
                 await self.plane.drain()
                 if self._mqtt is not None:
@@ -352,7 +352,7 @@ class Gateway:
         return True
 
     async def abandon(self) -> None:
-        """Answers what a drain did not wait for with `NotReadyError`, over MQTT too."""
+        """Answers the requests that a drain did not wait for with `NotReadyError`, also over MQTT."""
         self.plane.abandon()
         if self._mqtt is not None:
             try:
@@ -365,7 +365,7 @@ class Gateway:
         """Closes MQTT, writes pending data and frees the models; running work has `timeout_s` to finish.
 
         Returns:
-            False where a batch runs on, or a database says nothing: only the end of the process ends those.
+            False if a batch still runs or the database does not respond; only the end of the process stops those.
         """
         if self._mqtt is not None:
             await self._mqtt.close()
@@ -392,10 +392,10 @@ class Gateway:
 
 
 def open_gateway(settings: Settings) -> Gateway:
-    """Puts the gateway together; where it is to wait for its models, that takes as long as they take to load.
+    """Builds the gateway; with `models.wait`, loads the models first.
 
     Raises:
-        ConfigError: a setting names something that is not there or no good.
+        ConfigError: a setting names something that is missing or invalid.
     """
     check_files(settings)
     options = runtime_options(settings)
@@ -409,35 +409,37 @@ def open_gateway(settings: Settings) -> Gateway:
     had_authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK).exists
     load = partial(load_full, options=options) if here else None
     if settings.executors:
-        open_database(settings.store).close()  # so that it has its schema when it is asked for profiles
+        open_database(settings.store).close()  # creates the schema before profiles are read
     engine = open_executors(settings, repository, options, priors_in(settings.store))
     gateway = Gateway(settings, repository, engine, load=load)
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
-    for name in repository.unknown(settings.models.concurrency_of):  # its bundle may come later
+    for name in repository.unknown(settings.models.concurrency_of):  # its bundle may be added later
         log.warning("models.concurrency_of names an unknown model; is it misspelt?", model=ascii(name))
     if gateway.identity.requires_credentials and gateway.identity.gatekeeper.credentials.is_empty:
-        log.warning("no API key and no device yet, so nobody may call", create="firstline-gateway key create NAME")
+        log.warning(
+            "no API key and no device yet, so no caller can authenticate", create="firstline-gateway key create NAME"
+        )
         if had_authority:
             log.warning(
-                "devices that had joined are in another store: is store.url right, or is a backup to be restored?",
+                "enrolled devices are in another store: check store.url, or restore a backup",
                 store=gateway.database.shown,
             )
     return gateway
 
 
 async def run_gateway(gateway: Gateway, bound: socket.socket, announce: Callable[[], None]) -> bool:
-    """Serves until SIGTERM or SIGINT, then answers the requests in flight, for at most `api.drain_s`.
+    """Serves until SIGTERM or SIGINT, then answers the requests in flight for at most `api.drain_s`.
 
     Requests that take longer are answered with `NotReadyError`.
 
     Args:
         gateway: started and closed here.
         bound: from `api.server.bind`; closed here.
-        announce: called once requests are answered.
+        announce: called when the gateway accepts requests.
 
     Returns:
-        False if a batch or the store is still at work: its thread would keep the interpreter from ending.
+        False if a batch or the store is still busy: its thread would prevent the interpreter from exiting.
 
     Raises:
         CapacityError: an address is in use.
@@ -462,13 +464,13 @@ async def run_gateway(gateway: Gateway, bound: socket.socket, announce: Callable
     await server.start([bound])
     try:
         gc.collect()
-        gc.freeze()  # objects of the start live as long as the process: later collections skip them
+        gc.freeze()  # startup objects live as long as the process; later collections skip them
         gc.set_threshold(*_GC_THRESHOLDS)
         keep_freed_memory()
         announce()
         await stop.wait()
         log.info("draining")
-        # It still listens: load balancers see that `ready` has changed, and new requests are refused with a reason.
+        # The server still listens: load balancers see that `ready` is false, and new requests get a reason.
         if not await gateway.drain(gateway.settings.api.drain_s):
             log.warning("gave up on requests in flight", after_s=gateway.settings.api.drain_s)
             await gateway.abandon()
@@ -482,15 +484,15 @@ async def run_gateway(gateway: Gateway, bound: socket.socket, announce: Callable
         if ended:
             log.info("stopped")
         else:
-            log.error("stopped while a batch runs, or the store says nothing")
+            log.error("stopped while a batch runs, or the store does not respond")
     return ended
 
 
 def runtime_options(settings: Settings) -> RuntimeOptions:
-    """How this gateway's models run: sessions side by side, each on one thread.
+    """Returns the runtime options of this gateway: parallel sessions, each on one thread.
 
     Raises:
-        ConfigError: an execution provider that this onnxruntime does not offer.
+        ConfigError: this onnxruntime does not offer an execution provider.
     """
     options = RuntimeOptions(providers=settings.providers, threads=1)
     check_options(options, "execution.providers")
@@ -501,10 +503,10 @@ def check_files(settings: Settings) -> None:
     """Checks the files and services that the settings name, except the models.
 
     Raises:
-        ConfigError: the token file, the broker's password or certificate, the topics, or what the engine needs are no
-            good.
+        ConfigError: the token file, the broker's password or certificate, a topic, or a file that the engine needs is
+            invalid.
     """
     check_executors(settings)
     identity.check_files(settings)
-    if settings.mqtt.enabled and not settings.broker.directory:  # else what it reads is made with the gateway
+    if settings.mqtt.enabled and not settings.broker.directory:  # otherwise the gateway creates the files
         mqtt.check(settings.mqtt)

@@ -1,12 +1,10 @@
-"""Requests over MQTT 5: one of a group of gateways that share every device's requests.
+"""Answers requests over MQTT 5; the gateways of a group share the requests of all devices.
 
 The identity is the device in the topic: the broker's ACL lets each device publish below its own name only. For the
-same reason an answer goes to that device's own response topic and to no other, whatever the message asks for.
+same reason an answer goes only to that device's own response topic.
 
-The gateways' shared subscription keeps its name to itself. Mosquitto lets anybody join a group whose name he knows,
-deals him his share of the messages, and only then finds that he may not read them: requests of one device would be lost
-on another (measured with 2.0.11: every second request). So the name ends in what only those know who know the
-gateways' password.
+Mosquitto adds any client to a shared subscription and then drops messages it may not read (with 2.0.11 and one such
+client: every second request). The group name therefore contains an HMAC of the gateways' password.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ class MqttConsumer:
             them on.
 
     Raises:
-        ConfigError: the password file or the topics are no good.
+        ConfigError: the password file or a topic is invalid.
     """
 
     def __init__(
@@ -138,7 +136,7 @@ class MqttConsumer:
     async def _answer(self, message: Message) -> None:
         trace = mqtt_messages.trace_of(message)
         if trace is not None:
-            logs.FACTS.set(trace.facts)  # until there is a request that says more
+            logs.FACTS.set(trace.facts)  # until the request is decoded
         try:
             device, model = parse_request(message.topic, self._settings.prefix)
             own = Topics(device, self._settings.prefix).response
@@ -175,7 +173,7 @@ class MqttConsumer:
     async def _work(
         self, message: Message, model: str, response_topic: str, principal: str, trace: TraceContext | None
     ) -> tuple[Publication, FirstlineError | None]:
-        """The answer to publish, and the error that it tells of."""
+        """Returns the answer to publish, and its error if it failed."""
         expiry_s = _ANSWER_EXPIRY_S
         read = partial(
             mqtt_messages.read_request,
@@ -218,21 +216,21 @@ class MqttConsumer:
 
 
 def check(settings: Mqtt) -> None:
-    """Tries what the settings name, without connecting.
+    """Checks the files and topics that the settings name, without connecting.
 
     Raises:
-        ConfigError: the password file, the authority's certificate or the topics are no good.
+        ConfigError: the password file, the authority's certificate or a topic is invalid.
     """
     shared_requests(settings.group, settings.prefix)
     tls_context(connection_settings(settings, 0))
 
 
 def connection_settings(settings: Mqtt, body_bytes: int) -> MqttSettings:
-    """How this gateway reaches its broker.
+    """Returns the settings of the connection to the broker.
 
     Args:
-        settings: the operator's.
-        body_bytes: the largest payload that is taken.
+        settings: the `[mqtt]` section.
+        body_bytes: the largest accepted payload (bytes).
 
     Raises:
         ConfigError: the password file cannot be read.
@@ -251,7 +249,7 @@ def connection_settings(settings: Mqtt, body_bytes: int) -> MqttSettings:
 
 
 def _group(group: str, password: str) -> str:
-    """The shared subscription's name, the same for all gateways that have one password; as it is without one."""
+    """Returns the name of the shared subscription, which is equal for gateways with the same password."""
     if not password:
         return group
     return f"{group}-{hmac.new(password.encode(), b'shared subscription', hashlib.sha256).hexdigest()[:32]}"

@@ -83,7 +83,7 @@ def test_runs_until_it_is_told_to_end_and_says_only_where_it_listens(config: Pat
     assert out == ""
     events = [json.loads(line)["event"] for line in logged.splitlines()]
     assert events[-2:] == ["draining", "stopped"]
-    assert "no API key and no device yet, so nobody may call" in events
+    assert "no API key and no device yet, so no caller can authenticate" in events
     loggers = {json.loads(line)["logger"].partition(".")[0] for line in logged.splitlines()}
     assert "another store" not in logged
     assert loggers <= {"firstline_core", "firstline_gateway"}, "libraries say nothing at info that helps"
@@ -168,7 +168,7 @@ def test_a_batch_that_does_not_end_is_not_waited_for(config: Path) -> None:
         assert time.monotonic() - started_s < 15
         assert process.returncode == 1
     events = [json.loads(line)["event"] for line in logged.splitlines()]
-    assert events[-1] == "stopped while a batch runs, or the store says nothing"
+    assert events[-1] == "stopped while a batch runs, or the store does not respond"
     assert "gave up on requests in flight" in events
 
 

@@ -1,16 +1,16 @@
 """Mosquitto's configuration and access list as text. Pure functions; `files.py` writes them.
 
-Access is decided by the name in a device's certificate, never by a name that the device claims:
+The name in a device's certificate decides access, never a name that the device claims:
 
-- Devices have a listener of their own, on which the certificate's common name is user name and client id in one:
-  a device writes and reads below that name, and cannot end another's session by taking its client id.
-- Gateways have another one, with a password, on which client ids are theirs to choose: replicas share the user, and a
-  gateway ends a revoked device's session by taking its client id. A device's certificate opens nothing there.
-- No device can have their user name (`firstline_core.types`).
+- Devices use their own listener. It takes user name and client id from the certificate's common name: a device
+  publishes and subscribes below that name, and cannot end the session of another device by its client id.
+- Gateways use a second listener with a password and choose their client ids: replicas share the user name, and a
+  gateway ends the session of a revoked device by its client id. This listener rejects device certificates.
+- No device can have the gateways' user name (`firstline_core.types`).
 
-Two of Mosquitto 2.0's ways are dealt with elsewhere. It grants every subscription and holds back what may not be read;
-in a shared subscription the message is then lost, so gateways keep their group's name secret
-(`firstline_gateway/mqtt.py`). And it lets sessions run on whose certificate was revoked (`sessions.py`).
+Other modules handle two properties of Mosquitto 2.0. It accepts every subscription and then drops messages that the
+client may not read, so the gateways keep the name of their shared subscription secret (`firstline_gateway/mqtt.py`).
+It also keeps sessions open after their certificate is revoked (`keeper.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REVOCATIONS = "crl.pem"
 
 # Topic and properties in addition to the payload: `firstline_gateway/mqtt.py` allows as much.
 _PACKET_OVERHEAD_BYTES = 64 * 1024
-# What mosquitto_passwd of 2.0 takes; the password is 256 random bits, so guessing needs no slowing down.
+# The default of mosquitto_passwd 2.0; a password of 256 random bits needs no slower hash.
 _ITERATIONS = 101
 
 _GATEWAY_READS = ("birth", "state", "req/+", "reported", "telemetry")

@@ -1,8 +1,8 @@
-"""The contracts of what this gateway serves: counts devices' audits, alarms, and says so with every answer.
+"""Monitors the contracts of the served models: counts audits, raises alarms, and adds notices to answers.
 
-Replicas that share a store share its pools: each audit is counted in a transaction that holds its pool, so that those
-of all replicas are one sequence. Their order does not depend on an audit's loss, so the test is valid, and alarms
-falsely with at most delta however many replicas there are. Each reads again what the others counted (`refresh`).
+Replicas that share a store share its pools. Each audit is counted in a transaction that locks its pool, so the audits
+of all replicas form one sequence. Its order does not depend on the losses. The test is therefore valid: it raises a
+false alarm with a probability of at most delta for any number of replicas. `refresh` reads the counts of the others.
 
 The store's writer thread writes audits in the order of the answers: no answer waits for a disk.
 """
@@ -46,16 +46,16 @@ _NO_PROBABILITY = "The full model gave what is no probability."
 
 
 class ContractMonitor:
-    """Asked on one event loop. Operations complete in the order of the calls.
+    """Counts audits and answers questions about contracts. Belongs to one event loop; keeps the order of calls.
 
     Args:
-        database: read from.
-        writer: writes to it; closed by the caller, before the database.
+        database: the database that it reads.
+        writer: writes to the database; the caller closes it before the database.
         repository: the served models.
         settings: which audits count, the alarm level, and the capacity for escalations.
-        metrics: gains the audits.
-        clock: for the fleet's hour, and dates.
-        service: by which audits are repeats, too many or too close.
+        metrics: registry for the metrics of audits.
+        clock: measures the last hour and gives wall time.
+        service: clock for the limits on repeated, frequent and close audits.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ContractMonitor:
             contributed = {key: records.contributions(connection, key) for key in self._pools}
         self._alarms: dict[ModelKey, set[str]] = {}  # the edge variants of each version that alarms
         self._activity = DeviceActivity()
-        self._logged: set[tuple[ModelKey, Skipped]] = set()  # logged already
+        self._logged: set[tuple[ModelKey, Skipped]] = set()  # errors that are logged already
         self._device_alarms = DeviceAlarms()
         self._promising: dict[ModelKey, tuple[Manifest, bool]] = {}  # whether audits can test anything of a version
         self._note_alarms()
@@ -96,11 +96,11 @@ class ContractMonitor:
         self._closed = True
 
     def settled(self) -> Future[None]:
-        """Done once what was answered before is counted; or CapacityError: the store refuses."""
+        """Completes when earlier answers are counted; fails with CapacityError if the store refuses."""
         return self._writer.submit_then(lambda _: None, lambda _: None, writes=False)
 
     def refresh(self) -> Future[None]:
-        """Takes up what other replicas counted, alarmed, ended or set; or CapacityError: the store refuses."""
+        """Reads the changes of other replicas; fails with CapacityError if the store refuses."""
 
         def read(connection: Connection) -> tuple[list[Pool], dict[ModelKey, float], dict[PoolKey, int]]:
             return records.pools(connection), records.quotas(connection), records.devices(connection)
@@ -112,11 +112,11 @@ class ContractMonitor:
         await asyncio.wrap_future(self.refresh())
 
     def pools(self) -> list[Pool]:
-        """All of them, by promise."""
+        """Returns all pools, sorted by promise."""
         return sorted(self._pools.values(), key=lambda pool: pool.key)
 
     def devices(self, key: PoolKey) -> int:
-        """How many devices' audits a pool has, as of the latest refresh."""
+        """Returns the number of devices with audits in a pool, as of the latest refresh."""
         return self._contributors.get(key, 0)
 
     def contributions(self, keys: Iterable[PoolKey], limit: int) -> dict[PoolKey, list[Contribution]]:
@@ -129,7 +129,7 @@ class ContractMonitor:
             return {key: records.contributions(connection, key, limit) for key in keys}
 
     def devices_last_hour(self, model: ModelKey) -> int:
-        """How many devices asked for a version within the last hour."""
+        """Returns the number of devices that requested a version within the last hour."""
         return self._activity.active_devices([model], self._clock.monotonic_s())
 
     def device_alarms(self) -> list[DeviceAlarm]:
@@ -151,7 +151,7 @@ class ContractMonitor:
         broken = self._alarms.get(model, ())
         alarm = variant in broken if variant is not None else bool(broken)
         quota = self.quota_per_device(model)
-        # Said where there is no quota too: a device that has one learns that it was taken back.
+        # Also sent without a quota, so that a device learns that its quota was removed.
         if not (alarm or quota is not None or self._promises(served)):
             return None
         return ContractNotice(alarm, quota, self._activity.auditing(model, variant, self._contributors))
@@ -171,21 +171,21 @@ class ContractMonitor:
         """Notes the alarm of the device that sent an answered request, and counts the request if it is an audit.
 
         Args:
-            request: as it was answered.
+            request: the answered request.
             served: the model that answered.
             probabilities: (1, classes) of the full model.
         """
         note, device, model = request.audit, device_of(request.principal), served.key
         if device is None:
             return
-        if request.alarm or device != ANYBODY:  # which may not be the device that alarmed
+        if request.alarm or device != ANYBODY:  # an unauthenticated caller may not be the device that alarmed
             self._device_alarms.report(
                 model, device, request.alarm, self._clock.wall_s(), monotonic_s=self._clock.monotonic_s()
             )
         if note is None or self._closed:
             return
         key = promise_of(served.manifest, note)
-        if key is not None:  # counted or not, it audits
+        if key is not None:  # the device audits, even if this audit is not counted
             self._activity.audited(model, device, key.edge_digest)
         if key is None:
             self._skip(Skipped.NOT_PROMISED, model, device, _OTHER_CERTIFICATE)
@@ -201,7 +201,7 @@ class ContractMonitor:
         """Deletes all pools of a version with their alarms; later audits start a new test.
 
         Returns:
-            How many there were; or CapacityError: the store refuses, and nothing was given up.
+            The number of deleted pools; fails with CapacityError if the store refuses, and deletes nothing.
         """
 
         def end(connection: Connection) -> list[PoolKey]:
@@ -212,10 +212,10 @@ class ContractMonitor:
         return self._writer.submit_then(end, self._forget)
 
     def set_quota(self, model: ModelKey, per_hour: float | None) -> Future[None]:
-        """Bounds what all devices together escalate of a version; None takes the bound back.
+        """Limits the escalations of a version by all devices together; None removes the limit.
 
         Returns:
-            Nothing; or CapacityError: the store refuses, and nothing was changed.
+            Nothing; fails with CapacityError if the store refuses, and changes nothing.
         """
 
         def note(_: None) -> None:
@@ -244,7 +244,7 @@ class ContractMonitor:
         else:
             counting.add_done_callback(failed)
 
-    # From here to `_note_alarms`: on the thread that writes.
+    # The methods from here to `_note_alarms` run on the writer thread.
 
     def _note(self, one: Audit, outcome: Counted | Skipped) -> None:
         if isinstance(outcome, Skipped):
@@ -272,7 +272,7 @@ class ContractMonitor:
         for key, pool in self._pools.items():
             if pool.alarmed_s is not None:
                 alarms.setdefault(model_of(key), set()).add(key.edge_digest)
-        self._alarms = alarms  # at once: the event loop reads it
+        self._alarms = alarms  # replaced in one step, because the event loop reads it
 
     def _skip(self, why: Skipped, model: ModelKey, device: str, sentence: str) -> None:
         self._metrics.skipped(why)

@@ -1,12 +1,12 @@
-"""One pool: the audits that all devices made of one promise, in one test. Pure.
+"""Pools the audits of one promise by all devices into one test. Pure.
 
-Each device draws its audits by a coin of its own; the gateway counts them in the order in which it answers. One test
-that sees every audit finds a shift that devices share far sooner than their e-values put together, whose average is
-hardly more than the best device's share and whose product multiplies what two cameras saw of one scene.
+Each device draws its audits independently; the gateway counts them in the order of its answers. One test of all
+audits finds a shift that devices share far sooner than a combination of their e-values. The average of e-values hardly
+exceeds the best device's share, and their product counts a scene twice if two cameras saw it.
 
-Assumed: given all audits counted before, of whichever device, the next edge answer is wrong with a probability of at
-most epsilon. Devices that look at the same scene at the same moment break that: one wrong answer makes the others
-likely. Of those one audit may count, chosen before its loss is known; `contracts.audit_spacing_s` does that by time.
+Assumption: given all earlier audits of all devices, the next edge answer is wrong with a probability of at most
+epsilon. Devices that look at the same scene at the same moment violate it: one wrong answer makes the others likely.
+Only one of those audits may count, chosen before its loss is known; `contracts.audit_spacing_s` selects it by time.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Pool:
     """The result of the audits of one promise so far.
 
     Attributes:
-        state: of the test.
-        disagreements: audits in which the full model said otherwise.
+        state: state of the test.
+        disagreements: number of audits in which the full model gave another class.
         weight: sum of the audits' weights, each floor / propensity, above 0 and at most 1.
         lost_weight: sum of the disagreements' weights.
         first_s, last_s: wall time of the first and the latest audit.
-        alarmed_s: wall time of the alarm, which no later audit takes back; None while there is none.
+        alarmed_s: wall time of the alarm, which later audits do not clear; None without an alarm.
         last_service_s: when the latest audit was counted, in seconds of the store's service.
     """
 
@@ -58,7 +58,7 @@ class Pool:
     def risk(self) -> float | None:
         """The estimated share of edge answers that disagree, each audit weighted by floor / propensity (Hajek 1971).
 
-        So weighted, no device counts for more by drawing less often, and 1 / propensity could grow without bounds.
+        With these weights a device that audits less often does not count more. The weight 1 / propensity is unbounded.
         """
         return self.lost_weight / self.weight if self.weight else None
 
@@ -77,12 +77,12 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, servic
     """Returns the pool after one more audit.
 
     Args:
-        pool: after the audits before.
-        note: of the audit; its epsilon is the pool's.
-        loss: 1 where the full model disagrees, 0 where it agrees.
-        now_s: wall time, to be shown.
+        pool: the pool after the earlier audits.
+        note: the audit's note; its epsilon equals the pool's.
+        loss: 1 if the full model disagrees, 0 if it agrees.
+        now_s: wall time, for display.
         service_s: seconds of the store's service.
-        delta: the level of the alarm.
+        delta: the level of the test.
     """
     state = audit.update(pool.state, loss, propensity=note.propensity, floor=note.floor)
     weight = note.floor / note.propensity
@@ -110,12 +110,12 @@ def promises(manifest: Manifest) -> bool:
 def promise_of(manifest: Manifest, note: AuditNote) -> PoolKey | None:
     """Returns the promise that a note audits.
 
-    A device cannot have an epsilon or a threshold of its own tested. Nothing is certified of a stricter one either,
-    and a pool that one device has to itself would let a single bad lens, or a liar, raise the alarm of a whole fleet.
+    A device cannot choose the epsilon or the threshold of a test. No certificate covers a stricter value, and in a pool
+    of its own one faulty or malicious device could raise the alarm of the whole fleet.
 
     Args:
-        manifest: of the version that answered.
-        note: as the device sent it.
+        manifest: the manifest of the version that answered.
+        note: the note that the device sent.
 
     Returns:
         None if the bundle makes no such promise.

@@ -33,7 +33,7 @@ class ModelHost(Protocol):
     """Runs the models that are in memory; the executors implement it."""
 
     async def put(self, served: ServedModel) -> None:
-        """Runs a model from now on, in place of an earlier one with the same key."""
+        """Starts to run a model, and replaces an earlier one with the same key."""
         ...
 
     async def drop(self, key: ModelKey) -> None:
@@ -49,15 +49,15 @@ class Place:
     """A version that is served, and whether it is in memory.
 
     Args:
-        served: the version; only the executor has the loaded model.
-        is_in: whether a request may hold it now.
-        holders: requests that do.
-        waiting: requests that wait until they can.
-        used: when it was held last, in counts of that.
-        work: the load under way, or asked for.
-        problem: why it could not be loaded the last time.
-        retry_s: when that may be tried again.
-        leaving: it takes room yet, but is being given up.
+        served: the version, without the loaded model, which only the executor holds.
+        is_in: whether it is in memory, so that a request may hold it.
+        holders: number of requests that hold it.
+        waiting: number of requests that wait for it.
+        used: sequence number of the latest hold; orders places by their latest use.
+        work: the running or scheduled load.
+        problem: why the latest load failed.
+        retry_s: when the load may be retried.
+        leaving: whether it is being evicted and still uses memory.
     """
 
     served: ServedModel
@@ -72,14 +72,14 @@ class Place:
 
 
 class ModelMemory:
-    """Belongs to one event loop.
+    """Loads and evicts models within a budget. Belongs to one event loop.
 
     Args:
-        repository: the served models; the executor takes over those that are loaded.
-        executor: runs what is in memory.
-        load: one model, blocking; None where models run elsewhere: then all of them are always there.
-        budget_bytes: of all models in memory, or 0 for no limit.
-        clock: loads are timed by it.
+        repository: the served models; their loaded models move to the executor.
+        executor: runs the models in memory.
+        load: loads one model, blocking; None if models run in other processes and are always available.
+        budget_bytes: memory for all models, or 0 for no limit.
+        clock: measures the duration of loads.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ModelMemory:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model-loader")
         self.turn = asyncio.Lock()
         self.changed = asyncio.Event()  # a request released a model, or stopped waiting for it
-        self.load_s = _FIRST_LOAD_S  # what the last load took, or about that
+        self.load_s = _FIRST_LOAD_S  # duration of the latest load, at least `_FIRST_LOAD_S`
         self.places: dict[ModelKey, Place] = {}
         for served in repository:
             self.places[served.key] = Place(served, is_in=load is None or served.loaded is not None)
@@ -116,7 +116,7 @@ class ModelMemory:
         return [key for key, place in self.places.items() if place.is_in]
 
     def hold(self, key: ModelKey) -> Place | None:
-        """Keeps a model in memory until `release`; None where it is not there."""
+        """Keeps a model in memory until `release`; returns None if it is not in memory."""
         place = self.places.get(key)
         if place is None or not place.is_in:
             return None
@@ -136,10 +136,10 @@ class ModelMemory:
     # Changes, under the lock `turn`.
 
     async def make_room(self, served: ServedModel) -> None:
-        """Gives up the model that was used longest ago; where all are held, waits until that has changed.
+        """Evicts the least recently used model; if requests hold all models, waits for a release.
 
         Raises:
-            ModelLoadError: there will never be room.
+            ModelLoadError: the model exceeds the whole budget.
         """
         check_size(served, self._budget_bytes)
         if not await self._evict_one():
@@ -150,7 +150,7 @@ class ModelMemory:
         """Loads a model for which there is room.
 
         Raises:
-            FirstlineError: it does not load.
+            FirstlineError: the load failed.
         """
         loaded = await self._loaded(place.served)
         await self._executor.put(replace(place.served, loaded=loaded))
@@ -162,7 +162,7 @@ class ModelMemory:
         """Replaces a bundle by its present files. The former model stays in memory until the new one is loaded.
 
         Raises:
-            FirstlineError: it does not load; nothing has changed.
+            FirstlineError: the load failed; nothing has changed.
         """
         key, before = served.key, self.places.get(served.key)
         fresh = Place(served, is_in=True)
@@ -232,7 +232,7 @@ class ModelMemory:
             await self.changed.wait()
 
     async def _loaded(self, served: ServedModel) -> LoadedModel:
-        assert self._load is not None  # noqa: S101 (without it every model is always there)
+        assert self._load is not None  # noqa: S101 (without `load`, every model is always available)
         started_s = self._clock.monotonic_s()
         loaded = await self.in_thread(partial(self._load, served))
         self.load_s = max(_FIRST_LOAD_S, self._clock.monotonic_s() - started_s)

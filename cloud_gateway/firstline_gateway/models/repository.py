@@ -1,4 +1,4 @@
-"""The models served, by name and version. `folder.py` reads them, `residency/` decides which are in memory."""
+"""The models served, by name and version. `folder.py` reads them, `residency.py` decides which are in memory."""
 
 from __future__ import annotations
 

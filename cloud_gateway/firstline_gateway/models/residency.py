@@ -1,10 +1,10 @@
-"""Which models are in memory: holds one for a request, loads it first if needed, and loads or unloads by order.
+"""Decides which models are in memory: loads them for requests and at start, loads and unloads them by order.
 
-A request holds its model from its admission to its answer. One that finds it out of memory waits, within its
-deadline, for one load that all who wait share. Models that were not requested yet are loaded in the background.
+A request holds its model from its admission to its answer. If the model is not in memory, the request waits for it
+until its deadline; all waiting requests share one load. Other models are loaded in the background.
 
-The budget counts an estimate that is known before a model is loaded (`ServedModel.memory_bytes`). The process takes
-more in total: for runs, requests and the interpreter.
+The budget counts an estimate that is known before a model is loaded (`ServedModel.memory_bytes`). The process uses
+more memory in total: for runs, requests and the interpreter.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from firstline_gateway.models.repository import RefusedBundle, Repository, Serve
 
 log = logger(__name__)
 
-# After a load that failed, of a model that was read before.
+# Delay before a failed load is retried.
 _RETRY_S = 10.0
 _UNLOADED = "unloaded; POST /v2/repository/models/{name}/load serves it again"
 
 UNLOADING = "it is being unloaded"
-"""The reason of a version that an order unloads."""
+"""Reason of a version that is being unloaded by an order."""
 
 Find = Callable[[str], tuple[list[ServedModel], list[RefusedBundle]]]
 
 
 class Residency:
-    """Belongs to one event loop.
+    """Holds models in memory for requests. Belongs to one event loop.
 
     Args:
         repository: the served models; changed by orders.
-        executor: runs what is in memory.
-        load: one model, blocking; None where models run elsewhere: then all of them are always there.
-        find: the bundles of a name as they lie in the folder now, blocking.
-        budget_bytes: of all models in memory, or 0 for no limit.
+        executor: runs the models in memory.
+        load: loads one model, blocking; None if models run in other processes and are always available.
+        find: returns the present bundles of a name in the models folder, blocking.
+        budget_bytes: memory for all models, or 0 for no limit.
         patience_s: how long a request without a deadline waits for its model.
-        background: whether what is not in memory yet is loaded from `start` on, as far as there is room.
+        background: whether `start` loads models in the background, as far as they fit into the budget.
         clock: for deadlines.
     """
 
@@ -70,7 +70,7 @@ class Residency:
         self.orders = Orders(repository, self.memory, find)
 
     async def start(self) -> None:
-        """Begins to load what is to be in memory, where that was not done before."""
+        """Starts to load models in the background, unless they are loaded already."""
         if not self.complete:
             self._beginning = asyncio.create_task(self._begin())
 
@@ -84,11 +84,11 @@ class Residency:
         self.memory.close()
 
     async def loaded(self, key: ModelKey, deadline_s: float | None) -> Place:
-        """As `ModelMemory.hold`, once the model is in memory.
+        """Waits until the model is in memory, then holds it like `ModelMemory.hold`.
 
         Raises:
             UnknownModelError: it was unloaded meanwhile.
-            NotReadyError: it cannot be loaded, or not in time; `retry_after_s` says when to come back.
+            NotReadyError: it cannot be loaded, or not in time; `retry_after_s` is the delay before a retry.
         """
         until_s = self._clock.monotonic_s() + self._patience_s if deadline_s is None else deadline_s
         while (held := self.memory.hold(key)) is None:
@@ -130,7 +130,7 @@ class Residency:
         return ModelState(name, version, ready=True, reason="not in memory; the next request has it loaded")
 
     def ready(self, key: ModelKey) -> bool:
-        """Whether a request would be answered, if need be after a load."""
+        """Returns whether a request would be answered, if necessary after a load."""
         return self.state(self.memory.places[key].served, "").ready
 
     async def _wait(self, place: Place, work: asyncio.Task[None], seconds: float) -> None:
@@ -169,7 +169,7 @@ class Residency:
         except FirstlineError as error:
             log.error("model not loaded", model=key.name, version=key.version, error=error.message)
             place.problem, place.retry_s = error.message, self._clock.monotonic_s() + _RETRY_S
-        except Exception as error:  # the outermost loop of a task: the requests that wait need its error
+        except Exception as error:  # the waiting requests need the error of this task
             log.exception("model not loaded", model=key.name, version=key.version)
             place.problem, place.retry_s = f"{type(error).__name__}: {error}", self._clock.monotonic_s() + _RETRY_S
         finally:
@@ -183,14 +183,14 @@ class Residency:
 
 
 class Orders:
-    """Orders of an operator: to load a model again from its folder, or to unload it. Belongs to one event loop.
+    """Loads and unloads models by an operator's order. Belongs to one event loop.
 
     An order that has begun is completed, even if the operator disconnects.
 
     Args:
         repository: the served models; changed by orders.
-        memory: of those models.
-        find: the bundles of a name as they lie in the folder now, blocking.
+        memory: the memory of those models.
+        find: returns the present bundles of a name in the models folder, blocking.
     """
 
     def __init__(self, repository: Repository, memory: ModelMemory, find: Find) -> None:
@@ -200,14 +200,14 @@ class Orders:
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Ends what is under way where it is."""
+        """Cancels the orders in progress."""
         under_way = [*self._under_way]
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
     async def load(self, name: str) -> None:
-        """See `DataPlane.load`. Versions that lie in the folder no more are served no more."""
+        """See `DataPlane.load`. Stops to serve versions that are no longer in the folder."""
         await self._carried_out(self._load(name))
 
     async def unload(self, name: str) -> None:
@@ -218,12 +218,12 @@ class Orders:
         """Serves one more version of a bundle.
 
         Raises:
-            FirstlineError: it does not load; nothing has changed.
+            FirstlineError: the load failed; nothing has changed.
         """
         await self._carried_out(self._add(served))
 
     async def retire(self, key: ModelKey, why: str) -> None:
-        """Serves one version no more; requests for it that are under way are answered."""
+        """Stops to serve one version after the requests in flight are answered."""
         await self._carried_out(self._retire(key, why))
 
     async def _add(self, served: ServedModel) -> None:
@@ -275,11 +275,11 @@ class Orders:
             raise RequestError(f"Model {shown(name)}: {' '.join(problems)} What was served before is served on.")
 
     async def _unload(self, name: str) -> None:
-        for version in self._repository.versions(name):  # at once: who asks now, or waits for it, is refused
+        for version in self._repository.versions(name):  # at once, so that new and waiting requests are refused
             self._repository.take(ModelKey(name, version), UNLOADING)
         self._repository.unloaded.add(name)
         self._memory.changed.set()
-        async with self._memory.turn:  # a load that had its turn before may have replaced it
+        async with self._memory.turn:  # an earlier load may have replaced it
             for place in [place for key, place in self._memory.places.items() if key.name == name]:
                 await self._give_up(place, _UNLOADED.format(name=name))
 
@@ -295,7 +295,7 @@ class Orders:
         log.info("model unloaded", model=key.name, version=key.version)
 
     def _note(self, key: ModelKey, problem: str) -> None:
-        """Has the list of models tell why the latest bundle of a version is not what is served."""
+        """Records for the list of models why the latest bundle of a version is not served."""
         log.error("model not loaded", model=key.name, version=key.version, error=problem)
         place = self._memory.places.get(key)
         if place is None:

@@ -84,7 +84,7 @@ class Requests:
         def request(connection: Connection) -> ProfileRequest:
             found = _device(connection, device, lock=True)
             if found.accepted_s is None:
-                raise ConflictError(f"{device} is not let in yet; `firstline device accept {device}` does that.")
+                raise ConflictError(f"{device} has not been accepted; run `firstline device accept {device}`.")
             others = {one.wanted.bundle: one for one in records.requests_of(connection, device)}
             same = others.pop(asked.bundle, None)
             if same is not None and asked.is_same(same.wanted):

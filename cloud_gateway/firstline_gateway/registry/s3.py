@@ -1,6 +1,6 @@
-"""Files in an S3-compatible store, behind the port of `blobs.py`. The one file that talks to obstore.
+"""Stores files in an S3-compatible store through the interface of `files.py`. Only this module uses obstore.
 
-Credentials are found where AWS's own tools find them: variables, a web identity, or the machine's role.
+Credentials come from the sources of AWS's own tools: variables, a web identity, or the machine's role.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one `MetaData`, on which each package declares its tables in a `tables.py`.
+"""The `MetaData` on which the packages declare their tables.
 
 The tables describe the schema after the newest migration; `store/migrations` creates it.
 """

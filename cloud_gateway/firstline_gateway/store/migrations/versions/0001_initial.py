@@ -1,4 +1,4 @@
-"""The schema as of the first release: every table that the `tables.py` modules declare."""
+"""The schema as of the first release: every table that the packages declare."""
 
 import sqlalchemy as sa
 from alembic import op
