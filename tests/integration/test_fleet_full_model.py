@@ -333,7 +333,7 @@ async def test_an_unloaded_model_is_not_loaded_again(site: RegistrySite, tmp_pat
     await site.gateway.plane.unload("digits")
     await keeper.update()
     assert not site.gateway.repository.models
-    with pytest.raises(ConflictError, match="had digits unloaded"):
+    with pytest.raises(ConflictError, match="An operator unloaded digits"):
         await keeper.prepare(definition(tmp_path / "new"))
     await site.gateway.plane.load("digits")
     assert set(site.gateway.repository.models) == {NEW}
