@@ -94,7 +94,7 @@ def test_a_store_that_is_new_beside_an_authority_that_is_not_is_told_of(config: 
     with running(config) as (_, process):
         process.terminate()
         logged = process.communicate(timeout=20)[1]
-    assert "is store.url right, or is a backup to be restored?" in logged
+    assert "check store.url, or restore a backup" in logged
 
 
 def test_keys_are_made_shown_and_revoked_beside_a_running_gateway(config: Path) -> None:
