@@ -1,6 +1,8 @@
 """Outboxes that a disk has damaged: no wrong record is returned, intact ones are restored, losses are reported."""
 
 import contextlib
+import errno
+import os
 import random
 import shutil
 import sqlite3
@@ -18,7 +20,15 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError
 from firstline_core.storage.seals import ChecksumSeal, KeySeal
 from firstline_edge.outbox import recovery
-from firstline_edge.outbox.database import FORMAT, PAGE_BYTES, DamagedError, count_promises
+from firstline_edge.outbox.database import (
+    FORMAT,
+    PAGE_BYTES,
+    DamagedError,
+    HighWaterMark,
+    RowNumbers,
+    count_promises,
+    open_writer,
+)
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.outbox.reopening import ReopeningOutbox
 
@@ -132,6 +142,86 @@ async def test_a_log_that_is_gone_is_reported_once(folder: Path) -> None:
     assert outbox.damage == ""
     assert new.request.request_id in {item.request.request_id for item in await outbox.pending(9)}
     outbox.close()
+
+
+@pytest.mark.parametrize(
+    "stored", ["NULL", "0", "1", "-1", "'many'", "CAST(x'ff' AS TEXT)", "1e300", "9223372036854775807"]
+)
+@pytest.mark.parametrize("table", ["items", "answers"])
+async def test_a_damaged_row_number_costs_no_record_and_is_reported_once(folder: Path, table: str, stored: str) -> None:
+    kept = await filled(folder / "kept", random.Random(22), closed=True, count=9)
+    with contextlib.closing(sqlite3.connect(kept.folder / "outbox.db")) as connection, connection:
+        connection.execute(f"UPDATE sqlite_sequence SET seq = {stored} WHERE name = '{table}'")
+    lost, reported = await kept.check(lost_most=0)
+    assert lost == 0
+    assert f"its newest row number of the table {table} is invalid" in reported
+    assert "6 promised corrections and 3 answers" in reported
+    assert "are lost" not in reported
+    outbox = Outbox(kept.folder / "outbox.db", clock=SimulatedClock())
+    assert outbox.damage == ""
+    outbox.close()
+
+
+async def test_a_mark_that_cannot_be_opened_costs_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = await filled(folder / "kept", random.Random(23), closed=True, count=6)
+    (kept.folder / "outbox.db.mark").unlink()
+    (kept.folder / "outbox.db.mark").mkdir()
+    assert await kept.check(lost_most=0) == (0, "")
+    assert len([record for record in caplog.records if "outbox mark" in record.getMessage()]) == 1
+
+
+async def test_a_mark_that_cannot_be_read_costs_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = await filled(folder / "kept", random.Random(24), closed=True, count=6)
+
+    def refuse(_file: int, _length: int, _offset: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", refuse)
+    assert await kept.check(lost_most=0) == (0, "")
+
+
+@pytest.mark.parametrize("newest", [RowNumbers(-1, 0), RowNumbers(1 << 64, 0)])
+def test_a_row_number_that_no_mark_can_hold_is_not_written(folder: Path, newest: RowNumbers) -> None:
+    path = folder / "outbox.db"
+    with contextlib.closing(open_writer(path)) as connection:
+        mark = HighWaterMark(path, connection)
+        mark.write(RowNumbers(3, 2))
+        mark.write(newest)
+        assert mark.read() == RowNumbers(3, 2)
+        mark.close()
+
+
+async def test_a_loss_is_reported_by_the_start_that_succeeds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = await filled(folder / "kept", random.Random(25), closed=False, count=5)
+    (kept.folder / "outbox.db-wal").unlink()
+
+    def refuse(_path: Path) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("firstline_edge.outbox.outbox.open_reader", refuse)
+        with pytest.raises(CapacityError, match="disk I/O error"):
+            Outbox(kept.folder / "outbox.db", clock=SimulatedClock())
+    outbox = Outbox(kept.folder / "outbox.db", clock=SimulatedClock())
+    assert "that were acknowledged are lost" in outbox.damage
+    outbox.close()
+
+
+async def test_a_replacement_whose_mark_fails_leaves_no_connection_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "outbox.db").write_bytes(b"this is no database at all" * 100)
+    opened = []
+
+    def refuse(_path: Path, connection: sqlite3.Connection) -> HighWaterMark:
+        opened.append(connection)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(recovery, "HighWaterMark", refuse)
+    with pytest.raises(CapacityError, match="disk I/O error"):
+        Outbox(folder / "outbox.db", clock=SimulatedClock())
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        opened[0].execute("SELECT 1")
 
 
 async def test_an_interrupted_first_start_is_no_damage(folder: Path) -> None:

@@ -74,6 +74,8 @@ LOG_PAGES = 128
 """Pages in the log from which SQLite moves them into the database: damage to the log can cost no more."""
 
 _BUSY_TIMEOUT_S = 5.0
+_ROWS_LIMIT = 1 << 62
+"""No outbox lives for so many rows; near 2**63 SQLite has no number left and refuses each new row."""
 _MARK = ".mark"
 _MARK_SYNC_S = 1.0
 _MARK_CONTENT = struct.Struct(">QQ")
@@ -149,33 +151,38 @@ class HighWaterMark:
             had the same path before.
 
     Raises:
-        OSError, sqlite3.Error: the disk refuses.
+        sqlite3.Error: the disk refuses the database. A mark that cannot be opened is only logged.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        found = connection.execute("SELECT id FROM identity").fetchone()
+        found = connection.execute("SELECT CAST(id AS BLOB) FROM identity").fetchone()
         self._identity: bytes = found[0] if found is not None else b""
-        self._file = os.open(path.with_name(path.name + _MARK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = -1
         self._refused = False
         self._sync_at_s = 0.0
+        try:
+            self._file = os.open(path.with_name(path.name + _MARK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:  # the outbox itself may be whole
+            self._refused = True
+            log.warning("outbox mark not opened", error=str(error))
 
     def read(self) -> RowNumbers:
-        """Returns the row numbers; zeros if the file is new, damaged or of another database."""
+        """Returns the row numbers; zeros if the file is new, damaged, unreadable or of another database."""
         try:
             return RowNumbers(
                 *_MARK_CONTENT.unpack(_CHECKSUM.open(os.pread(self._file, _MARK_BYTES, 0), self._identity))
             )
-        except (IntegrityError, struct.error):
+        except (IntegrityError, OSError, struct.error):
             return RowNumbers(0, 0)
 
     def write(self, newest: RowNumbers) -> None:
-        """Writes the row numbers of a durable commit; without effect if the disk refuses."""
+        """Writes the row numbers of a durable commit; without effect if the disk refuses or refused to open it."""
         try:
             os.pwrite(self._file, _CHECKSUM.close(_MARK_CONTENT.pack(*newest), self._identity), 0)
             if (now_s := time.monotonic()) >= self._sync_at_s:
                 self._sync_at_s = now_s + _MARK_SYNC_S
                 os.fdatasync(self._file)
-        except OSError as error:
+        except (OSError, OverflowError, struct.error) as error:
             if not self._refused:
                 log.warning("outbox mark not written", error=str(error))
             self._refused = True
@@ -344,9 +351,22 @@ def open_writer(path: Path, *, alone: bool = False) -> sqlite3.Connection:
 
 
 def newest_rows(connection: sqlite3.Connection) -> RowNumbers:
-    """Returns the highest row number that each table has ever given."""
-    numbers = dict(connection.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
-    return RowNumbers(numbers.get("items", 0), numbers.get("answers", 0))
+    """Returns the highest row number that each table has ever given.
+
+    Raises:
+        DamagedError: a stored number cannot be the highest one.
+    """
+    return RowNumbers(*(_newest_row(connection, table) for table in RowNumbers._fields))
+
+
+def _newest_row(connection: sqlite3.Connection, table: str) -> int:
+    stored = "SELECT CASE typeof(seq) WHEN 'integer' THEN seq END FROM sqlite_sequence WHERE name = ?"
+    (newest,) = connection.execute(stored, (table,)).fetchone() or (0,)
+    (highest,) = connection.execute(f"SELECT coalesce(max(sequence), 0) FROM {table}").fetchone()  # noqa: S608
+    # With a number that is too low, intact records would count as lost.
+    if not isinstance(newest, int) or not max(0, highest) <= newest < _ROWS_LIMIT:
+        raise DamagedError(f"its newest row number of the table {table} is invalid")
+    return newest
 
 
 def skip_rows(connection: sqlite3.Connection, newest: RowNumbers) -> None:
@@ -432,6 +452,7 @@ def _create_or_check(connection: sqlite3.Connection, path: Path) -> None:
             raise DamagedError("its tables are not as they were made")
     finally:
         fresh.close()
+    newest_rows(connection)
 
 
 def _statements(connection: sqlite3.Connection) -> list[tuple[str, ...]]:

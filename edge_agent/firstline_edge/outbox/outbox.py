@@ -32,6 +32,7 @@ from firstline_edge.outbox.database import (
     make_writer,
     newest_rows,
     open_reader,
+    skip_rows,
 )
 from firstline_edge.outbox.item import (
     OutboxItem,
@@ -364,11 +365,14 @@ class Outbox:
             undo.callback(opened.mark.close)
             try:
                 self._reader = undo.enter_context(contextlib.closing(_Reader(self._path, self._seal)))
-                totals = self._load(opened.connection)
+                counts = self._load(opened.connection)
+                # Last: the next start must report missing records again if this one fails.
+                if opened.newest != newest_rows(opened.connection):
+                    skip_rows(opened.connection, opened.newest)
             except sqlite3.Error as error:
                 raise CapacityError(f"The outbox {self._path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
-        self._database = Database(opened.connection, totals, opened.mark)
+        self._database = Database(opened.connection, Totals(*counts, opened.newest), opened.mark)
         self._writer = self._make_writer(self._database)
         self._restamping = Restamping(self._ages, self._seal, self._writer)
 
@@ -431,14 +435,14 @@ class Outbox:
         else:
             self._pending.clear()
 
-    def _load(self, writer: sqlite3.Connection) -> Totals:
-        """Counts the records of earlier processes, and reads their ages."""
+    def _load(self, writer: sqlite3.Connection) -> tuple[int, int, int, int]:
+        """Counts the records of earlier processes as `count_records` does, and reads their ages."""
         tables.correct_sizes(writer)
         newest_wall_s, created = tables.read_times(writer)
         self._ages.load(newest_wall_s, created)
         if created:
             self._pending.set()
-        return Totals(*tables.count_records(writer), newest_rows(writer))
+        return tables.count_records(writer)
 
 
 class _Reader:

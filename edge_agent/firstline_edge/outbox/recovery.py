@@ -32,7 +32,6 @@ from firstline_edge.outbox.database import (
     newest_rows,
     open_reader,
     open_writer,
-    skip_rows,
 )
 from firstline_edge.outbox.item import StoredItem, unpack, unpack_answer, unpack_provisional
 
@@ -59,11 +58,13 @@ class Opened:
     Args:
         connection: for writing.
         mark: of the database.
+        newest: row numbers after which new rows continue; above those of the database if records are missing.
         damage: describes the damage to the previous file; "" if there was none.
     """
 
     connection: sqlite3.Connection
     mark: HighWaterMark
+    newest: RowNumbers
     damage: str = ""
 
 
@@ -94,9 +95,11 @@ def open_or_recover(path: Path, seal: Seal) -> Opened:
             if _can_decrypt_all(connection, seal):
                 mark = HighWaterMark(path, connection)
                 undo.callback(mark.close)
-                damage = _missing_records(connection, mark)
+                acknowledged, there = mark.read(), newest_rows(connection)
+                newest = RowNumbers(*map(max, acknowledged, there))
+                damage = _missing_records(acknowledged, there)
                 undo.pop_all()
-                return Opened(connection, mark, damage)
+                return Opened(connection, mark, newest, damage)
         why = "Some of it was encrypted with a key that encryption.key_file does not hold"
         # An operator who restores the right key after a wrong one must not lose the items that it decrypts.
         if (aside := path.with_name(path.name + DAMAGED)).exists():
@@ -140,16 +143,18 @@ def _replace(path: Path, seal: Seal, why: str) -> Opened:
     damage = f"{why}, and was set aside as {aside.name}; {became}."
     log.error("outbox replaced", path=str(path), damage=damage)
     connection = open_writer(path)
-    return Opened(connection, HighWaterMark(path, connection), damage)
+    try:
+        return Opened(connection, HighWaterMark(path, connection), newest_rows(connection), damage)
+    except BaseException:
+        connection.close()
+        raise
 
 
-def _missing_records(connection: sqlite3.Connection, mark: HighWaterMark) -> str:
+def _missing_records(acknowledged: RowNumbers, there: RowNumbers) -> str:
     """Describes the acknowledged records whose commits were lost with a damaged log; "" if none are missing."""
-    acknowledged, there = mark.read(), newest_rows(connection)
     items, answers = max(0, acknowledged.items - there.items), max(0, acknowledged.answers - there.answers)
     if not items and not answers:
         return ""
-    skip_rows(connection, RowNumbers(max(acknowledged.items, there.items), max(acknowledged.answers, there.answers)))
     lost = " and ".join(counted(*what) for what in ((items, "promised correction"), (answers, "answer")) if what[0])
     damage = f"Its log was damaged, and the end of it could not be read: {lost} that were acknowledged are lost."
     log.error("outbox records lost", damage=damage)
