@@ -213,7 +213,7 @@ def write(path: Path, content: bytes, *, private: bool = False) -> None:
         ConfigError: it cannot be written.
     """
     try:
-        write_whole(path, content, 0o600 if private else 0o644)
+        write_whole(path, content, folder_owners_mode=0o600 if private else 0o644)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
 

@@ -58,10 +58,14 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def write_whole(path: Path, content: bytes, mode: int = 0o600) -> os.stat_result:
+def write_whole(path: Path, content: bytes, *, folder_owners_mode: int | None = None) -> os.stat_result:
     """Replaces a file: after a power cut it has the old or the new content.
 
-    A file that an administrator's command writes as root belongs to the owner of its folder, whose process reads it.
+    Args:
+        path: of the file, in an existing folder.
+        content: all of it.
+        folder_owners_mode: mode of a file that an administrator's command may write as root: it then belongs to the
+            owner of its folder, whose process reads it. None: mode 0600, and the file belongs to this user.
 
     Returns:
         The status of the written file, even if another writer has replaced it since.
@@ -73,10 +77,11 @@ def write_whole(path: Path, content: bytes, mode: int = 0o600) -> os.stat_result
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(_BEGUN_BYTES)}{_BEGUN}")
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as stream:
-            if os.geteuid() == 0:
-                owner = path.parent.stat()
-                os.fchown(stream.fileno(), owner.st_uid, owner.st_gid)
-            os.fchmod(stream.fileno(), mode)
+            if folder_owners_mode is not None:
+                if os.geteuid() == 0:
+                    owner = path.parent.stat()
+                    os.fchown(stream.fileno(), owner.st_uid, owner.st_gid)
+                os.fchmod(stream.fileno(), folder_owners_mode)
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())

@@ -46,7 +46,7 @@ def read_json_document(
 
     Args:
         content: JSON.
-        kind: the struct; unsupported_format fields are ignored.
+        kind: the struct; unknown fields are ignored.
         where: origin, for errors.
         limit_bytes: maximum size.
         supported_format: the supported `format`; documents without this field have it.

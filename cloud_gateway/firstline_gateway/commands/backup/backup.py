@@ -330,6 +330,6 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     """Writes a file of the identity folder, with the owner of the folder."""
     try:
         with authorities.locked(path.parent):
-            write_whole(path, content, mode & 0o777)
+            write_whole(path, content, folder_owners_mode=mode & 0o777)
     except OSError as error:
         raise ConfigError(f"{path} cannot be restored: {error.strerror}.") from error

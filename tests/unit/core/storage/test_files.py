@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -50,6 +51,26 @@ def test_a_file_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.M
         write_whole(file, b"new")
     assert file.read_bytes() == b"old"
     assert names(tmp_path) == ["file"]
+
+
+def test_only_a_file_of_the_folders_owner_is_given_to_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_descriptor: int, _user: int, _group: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", refuse)  # as root without CAP_CHOWN
+    write_whole(tmp_path / "own", b"own")
+    assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o600
+    with pytest.raises(PermissionError):
+        write_whole(tmp_path / "shared", b"shared", folder_owners_mode=0o644)
+    monkeypatch.setattr(os, "fchown", lambda _descriptor, user, group: given.append((user, group)))
+    write_whole(tmp_path / "shared", b"shared", folder_owners_mode=0o644)
+    owner = tmp_path.stat()
+    assert given == [(owner.st_uid, owner.st_gid)]
+    assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o644
 
 
 def test_concurrent_writers_leave_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
