@@ -143,7 +143,7 @@ class Execution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     queue_bytes: Count = 1 << 30
     """The most bytes of tensors that wait, all models together."""
     queue_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
-    """The longest wait of a request without a deadline (seconds)."""
+    """The longest wait of a request without a deadline (seconds); others wait until their deadline."""
 
 
 class ExecutorOf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
