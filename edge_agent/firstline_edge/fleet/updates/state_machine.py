@@ -377,9 +377,9 @@ class UpdateStateMachine(ABC, Generic[Target]):
         pause_s = wait_s(desired, self._now_s())
         if pause_s > 0:
             return pause_s
+        self._trial_began_s = None  # an earlier trial's start, if the disk refused the record of its commit
         await self._begin_trial()
-        self._trial_began_s = self._clock.monotonic_s()
-        return 0.0
+        return 0.0  # `_check_trial` starts to count
 
     async def _check_trial(self) -> float:
         """Commits a version that has answered long enough, and rolls back one that fails.
@@ -399,7 +399,6 @@ class UpdateStateMachine(ABC, Generic[Target]):
         if left_s > 0:
             return min(left_s, _TRIAL_CHECK_S)
         await self._commit()
-        self._trial_began_s = None
         return 0.0
 
     async def _roll_back(self, reason: str, message: str) -> None:

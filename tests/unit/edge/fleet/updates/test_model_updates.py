@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 from pathlib import Path
 
@@ -418,6 +420,29 @@ async def test_a_complete_download_waits_for_the_disk(
     assert device.state == (S.STAGED, "")
     await device.run(wanted)
     assert device.state == (S.COMMITTED, "") and device.version == 2
+
+
+async def test_a_trial_is_timed_anew_after_a_commit_whose_record_the_disk_refused(
+    device: Device, wanted: DesiredModel, third: DesiredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    device.updater.desire([wanted])
+    await reached(device, S.TRIAL)
+    device.clock.pass_by(60)
+    with monkeypatch.context() as patch:
+        patch.setattr(device.store, "write", refuse)
+        assert await device.step() > 0
+    assert device.state[0] is S.TRIAL and not device.store.pointer(NAME).in_trial
+    await device.step()
+    assert device.state[0] is S.COMMITTED
+    device.updater.desire([third])
+    with monkeypatch.context() as patch:
+        patch.setattr(device.serving, "exchange", refuse)
+        await reached(device, S.TRIAL)
+    assert await device.step() > 0
+    assert device.state[0] is S.TRIAL and device.store.pointer(NAME).in_trial
 
 
 async def test_a_lost_pointer_is_restored_from_the_record(device: Device, wanted: DesiredModel) -> None:
