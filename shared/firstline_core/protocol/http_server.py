@@ -208,7 +208,6 @@ class Connection(HttpToolsProtocol):
         self._lingering = False
         self._unread_bytes = 0  # since the last body, whether or not the parser has made a header of them
         self._head_bytes = 0  # of this message's head and trailer
-        self._response_start: Message | None = None  # held until the body shows whether the answer is whole
         self._refusal = b""  # sent after the answers that are due; nothing more is read
 
     @property
@@ -395,32 +394,38 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answering, self._response_start = cycle, None
+        self._answering = cycle
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(cycle, app)
         else:
-            cycle.send = partial(self._send, cycle)  # type: ignore[method-assign]
+            cycle.send = partial(self._send, cycle, [])  # type: ignore[method-assign]
         task = self.loop.create_task(cycle.run_asgi(app), context=contextvars.Context())
         self.tasks.add(task)
         task.add_done_callback(self._server.ended)
 
-    async def _send(self, cycle: RequestResponseCycle, message: Message) -> None:
-        """Sends a part of an answer. An answer with one body is written in one piece; uvicorn sends all others."""
-        if message["type"] == "http.response.start" and self._response_start is None and not cycle.response_started:
-            self._response_start = message
-            return
-        start, self._response_start = self._response_start, None
-        if start is not None:
-            if not message.get("more_body") and (head := _whole_head(cycle, start)) is not None:
-                if cycle.flow.write_paused and not cycle.disconnected:
-                    await cycle.flow.drain()
-                if not cycle.disconnected:
-                    self._write_whole(cycle, head, message.get("body", b""))
+    async def _send(self, cycle: RequestResponseCycle, held: list[Message], message: Message) -> None:
+        """Sends a part of an answer. An answer with one body is written in one piece; uvicorn sends all others.
+
+        The start of an answer of known length is held until its body comes. A second start replaces it: uvicorn's 500,
+        after an application that failed in between.
+        """
+        start = held.pop() if held else None
+        if message["type"] == "http.response.start" and not cycle.response_started:
+            if any(name == b"content-length" for name, _ in message["headers"]):
+                held.append(message)
+                return
+        elif start is not None:
+            body = message.get("body", b"")
+            if not message.get("more_body") and (head := _whole_head(cycle, start, len(body))) is not None:
+                await cycle.flow.drain()
+                self._write_whole(cycle, head, body)
                 return
             await RequestResponseCycle.send(cycle, cast(Any, start))
         await RequestResponseCycle.send(cycle, cast(Any, message))
 
     def _write_whole(self, cycle: RequestResponseCycle, head: bytes, body: bytes) -> None:
+        if cycle.disconnected:
+            return
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
         if len(body) <= _JOINED_BYTES:
@@ -526,12 +531,12 @@ def _without_chunks(cycle: RequestResponseCycle, app: AsgiApp) -> AsgiApp:
     return run
 
 
-def _whole_head(cycle: RequestResponseCycle, start: Message) -> bytes | None:
-    """Returns the head of an answer of known length; None if uvicorn has to send it."""
+def _whole_head(cycle: RequestResponseCycle, start: Message, body_bytes: int) -> bytes | None:
+    """Returns the head of an answer with one body of the declared length; None if uvicorn has to send it."""
     headers = start["headers"]
     names = {name for name, _ in headers}
     if (
-        b"content-length" not in names
+        (b"content-length", b"%d" % body_bytes) not in headers
         or not names.isdisjoint((b"transfer-encoding", b"connection"))
         or not cycle.keep_alive
         or cycle.scope["method"] == "HEAD"

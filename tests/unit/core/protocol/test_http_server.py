@@ -37,6 +37,7 @@ SHORT_S = 0.2
 SHORT = ServerLimits(head_s=SHORT_S, idle_s=SHORT_S, write_s=SHORT_S)
 
 Handler = Callable[[Request], Awaitable[Reply | Streamed]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def asking(body: bytes, *lines: str, path: str = "/a") -> bytes:
@@ -59,6 +60,12 @@ async def served(handle: Handler, limits: ServerLimits | None = None) -> AsyncIt
         else:
             await send_reply(reply, send)
 
+    async with running(app, limits) as started:
+        yield started
+
+
+@contextlib.asynccontextmanager
+async def running(app: Application, limits: ServerLimits | None = None) -> AsyncIterator[tuple[HttpServer, int]]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = HttpServer(app, limits=limits)
@@ -132,6 +139,33 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
             paths = ("/a", "/slow", "/b", "/slow", "/slow", "/c")
             writer.write(b"".join(asking(b"xy", path=path) for path in paths))
             assert [await answered(reader) for _ in paths] == [(200, path.encode() + b" xy") for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [([(b"content-length", b"5")], None), ([], None), ([(b"content-length", b"5")], b"ab")],
+    ids=["fails before a body of known length", "fails before a stream", "sends too short a body"],
+)
+async def test_a_connection_closes_if_the_answer_fails_after_its_start(
+    headers: list[tuple[bytes, bytes]], body: bytes | None
+) -> None:
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if body is None:
+            raise OSError("the disk failed")
+        await send({"type": "http.response.body", "body": body})
+
+    async with running(app) as (server, port):
+        for _ in range(2):  # the next connection works
+            async with connected(port) as (reader, writer):
+                writer.write(asking(b"") * 2)
+                answer = await asyncio.wait_for(reader.read(), 1)
+            assert answer.count(b"HTTP/1.1") <= 1
+            if answer.startswith(b"HTTP/1.1 500"):
+                assert b"connection: close" in answer
+            else:
+                assert not answer or answer.endswith(b"\r\n\r\n" + (body or b""))  # an answer without its end
+        await until(lambda: not connections(server))
 
 
 async def test_packets_may_end_anywhere() -> None:
