@@ -260,6 +260,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refusal:
+            self.flow.pause_reading()  # until the next answer is sent: a flood must not delay the answers that are due
             return
         self._unset_keepalive_if_required()
         self._unread_bytes += len(data)
