@@ -59,6 +59,7 @@ _STATE_KEY = "firstline"
 _JOINED_BYTES = 65_536
 
 _NOT_HTTP = "This is no valid HTTP/1.1 request; check its request line, headers and chunks."
+_FRAMING = (b"content-length", b"transfer-encoding")
 _SENT_ONCE = frozenset({b"host", b"authorization", b"content-length", b"inference-header-content-length"})
 
 log = logger(__name__)
@@ -204,8 +205,7 @@ class Connection(HttpToolsProtocol):
         self._answering: RequestResponseCycle | None = None  # `cycle` is that of the request that was read last
         self._in_message = self._in_head = self._has_cycle = False
         self._ended_whole = False  # the latest bytes ended with a request
-        self._replaying = False
-        self._lingering = False
+        self._replaying = self._lingering = False
         self._unread_bytes = 0  # since the last body, whether or not the parser has made a header of them
         self._head_bytes = 0  # of this message's head and trailer
         self._refusal = b""  # sent after the answers that are due; nothing more is read
@@ -230,7 +230,7 @@ class Connection(HttpToolsProtocol):
         tls, peers = transport.get_extra_info("ssl_object"), self._server.peers
         if tls is not None and peers is not None and (certificate := tls.getpeercert(binary_form=True)) is not None:
             self._peer = peers.connected(certificate, self)
-        self._start_idle_timer()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
         if self._server.stopping:
             self.shutdown()
 
@@ -297,10 +297,7 @@ class Connection(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 left = memoryview(left)[upgrade.args[0] :]
                 keep_alive = b"" if self.parser.should_keep_alive() else b"Connection: close\r\n"
-                framing_headers = [
-                    each for each in self.headers if each[0] in (b"content-length", b"transfer-encoding")
-                ]
-                framing = b"".join(b"%b: %b\r\n" % each for each in framing_headers)
+                framing = b"".join(b"%b: %b\r\n" % each for each in self.headers if each[0] in _FRAMING)
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
                 self._replaying = True
@@ -407,11 +404,13 @@ class Connection(HttpToolsProtocol):
     async def _send(self, cycle: RequestResponseCycle, held: list[Message], message: Message) -> None:
         """Sends a part of an answer. An answer with one body is written in one piece; uvicorn sends all others.
 
-        The start of an answer of known length is held until its body comes. A second start replaces it: uvicorn's 500,
-        after an application that failed in between.
+        The start of an answer of known length is held until its body comes. A second start, such as that of uvicorn's
+        500, means that the application failed in between; it replaces the first, and the connection closes after it.
         """
         start = held.pop() if held else None
         if message["type"] == "http.response.start" and not cycle.response_started:
+            if start is not None:
+                cycle.keep_alive = False
             if any(name == b"content-length" for name, _ in message["headers"]):
                 held.append(message)
                 return
@@ -469,9 +468,6 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         else:
             super().timeout_keep_alive_handler()
-
-    def _start_idle_timer(self) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _refuse(self, fault: _RequestFaultError) -> None:
         """Ends the connection with an error, after the answers to the requests before."""

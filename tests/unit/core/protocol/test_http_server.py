@@ -168,6 +168,36 @@ async def test_a_connection_closes_if_the_answer_fails_after_its_start(
         await until(lambda: not connections(server))
 
 
+async def test_a_second_start_replaces_the_first_and_closes_the_connection() -> None:
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        for status in (200, 404):
+            headers = [(b"content-length", b"5")]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"other"})
+
+    async with running(app) as (_, port), connected(port) as (reader, writer):
+        writer.write(asking(b"") * 2)
+        answer = await asyncio.wait_for(reader.read(), 1)
+        assert answer.startswith(b"HTTP/1.1 404") and answer.endswith(b"connection: close\r\n\r\nother")
+        assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_a_late_message_of_an_answer_leaves_the_next_answer_whole() -> None:
+    sends: list[Send] = []
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        sends.append(send)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        if len(sends) == 2:
+            with pytest.raises(RuntimeError, match="already completed"):
+                await sends[0]({"type": "http.response.body", "body": b"late!"})
+        await send({"type": "http.response.body", "body": b"whole"})
+
+    async with running(app) as (_, port), connected(port) as (reader, writer):
+        writer.write(asking(b"") * 2)
+        assert [await answered(reader) for _ in range(2)] == [(200, b"whole")] * 2
+
+
 async def test_packets_may_end_anywhere() -> None:
     request = asking(b"0123456789")
     async with served(echo) as (_, port), connected(port) as (reader, writer):
