@@ -50,7 +50,7 @@ def figures(fleet: Fleet, runs: Sequence[dict[str, float]]) -> list[Figure]:
     found = [
         Figure(f"{what}: seeds, whose medians are reported", len(runs), ""),
         Figure(f"{what}: steady rate", steady_s, "/s"),
-        Figure(f"{what}: what the gateway can answer, over the steady rate", fleet.capacity_s / steady_s, "times"),
+        Figure(f"{what}: capacity of the gateway, over the steady rate", fleet.capacity_s / steady_s, "times"),
     ]
     for name in runs[0]:
         values = [run[name] for run in runs]

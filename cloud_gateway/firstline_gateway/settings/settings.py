@@ -119,7 +119,7 @@ class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wait: bool = True
     """Load before listening; false listens at once, and requests wait for their model."""
     memory_budget_mb: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
-    """Memory for models (MiB); the least recently used are unloaded. 0 is no limit. See docs/operating.md."""
+    """Memory for models (MiB); the least recently used are unloaded. 0 for no limit. See docs/operating.md."""
     concurrency: Annotated[int, Meta(ge=0)] = 0
     """Concurrent batches of one model; limits a slow model. 0 is `execution.sessions`."""
     concurrency_of: dict[str, Count] = field(default_factory=dict)
@@ -156,13 +156,13 @@ class ExecutorOf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sessions: Annotated[int, Meta(ge=0)] = 0
     """Concurrent batches; 0 means one per core for "local", and no limit for other engines."""
     memory_budget_mb: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
-    """Memory for models and running batches (MiB); a model that exceeds it runs elsewhere. 0 is no limit."""
+    """Memory for models and running batches (MiB); a model that exceeds it runs elsewhere. 0 for no limit."""
     profiles: Annotated[tuple[str, ...], PathMark()] = ()
     """Files of profiles measured on that machine: batch times before the first batch, and energy."""
     power_w: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Stated power of a running batch (watts); a profile with energy takes precedence."""
     energy_budget_w: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Power limit, as an average over a minute (watts); excess batches go elsewhere. 0 is no limit."""
+    """Power limit, as an average over a minute (watts); excess batches go elsewhere. 0 for no limit."""
 
 
 class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
