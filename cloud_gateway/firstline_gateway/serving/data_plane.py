@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from firstline_core.bundle.loading import declared_input
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, InvalidTensorError, ModelMismatchError, NotReadyError, RequestError
+from firstline_core.errors import FirstlineError, ModelMismatchError, NotReadyError, RequestError
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
@@ -399,12 +400,4 @@ def check(request: InferRequest, served: ServedModel) -> None:
             f"Parameter 'audit_predicted' is {request.audit.predicted}, but '{served.key.name}' has "
             f"{len(served.manifest.labels)} classes, counted from 0."
         )
-    name = served.manifest.input.name
-    if len(request.inputs) != 1 or request.inputs[0].name != name:
-        given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
-        raise InvalidTensorError(f"Model '{served.key.name}' takes one input, '{name}'; the request has {given}.")
-    for output in request.outputs:
-        if output.name != PROBABILITIES:
-            raise InvalidTensorError(
-                f"Model '{served.key.name}' has no output {shown(output.name)}; it has: {PROBABILITIES}."
-            )
+    declared_input(request, served.manifest)

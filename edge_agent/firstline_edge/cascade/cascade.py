@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from firstline_core.bundle.loading import declared_input
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (
@@ -153,7 +154,8 @@ class Cascade:
         if asks_edge:
             context.turn_to(_EDGE, None if decision is None else decision.reason)
         context.rows = [
-            Row(position, content) for position, content in enumerate(content_digests(model.tensor(request)))
+            Row(position, content)
+            for position, content in enumerate(content_digests(declared_input(request, model.manifest)))
         ]
 
         hedge: Hedge | None = None

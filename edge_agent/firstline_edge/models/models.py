@@ -19,14 +19,12 @@ from msgspec import Struct
 from firstline_core.bundle.loading import LoadedModel, Scorer
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import InvalidTensorError
 from firstline_core.profile.profile import Distribution, Point
-from firstline_core.protocol.tensors import shown
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic, Probabilities
 from firstline_core.runtime.base import runs_on_loop
 from firstline_core.runtime.select import PLATFORMS
-from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Tensor
+from firstline_core.types import InferRequest, ModelMetadata, Tensor
 from firstline_edge.models.workers import Workers
 from firstline_edge.requests.context import ModelOutput
 
@@ -245,23 +243,6 @@ class DeviceModel:
         if edge is None or output is None or (certificate := edge.certificate) is None or not certificate.by:
             return None
         return self.manifest.labels[int(output.probabilities.argmax())]
-
-    def tensor(self, request: InferRequest) -> Tensor:
-        """The bundle's one input.
-
-        Raises:
-            InvalidTensorError: another input, or an output that there is not.
-        """
-        wanted = self.manifest.input.name
-        if len(request.inputs) != 1 or request.inputs[0].name != wanted:
-            given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
-            raise InvalidTensorError(f"Model '{request.model}' takes one input, '{wanted}'; the request has: {given}.")
-        for output in request.outputs:
-            if output.name != PROBABILITIES:
-                raise InvalidTensorError(
-                    f"Model '{request.model}' has no output {shown(output.name)}; it has: {PROBABILITIES}."
-                )
-        return request.inputs[0]
 
     @property
     def metadata(self) -> ModelMetadata:

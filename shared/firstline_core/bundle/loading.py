@@ -20,17 +20,36 @@ from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadE
 from firstline_core.processing.compile import Step, compile_postprocess, compile_preprocess
 from firstline_core.processing.steps import Decode, Graph, InputSpec, Softmax
 from firstline_core.processing.trial import trial_input
+from firstline_core.protocol.tensors import shown
 from firstline_core.routing import policy
 from firstline_core.routing.policy import Probabilities, Scores
 from firstline_core.runtime.base import Runtime, all_finite, fits, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import DATATYPES, Array, Tensor
+from firstline_core.types import DATATYPES, PROBABILITIES, Array, InferRequest, Tensor
 
 _HIGHEST = np.finfo(np.float32).max
 
 log = logger(__name__)
+
+
+def declared_input(request: InferRequest, manifest: Manifest) -> Tensor:
+    """Returns the request's tensor for the bundle's one input.
+
+    Raises:
+        InvalidTensorError: the request has other inputs, or names an output that the bundle does not have.
+    """
+    name = manifest.input.name
+    if len(request.inputs) != 1 or request.inputs[0].name != name:
+        given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
+        raise InvalidTensorError(f"Model '{manifest.name}' takes one input, '{name}'; the request has: {given}.")
+    for output in request.outputs:
+        if output.name != PROBABILITIES:
+            raise InvalidTensorError(
+                f"Model '{manifest.name}' has no output {shown(output.name)}; it has: {PROBABILITIES}."
+            )
+    return request.inputs[0]
 
 
 class Prediction(NamedTuple):

@@ -160,7 +160,7 @@ async def test_an_escalation_for_this_full_model_is_answered(bench: Bench, repos
             "full model 'ab', but version 1 .* has [0-9a-f]{64}",
         ),
         (digits_request(version="2"), UnknownModelError, "no version '2'"),
-        (request_of(1, model="digits"), InvalidTensorError, "takes one input, 'image'; the request has 'x'"),
+        (request_of(1, model="digits"), InvalidTensorError, "takes one input, 'image'; the request has: 'x'"),
         (digits_request(outputs=(RequestedOutput("logits"),)), InvalidTensorError, "no output 'logits'"),
     ],
 )
