@@ -22,8 +22,8 @@ def _own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture
-async def gateway(store_settings: Store, tmp_path: Path) -> AsyncIterator[Gateway]:
-    """Serves a gateway with an identity; its attribute `url` is its address."""
+async def served_gateway(store_settings: Store, tmp_path: Path) -> AsyncIterator[tuple[Gateway, str]]:
+    """Serves a gateway with an identity; returns it with its URL."""
     overrides = {
         "models.directory": str(DIGITS.parent),
         "store.url": store_settings.url,
@@ -32,19 +32,28 @@ async def gateway(store_settings: Store, tmp_path: Path) -> AsyncIterator[Gatewa
     }
     gateway = open_gateway(load(None, overrides=overrides))
     async with serving(gateway) as url:
-        gateway.url = url  # type: ignore[attr-defined]
-        yield gateway
+        yield gateway, url
 
 
 @pytest.fixture
-async def cam(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+def gateway(served_gateway: tuple[Gateway, str]) -> Gateway:
+    return served_gateway[0]
+
+
+@pytest.fixture
+def gateway_url(served_gateway: tuple[Gateway, str]) -> str:
+    return served_gateway[1]
+
+
+@pytest.fixture
+async def cam(gateway: Gateway, gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
     """Sends requests of a device."""
-    async with fleet_client(gateway, "cam", "device") as client:
+    async with fleet_client(gateway, gateway_url, "cam", "device") as client:
         yield client
 
 
 @pytest.fixture
-async def keeper(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+async def keeper(gateway: Gateway, gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
     """Sends requests of an operator."""
-    async with fleet_client(gateway, "ops", "operator") as client:
+    async with fleet_client(gateway, gateway_url, "ops", "operator") as client:
         yield client

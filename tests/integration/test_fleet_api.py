@@ -132,7 +132,7 @@ async def test_changes_by_operators_are_in_the_audit_log(
 
 
 async def test_decommissioning_deletes_profiles_and_requests(
-    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+    gateway: Gateway, gateway_url: str, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
 ) -> None:
     await cam.get("/fleet/v1/twin")
     asked = await keeper.post(requests_path("cam"), **json(NewProfileRequest("digits", 1)))
@@ -142,7 +142,9 @@ async def test_decommissioning_deletes_profiles_and_requests(
     assert (await keeper.get(profile_path("digits", 1, "cam"))).status_code == 200
     assert (await keeper.post("/fleet/v1/devices/cam/decommission")).status_code == 200
     assert (await keeper.get(profile_path("digits", 1, "cam"))).status_code == 404
-    async with fleet_client(gateway, "cam", "device") as new:  # a device of the same name starts without them
+    async with fleet_client(
+        gateway, gateway_url, "cam", "device"
+    ) as new:  # a device of the same name starts without them
         assert (await new.get("/fleet/v1/twin")).status_code == 200
     assert (await keeper.get(requests_path("cam"))).json()["requests"] == []
 

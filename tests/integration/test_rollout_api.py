@@ -82,7 +82,7 @@ async def test_a_repeated_request_creates_one_rollout(keeper: httpx.AsyncClient)
 
 
 async def test_a_second_person_approves_and_a_newer_rollout_supersedes(
-    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+    gateway: Gateway, gateway_url: str, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
 ) -> None:
     await report(cam, 1, 0, 1)
     made = (await keeper.post(ROLLOUTS, json=DEFINITION | {"approval": True})).json()
@@ -90,7 +90,7 @@ async def test_a_second_person_approves_and_a_newer_rollout_supersedes(
     refused = await keeper.post(f"{one}/start")
     assert refused.status_code == 400 and "approve" in refused.json()["detail"]
     assert (await keeper.post(f"{one}/approve")).status_code == 403
-    async with fleet_client(gateway, "second", "operator") as second:
+    async with fleet_client(gateway, gateway_url, "second", "operator") as second:
         assert (await second.post(f"{one}/approve")).json()["approved_by"] == "application:second"
     assert (await keeper.post(f"{one}/start")).json()["state"] == "running"
     await gateway.engine.drive()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,17 +11,14 @@ import httpx
 import msgspec
 import pytest
 from sqlalchemy import update
-from support.gateway import DIGITS, serving
 from support.keys import bearer, create_key
 from typer.testing import CliRunner, Result
 
 from firstline.cli.app import app
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
-from firstline_gateway.app import Gateway, open_gateway
+from firstline_gateway.app import Gateway
 from firstline_gateway.audit_log import ENTRIES
-from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import Store
 
 OPTIONS = ("--stages", "100", "--held-back", "0", "--soak", "0s", "--promote-unseen")
 
@@ -56,16 +52,8 @@ class FleetSite:
 
 
 @pytest.fixture
-async def site(store_settings: Store, tmp_path: Path) -> AsyncIterator[FleetSite]:
-    overrides = {
-        "models.directory": str(DIGITS.parent),
-        "store.url": store_settings.url,
-        "identity.directory": str(tmp_path / "identity"),
-        "execution.sessions": 1,
-    }
-    gateway = open_gateway(load(None, overrides=overrides))
-    async with serving(gateway) as url:
-        yield FleetSite(gateway, url, create_key(gateway.settings.store, "ops", "operator"), tmp_path)
+def site(gateway: Gateway, gateway_url: str, tmp_path: Path) -> FleetSite:
+    return FleetSite(gateway, gateway_url, create_key(gateway.settings.store, "ops", "operator"), tmp_path)
 
 
 def definition(folder: Path) -> str:

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from click.testing import Result
 from msgspec.structs import replace
-from support.gateway import DIGITS, serving
+from support.gateway import DIGITS
 from support.keys import bearer, create_key
 from support.profiles import point, profile
 from typer.testing import CliRunner
@@ -24,9 +24,7 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.profiles import BODY_BYTES, PROFILES_PATH, profile_path
 from firstline_core.profile.profile import FORMAT, decode, encode
 from firstline_core.profile.summary import accuracies
-from firstline_gateway.app import Gateway, open_gateway
-from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.app import Gateway
 
 PLACE = profile_path("digits", 1, "bench")
 
@@ -40,20 +38,9 @@ class Site:
         self.key = create_key(gateway.settings.store, "ops", "operator")
 
 
-@pytest_asyncio.fixture
-async def site(store_settings: Store, tmp_path: Path) -> AsyncIterator[Site]:
-    settings = load(
-        None,
-        overrides={
-            "models.directory": str(DIGITS.parent),
-            "store.url": store_settings.url,
-            "identity.directory": str(tmp_path / "identity"),
-            "execution.sessions": 1,
-        },
-    )
-    gateway = open_gateway(settings)
-    async with serving(gateway) as url:
-        yield Site(gateway, url)
+@pytest.fixture
+def site(gateway: Gateway, gateway_url: str) -> Site:
+    return Site(gateway, gateway_url)
 
 
 @pytest_asyncio.fixture

@@ -41,8 +41,7 @@ async def fleet_gateway(broker: Broker, folder: Path) -> AsyncIterator[Gateway]:
         await gateway.close()
 
 
-def fleet_client(gateway: Gateway, name: str, kind: str) -> httpx.AsyncClient:
-    """Returns a client with a new key of the gateway, whose attribute `url` is its address."""
+def fleet_client(gateway: Gateway, url: str, name: str, kind: str) -> httpx.AsyncClient:
+    """Returns a client with a new key of the gateway that serves this URL."""
     key = create_key(gateway.settings.store, name, kind)
-    url: str = gateway.url  # type: ignore[attr-defined]
     return httpx.AsyncClient(base_url=url, headers=bearer(key), timeout=20)
