@@ -111,7 +111,7 @@ def by_model(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 if all ran and every aim holds, 1 if an aim is missed, 2 if a requested part could not run."""
-    parser = argparse.ArgumentParser(prog="bench.hardware", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.hardware", description=__doc__)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts (default: all)")
     parser.add_argument("--quick", action="store_true", help="see that it runs, with the fewest rounds; write nothing")
     options = parser.parse_args(arguments)

@@ -38,7 +38,7 @@ def pools_in(data: Path, cache: Path) -> dict[str, Pool]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 where every aim holds, 1 where one does not."""
-    parser = argparse.ArgumentParser(prog="bench_routing.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.routing", description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the pairs (default: %(default)s)")
     parser.add_argument("--cache", type=Path, default=CACHE, help="for collected answers (default: %(default)s)")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts (default: all)")

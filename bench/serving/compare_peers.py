@@ -173,7 +173,7 @@ def versions(only: Sequence[str]) -> dict[str, dict[str, str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 whatever the figures are: times of one machine are no gate."""
     everybody = (GATEWAY, RAW, *(one.name for one in peer.PEERS))
-    parser = argparse.ArgumentParser(prog="bench_peers.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.serving.compare_peers", description=__doc__)
     parser.add_argument("--only", choices=everybody, nargs="+", default=list(everybody), help="(default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=int, default=3, help="of each load (default: %(default)s)")

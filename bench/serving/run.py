@@ -46,24 +46,24 @@ _RUNS: dict[str, Callable[[Effort], Found]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 whatever the figures are: times of one machine are no gate."""
-    parser = argparse.ArgumentParser(prog="bench_serving.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.serving", description=__doc__)
     parser.add_argument("--only", choices=_RUNS, nargs="+", default=list(_RUNS), help="parts (default: all)")
     parser.add_argument("--rounds", type=int, default=Effort.rounds, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=int, default=Effort.seconds, help="of each load (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="everything once and briefly: figures mean nothing")
-    said = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     if not wrk.available():
         print("wrk is not installed: `make wrk`, or your system's package", file=sys.stderr)
         return 1
     wrk.raise_descriptors()
-    effort = QUICK if said.quick else Effort(said.rounds, said.seconds)
+    effort = QUICK if options.quick else Effort(options.rounds, options.seconds)
     described = machine.described()
-    found = {part: _RUNS[part](effort) for part in said.only}
+    found = {part: _RUNS[part](effort) for part in options.only}
     effort.progress("done")
     for part, one in found.items():
         found[part] = Found([row._replace(figure=f"{part}: {row.figure}") for row in one.figures], one.samples)
     keep(TARGET, found, described, effort)
-    if not said.quick:
+    if not options.quick:
         tables.refill()
     book.tell([figure for one in found.values() for figure in one.figures])
     return 0
@@ -77,8 +77,8 @@ def keep(target: str, found: dict[str, Found], described: dict[str, Any], effort
     others = [Figure(**row) for row in before["figures"] if row["figure"].partition(":")[0] not in found]
     samples = [one._asdict() for part in found.values() for one in part.samples]
     kept = [one for one in before["samples"] if one["part"] not in found]
-    said = described | {"rounds": effort.rounds, "seconds": effort.seconds}
-    machines = dict.fromkeys(found, said) | {p: m for p, m in before["machine"].items() if p not in found}
+    machine_record = described | {"rounds": effort.rounds, "seconds": effort.seconds}
+    machines = dict.fromkeys(found, machine_record) | {p: m for p, m in before["machine"].items() if p not in found}
     ordered = sorted(figures + others, key=lambda figure: _place(figure.figure))
     book.write(target, ordered, {"machine": machines, "samples": kept + samples})
 

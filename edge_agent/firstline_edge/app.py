@@ -205,7 +205,12 @@ class EdgeAgent:
         opened.callback(self.samples.close)
         self._alarms = Alarms()
         self.certificates = CertificateStates(
-            self.state.standing_path, self.models.all, self.samples, settings.audit, clock, on_alarm=self._alarms.put
+            self.state.certificates_path,
+            self.models.all,
+            self.samples,
+            settings.audit,
+            clock,
+            on_alarm=self._alarms.put,
         )
         opened.push_async_callback(self.certificates.close)
         instead = {held.manifest.name: path for path, held in installed.items()}

@@ -1,15 +1,16 @@
-"""The state directory of one agent: private, locked, with the path of everything in it."""
+"""The state directory of one agent: private, locked, with the path of everything in it; and files that it replaces."""
 
 from __future__ import annotations
 
 import fcntl
 import hmac
 import os
+import threading
 import time
 from pathlib import Path
 
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import make_folder
+from firstline_core.storage.files import make_folder, set_aside, with_checksum, write_whole
 from firstline_core.telemetry.logs import logger
 
 log = logger(__name__)
@@ -46,7 +47,7 @@ class StatePaths:
         """The progress of the fleet's profile requests."""
         self.updates_path = path / "models"
         """Models from the fleet, and the state of their updates."""
-        self.standing_path = path / "audits" / "standing.json"
+        self.certificates_path = path / "audits" / "certificates.json"
         """The state of each certificate in the field."""
         self.samples_path = path / "audits" / "samples.jsonl"
         """Labelled samples from audits and escalations."""
@@ -112,6 +113,59 @@ class StateDirectory(StatePaths):
         """Releases the lock."""
         _remove(self.url_path)
         os.close(self._lock)
+
+
+class StateFile:
+    """A file that is replaced as a whole. Its problems are reported, and the agent continues. Any thread may write it.
+
+    Args:
+        path: the file; its directory is created if necessary.
+        content: what the file holds, for log events, such as "spending".
+        consequence: sentence about a restart after a refused write.
+
+    Attributes:
+        loss: why the earlier content was lost, in sentences; "" if it was not.
+        refusal: why the last write failed, in sentences; "" if it did not.
+    """
+
+    def __init__(self, path: Path, content: str, consequence: str) -> None:
+        self.path = path
+        self._content = content
+        self._consequence = consequence
+        self._writing = threading.Lock()
+        self.loss = self.refusal = ""
+
+    @property
+    def problem(self) -> str:
+        """The problem with the file, in sentences; "" if there is none."""
+        return " ".join(filter(None, (self.loss, self.refusal)))
+
+    def write(self, text: bytes) -> None:
+        """Replaces the content; a disk error is logged once, and the next call tries again."""
+        try:
+            with self._writing:
+                make_folder(self.path.parent)
+                write_whole(self.path, with_checksum(text))
+        except OSError as error:
+            self.refused(str(error.strerror))
+        else:
+            self.refusal = ""
+
+    def refused(self, why: str) -> None:
+        """Notes that the system or the disk did not allow a write."""
+        if not self.refusal:
+            log.error(f"{self._content} not stored", path=str(self.path), error=why)
+        self.refusal = f"{self.path} cannot be written: {why}. {self._consequence}"
+
+    def lost(self, sentences: str) -> None:
+        """Notes that the earlier content cannot be used, and sets the file aside if there is one."""
+        self.loss = sentences
+        log.error(f"{self._content} lost", path=str(self.path), error=sentences)
+        try:
+            if self.path.exists():
+                set_aside(self.path)
+        except OSError as error:
+            log.error("file not set aside", path=str(self.path), error=str(error))
 
 
 def leave_proof(state_dir: Path, proof: str) -> None:

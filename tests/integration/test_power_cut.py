@@ -67,7 +67,7 @@ root = Path(sys.argv[1])
 make_folder(root / "audits")
 log = DecisionLog(root / "decisions.jsonl", max_bytes=1500)
 for number in range(12):
-    write_whole(root / "audits" / "standing.json", with_checksum(b"%d" % number + b" " * 5000))
+    write_whole(root / "audits" / "certificates.json", with_checksum(b"%d" % number + b" " * 5000))
     mark(f"wrote {number}")
     for line in range(4):
         log.append({"request_id": "r", "number": 4 * number + line})
@@ -87,7 +87,7 @@ def test_files_are_whole_after_a_power_cut(disk: Path) -> None:
         recording.crash(point, rng, crash)
         marks = [mark.split() for number, mark in recording.marks if number < point]
         written = [int(number) for what, number in marks if what == "wrote"]
-        standing = crash / "audits" / "standing.json"
+        standing = crash / "audits" / "certificates.json"
         found = int(read_checked(standing)) if standing.exists() else -1
         assert found - (written[-1] if written else -1) in (0, 1)
         numbers = [line["number"] for line in lines(crash / "decisions.jsonl")]

@@ -145,7 +145,7 @@ def test_a_record_comes_back_from_the_disk_as_it_was(
         test = audit.update(test, loss, propensity=propensity, floor=propensity)
     record = Record(model="m", version="3", test=test, alarmed=alarmed, tightened=threshold, drawn=5, agreed=5)
     with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "standing.json"
+        path = Path(name) / "certificates.json"
         records.RecordFile(path).write(records.encode({"k": record}))
         assert records.read(path) == {"k": record}
 

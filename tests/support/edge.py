@@ -229,7 +229,7 @@ class Scene:
         if audit is not None:
             self.samples_path = folder / "samples.jsonl"
             self.samples = SampleLog(self.samples_path, audit.samples_limit_bytes)
-            self.certificates = CertificateStates(folder / "standing.json", [self.held], self.samples, audit, clock)
+            self.certificates = CertificateStates(folder / "certificates.json", [self.held], self.samples, audit, clock)
             self.auditor = Auditor(
                 cloud=self.cloud if linked else None,
                 available=lambda: self.available,

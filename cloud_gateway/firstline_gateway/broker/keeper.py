@@ -113,7 +113,7 @@ class BrokerKeeper:
         self._revocations = revocations
         self._refresh_s = refresh_s
         self._clock = clock
-        self._standing: set[str] = set()  # devices whose sessions are still to be ended
+        self._open_sessions: set[str] = set()  # devices whose sessions are still to be ended
         self._task: asyncio.Task[None] | None = None
 
     def refresh(self) -> set[str]:
@@ -126,7 +126,7 @@ class BrokerKeeper:
         refused = self._folder.refresh(
             self._authorities(), self._revocations.revoked_certificates(), self._revocations.revoked_devices, now_s
         )
-        self._standing |= refused
+        self._open_sessions |= refused
         return refused
 
     def start(self, connection: MqttSettings) -> None:
@@ -146,17 +146,17 @@ class BrokerKeeper:
         seen, looked_s = -1, self._clock.monotonic_s()
         while True:
             now_s, version = self._clock.monotonic_s(), self._revocations.version
-            if version == seen and now_s - looked_s < (_RETRY_S if self._standing else _LOOK_S):
+            if version == seen and now_s - looked_s < (_RETRY_S if self._open_sessions else _LOOK_S):
                 await self._clock.sleep(self._refresh_s)
                 continue
             looked_s = now_s
             try:
                 await asyncio.to_thread(self.refresh)
                 seen = version
-                if self._standing:
-                    log.info("the broker refuses revoked devices", devices=len(self._standing))
+                if self._open_sessions:
+                    log.info("the broker refuses revoked devices", devices=len(self._open_sessions))
                     await self._clock.sleep(_RELOAD_S)
-                    self._standing = set(await end_sessions(connection, sorted(self._standing)))
+                    self._open_sessions = set(await end_sessions(connection, sorted(self._open_sessions)))
             except FirstlineError as error:
                 log.error("the broker's files are not up to date", error=error.message)
                 await self._clock.sleep(self._refresh_s)

@@ -93,7 +93,7 @@ class AgentStatus:
     def _problems(self) -> list[tuple[Path, str]]:
         found = [(problem.path, problem.message) for problem in self.models.problems]
         found += self.profiles.problems.items()
-        found += [(self.state.standing_path, self.certificates.problem)]
+        found += [(self.state.certificates_path, self.certificates.problem)]
         if self.spending is not None:
             found += [(self.state.spending_path, self.spending.problem)]
         found += [(self.identity.folder, problem) for problem in self.identity.problems]

@@ -17,8 +17,9 @@ from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.tightening import EVERYTHING
-from firstline_core.storage.files import DAMAGED, make_folder, read_checked, set_aside, with_checksum, write_whole
+from firstline_core.storage.files import DAMAGED, read_checked
 from firstline_core.telemetry.logs import logger
+from firstline_edge.state import StateFile
 
 log = logger(__name__)
 
@@ -115,65 +116,31 @@ def begun(records: Mapping[str, Record], model: str, version: str, certificate: 
 
 
 def encode(records: Mapping[str, Record]) -> bytes:
-    """Returns the file's content: the latest records, the newest last."""
+    """Returns the text of the file: the latest records, the newest last."""
     latest = dict(list(records.items())[-_RECORDS_KEPT:])
-    return with_checksum(msgspec.json.encode(_Document(FORMAT, latest)))
+    return msgspec.json.encode(_Document(FORMAT, latest))
 
 
-class RecordFile:
-    """The file of records, written whole: after a power cut it is the old one or the new one.
-
-    A file that cannot be read is set aside.
+class RecordFile(StateFile):
+    """The file of the records.
 
     Args:
         path: the file.
-
-    Attributes:
-        loss: why earlier records were lost, in sentences; "" if they were not.
-        refusal: why the file cannot be written at the moment, in sentences; "" if it can.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self.loss = self.refusal = ""
-
-    @property
-    def problem(self) -> str:
-        """The problem with the file, in one or two sentences; "" if there is none."""
-        return " ".join(filter(None, (self.loss, self.refusal)))
+        super().__init__(path, "audit records", "A restart would forget the findings of audits.")
 
     def read(self) -> dict[str, Record]:
         """Returns the records; none if they are lost, which is logged."""
         try:
-            return read(self._path)
+            return read(self.path)
         except IntegrityError as error:
-            self.loss = f"{error.message} {_UNKNOWN}"
-            log.error("audit records lost", error=self.loss)
-            try:
-                if self._path.exists():
-                    set_aside(self._path)
-            except OSError as refusal:
-                log.error("file not set aside", path=str(self._path), error=str(refusal))
-        except OSError as error:
-            self.loss = f"{self._path} cannot be read: {error.strerror}. {_UNKNOWN}"
+            self.lost(f"{error.message} {_UNKNOWN}")
+        except OSError as error:  # the file may be readable at the next start
+            self.loss = f"{self.path} cannot be read: {error.strerror}. {_UNKNOWN}"
             log.error("audit records unreadable", error=self.loss)
         return {}
-
-    def write(self, content: bytes) -> None:
-        """Replaces the file; a disk error is logged once, and audits continue."""
-        try:
-            make_folder(self._path.parent)
-            write_whole(self._path, content)
-        except OSError as error:
-            self.refused(str(error.strerror))
-        else:
-            self.refusal = ""
-
-    def refused(self, why: str) -> None:
-        """Notes that the system or the disk did not allow a write."""
-        if not self.refusal:
-            log.error("audit records not stored", path=str(self._path), error=why)
-        self.refusal = f"{self._path} cannot be written: {why}. A restart would forget what audits found."
 
 
 def read(path: Path) -> dict[str, Record]:

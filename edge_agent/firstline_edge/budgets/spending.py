@@ -11,7 +11,6 @@ The agent stores the spending every few seconds, not for each request: a killed 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,15 +25,11 @@ from firstline_core.errors import BudgetExceededError, IntegrityError
 from firstline_core.routing.account import Account, Conditions, Cost, Denial, LinkTariff, Tariff, markup
 from firstline_core.routing.budget import Ledger
 from firstline_core.runtime.threads import REFUSED
-from firstline_core.storage.files import set_aside, with_checksum, write_whole
 from firstline_core.storage.structs import read_struct
-from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest
+from firstline_edge.state import StateFile
 from firstline_edge.telemetry.link_traffic import Traffic, counted
-
-log = logger(__name__)
-
 
 AROUND_BYTES = 2048.0
 
@@ -51,58 +46,25 @@ class Books(msgspec.Struct, frozen=True):
     around_bytes: float = AROUND_BYTES
 
 
-class LedgerFile:
-    """Stores the books in a file. Any thread may write it.
+class LedgerFile(StateFile):
+    """The file of the books.
 
     Args:
-        path: the file; its directory exists.
-
-    Attributes:
-        refusal: a sentence that says why the last write failed; "" if it did not.
-        loss: a sentence that says that earlier books were lost; "" if they were not.
+        path: the file.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._writing = threading.Lock()
-        self.refusal = ""
-        self.loss = ""
-
-    @property
-    def problem(self) -> str:
-        """The problem with the file, in sentences; "" if there is none."""
-        return " ".join(filter(None, (self.loss, self.refusal)))
+        super().__init__(path, "spending", "A restart would forget the spending.")
 
     def read(self) -> Books:
-        """Returns the books that were written last; empty books if the file is missing or damaged (which is logged)."""
+        """Returns the books that were written last; empty books if the file is missing or lost, which is logged."""
         try:
-            return read_struct(self._path, Books)
+            return read_struct(self.path, Books)
         except FileNotFoundError:
             return Books()
         except (IntegrityError, OSError) as error:
-            self.loss = f"What was spent before could not be read ({error}), so that budgets start again."
-            log.warning("what was spent before is not known", path=str(self._path), error=str(error))
-        try:
-            set_aside(self._path)
-        except OSError as error:
-            log.warning("cannot set a file aside", path=str(self._path), error=str(error))
+            self.lost(f"The earlier spending cannot be read ({error}), so the budgets start again.")
         return Books()
-
-    def write(self, text: bytes) -> None:
-        """Replaces the file with encoded `Books`; a disk error is logged once, and the next call tries again."""
-        try:
-            with self._writing:
-                write_whole(self._path, with_checksum(text))
-        except OSError as error:
-            self.refused(str(error.strerror))
-        else:
-            self.refusal = ""
-
-    def refused(self, why: str) -> None:
-        """Records that the system or the disk refused a write."""
-        if not self.refusal:
-            log.error("cannot write down what is spent", path=str(self._path), error=why)
-        self.refusal = f"What is spent cannot be written down ({why}); a restart would forget it."
 
 
 SAVE_EVERY_S = 5.0

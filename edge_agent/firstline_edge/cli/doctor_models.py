@@ -114,7 +114,7 @@ def _measure(bundle: Bundle, model: Model, options: RuntimeOptions) -> tuple[flo
 
 def contract_findings(settings: EdgeSettings) -> list[Finding]:
     """Returns the findings of the audits about the certificates in use; empty if there are none."""
-    path = StatePaths(settings.state_dir).standing_path
+    path = StatePaths(settings.state_dir).certificates_path
     try:
         stored = records.read(path)
     except (IntegrityError, OSError) as error:

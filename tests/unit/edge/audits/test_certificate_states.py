@@ -48,13 +48,13 @@ async def make_scene(tmp_path: Path) -> AsyncIterator[MakeScene]:
         await scene.close()
 
 
-def standings_of(scene: Scene) -> CertificateStates:
+def states_of(scene: Scene) -> CertificateStates:
     assert scene.certificates is not None
     return scene.certificates
 
 
 def monitored_in(scene: Scene) -> MonitoredCertificate:
-    found = standings_of(scene).find(scene.held)
+    found = states_of(scene).find(scene.held)
     assert found is not None
     return found
 
@@ -63,7 +63,7 @@ def audited(scene: Scene, score: float, agree: int) -> None:
     """One audit ends that was drawn at the threshold in use."""
     monitored = monitored_in(scene)
     sample = Sample(monitored.key, "m", "3", 0.0, score, agree, 1.0, kept=True)
-    standings_of(scene).audited(monitored, sample, threshold=monitored.threshold)
+    states_of(scene).audited(monitored, sample, threshold=monitored.threshold)
 
 
 def feed(scene: Scene, *results: tuple[float, int]) -> int:
@@ -81,7 +81,7 @@ def elapse(scene: Scene, seconds: float) -> None:
 
 
 async def restarted(scene: Scene, make_scene: MakeScene, **arguments: Any) -> Scene:
-    await standings_of(scene).close()
+    await states_of(scene).close()
     return make_scene(**arguments)
 
 
@@ -164,7 +164,7 @@ async def test_the_gateways_alarm_is_as_good_as_ones_own(make_scene: MakeScene) 
     await scene.infer(0.61)
     monitored = monitored_in(scene)
     assert monitored.record.alarmed and monitored.record.escalates_all  # no audits here say what may be kept
-    assert standings_of(scene).quota_per_hour(monitored) == CAREFUL.escalations_per_hour  # the gateway's was taken back
+    assert states_of(scene).quota_per_hour(monitored) == CAREFUL.escalations_per_hour  # the gateway's was taken back
     assert not said(await scene.infer(SURE)).certified
     before = monitored.record.alarmed_wall_s
     elapse(scene, 60)
@@ -182,35 +182,35 @@ async def test_devices_of_a_fleet_alarm_later_by_themselves(make_scene: MakeScen
 async def test_the_number_of_auditing_devices_never_falls(make_scene: MakeScene) -> None:
     scene = make_scene(msgspec.structs.replace(CAREFUL, fleet_devices=5))
     delta = monitored_in(scene).certificate.delta
-    assert standings_of(scene).level(monitored_in(scene)) == delta / 5
+    assert states_of(scene).level(monitored_in(scene)) == delta / 5
     for told, tested in ((3, 5), (40, 40), (7, 40), (1, 40)):
-        standings_of(scene).apply_notice(scene.held, ContractNotice(False, None, devices=told))
-        assert standings_of(scene).level(monitored_in(scene)) == delta / tested
+        states_of(scene).apply_notice(scene.held, ContractNotice(False, None, devices=told))
+        assert states_of(scene).level(monitored_in(scene)) == delta / tested
     again = await restarted(scene, make_scene)  # with a setting of 1
-    assert standings_of(again).level(monitored_in(again)) == delta / 40
+    assert states_of(again).level(monitored_in(again)) == delta / 40
     fresh = await restarted(again, make_scene, certified=0.82)
-    assert standings_of(fresh).level(monitored_in(fresh)) == delta  # another promise, of which nothing was told yet
+    assert states_of(fresh).level(monitored_in(fresh)) == delta  # another promise, of which nothing was told yet
 
 
 async def test_evidence_that_the_larger_fleet_found_too_weak_stays_too_weak(make_scene: MakeScene) -> None:
     scene = make_scene()
     enough = feed(scene, *[(SURE, 0)] * 50)
     again = await restarted(scene, make_scene, certified=0.82)
-    standings_of(again).apply_notice(again.held, ContractNotice(False, None, devices=1000))
+    states_of(again).apply_notice(again.held, ContractNotice(False, None, devices=1000))
     assert feed(again, *[(SURE, 0)] * enough) == 0
-    standings_of(again).apply_notice(again.held, ContractNotice(False, None, devices=1))
+    states_of(again).apply_notice(again.held, ContractNotice(False, None, devices=1))
     assert feed(again, *[(SURE, 1)] * 20) == 0
 
 
 async def test_a_quota_that_the_gateway_takes_back_is_this_devices_own_again(make_scene: MakeScene) -> None:
     scene = make_scene()
-    told = standings_of(scene)
+    told = states_of(scene)
     told.apply_notice(scene.held, ContractNotice(alarm=False, escalations_per_hour=7.0))
     told.apply_notice(scene.held, None)  # an older gateway, with nothing to say
     assert told.quota_per_hour(monitored_in(scene)) == 7.0
     again = await restarted(scene, make_scene)
-    standings_of(again).apply_notice(again.held, ContractNotice(alarm=False, escalations_per_hour=None))
-    assert standings_of(again).quota_per_hour(monitored_in(again)) == CAREFUL.escalations_per_hour
+    states_of(again).apply_notice(again.held, ContractNotice(alarm=False, escalations_per_hour=None))
+    assert states_of(again).quota_per_hour(monitored_in(again)) == CAREFUL.escalations_per_hour
 
 
 async def test_an_alarm_of_its_own_travels_with_whatever_the_device_asks(make_scene: MakeScene) -> None:
@@ -231,9 +231,9 @@ async def test_an_alarm_of_its_own_travels_with_whatever_the_device_asks(make_sc
 
 async def test_a_fleet_alarm_is_not_reported_back(make_scene: MakeScene) -> None:
     scene = make_scene()
-    standings_of(scene).apply_notice(scene.held, ContractNotice(alarm=True, escalations_per_hour=None))
+    states_of(scene).apply_notice(scene.held, ContractNotice(alarm=True, escalations_per_hour=None))
     assert monitored_in(scene).record.alarmed
-    assert standings_of(scene).alarm_of(scene.held) == ""
+    assert states_of(scene).alarm_of(scene.held) == ""
 
 
 async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene) -> None:
@@ -275,20 +275,20 @@ async def test_another_certificate_begins_anew(make_scene: MakeScene) -> None:
 async def test_a_record_that_cannot_be_read_is_put_aside_and_nothing_is_certified(
     make_scene: MakeScene, tmp_path: Path, content: bytes
 ) -> None:
-    path = tmp_path / "standing.json"
+    path = tmp_path / "certificates.json"
     path.write_bytes(content)
     with pytest.raises(IntegrityError, match=str(path)):
         records.read(path)
     scene = make_scene()
-    assert "not certified until a newly certified bundle comes" in standings_of(scene).problem
-    assert path.with_name("standing.json.damaged").read_bytes() == content
+    assert "not certified until a newly certified bundle comes" in states_of(scene).problem
+    assert path.with_name("certificates.json.damaged").read_bytes() == content
     answer = said(await scene.infer(SURE))
     assert (answer.certified, answer.reason) == (False, Reason.CONFIDENT)  # kept as before, promised no more
     again = await restarted(scene, make_scene)
     assert not said(await again.infer(SURE)).certified
-    assert standings_of(again).problem == ""
+    assert states_of(again).problem == ""
     assert monitored_in(again).threshold == 0.8
-    standings_of(again).apply_notice(again.held, ContractNotice(alarm=True, escalations_per_hour=None))
+    states_of(again).apply_notice(again.held, ContractNotice(alarm=True, escalations_per_hour=None))
     assert monitored_in(again).record.escalates_all  # what audits show still tightens
     fresh = await restarted(again, make_scene, certified=0.82)
     assert said(await fresh.infer(SURE)).certified
@@ -297,44 +297,44 @@ async def test_a_record_that_cannot_be_read_is_put_aside_and_nothing_is_certifie
 async def test_a_lost_record_is_not_forgotten_by_a_process_that_dies_before_it_has_written(
     make_scene: MakeScene, tmp_path: Path
 ) -> None:
-    (tmp_path / "standing.json").write_bytes(b"{")
+    (tmp_path / "certificates.json").write_bytes(b"{")
     for _ in range(2):  # none of them comes to write anything
         scene = make_scene()
-        assert standings_of(scene).problem
+        assert states_of(scene).problem
         assert not said(await scene.infer(SURE)).certified
-    assert not (tmp_path / "standing.json").exists()
-    saving = asyncio.create_task(standings_of(scene).keep_saving())
+    assert not (tmp_path / "certificates.json").exists()
+    saving = asyncio.create_task(states_of(scene).keep_saving())
     async with asyncio.timeout(5):
-        while not (tmp_path / "standing.json").exists():  # noqa: ASYNC110 (a thread writes it)
+        while not (tmp_path / "certificates.json").exists():  # noqa: ASYNC110 (a thread writes it)
             await asyncio.sleep(0.001)
     saving.cancel()
     await asyncio.gather(saving, return_exceptions=True)
     again = make_scene()
-    assert (standings_of(again).problem, monitored_in(again).record.alarmed) == ("", True)
+    assert (states_of(again).problem, monitored_in(again).record.alarmed) == ("", True)
 
 
 async def test_a_refused_write_is_retried_without_another_audit(make_scene: MakeScene, tmp_path: Path) -> None:
     scene = make_scene()
-    (tmp_path / "standing.json").mkdir()  # in its place
-    saving = asyncio.create_task(standings_of(scene).keep_saving())
+    (tmp_path / "certificates.json").mkdir()  # in its place
+    saving = asyncio.create_task(states_of(scene).keep_saving())
     feed(scene, *[(SURE, 0)] * 20)
     clock = scene.clock
     assert isinstance(clock, SimulatedClock)
     async with asyncio.timeout(5):
         while not clock.sleepers:  # noqa: ASYNC110 (a thread writes it)
             await asyncio.sleep(0.001)
-    assert "cannot be written" in standings_of(scene).problem
-    (tmp_path / "standing.json").rmdir()
+    assert "cannot be written" in states_of(scene).problem
+    (tmp_path / "certificates.json").rmdir()
     await clock.advance(30)
     async with asyncio.timeout(5):
-        while not (tmp_path / "standing.json").exists():  # noqa: ASYNC110 (a thread writes it)
+        while not (tmp_path / "certificates.json").exists():  # noqa: ASYNC110 (a thread writes it)
             await asyncio.sleep(0.001)
-    (found,) = records.read(tmp_path / "standing.json").values()
+    (found,) = records.read(tmp_path / "certificates.json").values()
     assert found.alarmed
     saving.cancel()
     await asyncio.gather(saving, return_exceptions=True)
-    await standings_of(scene).close()
-    assert standings_of(scene).problem == ""
+    await states_of(scene).close()
+    assert states_of(scene).problem == ""
 
 
 async def test_a_missing_thread_is_retried(
@@ -346,22 +346,22 @@ async def test_a_missing_thread_is_retried(
     scene = make_scene()
     clock = scene.clock
     assert isinstance(clock, SimulatedClock)
-    saving = asyncio.create_task(standings_of(scene).keep_saving())
+    saving = asyncio.create_task(states_of(scene).keep_saving())
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "to_thread", refuse)
         feed(scene, (SURE, 1))
         async with asyncio.timeout(5):
             while not clock.sleepers:  # noqa: ASYNC110 (it has not been refused yet)
                 await asyncio.sleep(0.001)
-        assert "can't start new thread" in standings_of(scene).problem
+        assert "can't start new thread" in states_of(scene).problem
     await clock.advance(30)
     async with asyncio.timeout(5):
-        while not (tmp_path / "standing.json").exists():  # noqa: ASYNC110 (a thread writes it)
+        while not (tmp_path / "certificates.json").exists():  # noqa: ASYNC110 (a thread writes it)
             await asyncio.sleep(0.001)
     saving.cancel()
     await asyncio.gather(saving, return_exceptions=True)
-    await standings_of(scene).close()
-    assert standings_of(scene).problem == ""
+    await states_of(scene).close()
+    assert states_of(scene).problem == ""
 
 
 async def test_scores_are_held_against_the_certificates_and_outlive_a_restart(make_scene: MakeScene) -> None:
@@ -383,19 +383,19 @@ async def test_records_are_saved_soon_and_a_refusal_is_logged_once(
     make_scene: MakeScene, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = make_scene()
-    saving = asyncio.create_task(standings_of(scene).keep_saving())
+    saving = asyncio.create_task(states_of(scene).keep_saving())
     feed(scene, (SURE, 1))
     async with asyncio.timeout(5):
-        while not (tmp_path / "standing.json").exists():  # noqa: ASYNC110 (a thread writes it)
+        while not (tmp_path / "certificates.json").exists():  # noqa: ASYNC110 (a thread writes it)
             await asyncio.sleep(0.001)
-    (found,) = records.read(tmp_path / "standing.json").values()
+    (found,) = records.read(tmp_path / "certificates.json").values()
     assert found.agreed == 1
     saving.cancel()
     await asyncio.gather(saving, return_exceptions=True)
-    (tmp_path / "standing.json").unlink()
-    (tmp_path / "standing.json").mkdir()  # in its place
+    (tmp_path / "certificates.json").unlink()
+    (tmp_path / "certificates.json").mkdir()  # in its place
     for _ in range(2):
-        await standings_of(scene).close()
+        await states_of(scene).close()
     assert sum("audit records not stored" in line for line in caplog.messages) == 1
 
 
@@ -427,7 +427,7 @@ def test_a_changed_digest_always_makes_another_key(field: str, make_scene: MakeS
 
 
 def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "audits" / "standing.json"
+    path = tmp_path / "audits" / "certificates.json"
     kept = {"k": records.Record(model="m", version="1", test=audit.begin(0.05), drawn=13, agreed=13)}
     records.RecordFile(path).write(records.encode(kept))
     whole = path.read_bytes()
@@ -439,7 +439,7 @@ def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
             records.read(path)
     path.write_bytes(whole)
     assert records.read(path) == kept
-    path.rename(path.with_name(f"standing.json{DAMAGED}"))
+    path.rename(path.with_name(f"certificates.json{DAMAGED}"))
     with pytest.raises(IntegrityError, match="set aside"):
         records.read(path)
 

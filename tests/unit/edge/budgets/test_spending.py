@@ -197,6 +197,7 @@ class TestKeep:
 
     async def test_a_disk_that_refused_is_tried_again_though_nothing_more_is_spent(self, tmp_path: Path) -> None:
         clock, file = SimulatedClock(), LedgerFile(tmp_path / "missing" / "spending.json")
+        (tmp_path / "missing").touch()  # not a directory
         spending = purse(file=file, clock=clock)
         async with running(spending):
             with spending.paid(TestPaid.asked):
@@ -208,7 +209,7 @@ class TestKeep:
                 return bool(spending.problem)
 
             await until(told)
-            (tmp_path / "missing").mkdir()
+            (tmp_path / "missing").unlink()
             await settled(clock)
             await clock.advance(SAVE_EVERY_S)
             await written(file)
@@ -243,11 +244,11 @@ class TestKeep:
             await written(file)
 
     def test_a_refusing_disk_is_reported_and_retried(self, tmp_path: Path) -> None:
-        file = LedgerFile(tmp_path / "missing" / "spending.json")
-        spending = purse(file=file)
+        (tmp_path / "missing").touch()  # not a directory
+        spending = purse(file=LedgerFile(tmp_path / "missing" / "spending.json"))
         spending.save()
-        assert "a restart would forget it" in spending.problem
-        (tmp_path / "missing").mkdir()
+        assert "A restart would forget the spending." in spending.problem
+        (tmp_path / "missing").unlink()
         spending.save()
         assert spending.problem == ""
 

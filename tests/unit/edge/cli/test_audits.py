@@ -140,7 +140,7 @@ def test_doctor_reports_an_alarm_of_a_bundle_in_use(tmp_path: Path) -> None:
     assert variant.certificate is not None
     key = key_of(manifest.name, str(manifest.version), variant.certificate, 0.05)
     record = Record(model=manifest.name, version="1", test=audit.begin(0.05), agreed=7, disagreed=3)
-    path = StatePaths(tmp_path / "state").standing_path
+    path = StatePaths(tmp_path / "state").certificates_path
     path.parent.mkdir(parents=True)
     records.RecordFile(path).write(records.encode({key: record, "gone": record}))
     (finding,) = contract_findings(settings)
