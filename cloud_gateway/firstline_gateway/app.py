@@ -273,6 +273,12 @@ class Gateway:
             if settings.mqtt.enabled and settings.fleet.mqtt
             else None
         )
+        if (broker := self._fleet_broker) is not None:
+            self.metrics.gauge(
+                "fleet_mqtt_connected",
+                "1 while the fleet's connection to the broker is established.",
+                lambda: float(broker.connected),
+            )
 
     def _build_registry(self, *, must_be_whole: bool) -> None:
         settings, clock = self.settings.registry, self.clock

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 from support.broker import Broker
 from support.databases import sqlite_store
-from support.gateway import DIGITS
+from support.gateway import DIGITS, wait_for_gauge
 from support.keys import bearer, create_key
 
 from firstline_gateway.app import Gateway, open_gateway
@@ -18,7 +18,7 @@ from firstline_gateway.settings.load import load
 
 @asynccontextmanager
 async def fleet_gateway(broker: Broker, folder: Path) -> AsyncIterator[Gateway]:
-    """Runs it in this process.
+    """Runs it in this process, and waits until its fleet has subscribed at the broker.
 
     Args:
         broker: that devices speak through.
@@ -36,6 +36,7 @@ async def fleet_gateway(broker: Broker, folder: Path) -> AsyncIterator[Gateway]:
     gateway = open_gateway(load(None, overrides=overrides))
     await gateway.start()
     try:
+        await wait_for_gauge(gateway, "firstline_gateway_fleet_mqtt_connected")
         yield gateway
     finally:
         await gateway.close()

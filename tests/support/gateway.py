@@ -132,3 +132,10 @@ async def serving(gateway: Gateway, port: int = 0, limits: ServerLimits | None =
     finally:
         await running.stop(2)
         await gateway.close()
+
+
+async def wait_for_gauge(gateway: Gateway, name: str, timeout_s: float = 10) -> None:
+    """Waits until a gauge of the gateway is 1, for example that it is connected to the broker."""
+    async with asyncio.timeout(timeout_s):
+        while gateway.metrics.registry.get_sample_value(name) != 1:  # noqa: ASYNC110 (a gauge signals nothing)
+            await asyncio.sleep(0.002)

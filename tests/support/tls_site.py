@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 from support.broker import HOST, Broker, free_port
 from support.databases import sqlite_store
-from support.gateway import DIGITS, serving
+from support.gateway import DIGITS, serving, wait_for_gauge
 from support.identities import invite
 from support.keys import bearer, create_key
 
@@ -82,6 +82,8 @@ async def site(folder: Path, *, mosquitto: bool = False, **overrides: object) ->
             config.write_text(text + ("user root\n" if os.geteuid() == 0 else ""))
             broker = stack.enter_context(Broker(folder, config=config, port=gateway_port))
         url = await stack.enter_async_context(serving(gateway))
+        if mosquitto:
+            await wait_for_gauge(gateway, "firstline_gateway_mqtt_connected")
         verify = ssl.create_default_context(cafile=folder / "identity" / "authorities.pem")
         keeper = await stack.enter_async_context(
             httpx.AsyncClient(base_url=url, verify=verify, headers=bearer(key), timeout=10)
