@@ -12,7 +12,7 @@ import typer
 
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import Output, print_json, progress
-from firstline.cli.profile_source import Picture, is_name, print_profile
+from firstline.cli.profile_source import is_name, print_profile
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError
@@ -64,9 +64,8 @@ def profile_on(
     *,
     wait: bool,
     accuracy: Mapping[Sha256, float],
-    picture: Picture | None,
 ) -> None:
-    """Requests a profile from a device, waits for it, prints and draws it."""
+    """Requests a profile from a device, waits for it and prints it."""
     with gateway.fleet() as fleet:
         found = fleet.profiles.ask(device, request)
         if not wait:
@@ -85,7 +84,7 @@ def profile_on(
         agent = profile.agent_version or "of an unknown version"
         typer.echo(f"{device} runs agent {agent}, which does not know {without}, and measured without.", err=True)
     kept = f"Kept by the gateway: firstline model profile show {profile.bundle} {profile.version} {device}"
-    print_profile(profile, accuracy, output, picture, kept)
+    print_profile(profile, accuracy, output, kept)
 
 
 def cancel_on(device: str, bundle: str, gateway: GatewayOptions, output: Output) -> None:

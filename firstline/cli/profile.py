@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +13,9 @@ import typer
 from firstline.cli.device_profiling import bundle_named, cancel_on, profile_on
 from firstline.cli.options import GatewayOptions, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
-from firstline.cli.profile_source import Picture, PictureOptions, print_profile
+from firstline.cli.profile_source import print_profile
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.observe import accuracies_on
-from firstline.workbench.pareto import check_accuracy
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.profiles import NewProfileRequest
@@ -147,7 +146,6 @@ def profile_command(
     *,
     points: PointOptions,
     local: LocalOptions,
-    drawing: PictureOptions,
     accuracy: AccuracyOptions,
     device: DeviceOptions,
     gateway: GatewayOptions,
@@ -168,23 +166,18 @@ def profile_command(
         known = accuracies(named.manifest) if named.manifest is not None else {}
         if accuracy.data is not None or accuracy.limit is not None:
             known = accuracy.of(open_bundle(require_bundle(bundle)), ())
-        picture = drawing.checked(named.name, gateway)
-        if known or named.manifest is not None:  # otherwise the device's bundle states it
-            _check_drawn(picture, known, request.batches)
-        profile_on(device.on, request, gateway, output, wait=device.wait, accuracy=known, picture=picture)
+        profile_on(device.on, request, gateway, output, wait=device.wait, accuracy=known)
         return
     if device.cancel or device.version or not device.wait:
         raise ConfigError("--cancel, --version and --no-wait are of a device's profile; name the device with --on.")
     opened = open_bundle(require_bundle(bundle))
-    picture, wanted = drawing.checked(opened.manifest.name, gateway), points.wanted(opened.manifest.name, 0)
+    wanted = points.wanted(opened.manifest.name, 0)
     known = accuracy.of(opened, wanted.variants)  # fail before measuring if the data does not fit
-    batches = wanted.batches or (QUICK_BATCHES if points.quick else ())
-    _check_drawn(picture, known, batches)
     machine = _named(local.machine) if local.machine else machine_name()
     path = profile_path(opened.path.resolve().parent, opened.manifest.name, machine)
     options = ProfileOptions(
         threads=wanted.threads,
-        batches=batches,
+        batches=wanted.batches or (QUICK_BATCHES if points.quick else ()),
         providers=wanted.providers or (CPU,),
         variants=wanted.variants,
         total_s=QUICK_S if points.quick else TOTAL_S,
@@ -203,7 +196,7 @@ def profile_command(
             progress=lambda done, total, what: on_progress(done, total),
             warn=lambda sentence: typer.echo(sentence, err=True),
         )
-    print_profile(found, known, output, picture, f"Written: {path}")
+    print_profile(found, known, output, f"Written: {path}")
     if not found.points:
         raise typer.Exit(1)
 
@@ -219,15 +212,6 @@ def _refuse_local_options(local: LocalOptions) -> None:
         raise ConfigError(f"{option} is for this machine; a device measures by its own settings.")
     if local.sustained:
         raise ConfigError("--sustained heats a machine for minutes, which no request may do to one that serves.")
-
-
-def _check_drawn(picture: Picture | None, accuracy: Mapping[Sha256, float], batches: Sequence[int]) -> None:
-    """Fails before models run for a minute if the picture cannot be drawn."""
-    if picture is None:
-        return
-    check_accuracy(accuracy)
-    if batches and 1 not in batches:
-        raise ConfigError("--draw shows queries of one sample; include 1 in --batches.")
 
 
 def _named(machine: str) -> str:

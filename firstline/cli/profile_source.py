@@ -1,11 +1,9 @@
-"""Reads a profile that a command line names (a file, or one stored by a gateway), prints and draws it."""
+"""Reads a profile that a command line names (a file, or one stored by a gateway), and prints it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
@@ -13,7 +11,6 @@ import typer
 from firstline.cli.options import GatewayOptions, is_there
 from firstline.cli.output import Output, print_json
 from firstline.fleet.profiles import Profiles
-from firstline.workbench.pareto import check_accuracy, check_picture, draw_profiles
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile.files import read_profile
 from firstline_core.profile.profile import Profile
@@ -94,70 +91,16 @@ def _is_version(text: str) -> bool:
     return text.isascii() and text.isdigit() and 1 <= len(text) <= 15 and int(text) > 0
 
 
-class Picture(NamedTuple):
-    """The file of a picture, and the other profiles to draw."""
-
-    path: Path
-    others: tuple[Profile, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PictureOptions:
-    """The picture of a profile, with those of other machines."""
-
-    draw: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw latency and energy against accuracy: .svg or .png; needs matplotlib."),
-    ] = None
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PROFILE",
-            help="Draw another machine's profile of it too: a file; or kept by the gateway: MACHINE (its latest of "
-            "this bundle), BUNDLE/VERSION/MACHINE. May be repeated.",
-        ),
-    ] = None
-
-    def checked(self, bundle: str, gateway: GatewayOptions) -> Picture | None:
-        """Returns the picture, before anything is measured; None for none.
-
-        Args:
-            bundle: name of the bundle.
-            gateway: which is asked for profiles that are not files.
-
-        Raises:
-            ConfigError: it cannot be drawn, or there is no such profile.
-            FirstlineError: the gateway refuses.
-        """
-        if self.draw is None:
-            if self.beside:
-                raise ConfigError("--beside adds a machine to a picture; say --draw FILE too.")
-            return None
-        check_picture(self.draw)
-        return Picture(self.draw, tuple(load_profile(name, bundle, gateway) for name in self.beside or ()))
-
-
-def print_profile(
-    profile: Profile, accuracy: Mapping[Sha256, float], output: Output, picture: Picture | None, last: str = ""
-) -> None:
-    """Prints a profile, and then draws it, so that a failure to draw loses no measurement.
+def print_profile(profile: Profile, accuracy: Mapping[Sha256, float], output: Output, last: str = "") -> None:
+    """Prints a profile.
 
     Args:
         profile: to print.
         accuracy: share of right answers by `Model.digest`; if empty, as stated in the profile.
         output: format.
-        picture: to draw; None for none.
         last: printed as the last line of text.
-
-    Raises:
-        ConfigError: the picture cannot be drawn.
     """
-    accuracy = accuracy or profile.accuracy
     if output is Output.JSON:
         print_json(profile)
     else:
-        typer.echo("\n".join((*profile_lines(profile, accuracy), *([last] if last else ()))))
-    if picture is not None:
-        check_accuracy(accuracy)
-        draw_profiles([profile, *picture.others], accuracy, picture.path)
-        typer.echo(f"Drawn: {picture.path}", err=output is Output.JSON)
+        typer.echo("\n".join((*profile_lines(profile, accuracy or profile.accuracy), *([last] if last else ()))))

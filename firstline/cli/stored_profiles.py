@@ -11,7 +11,7 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.device_profiling import bundle_named
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import Output, OutputOption, date, size, table
-from firstline.cli.profile_source import PictureOptions, print_profile, profile_in
+from firstline.cli.profile_source import print_profile, profile_in
 from firstline_core.profile.summary import accuracies
 from firstline_core.telemetry.wording import counted
 
@@ -70,17 +70,15 @@ def show(
     version: VersionArgument,
     machine: MachineArgument,
     *,
-    options: PictureOptions,
     gateway: GatewayOptions,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Print a profile."""
     named = bundle_named(bundle)
     accuracy = accuracies(named.manifest) if named.manifest is not None else {}
-    picture = options.checked(named.name, gateway)
     with gateway.fleet() as fleet:
         profile = fleet.profiles.get(named.name, version, machine)
-    print_profile(profile, accuracy, output, picture)
+    print_profile(profile, accuracy, output)
 
 
 @command(app, "rm")

@@ -23,7 +23,6 @@ Measure
     report_data   the numbers behind plots and page
     plots         draws the plots
     report        writes plots and page into a folder
-    pareto        draws cost against accuracy
     splitting/    measures where a model can be cut in two
 
 Compress

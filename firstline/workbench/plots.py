@@ -178,8 +178,8 @@ def _point(axes: Axes, across: Share, up: Share, theme: Theme, label: str) -> No
     )
 
 
-def rendered(draw: Callable[[Figure], None], theme: Theme, kind: str = "png") -> bytes:
-    """The file of a figure, "png" or "svg": the same bytes for the same figure."""
+def rendered(draw: Callable[[Figure], None], theme: Theme) -> bytes:
+    """Returns a figure as PNG; the same figure gives the same bytes."""
     style: Any = {
         "font.size": 10,
         "text.color": theme.ink,
@@ -200,8 +200,6 @@ def rendered(draw: Callable[[Figure], None], theme: Theme, kind: str = "png") ->
         "legend.facecolor": theme.paper,
         "legend.edgecolor": "none",
         "legend.framealpha": 0.85,
-        # Else every SVG has other names within.
-        "svg.hashsalt": "firstline",
         "xtick.color": theme.ink,
         "ytick.color": theme.ink,
     }
@@ -209,5 +207,5 @@ def rendered(draw: Callable[[Figure], None], theme: Theme, kind: str = "png") ->
         figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH)
         draw(figure)
         file = io.BytesIO()
-        figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+        figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()

@@ -134,27 +134,16 @@ async def test_the_command_pushes_lists_shows_and_removes(site: Site, tmp_path: 
     assert "There is no stored profile" in (await said(site, "show", "digits", "1", "bench", code=1)).output
 
 
-async def test_a_stored_profile_is_drawn_with_that_of_another_machine(
-    site: Site, keeper: httpx.AsyncClient, tmp_path: Path
-) -> None:
+async def test_a_stored_profile_shows_its_pareto_front(site: Site, keeper: httpx.AsyncClient) -> None:
+    """The accuracy comes from the bundle's folder, or else from the profile."""
     manifest = open_bundle(DIGITS).manifest
     points = tuple(point(1.0 + at, variant=one.id, digest=one.digest) for at, one in enumerate(manifest.models))
-    for machine in ("bench", "press"):
-        made = encode(replace(profile(machine=machine), points=points))
+    for machine, accuracy in (("bench", {}), ("knows", accuracies(manifest))):
+        made = encode(replace(profile(machine=machine), points=points, accuracy=accuracy))
         assert (await keeper.put(profile_path("digits", 1, machine), content=made)).is_success
     shown = (await said(site, "show", DIGITS, "1", "bench")).stdout
     assert " % +" in shown and "on the Pareto front" in shown
-    for number, beside in enumerate(("press", "digits/1/press")):
-        picture = tmp_path / f"{number}.svg"
-        drawn = await said(site, "show", DIGITS, "1", "bench", "--draw", picture, "--beside", beside)
-        assert f"Drawn: {picture}" in drawn.stdout and b"press" in picture.read_bytes()
-    known = encode(replace(profile(machine="knows"), points=points, accuracy=accuracies(manifest)))
-    assert (await keeper.put(profile_path("digits", 1, "knows"), content=known)).is_success
     assert "on the Pareto front" in (await said(site, "show", "digits", "1", "knows")).stdout
-    refused = await said(site, "show", "digits", "1", "bench", "--draw", tmp_path / "no.svg", code=2)
-    assert "no accuracy to draw against" in " ".join(refused.output.split())
-    missing = await said(site, "show", DIGITS, "1", "bench", "--draw", tmp_path / "no.svg", "--beside", "none", code=2)
-    assert "The gateway keeps no profile of digits on none" in " ".join(missing.output.split())
 
 
 async def test_a_file_that_is_no_profile_is_not_sent(site: Site, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.hardware.readings import Absent, Modelled, Reading
-from firstline_core.profile.profile import Condition, Key, Moved, Point, Profile, WarmUp, sweet_spot
+from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, sweet_spot
 from firstline_core.storage.artefact import Sha256
 from firstline_core.telemetry.wording import counted
 
@@ -165,35 +165,29 @@ class Front(NamedTuple):
     """A Pareto front.
 
     Attributes:
-        candidates: points of one sample whose model's accuracy is known, in their order.
         keys: of the points on the front.
         by_energy: whether energy was compared: all candidates have it, in the same way.
     """
 
-    candidates: tuple[Point, ...]
     keys: frozenset[Key]
     by_energy: bool
 
 
-def front(points: Iterable[Point], accuracy: Mapping[Sha256, float], condition: Condition = "warm") -> Front:
+def front(points: Iterable[Point], accuracy: Mapping[Sha256, float]) -> Front:
     """Returns the Pareto front of one machine.
 
     Args:
-        points: of one machine; those of other conditions or with several samples a query are ignored.
+        points: of one machine; those of a throttled machine or with several samples a query are ignored, and those of
+            models without a known accuracy.
         accuracy: by `Model.digest`.
-        condition: of the machine.
     """
-    found = tuple(
-        point
-        for point in points
-        if point.key.batch == 1 and point.key.condition == condition and point.key.model_digest in accuracy
-    )
+    found = [point for point in points if point.key.of_one_row and point.key.model_digest in accuracy]
     by_energy = _comparable([point.energy_mj for point in found])
     costs = [_costs(point, accuracy[point.key.model_digest], by_energy) for point in found]
     keys = frozenset(
         point.key for point, own in zip(found, costs, strict=True) if not any(_dominates(other, own) for other in costs)
     )
-    return Front(found, keys, by_energy)
+    return Front(keys, by_energy)
 
 
 def _comparable(energy: Sequence[Reading]) -> bool:

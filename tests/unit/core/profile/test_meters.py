@@ -62,7 +62,7 @@ def test_emulated_points_are_measured_for_each_share(tmp_path: Path) -> None:
     # Without a request for throttled points there are none.
     digest = warm.key.model_digest
     assert profile.point(digest, threads=1) == warm
-    assert front(profile.points, {digest: 0.9}).candidates == (warm,)
+    assert front(profile.points, {digest: 0.9}).keys == {warm.key}
     assert any("CPU, 25 %" in line for line in profile_lines(profile))
 
 

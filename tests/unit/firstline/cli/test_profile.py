@@ -106,50 +106,15 @@ def _right(folder: Path) -> None:
     path.write_text(json.dumps(said))
 
 
-def test_the_front_is_marked_and_drawn_for_two_machines(folder: Path, tmp_path: Path) -> None:
+def test_the_front_is_marked(folder: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     shutil.copytree(folder, own)
     _right(own)
-    profile = own / "profiles" / "two@bench.json"
-    other = tmp_path / "board.json"
-    other.write_bytes(profile.read_bytes().replace(b'"machine":"bench"', b'"machine":"board"'))
     options = ["--threads", "1", "--batches", "1", "--machine", "bench"]
-    pictures = [tmp_path / "one.svg", tmp_path / "both.svg", tmp_path / "both.png"]
-    for picture, more in zip(pictures, ([], ["--beside", str(other)], ["--beside", str(other)]), strict=True):
-        found = CliRunner().invoke(app, ["profile", str(own / "bundle"), *options, "--draw", str(picture), *more])
-        assert found.exit_code == 0, found.output
-        assert f"Drawn: {picture}" in found.stdout
+    found = CliRunner().invoke(app, ["profile", str(own / "bundle"), *options])
+    assert found.exit_code == 0, found.output
     assert "95.00 % +" in found.stdout  # nothing is as right as the full model
     assert "on the Pareto front of latency and accuracy" in found.stdout
-    one, both, png = (picture.read_bytes() for picture in pictures)
-    assert one.count(b"<svg") == both.count(b"<svg") == 1 and png.startswith(b"\x89PNG")
-    assert b"board" not in one and b"board" in both
-
-
-def test_an_impossible_picture_is_refused_before_measuring(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "bundle", tmp_path / "bundle")
-    _right(tmp_path)
-    options = ["--batches", "8", "--draw", str(tmp_path / "front.svg")]
-    found = CliRunner().invoke(app, ["profile", str(tmp_path / "bundle"), *options])
-    assert found.exit_code == 2 and "include 1 in --batches" in found.output
-    assert not (tmp_path / "profiles").exists()
-
-
-def test_the_profile_is_printed_even_if_drawing_fails(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = tmp_path / "own"
-    shutil.copytree(folder, own)
-    _right(own)
-
-    def full(path: Path, content: bytes) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("firstline.workbench.pareto.write_whole", full)
-    options = ["--threads", "1", "--batches", "1", "--machine", "bench", "--draw", str(tmp_path / "front.svg")]
-    found = CliRunner().invoke(app, ["profile", str(own / "bundle"), *options])
-    assert found.exit_code == 2 and "front.svg cannot be written: No space left" in found.output
-    assert "95.00 % +" in found.stdout and "Written: " in found.stdout
 
 
 def test_accuracy_is_counted_on_labelled_images(tmp_path: Path) -> None:
@@ -160,13 +125,12 @@ def test_accuracy_is_counted_on_labelled_images(tmp_path: Path) -> None:
         model["measured"] = {}
     (bundle / "manifest.json").write_text(json.dumps(said))
     options = ["--threads", "1", "--batches", "1", "--quick", "--variant", "edge-onnx", "--machine", "bench"]
-    counting = ["--data", str(DIGITS / "heldout"), "--limit", "60", "--draw", str(tmp_path / "front.svg")]
+    counting = ["--data", str(DIGITS / "heldout"), "--limit", "60"]
     found = CliRunner().invoke(app, ["profile", str(bundle), *options, *counting])
     assert found.exit_code == 0, found.output
     assert "Accuracy is counted on 60 images" in found.stderr
     evaluated = figures(measure(open_bundle(bundle), open_dataset(DIGITS / "heldout", 60), variants=["edge-onnx"]))
     assert f"{100 * evaluated.variants[0].edge.accuracy:.2f} % +" in found.stdout
-    assert (tmp_path / "front.svg").read_bytes().count(b"<svg") == 1
 
 
 def test_a_model_that_does_not_load_has_no_accuracy(tmp_path: Path) -> None:
@@ -184,17 +148,12 @@ def test_a_model_that_does_not_load_has_no_accuracy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--draw", "front.gif"], "let its name end with .svg or .png"),
-        (["--draw", "front.svg"], "count right answers with --data DIR"),
         (["--limit", "5"], "--limit counts the images of --data"),
         (["--data", "missing"], "missing/labels.csv cannot be read"),
-        (["--beside", "other.json"], "say --draw FILE too"),
-        (["--draw", "/nowhere/at/all/front.svg"], "there is no folder /nowhere/at/all"),
         (["--joules-per-core-second", "inf"], "A core takes from 0 to 10000 joules in a second, not inf."),
-        (["--draw", "front.svg", "--beside", "missing.json"], "There is no profile at missing.json"),
     ],
 )
-def test_an_impossible_picture_is_refused(folder: Path, options: list[str], said: str) -> None:
+def test_an_impossible_option_is_refused(folder: Path, options: list[str], said: str) -> None:
     known = ["--threads", "1", "--batches", "1", "--machine", "bench"]
     found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), *known, *options])
     assert found.exit_code == 2
