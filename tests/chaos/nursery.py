@@ -18,6 +18,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.waiting import until
+
 _IMPORTED = {
     "firstline_edge": ("firstline_edge.cli.run", "firstline_edge.cloud.mqtt_link", "firstline_core.runtime.onnx"),
     "firstline_gateway": ("firstline_gateway.api.server", "firstline_gateway.app", "uvloop"),
@@ -67,9 +69,7 @@ class Process:
         """Sends a signal, and returns once it has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
-        async with asyncio.timeout(_END_TIMEOUT_S):
-            while self.runs:  # noqa: ASYNC110 (it is not a child of this process)
-                await asyncio.sleep(_LOOK_S)
+        await until(lambda: not self.runs)
 
 
 class Nursery:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
-from support.agent import until
+from support.waiting import until
 from typer.testing import CliRunner
 
 from bench.support.bundles import with_certificate

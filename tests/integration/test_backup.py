@@ -11,11 +11,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
-from support.agent import edge_settings, until
+from support.agent import edge_settings
 from support.deliveries import answered, counted, picture, promise
 from support.gateway import DIGITS, serving
 from support.identities import Device, invite
 from support.keys import bearer, create_key
+from support.waiting import until
 
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.enrolment import parse_join_token
@@ -86,10 +87,7 @@ async def test_a_gateway_is_destroyed_and_restored(tmp_path: Path) -> None:
         new = open_gateway(settings)
         await stack.enter_async_context(serving(new, port=settings.api.port))
 
-        async def all_kept() -> bool:
-            return agent.outbox.depth == 0
-
-        await until(all_kept, 60)
+        await until(lambda: agent.outbox.depth == 0, 60)
         for request_id in (*before, *during, *after):
             answer = (await agent.data_plane.answer(request_id)).answer
             assert answer is not None
@@ -131,10 +129,7 @@ async def test_a_restored_gateway_is_the_one_that_its_devices_joined(tmp_path: P
         assert new.identity.folder.open().active.pem == authority.pem
         await stack.enter_async_context(serving(new, port=settings.api.port))
 
-        async def all_kept() -> bool:
-            return agent.outbox.depth == 0
-
-        await until(all_kept)  # admitted by the certificate that it had
+        await until(lambda: agent.outbox.depth == 0)  # admitted by the certificate that it had
         for request_id in promised:
             answer = (await agent.data_plane.answer(request_id)).answer
             assert answer is not None and answer.status is Status.FINAL

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import httpx
 import numpy as np
 import pytest
 from support.broker import Broker
 from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
+from support.waiting import until
 
 from firstline_core.errors import DeadlineExceededError, RemoteTimeoutError
 from firstline_core.ids import new_request_id
@@ -77,12 +78,6 @@ async def house(request: pytest.FixtureRequest, repository: Repository) -> Async
 def asked(value: float = 3, priority: int = 0) -> InferRequest:
     pixels = Tensor("image", np.full((1, 1), value, np.float32))
     return InferRequest("digits", (pixels,), new_request_id(), binary_output=True, priority=priority)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (what is awaited is in the server, which has no event for it)
-            await asyncio.sleep(0.001)
 
 
 async def test_what_is_late_in_the_gateways_queue_never_runs(house: House) -> None:

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.agent import edge_settings, until
+from support.agent import edge_settings
 from support.broker import Broker, free_port
 from support.databases import PostgreSql
 from support.deliveries import answered, counted, delivery, picture, post, promise, read, same
 from support.gateway import DIGITS, serving
 from support.mqtt_device import device_at
 from support.proxy import FINE, ChaosProxy, Network
+from support.waiting import until
 
 from firstline_core.types import InferRequest, Status
 from firstline_edge.app import EdgeAgent
@@ -42,10 +43,7 @@ async def serving_at(url: str, **overrides: object) -> AsyncIterator[tuple[Gatew
 
 
 async def all_final(agent: EdgeAgent, request_ids: list[str]) -> None:
-    async def none_waits() -> bool:
-        return agent.outbox.depth == 0
-
-    await until(none_waits)
+    await until(lambda: agent.outbox.depth == 0)
     for request_id in request_ids:
         answer = (await agent.data_plane.answer(request_id)).answer
         assert answer is not None
@@ -64,10 +62,7 @@ async def test_answers_that_are_lost_are_given_again(tmp_path: Path) -> None:
         promises = (promise(agent, seed) for seed in range(1, DELIVERIES))
         request_ids = await asyncio.gather(*promises)
 
-        async def answered_in_vain() -> bool:
-            return counted(gateway, "recorded") > 1 and not agent.links.available
-
-        await until(answered_in_vain)
+        await until(lambda: counted(gateway, "recorded") > 1 and not agent.links.available)
         assert agent.outbox.depth == DELIVERIES - 1
         await network.become(FINE)
         await all_final(agent, request_ids)

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest_asyncio
 from support.gateway import DIGITS
 from support.images import encode
 from support.tls_site import Site, site
+from support.waiting import until
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import UnauthorizedError
@@ -79,12 +80,6 @@ async def asked(agent: EdgeAgent) -> str:
     answer = (await agent.data_plane.infer_file("digits", image(), route="cloud", timeout="5000000")).answer
     assert answer is not None
     return answer.tier
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 (the broker gives no signal)
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
@@ -153,11 +148,11 @@ async def test_a_revoked_device_is_disconnected_and_answers_alone(gateway: Site,
         while await asked(agent) == "cloud":
             assert time.monotonic() - revoked_s < SILENT_WITHIN_S
         async with asyncio.timeout(10):
-            await _until(lambda: not any(link.connected for link in agent.links.mqtt))
+            await until(lambda: not any(link.connected for link in agent.links.mqtt))
         assert await asked(agent) == "edge"
         # A request that fails only wakes the prober: its finding, a moment later, is what status tells.
         async with asyncio.timeout(10):
-            await _until(lambda: agent.data_plane.status()["links"][kind]["state"] is not LinkStatus.UP)
+            await until(lambda: agent.data_plane.status()["links"][kind]["state"] is not LinkStatus.UP)
 
 
 async def test_doctor_checks_the_identity_without_disturbing_the_agent(gateway: Site, tmp_path: Path) -> None:
@@ -226,7 +221,7 @@ async def test_a_device_that_joins_as_another_needs_a_restart(
     async with joined(gateway, tmp_path, "was", "http") as agent:
         token = parse_join_token((await gateway.token_file("is")).read_text())
         await join_gateway(gateway.url, token, IdentityFiles(tmp_path / "was"))
-        await _until(lambda: bool(agent.data_plane.status()["problems"]))
+        await until(lambda: bool(agent.data_plane.status()["problems"]))
         (problem,) = agent.data_plane.status()["problems"]
         assert "as 'is' since this agent was started; restart it" in problem["message"]
         assert agent.data_plane.status()["identity"]["device"] == "was"

@@ -13,6 +13,7 @@ import pytest
 from support.agent import DIGITS, edge_settings
 from support.broker import Broker
 from support.gateway import serving
+from support.waiting import until
 
 from firstline_core.bundle.store import open_bundle
 from firstline_core.protocol.mqtt import MqttClient
@@ -59,9 +60,7 @@ async def test_doctor_does_not_disconnect_the_agent(start_mosquitto: Callable[..
         assert "ms (p50)" in finding.detail
         assert mqtt._client._connection is connection
         assert mqtt.connected
-        async with asyncio.timeout(5):
-            while not any(topic == "telemetry" for topic, _ in seen):  # noqa: ASYNC110 (over the broker)
-                await asyncio.sleep(0.005)
+        await until(lambda: any(topic == "telemetry" for topic, _ in seen))
         states = {told["state"] for topic, told in seen if topic == "state"}
         assert states == {"online"}
     await watcher.close()

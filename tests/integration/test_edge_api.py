@@ -13,9 +13,10 @@ import httpx
 import numpy as np
 import orjson
 import pytest
-from support.agent import CHECKOUT, DIGITS, edge_settings, serving_agent, until
+from support.agent import CHECKOUT, DIGITS, edge_settings, serving_agent
 from support.broker import Broker, free_port
 from support.gateway import serving
+from support.waiting import until
 
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import linear
@@ -359,11 +360,8 @@ class TestWithGateway:
         async def corrected() -> bool:
             return (await http.get(path)).json()["status"] != "provisional"
 
-        async def logged() -> bool:
-            return len(find(agent.state.decisions_path, first["request_id"])) == 2
-
         await until(corrected)
-        await until(logged)
+        await until(lambda: len(find(agent.state.decisions_path, first["request_id"])) == 2)
         last = (await http.get(path)).json()
         assert (last["status"], last["tier"], last["certified"]) == ("final", "cloud", True)
         v2 = (await http.get(path, params={"form": "v2"})).json()

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
-from support.agent import DIGITS, edge_settings, serving_agent, until
+from support.agent import DIGITS, edge_settings, serving_agent
 from support.broker import free_port
 from support.disk import SmallDisk, small_disk
+from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import UnknownAnswerError
@@ -35,10 +35,6 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 def picture() -> bytes:
     with zipfile.ZipFile(DIGITS.parent / "heldout" / "images.zip") as archive:
         return archive.read(next(name for name in sorted(archive.namelist()) if name.endswith(".png")))
-
-
-async def can_promise(agent: EdgeAgent) -> bool:
-    return not agent.outbox.problem
 
 
 def summary(response: InferResponse) -> tuple[Status, Reason, bool]:
@@ -65,7 +61,7 @@ async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> N
 
         disk.free()
         await clock.advance(61)
-        await until(partial(can_promise, agent))  # a thread opens it
+        await until(lambda: not agent.outbox.problem)  # a thread opens it
         assert summary(await agent.data_plane.infer_file("digits", picture())) == (
             Status.PROVISIONAL,
             Reason.LINK_DOWN,
@@ -196,7 +192,7 @@ async def test_what_a_full_disk_kept_from_being_opened_can_be_purged_too(disk: S
         assert held == []
         disk.free()
         await clock.advance(61)
-        await until(partial(can_promise, agent))  # a thread opens it
+        await until(lambda: not agent.outbox.problem)  # a thread opens it
         assert summary(await agent.data_plane.infer_file("digits", picture())) == (
             Status.PROVISIONAL,
             Reason.LINK_DOWN,

@@ -14,9 +14,10 @@ import httpx
 import numpy as np
 import orjson
 import pytest
-from support.agent import DIGITS, edge_settings, serving_agent, until
+from support.agent import DIGITS, edge_settings, serving_agent
 from support.broker import free_port
 from support.gateway import serving
+from support.waiting import until
 
 from firstline.client.answer_stream import EventReader
 from firstline.demo.cuttable_link import CuttableLink

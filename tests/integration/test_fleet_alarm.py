@@ -14,12 +14,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from support.agent import edge_settings, until
+from support.agent import edge_settings
 from support.broker import Broker
 from support.databases import sqlite_store
 from support.escalations import response
 from support.gateway import serving
 from support.keys import create_key
+from support.waiting import until
 
 from bench.support.bundles import model, with_certificate, write_manifest
 from bench.support.onnx_models import linear
@@ -263,10 +264,7 @@ async def one_lens_is_dirty(fleet: Fleet) -> None:
         OutboxItem(waited, (0,), response(waited, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s())
     )
 
-    async def delivered() -> bool:
-        return not dirty.outbox.depth
-
-    await until(delivered)
+    await until(lambda: not dirty.outbox.depth)
     assert [alarm.device for alarm in fleet.gateway.contracts.device_alarms()] == ["cam0"]
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
-from support.agent import serving_agent, until
+from support.agent import serving_agent
 from support.images import encode
 from support.registry_site import RegistrySite, registry_site
+from support.waiting import until
 
 from firstline.release.publishing import PushedConfiguration, push_configuration
 from firstline_core.fleet.twin import DesiredConfiguration, Update
@@ -77,10 +78,7 @@ async def ended(site: RegistrySite, rollout: str) -> Update:
 
 
 async def heard(agent: EdgeAgent) -> None:
-    async def known() -> bool:
-        return agent.data_plane.status()["fleet"]["revision"] is not None
-
-    await until(known, 60)
+    await until(lambda: agent.data_plane.status()["fleet"]["revision"] is not None, 60)
 
 
 async def desired(site: RegistrySite, wanted: DesiredConfiguration) -> None:

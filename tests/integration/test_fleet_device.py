@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support.agent import edge_settings, until
+from support.agent import edge_settings
 from support.broker import Broker
 from support.databases import sqlite_store
 from support.gateway import DIGITS, serving
 from support.images import encode
 from support.keys import create_key
+from support.waiting import until
 
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.rest import FleetDevice
@@ -124,10 +125,7 @@ async def test_a_device_reports_its_models_and_counts(fleet: Fleet) -> None:
 
 async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fleet) -> None:
     async def brake_is(held: bool, agent: EdgeAgent) -> None:
-        async def so() -> bool:
-            return (agent.data_plane.status()["fleet"]["brake"] is not None) is held
-
-        await until(so)
+        await until(lambda: (agent.data_plane.status()["fleet"]["brake"] is not None) is held)
 
     async with EdgeAgent(fleet.settings) as agent:
 

@@ -17,10 +17,11 @@ import onnx
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
-from support.agent import edge_settings, until
+from support.agent import edge_settings
 from support.gateway import serving
 from support.keys import bearer, create_key
 from support.registry_site import RegistrySite, digits_bundle, registry_site
+from support.waiting import until
 from typer.testing import CliRunner
 
 from firstline.cli.app import app

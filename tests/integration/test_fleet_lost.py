@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from support.agent import edge_settings, until
+from support.agent import edge_settings
 from support.broker import Broker
 from support.fleet_gateway import fleet_gateway
+from support.waiting import until
 
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.twin import Brake

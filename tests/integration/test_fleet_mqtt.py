@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from support.broker import Broker
 from support.fleet_gateway import fleet_gateway
 from support.mqtt_device import MqttDevice, device_at
+from support.waiting import until
 
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.rest import FleetDevice
@@ -26,22 +27,17 @@ pytestmark = pytest.mark.mosquitto
 WANTED = DesiredModel("digits", 2, "0" * 64)
 
 
-async def until(gateway: Gateway, name: str, holds: Callable[[FleetDevice], bool]) -> FleetDevice:
-    async def found() -> FleetDevice | None:
-        try:
-            device = await gateway.fleet.device(name)
-        except NotFoundError:
-            return None
-        return device if holds(device) else None
+async def device_with(gateway: Gateway, name: str, holds: Callable[[FleetDevice], bool]) -> FleetDevice:
+    """Waits until the gateway knows the device in this condition."""
+    found: list[FleetDevice] = []
 
-    return await eventually(found)
+    async def known() -> bool:
+        with suppress(NotFoundError):
+            found[:] = [await gateway.fleet.device(name)]
+        return bool(found) and holds(found[0])
 
-
-async def eventually(ask: Callable[[], Awaitable[Any]]) -> Any:
-    async with asyncio.timeout(10):
-        while (answer := await ask()) is None:  # noqa: ASYNC110 (what is awaited is in the gateway or the broker)
-            await asyncio.sleep(0.01)
-    return answer
+    await until(known)
+    return found[0]
 
 
 async def say(device: MqttDevice, topic: str, document: object, *, retain: bool = False) -> None:
@@ -59,7 +55,7 @@ async def test_reports_and_desired_documents_travel_over_mqtt(mosquitto: Broker,
         reported = Reported("s1", 1, models=(RunningModel("digits", 1),))
         await say(cam, cam.topics.reported, reported, retain=True)
         await say(cam, cam.topics.telemetry, Telemetry("s1", 1, 60.0, (ModelCounts("digits", 1, rows=7),)))
-        found = await until(gateway, "cam", lambda device: device.reported is not None)
+        found = await device_with(gateway, "cam", lambda device: device.reported is not None)
         assert found.reported == reported and found.online
         await gateway.fleet.desire(["cam"], lambda _, before: replace(before, models=(WANTED,)))
         async with asyncio.timeout(10):
@@ -72,7 +68,7 @@ async def test_a_restarted_gateway_reads_retained_reports(mosquitto: Broker, tmp
     async with device_at(mosquitto, "cam2") as cam:
         await say(cam, cam.topics.reported, Reported("s1", 4, models=(RunningModel("digits", 3),)), retain=True)
         async with fleet_gateway(mosquitto, tmp_path) as gateway:
-            found = await until(gateway, "cam2", lambda device: device.reported is not None)
+            found = await device_with(gateway, "cam2", lambda device: device.reported is not None)
             assert found.reported is not None and found.reported.models[0].version == 3
 
 
@@ -81,10 +77,10 @@ async def test_a_desired_document_waits_at_the_broker_for_an_offline_device(mosq
     async with fleet_gateway(mosquitto, tmp_path) as gateway:
         await gateway.fleet.desire(["cam3"], lambda _, before: replace(before, models=(WANTED,)))
 
-        async def published() -> bool | None:
-            return True if not await gateway.fleet.unpublished(10) else None
+        async def published() -> bool:
+            return not await gateway.fleet.unpublished(10)
 
-        await eventually(published)
+        await until(published)
     async with device_at(mosquitto, "cam3") as cam:
         await cam.client.subscribe(cam.topics.desired, heard.put)
         async with asyncio.timeout(10):
@@ -98,10 +94,10 @@ async def test_a_late_will_does_not_mark_a_live_device_offline(mosquitto: Broker
         await say(cam, cam.topics.state, state("online", "now"), retain=True)
         await say(cam, cam.topics.state, state("offline", "before"), retain=True)
         await say(cam, cam.topics.reported, Reported("now", 1))
-        found = await until(gateway, "cam4", lambda device: device.reported is not None)
+        found = await device_with(gateway, "cam4", lambda device: device.reported is not None)
         assert found.online
         await say(cam, cam.topics.state, state("offline", "now"), retain=True)
-        await until(gateway, "cam4", lambda device: not device.online)
+        await device_with(gateway, "cam4", lambda device: not device.online)
 
 
 async def test_unreadable_messages_are_dropped(mosquitto: Broker, tmp_path: Path) -> None:
@@ -111,4 +107,4 @@ async def test_unreadable_messages_are_dropped(mosquitto: Broker, tmp_path: Path
             await cam.client.publish(Publication(cam.topics.telemetry, payload))
             await cam.client.publish(Publication(cam.topics.state, payload))
         await say(cam, cam.topics.reported, Reported("s", 1))
-        assert (await until(gateway, "cam5", lambda device: device.reported is not None)).online
+        assert (await device_with(gateway, "cam5", lambda device: device.reported is not None)).online

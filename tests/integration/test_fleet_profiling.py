@@ -18,13 +18,14 @@ import msgspec
 import pytest
 from click.testing import Result
 from msgspec.structs import replace
-from support.agent import edge_settings, until
+from support.agent import edge_settings
 from support.broker import Broker
 from support.databases import sqlite_store
 from support.gateway import DIGITS, serving
 from support.keys import bearer, create_key
 from support.profiles import profile
 from support.sample_bundles import variant_bundle
+from support.waiting import until
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
@@ -207,10 +208,7 @@ async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pyte
         await site.known()
         await site.ask(many)
 
-        async def some() -> bool:
-            return path.exists() and len(decode(path.read_bytes(), "it").points) >= 2  # the first is noted by then
-
-        await until(some, MEASURING_S)
+        await until(lambda: path.exists() and len(decode(path.read_bytes(), "it").points) >= 2, MEASURING_S)
     before = decode(path.read_bytes(), "it").points
     assert 2 <= len(before) < 4
     assert not _measuring()
@@ -228,10 +226,7 @@ async def test_cancelling_a_request_ends_the_process(site: Site) -> None:
         await site.stands(lambda one: one.state is ProfilingState.MEASURING)
         await site.gateway.profile_requests.cancel("device-1", "two", "application:ops")
 
-        async def over() -> bool:
-            return not agent.data_plane.status()["fleet"]["profiles"] and not _measuring()
-
-        await until(over)
+        await until(lambda: not agent.data_plane.status()["fleet"]["profiles"] and not _measuring())
 
 
 @pytest.mark.parametrize(
@@ -338,10 +333,7 @@ async def test_an_expired_request_stops_the_measurement(tmp_path: Path) -> None:
         assert found.state is ProfilingState.EXPIRED
         await site.gateway.profile_requests.expire()
 
-        async def over() -> bool:
-            return not agent.data_plane.status()["fleet"]["profiles"] and not _measuring()
-
-        await until(over)
+        await until(lambda: not agent.data_plane.status()["fleet"]["profiles"] and not _measuring())
 
 
 async def test_requests_are_limited_and_ended_ones_are_replaced(site: Site) -> None:

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
 from support.keys import create_key
+from support.waiting import until
 
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import oip
@@ -115,7 +116,5 @@ async def test_a_request_that_waits_is_answered_later_and_one_whose_client_leave
                     executor.release()
                     assert (await received(reader)).startswith(b"HTTP/1.1 200")
         writer.close()
-        async with asyncio.timeout(10):
-            while gateway.plane.under_way.count:  # noqa: ASYNC110 (as above)
-                await asyncio.sleep(0.001)
+        await until(lambda: not gateway.plane.under_way.count)
         executor.release()

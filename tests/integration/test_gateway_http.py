@@ -16,6 +16,7 @@ from PIL import Image
 from starlette.routing import Route
 from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
 from support.keys import bearer, create_key, revoke_key
+from support.waiting import until
 
 from firstline_core.errors import CapacityError, QueueFullError
 from firstline_core.ids import new_request_id
@@ -78,12 +79,6 @@ def gated(repository: Repository) -> tuple[Gateway, GatedExecutor]:
     executor = GatedExecutor()
     overrides = {"auth.mode": "off", "execution.queue_requests": 2}
     return gateway_of(load(None, overrides=overrides), repository, executor), executor
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (what is awaited is in the server, which has no event for it)
-            await asyncio.sleep(0.001)
 
 
 async def infer(

@@ -19,6 +19,7 @@ from support.broker import Broker
 from support.gateway import DIGITS, GatedExecutor, gateway_of
 from support.logs import captured_lines
 from support.mqtt_device import device_at
+from support.waiting import until
 
 from firstline_core.errors import (
     DeadlineExceededError,
@@ -67,12 +68,6 @@ async def gateway_at(
         # Not `close`, which would free the models that the other tests share.
         assert gateway._mqtt is not None
         await gateway._mqtt.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (what is awaited is in the gateway or the broker)
-            await asyncio.sleep(0.002)
 
 
 def counted(gateway: Gateway, metric: str) -> float:

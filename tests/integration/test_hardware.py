@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.agent import edge_settings, serving_agent, until
+from support.agent import edge_settings, serving_agent
 from support.boards import board, built, say
+from support.waiting import until
 
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import measured
@@ -64,20 +65,14 @@ async def test_status_and_metrics_show_the_sensors(tmp_path: Path) -> None:
         async with serving_agent(settings) as (agent, _):
             sampler = agent.sampler
 
-            async def hot() -> bool:
-                return measured(sampler.latest.hottest_c) == 82.277
-
-            await until(hot)
+            await until(lambda: measured(sampler.latest.hottest_c) == 82.277)
             assert agent.data_plane.status()["hardware"]["throttling"]["under_voltage"]["value"] == 1
             assert (
                 'firstline_edge_device_throttling{cause="throttled"} 1.0' in agent.data_plane.exposition()[0].decode()
             )
             say(root, "sys/class/thermal/thermal_zone0/temp", "61000")
 
-            async def cool() -> bool:
-                return measured(sampler.latest.hottest_c) == 61.0
-
-            await until(cool)
+            await until(lambda: measured(sampler.latest.hottest_c) == 61.0)
             catalogue = agent.surveyor.catalogue
             assert catalogue is not None
             assert catalogue.board.startswith("Raspberry Pi 4")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from sqlalchemy import select, update
 from support.databases import POSTGRESQL, PostgreSql, sqlite_store
 from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
 from support.keys import bearer, create_key, revoke_key
+from support.waiting import until
 
 from firstline.client.async_client import AsyncClient
 from firstline.workbench.dataset import open_dataset
@@ -81,12 +82,6 @@ async def fetch(client: httpx.AsyncClient, job_id: str, form: str = "v2", **head
                 return reply
             assert reply.headers["Retry-After"] == "1"
             await asyncio.sleep(0.01)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 (what is awaited is in the server, which has no event for it)
-            await asyncio.sleep(0.001)
 
 
 async def let_go(executor: GatedExecutor, client: httpx.AsyncClient, jobs: list[str], **headers: str) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.agent import edge_settings, until
+from support.agent import edge_settings
 from support.broker import free_port
 from support.gateway import DIGITS, serving
 from support.grpc_calls import calling, digits_message, refusal
 from support.keys import create_key
 from support.small_models import ROW, Asking, gateway_of, put, small_tier
+from support.waiting import until
 
 from firstline_core.errors import ForbiddenError
 from firstline_core.protocol.grpc.schema import message

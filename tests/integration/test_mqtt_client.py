@@ -21,6 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
 from support.broker import Broker
+from support.waiting import until
 
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
@@ -45,12 +46,6 @@ async def connected(made: MqttSettings, **arguments: Any) -> AsyncIterator[MqttC
         yield client
     finally:
         await client.close()
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (what is waited for happens in another process)
-            await asyncio.sleep(0.005)
 
 
 def collect(into: list[Message]) -> Callable[[Message], Any]:

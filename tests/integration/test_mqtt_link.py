@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.broker import Broker
 from support.escalations import request, response
+from support.waiting import until
 
 from firstline_core import errors
 from firstline_core.protocol import mqtt_messages
@@ -68,12 +69,6 @@ async def link(mosquitto: Broker) -> AsyncIterator[MqttLink]:
     yield made
     assert not made._pending
     await made.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 (what is waited for happens in another process)
-            await asyncio.sleep(0.005)
 
 
 async def test_a_request_that_comes_while_the_link_starts_waits_for_the_first_connection(mosquitto: Broker) -> None:

@@ -7,12 +7,13 @@ import gc
 import logging
 import socket
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import orjson
 import pytest
 from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
+from support.waiting import until
 
 from firstline_core.protocol.http_server import Connection, ServerLimits
 from firstline_core.runtime.select import RuntimeOptions
@@ -49,12 +50,6 @@ async def connected(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, async
             yield reader, writer
     finally:
         writer.transport.abort()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110 (what is awaited is in the server, which has no event for it)
-            await asyncio.sleep(0.001)
 
 
 async def answered(reader: asyncio.StreamReader) -> tuple[int, bytes]:

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.agent import until
 from support.control_groups import MIB, ControlGroup, Hog, UnlimitedError, limited
 from support.hot_board import hot_board
 from support.pressure import Client, agent_process, refusals, switches
 from support.sample_bundles import HEAVY, variant_bundle
+from support.waiting import until
 
 from firstline_core.bundle.store import Bundle
 
@@ -106,10 +106,7 @@ async def loaded(client: Asking) -> AsyncIterator[Counter[str]]:
 async def switched(folder: Path, *wanted: tuple[str, bool]) -> None:
     """Returns once the decision log, which is written behind the answers, tells of these switches; and of no others."""
 
-    async def there() -> bool:
-        return len(switches(folder)) >= len(wanted)
-
-    await until(there, 60)
+    await until(lambda: len(switches(folder)) >= len(wanted), 60)
     assert switches(folder) == list(wanted)
 
 

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from support.agent import edge_settings
 from support.broker import Broker, free_port
 from support.escalations import request, response
+from support.waiting import until
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol import mqtt_messages
@@ -25,12 +26,6 @@ from firstline_edge.outbox.announcer import Announcer, AnnouncerSettings
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 
 RESULTS = "firstline/v1/device-1/results"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 (what is waited for happens in another process)
-            await asyncio.sleep(0.01)
 
 
 async def test_a_promise_expires_after_the_links_were_taken_out_of_the_settings(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from support.agent import DIGITS, edge_settings, serving_agent, until
+from support.agent import DIGITS, edge_settings, serving_agent
 from support.broker import free_port
+from support.waiting import until
 
 from firstline_core.types import Status
 from firstline_edge.app import EdgeAgent
@@ -143,6 +144,4 @@ async def test_results_leave_the_disk_in_time_though_it_refuses_the_outbox(
     async with EdgeAgent(edge_settings(state_dir)) as agent:
         assert agent.outbox.problem
         with contextlib.closing(sqlite3.connect(state_dir / "cache" / "cache.db")) as looking:
-            async with asyncio.timeout(10):
-                while looking.execute("SELECT count(*) FROM Cache").fetchone() != (0,):  # noqa: ASYNC110 (another thread writes)
-                    await asyncio.sleep(0.01)
+            await until(lambda: looking.execute("SELECT count(*) FROM Cache").fetchone() == (0,))

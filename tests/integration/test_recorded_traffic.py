@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import insert
-from support.agent import until
 from support.audits import certified_digits
 from support.broker import Broker
 from support.databases import sqlite_store
 from support.gateway import serving
+from support.waiting import until
 
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import MqttClient
@@ -89,10 +89,7 @@ async def test_recorded_mqtt_requests_are_answered(tmp_path: Path, mosquitto: Br
         await listener.subscribe(Topics("cam").response, got.put)
         await listener.connect(10)
 
-        async def connected() -> bool:
-            return gateway.metrics.registry.get_sample_value("firstline_gateway_mqtt_connected") == 1
-
-        await until(connected)
+        await until(lambda: gateway.metrics.registry.get_sample_value("firstline_gateway_mqtt_connected") == 1)
         _, writer = await asyncio.open_connection(mosquitto.host, mosquitto.port)
         writer.write((RECORDED / "mqtt.bin").read_bytes())
         async with asyncio.timeout(20):

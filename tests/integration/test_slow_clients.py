@@ -14,6 +14,7 @@ from support.agent import edge_settings, serving_agent
 from support.databases import sqlite_store
 from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
 from support.logs import captured_lines
+from support.waiting import until
 
 from firstline_core.errors import QueueFullError
 from firstline_core.fleet.profiles import PROFILES_PATH
@@ -99,9 +100,7 @@ async def test_the_time_for_the_head_is_not_the_time_for_the_answer() -> None:
     gateway, executor = gated()
     async with serving(gateway, limits=SHORT) as url, httpx.AsyncClient(base_url=url) as client:
         asked = asyncio.create_task(client.post(V2, content=BODY))
-        async with asyncio.timeout(10):
-            while not executor.held:  # noqa: ASYNC110 (the server has no event for it)
-                await asyncio.sleep(0.001)
+        await until(lambda: executor.held)
         await asyncio.sleep(2 * TIMEOUT_S)  # longer than a head may take
         executor.release()
         assert (await asked).status_code == 200

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.far_servers import MANIFEST
+from support.waiting import until
 
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
@@ -97,9 +98,7 @@ class Room:
 
 async def settled(*tasks: asyncio.Task[Any]) -> None:
     """Until the tasks, or everything that can go on, has ended."""
-    async with asyncio.timeout(5):
-        while not all(task.done() for task in tasks):  # noqa: ASYNC110 (threads work)
-            await asyncio.sleep(0.0005)
+    await until(lambda: all(task.done() for task in tasks))
 
 
 class Machine(RuleBasedStateMachine):
@@ -287,9 +286,7 @@ async def test_an_unload_is_carried_out_though_its_caller_leaves(room: Room) -> 
     unloading.cancel()
     await settled(unloading)
     room.residency.memory.release(place)
-    async with asyncio.timeout(5):
-        while not room.repository.away[key].startswith("unloaded"):  # noqa: ASYNC110
-            await asyncio.sleep(0.0005)
+    await until(lambda: room.repository.away[key].startswith("unloaded"))
     assert key not in room.engine.held
 
 
@@ -333,8 +330,6 @@ async def test_models_that_fit_are_loaded_in_the_background() -> None:
     room = Room(background=True)
     assert not room.residency.complete
     await room.residency.start()
-    async with asyncio.timeout(5):
-        while not room.residency.complete:  # noqa: ASYNC110 (a thread works)
-            await asyncio.sleep(0.001)
+    await until(lambda: room.residency.complete)
     assert len(room.residency.memory.resident) == BUDGET
     assert all(room.residency.ready(key) for key in room.repository.models)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +37,3 @@ async def serving_agent(
             server.serving(App(agent.data_plane, access_of(settings.api)), [listener], limits),
         ):
             yield agent, server.url_of(listener)
-
-
-async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 20) -> None:
-    """Waits for something that only asking can tell."""
-    async with asyncio.timeout(timeout_s):
-        while not await holds():  # noqa: ASYNC110 (it gives no signal)
-            await asyncio.sleep(0.01)

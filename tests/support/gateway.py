@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+from support.waiting import until
 
 from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.bundle.manifest import Manifest, Model
@@ -136,6 +137,4 @@ async def serving(gateway: Gateway, port: int = 0, limits: ServerLimits | None =
 
 async def wait_for_gauge(gateway: Gateway, name: str, timeout_s: float = 10) -> None:
     """Waits until a gauge of the gateway is 1, for example that it is connected to the broker."""
-    async with asyncio.timeout(timeout_s):
-        while gateway.metrics.registry.get_sample_value(name) != 1:  # noqa: ASYNC110 (a gauge signals nothing)
-            await asyncio.sleep(0.002)
+    await until(lambda: gateway.metrics.registry.get_sample_value(name) == 1)

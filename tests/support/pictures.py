@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 from support.gateway import DIGITS
 from support.images import encode, images
+from support.waiting import until
 
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
@@ -67,9 +68,7 @@ class Load:
     async def more(self, count: int) -> None:
         """Waits for so many more answers."""
         wanted = len(self.answers) + count
-        async with asyncio.timeout(60):
-            while len(self.answers) < wanted:  # noqa: ASYNC110 (each is an event of its own)
-                await asyncio.sleep(0.005)
+        await until(lambda: len(self.answers) >= wanted, 60)
 
     async def end(self) -> None:
         """Every request was answered, and with what the model says of it."""

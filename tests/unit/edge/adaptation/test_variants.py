@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from support.agent import edge_settings, until
+from support.agent import edge_settings
 from support.logs import captured_lines
 from support.sample_bundles import variant_bundle
+from support.waiting import until
 
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, encode_manifest
 from firstline_core.errors import SheddingError

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from support.agent import until
 from support.budgets import purse, spent
 from support.edge import UNSURE, request
+from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import BudgetExceededError, LinkDownError

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from support.agent import edge_settings, until
+from support.agent import edge_settings
+from support.waiting import until
 
 from firstline_core.adaptation.guards import Limits
 from firstline_core.clock import SimulatedClock

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from support.agent import until
 from support.profiles import profile
+from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import ConfigError, ConflictError, FirstlineError, LinkDownError
