@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastapi import FastAPI
+
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.fleet.twin import LIMIT_BYTES
@@ -21,6 +23,10 @@ from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway import mqtt
+from firstline_gateway.api import contracts, enrolment, jobs, models, monitoring
+from firstline_gateway.api.app import create_app
+from firstline_gateway.api.auth import Access
+from firstline_gateway.api.fleet import devices, profiles, registry, rollouts
 from firstline_gateway.api.overload import OVERLOADED, OverloadGuard
 from firstline_gateway.api.server import http_server, listen, open_grpc
 from firstline_gateway.audit_log import AuditLog
@@ -29,7 +35,6 @@ from firstline_gateway.broker.files import broker_folder
 from firstline_gateway.broker.keeper import BrokerKeeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors import metrics as executor_metrics
-from firstline_gateway.executors.base import ExecutorReport
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.factory import check_executors, open_executors
 from firstline_gateway.fleet.broker import FleetBroker
@@ -316,10 +321,35 @@ class Gateway:
         registry = self.registry
         registry_metrics.register(self.metrics, lambda: {} if registry is None else registry.latest_expiries)
 
-    @property
-    def executors(self) -> tuple[ExecutorReport, ...]:
-        """Returns the state of each configured executor; empty if there is only one."""
-        return self._executor.report().executors
+    def control_plane(self) -> FastAPI:
+        """Returns the HTTP application for all requests except those for inference."""
+        access = Access(self.identity, open_metrics=self.settings.api.open_metrics)
+        return create_app(
+            (
+                models.health_routes(self.plane),
+                models.metadata_routes(self.plane, self.repository, access),
+                models.repository_routes(self.plane, access),
+                monitoring.metrics_routes(self.metrics, access),
+                monitoring.monitoring_routes(self._executor, self.database, self.writer, access),
+                contracts.contract_routes(self.contracts, self.repository, access),
+                enrolment.enrolment_routes(self.identity),
+                enrolment.invitation_routes(self.identity.devices, access),
+                jobs.job_routes(self.jobs, self.plane, self.identity, access),
+                registry.file_routes(self.registry, access),
+                registry.publication_routes(self.registry, access),
+                registry.catalogue_routes(self.registry, access),
+                registry.alias_routes(self.registry, access),
+                devices.device_routes(self.fleet, self.identity.devices, access),
+                devices.fleet_routes(self.fleet, access),
+                devices.twin_routes(self.fleet, access),
+                rollouts.rollout_routes(self.rollouts, access),
+                rollouts.audit_log_routes(self.audit_log, access),
+                profiles.profile_routes(self.profiles, access),
+                profiles.request_routes(self.profile_requests, access),
+                profiles.own_profile_routes(self.profiles, access),
+            ),
+            self.metrics.count_error,
+        )
 
     async def start(self) -> None:
         """Starts the background tasks and the MQTT clients, which retry until the broker is available."""

@@ -25,7 +25,6 @@ from firstline_core.protocol.http import HEADER_LENGTH
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_gateway.api import server
-from firstline_gateway.api.app import create_app
 from firstline_gateway.app import Gateway, open_gateway, run_gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
@@ -252,7 +251,7 @@ async def test_the_metrics_may_be_opened() -> None:
 
 
 async def test_the_description_covers_every_address(gated: tuple[Gateway, GatedExecutor]) -> None:
-    app = create_app(gated[0])
+    app = gated[0].control_plane()
     described = {(path, method.upper()) for path, methods in app.openapi()["paths"].items() for method in methods}
     served = {
         (route.path, method)

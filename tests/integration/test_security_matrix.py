@@ -18,7 +18,6 @@ from support.tables import table_after
 from support.tls_site import Site, site
 
 from firstline_core.protocol.enrolment import parse_join_token
-from firstline_gateway.api.app import create_app
 from firstline_gateway.identity import ca, keys
 from firstline_gateway.identity.enrolment import next_version
 from firstline_gateway.identity.principals import Scope
@@ -138,7 +137,7 @@ async def room(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Room]:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_every_route_is_in_the_table(room: Room) -> None:
-    described = create_app(room.site.gateway).openapi()["paths"]
+    described = room.site.gateway.control_plane().openapi()["paths"]
     known = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
     assert known == set(ROUTES) - {"GET /openapi.json"}
     assert set(COLUMNS) == set(room.callers)

@@ -1,27 +1,26 @@
-"""The HTTP application: inference as plain ASGI, and the control plane as a FastAPI application."""
+"""The control plane as a FastAPI application, made of the routers of this package."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from fastapi import FastAPI
-from starlette.types import ASGIApp
+from fastapi import APIRouter, FastAPI
 
+from firstline_core.errors import FirstlineError
 from firstline_core.protocol.openapi import MODEL, PRIORITY, TIMEOUT, VERSION, file_infer, refusals, v2_infer
 from firstline_gateway import __version__
-from firstline_gateway.api import contracts, control, errors, identity, jobs
-from firstline_gateway.api.fleet import devices, profiles, registry, rollouts
-from firstline_gateway.api.gateway import Gateway
-from firstline_gateway.api.infer import InferenceApp, infer_routes
+from firstline_gateway.api import errors
+from firstline_gateway.api.infer import infer_routes
 
 
-def create_asgi(gateway: Gateway) -> ASGIApp:
-    """Returns the whole application; requests for inference do not reach the framework."""
-    return InferenceApp(create_app(gateway), gateway)
+def create_app(routers: Iterable[APIRouter], on_error: Callable[[FirstlineError], None]) -> FastAPI:
+    """Returns the framework's application; `GET /openapi.json` describes it.
 
-
-def create_app(gateway: Gateway) -> FastAPI:
-    """Returns the framework's application with every route; `GET /json` describes it."""
+    Args:
+        routers: the routes of the control plane.
+        on_error: called for each unexpected failure.
+    """
     app = FastAPI(
         title="Firstline gateway",
         version=__version__,
@@ -31,27 +30,9 @@ def create_app(gateway: Gateway) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.state.gateway = gateway
-    for router in (
-        control.health,
-        control.metadata,
-        control.operation,
-        control.metrics,
-        contracts.router,
-        identity.enrolment,
-        identity.fleet,
-        jobs.router,
-        registry.reading,
-        registry.keeping,
-        devices.router,
-        devices.twins,
-        rollouts.router,
-        profiles.router,
-        profiles.own,
-        rollouts.audit_log,
-    ):
+    for router in routers:
         app.include_router(router)
-    errors.install(app, gateway.metrics.count_error)
+    errors.install(app, on_error)
     describe(app)
     return app
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, cast
+from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
@@ -15,7 +15,6 @@ from starlette.types import Scope
 from firstline_core.errors import ForbiddenError, UnauthorizedError
 from firstline_core.protocol.enrolment import application_principal, device_of_principal, device_principal
 from firstline_core.protocol.http_server import request_info
-from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.principals import ANYBODY, SCOPES
@@ -162,62 +161,72 @@ async def certificate_of(identity: Identity, scope: Scope) -> ClientCertificate 
     return certificate
 
 
-def gateway_of(request: Request) -> Gateway:
-    return cast(Gateway, request.app.state.gateway)
-
-
-# The dependencies of the control plane's routes.
-
-GatewayDep = Annotated[Gateway, Depends(gateway_of)]
 # Describes the header for OpenAPI; `authenticate` reads it.
 _Bearer = Annotated[object, Depends(HTTPBearer(auto_error=False, description="An API key, or the key of a device."))]
 
 
-async def require_infer(request: Request, _: _Bearer) -> str:
-    """Requires the scope 'infer', and returns the principal."""
-    return (await authorize(gateway_of(request).identity, request, "infer")).principal
+class Access:
+    """The dependencies of routers: each requires a permission of the caller, and notes the principal for the routes.
+
+    Args:
+        identity: verifies the callers.
+        open_metrics: whether all callers may read the metrics.
+    """
+
+    def __init__(self, identity: Identity, *, open_metrics: bool = False) -> None:
+        self._identity = identity
+        self._open_metrics = open_metrics
+
+    async def infer(self, request: Request, _: _Bearer) -> None:
+        """Requires the scope 'infer'."""
+        await self._require(request, "infer")
+
+    async def fleet(self, request: Request, _: _Bearer) -> None:
+        """Requires the scope 'fleet'."""
+        await self._require(request, "fleet")
+
+    async def fleet_or_admin(self, request: Request, _: _Bearer) -> None:
+        """Requires the scope 'fleet' to read and 'admin' to change."""
+        await self._require(request, "fleet" if request.method == "GET" else "admin")
+
+    async def device(self, request: Request, _: _Bearer) -> None:
+        """Requires a device; the principal is the name in its certificate or key."""
+        caller = await authenticate(self._identity, request)
+        name = device_of_principal(caller.principal) if caller.principal else None
+        if name is None:
+            raise ForbiddenError(
+                "Only devices may use this endpoint, with their certificate or key; enable authentication (auth.mode), "
+                "and let the device join."
+            )
+        request.state.principal = name
+
+    async def device_or_fleet(self, request: Request, _: _Bearer) -> None:
+        """Requires a device, or the scope 'fleet'."""
+        caller = await authenticate(self._identity, request)
+        if device_of_principal(caller.principal) is None:
+            check_scope(caller, "fleet")
+
+    async def metrics(self, request: Request, _: _Bearer) -> None:
+        """Requires an API key of any scope, unless all callers may read the metrics."""
+        if not self._open_metrics:
+            caller = await authenticate(self._identity, request)
+            if device_of_principal(caller.principal) is not None:
+                raise ForbiddenError(f"{caller.principal} may not read the metrics; an API key of any scope may.")
+
+    async def _require(self, request: Request, scope: str) -> None:
+        request.state.principal = (await authorize(self._identity, request, scope)).principal
 
 
-async def require_fleet(request: Request, _: _Bearer) -> str:
-    """Requires the scope 'fleet', and returns the principal."""
-    return (await authorize(gateway_of(request).identity, request, "fleet")).principal or ANYBODY
+def _principal(request: Request) -> str:
+    principal: str = request.state.principal
+    return principal
 
 
-async def require_fleet_or_admin(request: Request, _: _Bearer) -> str:
-    """Requires the scope 'fleet' to read and 'admin' to change, and returns the principal."""
-    scope = "fleet" if request.method == "GET" else "admin"
-    return (await authorize(gateway_of(request).identity, request, scope)).principal
+def _operator(request: Request) -> str:
+    return _principal(request) or ANYBODY
 
 
-async def require_device(request: Request, _: _Bearer) -> str:
-    """Requires a device, and returns the name in its certificate or key."""
-    caller = await authenticate(gateway_of(request).identity, request)
-    name = device_of_principal(caller.principal) if caller.principal else None
-    if name is None:
-        raise ForbiddenError(
-            "Only devices may use this endpoint, with their certificate or key; enable authentication (auth.mode), and "
-            "let the device join."
-        )
-    return name
-
-
-async def require_device_or_fleet(request: Request, _: _Bearer) -> None:
-    """Requires a device, or the scope 'fleet'."""
-    caller = await authenticate(gateway_of(request).identity, request)
-    if device_of_principal(caller.principal) is None:
-        check_scope(caller, "fleet")
-
-
-async def require_metrics_reader(request: Request, _: _Bearer) -> None:
-    """Requires an API key of any scope, unless `api.open_metrics` is set."""
-    gateway = gateway_of(request)
-    if not gateway.settings.api.open_metrics:
-        caller = await authenticate(gateway.identity, request)
-        if device_of_principal(caller.principal) is not None:
-            raise ForbiddenError(f"{caller.principal} may not read the metrics; an API key of any scope may.")
-
-
-InferDep = Annotated[str, Depends(require_infer)]
-OperatorDep = Annotated[str, Depends(require_fleet)]
-AdminDep = Annotated[str, Depends(require_fleet_or_admin)]
-DeviceDep = Annotated[str, Depends(require_device)]
+# The caller, as the router's dependency noted it.
+Principal = Annotated[str, Depends(_principal)]
+Operator = Annotated[str, Depends(_operator)]
+CallingDevice = Annotated[str, Depends(_principal)]

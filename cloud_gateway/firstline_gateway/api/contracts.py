@@ -15,12 +15,13 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey
-from firstline_gateway.api.auth import AdminDep, GatewayDep, require_fleet_or_admin
-from firstline_gateway.api.gateway import Gateway
+from firstline_gateway.api.auth import Access, Principal
 from firstline_gateway.api.messages import json_response
 from firstline_gateway.contracts.devices import DeviceAlarm
+from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.contracts.records import Contribution
+from firstline_gateway.models.repository import Repository
 
 # A pool's devices with the most disagreements, and the latest alarms; the devices' metrics have all of them.
 _DEVICES_SHOWN = 100
@@ -29,86 +30,86 @@ _MOST_PER_HOUR = 1e12
 log = logger(__name__)
 
 
-router = APIRouter(prefix="/firstline/v1/contracts", tags=["contracts"], dependencies=[Depends(require_fleet_or_admin)])
-
-
-@router.get("")
-async def list_contracts(gateway: GatewayDep) -> Response:
-    """The audits of every contract, and the quotas that operators set."""
-    await wrap_future(gateway.contracts.refresh())
-    contracts = gateway.contracts
-    return json_response(
-        {
-            "delta": gateway.settings.contracts.delta,
-            "contracts": [_described(gateway, pool) for pool in contracts.pools()],
-            "quotas": [_quota(model, per_hour) for model, per_hour in sorted(contracts.quotas().items())],
-            "device_alarms": _device_alarms(gateway, contracts.device_alarms()),
-        }
+def contract_routes(contracts: ContractMonitor, repository: Repository, access: Access) -> APIRouter:
+    """Returns the routes of contracts and quotas."""
+    router = APIRouter(
+        prefix="/firstline/v1/contracts", tags=["contracts"], dependencies=[Depends(access.fleet_or_admin)]
     )
 
+    @router.get("")
+    async def list_contracts() -> Response:
+        """The audits of every contract, and the quotas that operators set."""
+        await wrap_future(contracts.refresh())
+        return json_response(
+            {
+                "delta": contracts.delta,
+                "contracts": [_described(contracts, repository, pool) for pool in contracts.pools()],
+                "quotas": [_quota(model, per_hour) for model, per_hour in sorted(contracts.quotas().items())],
+                "device_alarms": _device_alarms(repository, contracts.device_alarms()),
+            }
+        )
 
-@router.get("/{bundle}")
-async def read_contract(gateway: GatewayDep, bundle: str) -> Response:
-    """The contracts of a bundle, with the devices that contributed most disagreements."""
-    await wrap_future(gateway.contracts.refresh())
-    pools = [pool for pool in gateway.contracts.pools() if pool.key.bundle == bundle]
-    if not pools:
-        gateway.repository.versions(bundle)  # raises if the bundle is not served either
-    contributions = await to_thread(gateway.contracts.contributions, [pool.key for pool in pools], _DEVICES_SHOWN)
-    described = [
-        _described(gateway, pool) | {"contributions": [_contribution(one) for one in contributions[pool.key]]}
-        for pool in pools
-    ]
-    alarms = [alarm for alarm in gateway.contracts.device_alarms() if alarm.model.name == bundle]
-    alarms_described = _device_alarms(gateway, alarms)
-    return json_response({"bundle": bundle, "contracts": described, "device_alarms": alarms_described})
+    @router.get("/{bundle}")
+    async def read_contract(bundle: str) -> Response:
+        """The contracts of a bundle, with the devices that contributed most disagreements."""
+        await wrap_future(contracts.refresh())
+        pools = [pool for pool in contracts.pools() if pool.key.bundle == bundle]
+        if not pools:
+            repository.versions(bundle)  # raises if the bundle is not served either
+        contributions = await to_thread(contracts.contributions, [pool.key for pool in pools], _DEVICES_SHOWN)
+        described = [
+            _described(contracts, repository, pool)
+            | {"contributions": [_contribution(one) for one in contributions[pool.key]]}
+            for pool in pools
+        ]
+        alarms = [alarm for alarm in contracts.device_alarms() if alarm.model.name == bundle]
+        alarms_described = _device_alarms(repository, alarms)
+        return json_response({"bundle": bundle, "contracts": described, "device_alarms": alarms_described})
+
+    @router.delete("/{bundle}/versions/{version}")
+    async def end_contract(principal: Principal, bundle: str, version: str) -> Response:
+        """End the alarms of a version: delete its audits and start again."""
+        model = _model(bundle, version)
+        ended = await wrap_future(contracts.end(model))
+        if not ended:
+            raise UnknownModelError(f"There are no audits of version {shown(version)} of {shown(bundle)} here.")
+        _log_change(principal, "contract's audits forgotten", model, tests=ended)
+        return json_response({"ended": ended})
+
+    @router.put("/{bundle}/versions/{version}/quota")
+    async def set_quota(
+        principal: Principal,
+        bundle: str,
+        version: str,
+        escalations_per_hour: Annotated[float, Query(ge=0, le=_MOST_PER_HOUR)],
+    ) -> Response:
+        """Limit the escalations of a version in an hour, of all devices together."""
+        model = repository.resolve(bundle, version).key
+        await wrap_future(contracts.set_quota(model, escalations_per_hour))
+        _log_change(principal, "contract's quota set", model, escalations_per_hour=escalations_per_hour)
+        return json_response(_quota(model, escalations_per_hour))
+
+    @router.delete("/{bundle}/versions/{version}/quota")
+    async def delete_quota(principal: Principal, bundle: str, version: str) -> Response:
+        """Delete an operator's quota."""
+        model = _model(bundle, version)
+        if model not in contracts.quotas():
+            raise UnknownModelError(f"There is no quota for version {shown(version)} of {shown(bundle)} here.")
+        await wrap_future(contracts.set_quota(model, None))
+        _log_change(principal, "contract's quota taken back", model)
+        return json_response(_quota(model, None))
+
+    return router
 
 
-@router.delete("/{bundle}/versions/{version}")
-async def end_contract(gateway: GatewayDep, principal: AdminDep, bundle: str, version: str) -> Response:
-    """End the alarms of a version: delete its audits and start again."""
-    model = _model(bundle, version)
-    ended = await wrap_future(gateway.contracts.end(model))
-    if not ended:
-        raise UnknownModelError(f"There are no audits of version {shown(version)} of {shown(bundle)} here.")
-    _log_change(principal, "contract's audits forgotten", model, tests=ended)
-    return json_response({"ended": ended})
-
-
-@router.put("/{bundle}/versions/{version}/quota")
-async def set_quota(
-    gateway: GatewayDep,
-    principal: AdminDep,
-    bundle: str,
-    version: str,
-    escalations_per_hour: Annotated[float, Query(ge=0, le=_MOST_PER_HOUR)],
-) -> Response:
-    """Limit the escalations of a version in an hour, of all devices together."""
-    model = gateway.repository.resolve(bundle, version).key
-    await wrap_future(gateway.contracts.set_quota(model, escalations_per_hour))
-    _log_change(principal, "contract's quota set", model, escalations_per_hour=escalations_per_hour)
-    return json_response(_quota(model, escalations_per_hour))
-
-
-@router.delete("/{bundle}/versions/{version}/quota")
-async def delete_quota(gateway: GatewayDep, principal: AdminDep, bundle: str, version: str) -> Response:
-    """Delete an operator's quota."""
-    model = _model(bundle, version)
-    if model not in gateway.contracts.quotas():
-        raise UnknownModelError(f"There is no quota for version {shown(version)} of {shown(bundle)} here.")
-    await wrap_future(gateway.contracts.set_quota(model, None))
-    _log_change(principal, "contract's quota taken back", model)
-    return json_response(_quota(model, None))
-
-
-def _described(gateway: Gateway, pool: Pool) -> dict[str, Any]:
+def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -> dict[str, Any]:
     key = pool.key
     model = ModelKey(key.bundle, key.version)
     return {
         "bundle": key.bundle,
         "version": str(key.version),
-        "served": model in gateway.repository.models,
-        "variant": _variant(gateway, model, key.edge_digest),
+        "served": model in repository.models,
+        "variant": _variant(repository, model, key.edge_digest),
         "edge_digest": key.edge_digest,
         "threshold": key.threshold,
         "epsilon": key.epsilon,
@@ -120,9 +121,9 @@ def _described(gateway: Gateway, pool: Pool) -> dict[str, Any]:
         "alarmed_since": None if pool.alarmed_s is None else _date(pool.alarmed_s),
         "first_audit": _date(pool.first_s),
         "last_audit": _date(pool.last_s),
-        "devices": gateway.contracts.devices(key),
-        "devices_last_hour": gateway.contracts.devices_last_hour(model),
-        "escalations_per_hour": gateway.contracts.quota_per_device(model),
+        "devices": contracts.devices(key),
+        "devices_last_hour": contracts.devices_last_hour(model),
+        "escalations_per_hour": contracts.quota_per_device(model),
     }
 
 
@@ -135,12 +136,12 @@ def _contribution(one: Contribution) -> dict[str, Any]:
     }
 
 
-def _device_alarms(gateway: Gateway, alarms: Sequence[DeviceAlarm]) -> list[dict[str, Any]]:
+def _device_alarms(repository: Repository, alarms: Sequence[DeviceAlarm]) -> list[dict[str, Any]]:
     return [
         {
             "bundle": alarm.model.name,
             "version": str(alarm.model.version),
-            "variant": _variant(gateway, alarm.model, alarm.edge_digest),
+            "variant": _variant(repository, alarm.model, alarm.edge_digest),
             "edge_digest": alarm.edge_digest,
             "device": alarm.device,
             "since": _date(alarm.since_s),
@@ -151,8 +152,8 @@ def _device_alarms(gateway: Gateway, alarms: Sequence[DeviceAlarm]) -> list[dict
     ]
 
 
-def _variant(gateway: Gateway, model: ModelKey, edge_digest: str) -> str | None:
-    served = gateway.repository.models.get(model)
+def _variant(repository: Repository, model: ModelKey, edge_digest: str) -> str | None:
+    served = repository.models.get(model)
     variants = served.manifest.edge if served is not None else ()
     return next((variant.id for variant in variants if variant.digest == edge_digest), None)
 

@@ -153,7 +153,7 @@ async def _v2(gateway: Gateway, call: _Call) -> Reply:
         trace=call.request.trace,
     )
     if _is_job(call):
-        return await submit(gateway, request)
+        return await submit(gateway.plane, gateway.jobs, request)
     return response_reply(gateway.plane, request, await gateway.plane.infer(request))
 
 
@@ -172,7 +172,7 @@ async def _file(gateway: Gateway, call: _Call) -> Reply:
         trace=call.request.trace,
     )
     if _is_job(call):
-        return await submit(gateway, request)
+        return await submit(gateway.plane, gateway.jobs, request)
     return json_reply(file_inference.answer_json(await gateway.plane.infer(request), metadata.labels))
 
 

@@ -21,10 +21,12 @@ from firstline_core.protocol import file_inference, http
 from firstline_core.protocol.http import Reply
 from firstline_core.protocol.oip import Encoded, decode_response, encode_response
 from firstline_core.types import InferRequest
-from firstline_gateway.api.auth import GatewayDep, InferDep, authorize, is_still_authorized, require_infer
-from firstline_gateway.api.gateway import Gateway
+from firstline_gateway.api.auth import Access, Principal, authorize, is_still_authorized
 from firstline_gateway.api.messages import json_response, response_of
+from firstline_gateway.identity.identity import Identity
+from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.jobs.records import RUNNING, Job
+from firstline_gateway.serving.data_plane import GatewayDataPlane
 
 WAIT_LIMIT_S = 60
 """Longest wait for one reply: proxies would time out after it."""
@@ -52,7 +54,7 @@ def is_asynchronous(headers: Mapping[str, str]) -> bool:
     return _PREFER in _preferences(headers.get("prefer", ""))
 
 
-async def submit(gateway: Gateway, request: InferRequest) -> Reply:
+async def submit(plane: GatewayDataPlane, jobs: Jobs, request: InferRequest) -> Reply:
     """Accepts a job once it is in the store.
 
     Raises:
@@ -60,66 +62,70 @@ async def submit(gateway: Gateway, request: InferRequest) -> Reply:
         CapacityError: there is no room for the job, or the store is not available.
     """
     request = replace(request, request_id=new_request_id())  # a device's own may be an escalation's
-    gateway.plane.check(request)
-    await gateway.jobs.submit(request)
+    plane.check(request)
+    await jobs.submit(request)
     reply = http.json_reply(_pending(request.request_id, request.model), 202)
     reply.headers["Location"] = f"/firstline/v1/answers/{request.request_id}"
     reply.headers["Preference-Applied"] = _PREFER
     return reply
 
 
-router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(require_infer)])
+def job_routes(jobs: Jobs, plane: GatewayDataPlane, identity: Identity, access: Access) -> APIRouter:
+    """Returns the routes of jobs."""
+    router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(access.infer)])
 
+    @router.get("/{request_id}", openapi_extra={"parameters": [_WAIT]})
+    async def fetch(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:
+        """The answer of a job; 202 while it waits or runs. Only for the caller that submitted it."""
+        wait_s = _wait_s(request)
+        if not wait_s:
+            return response_of(_job_reply(plane, await jobs.find(request_id, principal), form))
+        reply = _job_reply(plane, await _wait_for(jobs, identity, request, request_id, wait_s=wait_s), form)
+        reply.headers["Preference-Applied"] = f"wait={wait_s}"
+        return response_of(reply)
 
-@router.get("/{request_id}", openapi_extra={"parameters": [_WAIT]})
-async def fetch(
-    request: Request, gateway: GatewayDep, principal: InferDep, request_id: str, form: Form = "short"
-) -> Response:
-    """The answer of a job; 202 while it waits or runs. Only for the caller that submitted it."""
-    wait_s = _wait_s(request)
-    if not wait_s:
-        return response_of(_job_reply(gateway, await gateway.jobs.find(request_id, principal), form))
-    reply = _job_reply(gateway, await _wait_for(gateway, request, principal, request_id, wait_s), form)
-    reply.headers["Preference-Applied"] = f"wait={wait_s}"
-    return response_of(reply)
+    @router.get(
+        "/{request_id}/events",
+        response_class=StreamingResponse,
+        responses={200: {"content": {http.EVENT_STREAM_TYPE: {"schema": {"type": "string"}}}}},
+        openapi_extra={"parameters": [_LAST_EVENT_ID]},
+    )
+    async def follow(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:
+        """The answer of a job as a server-sent event. Only for the caller that submitted it."""
+        seen = http.last_event_id(request.headers)
+        with ExitStack() as held:
+            ending = held.enter_context(jobs.waiters.watch(request_id, principal))
+            job = await jobs.find(request_id, principal)
+            if seen == http.LAST_ID:
+                return Response(status_code=204)  # a browser's EventSource does not reconnect after it
 
-
-@router.get(
-    "/{request_id}/events",
-    response_class=StreamingResponse,
-    responses={200: {"content": {http.EVENT_STREAM_TYPE: {"schema": {"type": "string"}}}}},
-    openapi_extra={"parameters": [_LAST_EVENT_ID]},
-)
-async def follow(
-    request: Request, gateway: GatewayDep, principal: InferDep, request_id: str, form: Form = "short"
-) -> Response:
-    """The answer of a job as a server-sent event. Only for the caller that submitted it."""
-    seen = http.last_event_id(request.headers)
-    with ExitStack() as held:
-        ending = held.enter_context(gateway.jobs.waiters.watch(request_id, principal))
-        job = await gateway.jobs.find(request_id, principal)
-        if seen == http.LAST_ID:
-            return Response(status_code=204)  # a browser's EventSource does not reconnect after it
-
-        async def pieces() -> AsyncIterator[bytes]:
-            last = job
-            while last.status == RUNNING:
-                yield http.HEARTBEAT  # the first one sends the head
-                if not await _wait_while_authorized(gateway, request, ending, HEARTBEAT_S):
-                    return
-                if ending.done():
-                    try:
-                        last = await gateway.jobs.find(request_id, principal)
-                    except FirstlineError:  # deleted meanwhile, or no store: a client that reconnects gets the error
+            async def pieces() -> AsyncIterator[bytes]:
+                last = job
+                while last.status == RUNNING:
+                    yield http.HEARTBEAT  # the first one sends the head
+                    if not await _wait_while_authorized(identity, request, ending, HEARTBEAT_S):
                         return
-                    if last.status == RUNNING:  # this gateway stops
-                        return
-            yield http.event(http.LAST_ID, _event_data(gateway, last, form))
+                    if ending.done():
+                        try:
+                            last = await jobs.find(request_id, principal)
+                        except FirstlineError:  # deleted, or no store: a client that reconnects gets the error
+                            return
+                        if last.status == RUNNING:  # this gateway stops
+                            return
+                yield http.event(http.LAST_ID, _event_data(plane, last, form))
 
-        return _HoldingStream(pieces(), held.pop_all())
+            return _HoldingStream(pieces(), held.pop_all())
+
+    @router.delete("/{request_id}")
+    async def forget(principal: Principal, request_id: str) -> Response:
+        """Delete a job and its answer; a job that waits is not run."""
+        await jobs.remove(request_id, principal)
+        return json_response({"request_id": request_id, "deleted": True})
+
+    return router
 
 
-async def _wait_for(gateway: Gateway, request: Request, principal: str, job_id: str, wait_s: float) -> Job:
+async def _wait_for(jobs: Jobs, identity: Identity, request: Request, job_id: str, *, wait_s: float) -> Job:
     """Returns the caller's job once it has ended, or after `wait_s`.
 
     Raises:
@@ -127,27 +133,28 @@ async def _wait_for(gateway: Gateway, request: Request, principal: str, job_id: 
         QueueFullError: too many callers wait.
         FirstlineError: as `Jobs.find`.
     """
-    with gateway.jobs.waiters.watch(job_id, principal) as ending:
-        job = await gateway.jobs.find(job_id, principal)
+    principal: str = request.state.principal
+    with jobs.waiters.watch(job_id, principal) as ending:
+        job = await jobs.find(job_id, principal)
         if job.status != RUNNING:
             return job
-        if not await _wait_while_authorized(gateway, request, ending, wait_s):
-            await authorize(gateway.identity, request, "infer")  # raises the reason
-    return await gateway.jobs.find(job_id, principal)
+        if not await _wait_while_authorized(identity, request, ending, wait_s):
+            await authorize(identity, request, "infer")  # raises the reason
+    return await jobs.find(job_id, principal)
 
 
 async def _wait_while_authorized(
-    gateway: Gateway, request: Request, ending: asyncio.Future[None], within_s: float
+    identity: Identity, request: Request, ending: asyncio.Future[None], within_s: float
 ) -> bool:
     """Waits for the end of a job; returns False if the caller has left or is not accepted any more.
 
     It checks as often as revocations are read, so that a revoked caller stops waiting when its requests are refused.
     """
-    look_s = gateway.settings.auth.refresh_s
+    look_s = identity.refresh_s
     until_s = asyncio.get_running_loop().time() + within_s
     while not ending.done() and (left_s := until_s - asyncio.get_running_loop().time()) > 0:
         await asyncio.wait([ending], timeout=min(look_s, left_s))
-        if await request.is_disconnected() or not await is_still_authorized(gateway.identity, request):
+        if await request.is_disconnected() or not await is_still_authorized(identity, request):
             return False
     return True
 
@@ -162,13 +169,6 @@ class _HoldingStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._held:
             await super().__call__(scope, receive, send)
-
-
-@router.delete("/{request_id}")
-async def forget(gateway: GatewayDep, principal: InferDep, request_id: str) -> Response:
-    """Delete a job and its answer; a job that waits is not run."""
-    await gateway.jobs.remove(request_id, principal)
-    return json_response({"request_id": request_id, "deleted": True})
 
 
 def _preferences(text: str) -> dict[str, str]:
@@ -186,31 +186,31 @@ def _wait_s(request: Request) -> int:
     return min(int(value[:9]), WAIT_LIMIT_S) if value.isascii() and value.isdigit() else 0
 
 
-def _job_reply(gateway: Gateway, job: Job, form: str) -> Reply:
+def _job_reply(plane: GatewayDataPlane, job: Job, form: str) -> Reply:
     """Returns the reply that describes a job."""
     if job.status == RUNNING:
         reply = http.json_reply(_pending(job.job_id, job.model), 202)
         reply.headers["Retry-After"] = _COME_BACK_S
         return reply
     if job.status == 200 and form == "short":
-        return http.json_reply(_short_answer(gateway, job))
+        return http.json_reply(_short_answer(plane, job))
     return Reply(job.status, http.headers_for(Encoded(job.content, job.header)), job.content)
 
 
-def _event_data(gateway: Gateway, job: Job, form: str) -> bytes:
+def _event_data(plane: GatewayDataPlane, job: Job, form: str) -> bytes:
     """Returns the answer of a job that has ended, as the data of an event."""
     if job.status != 200:
         return job.content
     if form == "short":
-        return http.json_reply(_short_answer(gateway, job)).body
+        return http.json_reply(_short_answer(plane, job)).body
     response = decode_response(job.content, job.header)
     return encode_response(InferRequest(response.model, (), job.job_id), response).body
 
 
-def _short_answer(gateway: Gateway, job: Job) -> dict[str, object]:
+def _short_answer(plane: GatewayDataPlane, job: Job) -> dict[str, object]:
     response = decode_response(job.content, job.header)
     try:
-        labels = gateway.plane.metadata(response.model, response.version).labels
+        labels = plane.metadata(response.model, response.version).labels
     except (UnknownModelError, EngineUnavailableError):  # unloaded since
         labels = ()
     return file_inference.answer_json(response, labels)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.protocol.http_server import HttpServer, ServerLimits
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.api.app import create_asgi
 from firstline_gateway.api.gateway import Gateway
+from firstline_gateway.api.infer import InferenceApp
 
 if TYPE_CHECKING:
     from firstline_core.protocol.grpc.server import GrpcServer
@@ -99,7 +99,7 @@ def http_server(gateway: Gateway, limits: ServerLimits) -> HttpServer:
         limits: of connections.
     """
     return HttpServer(
-        create_asgi(gateway),
+        InferenceApp(gateway.control_plane(), gateway),
         limits=limits,
         clock=gateway.clock,
         tls=gateway.identity.tls.context if gateway.identity.tls is not None else None,

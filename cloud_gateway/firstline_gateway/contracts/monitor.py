@@ -73,6 +73,7 @@ class ContractMonitor:
         self._writer = writer
         self._repository = repository
         self._settings = settings
+        self.delta = settings.delta
         self._clock = clock
         self._service = service
         with database.reading() as connection:

@@ -44,6 +44,7 @@ class Identity:
     def __init__(self, settings: Settings, database: Database, writer: StoreWriter, *, clock: Clock) -> None:
         auth, identity = settings.auth, settings.identity
         self.requires_credentials = auth.mode != "off"
+        self.refresh_s = auth.refresh_s
         self.proxy_header = auth.proxy_certificate_header.lower()
         self._trusted = client_certificate.networks(auth.trusted_proxies)
         self._certificates = client_certificate.ProxyCertificates()

@@ -213,7 +213,7 @@ class Files:
     def __init__(self, blobs: Blobs, settings: RegistrySettings, *, clock: Clock) -> None:
         self.blobs = blobs
         self.limit_bytes = settings.limit_bytes
-        self._blob_limit_bytes = settings.blob_limit_bytes
+        self.blob_limit_bytes = settings.blob_limit_bytes
         self._clock = clock
         self._stored_bytes = 0
         self._incoming_bytes = 0
@@ -232,7 +232,7 @@ class Files:
             return False
         if self._counted_s is None or self._clock.monotonic_s() - self._counted_s >= _COUNT_S:
             await self.all()
-        await self.blobs.put(digest, self._within_limit(checked(parts, digest, self._blob_limit_bytes)))
+        await self.blobs.put(digest, self._within_limit(checked(parts, digest, self.blob_limit_bytes)))
         return True
 
     async def blob(self, digest: str) -> Blob:

@@ -22,7 +22,6 @@ from firstline_core.types import Answer, Privacy, Reason, Route, Status, Tier, W
 from firstline_edge.api.openapi import description
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.load import load
-from firstline_gateway.api.app import create_app
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.settings.settings import Mqtt, Settings, Store
 
@@ -84,7 +83,7 @@ async def test_every_address_of_either_tier_is_in_the_table(tmp_path: Path) -> N
     section = PROTOCOL.partition("## Addresses")[2].partition("\n## ")[0]
     settings = Settings(store=Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
     gateway = gateway_of(settings, Repository({}), GatedExecutor())
-    served = create_app(gateway).openapi()["paths"] | description()["paths"]
+    served = gateway.control_plane().openapi()["paths"] | description()["paths"]
     await gateway.close()
     told = set()
     for cell in (line.split("|")[1] for line in section.splitlines() if line.startswith("| `")):

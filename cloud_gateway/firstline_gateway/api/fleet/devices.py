@@ -18,7 +18,7 @@ from firstline_core.fleet import rest
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import LIMIT_BYTES, Brake, Reported
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.auth import DeviceDep, GatewayDep, OperatorDep, require_device, require_fleet
+from firstline_gateway.api.auth import Access, CallingDevice, Operator
 from firstline_gateway.api.messages import (
     PAGE,
     DeviceName,
@@ -31,82 +31,86 @@ from firstline_gateway.api.messages import (
     cached_response,
     check_unchanged,
 )
+from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.fleet.selector import parse_selector
+from firstline_gateway.identity.devices import Devices
 
 _ONE = rest.DEVICES_PATH + "/{name}"
 
 _DOCUMENT = Limits(body_bytes=LIMIT_BYTES)
 
-router = APIRouter(tags=["fleet"], dependencies=[Depends(require_fleet)])
-twins = APIRouter(tags=["twins"], dependencies=[Depends(require_device)])
+
+def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
+    """Returns the routes of the devices, for operators."""
+    router = APIRouter(tags=["fleet"], dependencies=[Depends(access.fleet)])
+
+    @router.get(rest.DEVICES_PATH)
+    async def list_devices(
+        *,
+        after: OptionalDeviceName = "",
+        selector: str = "",
+        model: OptionalModelName = "",
+        version: Annotated[int | None, Query(ge=1, le=2**53)] = None,
+        limit: PageLimit = PAGE,
+    ) -> Response:
+        """The devices by name, filtered by a selector of tags or a model."""
+        return answer(await fleet.page(after, limit, parse_selector(selector), model=model, version=version))
+
+    @router.get(_ONE)
+    async def read_device(request: Request, name: DeviceName) -> Response:
+        """One device: its desired and reported state, and when it was last seen."""
+        device = await fleet.device(name)
+        return cached_response(request, msgspec.json.encode(device), _etag(device), "no-cache")
+
+    @router.patch(_ONE, openapi_extra=body_schema(rest.DeviceChange))
+    async def change_device(request: Request, principal: Operator, name: DeviceName) -> Response:
+        """Tag a device, or accept it."""
+        change = await body_of(request, rest.DeviceChange)
+        changed = await fleet.change(name, change, principal, lambda seen: check_unchanged(request, _etag(seen)))
+        return answer(changed, etag=_etag(changed))
+
+    @router.post(_ONE + "/decommission")
+    async def decommission(principal: Operator, name: DeviceName) -> Response:
+        """Decommission a device: revoke its access and delete its data."""
+        await fleet.device(name)
+        with suppress(RequestError):  # it never enrolled here: its key, if it has one, is revoked by its own command
+            await enrolled.revoke(name, principal)
+        await fleet.decommission(name, principal)
+        return answer({"decommissioned": name})
+
+    return router
 
 
-@router.get(rest.DEVICES_PATH)
-async def list_devices(
-    gateway: GatewayDep,
-    *,
-    after: OptionalDeviceName = "",
-    selector: str = "",
-    model: OptionalModelName = "",
-    version: Annotated[int | None, Query(ge=1, le=2**53)] = None,
-    limit: PageLimit = PAGE,
-) -> Response:
-    """The devices by name, filtered by a selector of tags or a model."""
-    return answer(await gateway.fleet.page(after, limit, parse_selector(selector), model=model, version=version))
+def fleet_routes(fleet: Fleet, access: Access) -> APIRouter:
+    """Returns the routes of all devices together, for operators."""
+    router = APIRouter(tags=["fleet"], dependencies=[Depends(access.fleet)])
 
+    @router.get(rest.BRAKE_PATH)
+    async def read_brake() -> Response:
+        """The limit on escalations of the whole fleet."""
+        return answer(rest.BrakeState(await fleet.brake()))
 
-@router.get(_ONE)
-async def read_device(request: Request, gateway: GatewayDep, name: DeviceName) -> Response:
-    """One device: its desired and reported state, and when it was last seen."""
-    device = await gateway.fleet.device(name)
-    return cached_response(request, msgspec.json.encode(device), _etag(device), "no-cache")
+    @router.put(rest.BRAKE_PATH, openapi_extra=body_schema(Brake))
+    async def set_brake(request: Request, principal: Operator) -> Response:
+        """Limit the escalations of every device."""
+        brake = await body_of(request, Brake)
+        informed = await fleet.set_brake(brake, principal)
+        return answer({"brake": brake, "devices": informed})
 
+    @router.delete(rest.BRAKE_PATH)
+    async def lift_brake(principal: Operator) -> Response:
+        """Remove the limit on escalations."""
+        informed = await fleet.set_brake(None, principal)
+        return answer({"brake": None, "devices": informed})
 
-@router.patch(_ONE, openapi_extra=body_schema(rest.DeviceChange))
-async def change_device(request: Request, gateway: GatewayDep, principal: OperatorDep, name: DeviceName) -> Response:
-    """Tag a device, or accept it."""
-    fleet, change = gateway.fleet, await body_of(request, rest.DeviceChange)
-    changed = await fleet.change(name, change, principal, lambda seen: check_unchanged(request, _etag(seen)))
-    return answer(changed, etag=_etag(changed))
+    @router.get(rest.TIERS_PATH)
+    async def read_tiers(
+        model: OptionalModelName = "", hours: Annotated[int, Query(ge=1, le=rest.TIERS_HOURS)] = 24
+    ) -> Response:
+        """Answers of the fleet by tier, over the last hours."""
+        return answer(await fleet.tiers(hours, model))
 
-
-@router.post(_ONE + "/decommission")
-async def decommission(gateway: GatewayDep, principal: OperatorDep, name: DeviceName) -> Response:
-    """Decommission a device: revoke its access and delete its data."""
-    await gateway.fleet.device(name)
-    with suppress(RequestError):  # it never enrolled here: its key, if it has one, is revoked by its own command
-        await gateway.identity.devices.revoke(name, principal)
-    await gateway.fleet.decommission(name, principal)
-    return answer({"decommissioned": name})
-
-
-@router.get(rest.BRAKE_PATH)
-async def read_brake(gateway: GatewayDep) -> Response:
-    """The limit on escalations of the whole fleet."""
-    return answer(rest.BrakeState(await gateway.fleet.brake()))
-
-
-@router.put(rest.BRAKE_PATH, openapi_extra=body_schema(Brake))
-async def set_brake(request: Request, gateway: GatewayDep, principal: OperatorDep) -> Response:
-    """Limit the escalations of every device."""
-    brake = await body_of(request, Brake)
-    informed = await gateway.fleet.set_brake(brake, principal)
-    return answer({"brake": brake, "devices": informed})
-
-
-@router.delete(rest.BRAKE_PATH)
-async def lift_brake(gateway: GatewayDep, principal: OperatorDep) -> Response:
-    """Remove the limit on escalations."""
-    informed = await gateway.fleet.set_brake(None, principal)
-    return answer({"brake": None, "devices": informed})
-
-
-@router.get(rest.TIERS_PATH)
-async def read_tiers(
-    gateway: GatewayDep, model: OptionalModelName = "", hours: Annotated[int, Query(ge=1, le=rest.TIERS_HOURS)] = 24
-) -> Response:
-    """Answers of the fleet by tier, over the last hours."""
-    return answer(await gateway.fleet.tiers(hours, model))
+    return router
 
 
 def _etag(device: rest.FleetDevice) -> str:
@@ -115,24 +119,28 @@ def _etag(device: rest.FleetDevice) -> str:
     return hashlib.sha256(msgspec.json.encode(stable)).hexdigest()[:32]
 
 
-@twins.get(rest.TWIN_PATH)
-async def read_desired(request: Request, gateway: GatewayDep, device: DeviceDep) -> Response:
-    """The desired state of this device; 304 if it is unchanged (If-None-Match)."""
-    desired = await gateway.fleet.desired(device)
-    return cached_response(request, msgspec.json.encode(desired), str(desired.revision), "no-cache")
+def twin_routes(fleet: Fleet, access: Access) -> APIRouter:
+    """Returns the routes of a device that has no broker."""
+    router = APIRouter(tags=["twins"], dependencies=[Depends(access.device)])
 
+    @router.get(rest.TWIN_PATH)
+    async def read_desired(request: Request, device: CallingDevice) -> Response:
+        """The desired state of this device; 304 if it is unchanged (If-None-Match)."""
+        desired = await fleet.desired(device)
+        return cached_response(request, msgspec.json.encode(desired), str(desired.revision), "no-cache")
 
-@twins.put(rest.REPORTED_PATH, openapi_extra=body_schema(Reported))
-async def take_reported(request: Request, gateway: GatewayDep, device: DeviceDep) -> Response:
-    """Report the state of this device."""
-    reported = await body_of(request, Reported, _DOCUMENT)
-    await gateway.fleet.report(device, reported)
-    return Response(status_code=204)
+    @router.put(rest.REPORTED_PATH, openapi_extra=body_schema(Reported))
+    async def take_reported(request: Request, device: CallingDevice) -> Response:
+        """Report the state of this device."""
+        reported = await body_of(request, Reported, _DOCUMENT)
+        await fleet.report(device, reported)
+        return Response(status_code=204)
 
+    @router.post(rest.TELEMETRY_PATH, openapi_extra=body_schema(Telemetry))
+    async def take_telemetry(request: Request, device: CallingDevice) -> Response:
+        """Report the counters of this device."""
+        telemetry = await body_of(request, Telemetry, _DOCUMENT)
+        await fleet.count(device, telemetry)
+        return Response(status_code=204)
 
-@twins.post(rest.TELEMETRY_PATH, openapi_extra=body_schema(Telemetry))
-async def take_telemetry(request: Request, gateway: GatewayDep, device: DeviceDep) -> Response:
-    """Report the counters of this device."""
-    telemetry = await body_of(request, Telemetry, _DOCUMENT)
-    await gateway.fleet.count(device, telemetry)
-    return Response(status_code=204)
+    return router

@@ -19,7 +19,7 @@ from firstline_core.fleet.profiles import (
 )
 from firstline_core.profile.profile import Profile
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.auth import DeviceDep, GatewayDep, OperatorDep, require_device, require_fleet
+from firstline_gateway.api.auth import Access, CallingDevice, Operator
 from firstline_gateway.api.messages import (
     BundleName,
     DeviceName,
@@ -36,8 +36,9 @@ from firstline_gateway.api.messages import (
     number_of,
     read_body,
 )
-from firstline_gateway.profiles.profiles import read_uploaded
+from firstline_gateway.profiles.profiles import Profiles, read_uploaded
 from firstline_gateway.profiles.records import Place
+from firstline_gateway.profiles.requests import Requests
 
 _DOCUMENT = Limits(body_bytes=BODY_BYTES)
 _ONE = PROFILES_PATH + "/{bundle}/versions/{version}/machines/{machine}"
@@ -51,79 +52,86 @@ def place_of(bundle: BundleName, version: Version, machine: MachineName) -> Plac
 
 PlaceDep = Annotated[Place, Depends(place_of)]
 
-router = APIRouter(tags=["profiles"], dependencies=[Depends(require_fleet)])
-own = APIRouter(tags=["twins"], dependencies=[Depends(require_device)])
+
+def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
+    """Returns the routes of the stored profiles, for operators."""
+    router = APIRouter(tags=["profiles"], dependencies=[Depends(access.fleet)])
+
+    @router.get(PROFILES_PATH)
+    async def list_profiles(
+        *,
+        after: str = "",
+        bundle: OptionalBundleName = "",
+        machine: OptionalMachineName = "",
+        limit: PageLimit = 200,
+    ) -> Response:
+        """The stored profiles, by bundle, version and machine (after=BUNDLE/VERSION/MACHINE)."""
+        behind: Place = ("", 0, "")
+        if after:
+            if after.count("/") != 2:
+                raise RequestError("`after` is what the page before said: BUNDLE/VERSION/MACHINE.")
+            name, version, other = after.split("/")
+            behind = name_of(name, "a bundle"), number_of(version, "a version"), name_of(other, "a machine")
+        return answer(await profiles.page(behind, limit, bundle=bundle, machine=machine))
+
+    @router.get(_ONE)
+    async def read_profile(request: Request, place: PlaceDep) -> Response:
+        """One profile."""
+        entry, content = await profiles.get(place)
+        return cached_response(request, content, entry.sha256, "private, no-cache")
+
+    @router.put(_ONE, openapi_extra=body_schema(Profile))
+    async def write_profile(request: Request, principal: Operator, place: PlaceDep) -> Response:
+        """Store a profile, and replace the previous one."""
+        entry, content = await _uploaded(request, place)
+        return answer(await profiles.put(entry, content, principal))
+
+    @router.delete(_ONE)
+    async def remove_profile(principal: Operator, place: PlaceDep) -> Response:
+        """Delete a profile."""
+        await profiles.remove(place, principal)
+        return answer({"removed": {"bundle": place[0], "version": place[1], "machine": place[2]}})
+
+    return router
 
 
-@router.get(PROFILES_PATH)
-async def list_profiles(
-    gateway: GatewayDep,
-    *,
-    after: str = "",
-    bundle: OptionalBundleName = "",
-    machine: OptionalMachineName = "",
-    limit: PageLimit = 200,
-) -> Response:
-    """The stored profiles, by bundle, version and machine (after=BUNDLE/VERSION/MACHINE)."""
-    behind: Place = ("", 0, "")
-    if after:
-        if after.count("/") != 2:
-            raise RequestError("`after` is what the page before said: BUNDLE/VERSION/MACHINE.")
-        name, version, other = after.split("/")
-        behind = name_of(name, "a bundle"), number_of(version, "a version"), name_of(other, "a machine")
-    return answer(await gateway.profiles.page(behind, limit, bundle=bundle, machine=machine))
+def request_routes(requests: Requests, access: Access) -> APIRouter:
+    """Returns the routes of requests to devices, for operators."""
+    router = APIRouter(tags=["profiles"], dependencies=[Depends(access.fleet)])
+
+    @router.get(_REQUESTS)
+    async def list_requests(name: DeviceName) -> Response:
+        """The measurements requested from a device, and their progress."""
+        return answer(await requests.of(name))
+
+    @router.post(_REQUESTS, openapi_extra=body_schema(NewProfileRequest))
+    async def ask(request: Request, principal: Operator, name: DeviceName) -> Response:
+        """Request that a device measures a bundle: 201 if new, 200 if already requested."""
+        wanted = await body_of(request, NewProfileRequest)
+        created = await requests.ask(name, wanted, principal)
+        return answer(created, 201 if created.new else 200)
+
+    @router.delete(_REQUESTS + "/{bundle}")
+    async def cancel(principal: Operator, name: DeviceName, bundle: BundleName) -> Response:
+        """Cancel such a request."""
+        await requests.cancel(name, bundle, principal)
+        return answer({"cancelled": {"device": name, "bundle": bundle}})
+
+    return router
 
 
-@router.get(_ONE)
-async def read_profile(request: Request, gateway: GatewayDep, place: PlaceDep) -> Response:
-    """One profile."""
-    entry, content = await gateway.profiles.get(place)
-    return cached_response(request, content, entry.sha256, "private, no-cache")
+def own_profile_routes(profiles: Profiles, access: Access) -> APIRouter:
+    """Returns the route with which a device sends its profiles."""
+    router = APIRouter(tags=["twins"], dependencies=[Depends(access.device)])
 
+    @router.put(OWN_PROFILES_PATH + "/{bundle}/versions/{version}", openapi_extra=body_schema(Profile))
+    async def write_own(request: Request, device: CallingDevice, bundle: BundleName, version: Version) -> Response:
+        """Store the profile that was requested from the calling device."""
+        await profiles.check_requested(device, bundle, version)  # before megabytes arrive that were not requested
+        entry, content = await _uploaded(request, (bundle, version, device))
+        return answer(await profiles.take(entry, content, device))
 
-@router.put(_ONE, openapi_extra=body_schema(Profile))
-async def write_profile(request: Request, gateway: GatewayDep, principal: OperatorDep, place: PlaceDep) -> Response:
-    """Store a profile, and replace the previous one."""
-    entry, content = await _uploaded(request, place)
-    return answer(await gateway.profiles.put(entry, content, principal))
-
-
-@router.delete(_ONE)
-async def remove_profile(gateway: GatewayDep, principal: OperatorDep, place: PlaceDep) -> Response:
-    """Delete a profile."""
-    await gateway.profiles.remove(place, principal)
-    return answer({"removed": {"bundle": place[0], "version": place[1], "machine": place[2]}})
-
-
-@router.get(_REQUESTS)
-async def list_requests(gateway: GatewayDep, name: DeviceName) -> Response:
-    """The measurements requested from a device, and their progress."""
-    return answer(await gateway.profile_requests.of(name))
-
-
-@router.post(_REQUESTS, openapi_extra=body_schema(NewProfileRequest))
-async def ask(request: Request, gateway: GatewayDep, principal: OperatorDep, name: DeviceName) -> Response:
-    """Request that a device measures a bundle: 201 if new, 200 if already requested."""
-    wanted = await body_of(request, NewProfileRequest)
-    created = await gateway.profile_requests.ask(name, wanted, principal)
-    return answer(created, 201 if created.new else 200)
-
-
-@router.delete(_REQUESTS + "/{bundle}")
-async def cancel(gateway: GatewayDep, principal: OperatorDep, name: DeviceName, bundle: BundleName) -> Response:
-    """Cancel such a request."""
-    await gateway.profile_requests.cancel(name, bundle, principal)
-    return answer({"cancelled": {"device": name, "bundle": bundle}})
-
-
-@own.put(OWN_PROFILES_PATH + "/{bundle}/versions/{version}", openapi_extra=body_schema(Profile))
-async def write_own(
-    request: Request, gateway: GatewayDep, device: DeviceDep, bundle: BundleName, version: Version
-) -> Response:
-    """Store the profile that was requested from the calling device."""
-    await gateway.profiles.check_requested(device, bundle, version)  # before megabytes arrive that were not requested
-    entry, content = await _uploaded(request, (bundle, version, device))
-    return answer(await gateway.profiles.take(entry, content, device))
+    return router
 
 
 async def _uploaded(request: Request, place: Place) -> tuple[ProfileEntry, bytes]:

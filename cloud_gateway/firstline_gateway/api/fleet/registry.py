@@ -27,7 +27,7 @@ from firstline_core.fleet.registry import (
 )
 from firstline_core.protocol.http import limited_chunks, timed_chunks
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.auth import GatewayDep, OperatorDep, require_device_or_fleet, require_fleet
+from firstline_gateway.api.auth import Access, Operator
 from firstline_gateway.api.messages import (
     PAGE,
     AliasName,
@@ -45,10 +45,8 @@ from firstline_gateway.api.messages import (
     part_of,
 )
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does not need
     from firstline_gateway.registry.registry import Registry
-else:
-    Registry = object  # loads python-tuf, which a gateway without a registry does not need
 
 _PUBLICATION = Limits(body_bytes=PUBLICATION_LIMIT_BYTES)
 _PAGE_LIMIT = 200
@@ -66,159 +64,166 @@ _BINARY_BODY = {
 }
 
 
-def registry_of(gateway: GatewayDep) -> Registry:
-    """Returns the gateway's registry.
-
-    Raises:
-        NotFoundError: the gateway has none.
-    """
-    if gateway.registry is None:
-        raise NotFoundError("This gateway has no registry; its operator sets registry.blobs to where files are kept.")
-    return gateway.registry
-
-
 def _sha256_of(text: str) -> str:
     if len(text) != _SHA256_LENGTH or set(text) - set("0123456789abcdef"):
         raise RequestError("A file is named by its sha256: 64 hexadecimal digits in small letters.")
     return text
 
 
-RegistryDep = Annotated[Registry, Depends(registry_of)]
 Sha256 = Annotated[str, Path(description="64 hexadecimal digits in lower case."), AfterValidator(_sha256_of)]
 
-reading = APIRouter(tags=["registry"], dependencies=[Depends(require_device_or_fleet)])
-keeping = APIRouter(tags=["registry"], dependencies=[Depends(require_fleet)])
+
+def file_routes(registry: Registry | None, access: Access) -> APIRouter:
+    """Returns the routes from which devices fetch files and metadata."""
+    router = APIRouter(tags=["registry"], dependencies=[Depends(access.device_or_fleet)])
+
+    @router.head(_BLOB)
+    @router.get(_BLOB)
+    async def read_blob(request: Request, sha256: Sha256) -> Response:
+        """The bytes of a file, or a part of them (Range, If-Range); HEAD returns its size."""
+        files = _opened(registry).files
+        blob = await files.blob(sha256)
+        etag = f'"{sha256}"'
+        headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": _IMMUTABLE}
+        if has_already(request.headers.get("if-none-match"), etag):
+            return Response(status_code=304, headers=headers)
+        try:
+            part = part_of(blob.size_bytes, request.headers.get("range"), request.headers.get("if-range"), etag)
+        except ValueError:
+            return Response(status_code=416, headers=headers | {"Content-Range": f"bytes */{blob.size_bytes}"})
+        start, end = part or (0, blob.size_bytes)
+        headers |= {"Content-Length": str(end - start), "Content-Type": "application/octet-stream"}
+        if part is not None:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{blob.size_bytes}"
+        if request.method == "HEAD":
+            return Response(status_code=200, headers=headers)
+        return StreamingResponse(files.read(sha256, start, end), 206 if part is not None else 200, headers)
+
+    @router.head(METADATA_PATH + "/{name}", include_in_schema=False)
+    @router.get(METADATA_PATH + "/{name}")
+    async def read_metadata(request: Request, name: str) -> Response:
+        """Signed metadata, as The Update Framework names it: timestamp.json, 3.root.json."""
+        content = (await _opened(registry).metadata(name)).content
+        cache_control = "private, max-age=86400, immutable" if name[0].isdigit() else "private, no-cache"
+        return cached_response(request, content, hashlib.sha256(content).hexdigest(), cache_control)
+
+    return router
 
 
-@reading.head(_BLOB)
-@reading.get(_BLOB)
-async def read_blob(request: Request, registry: RegistryDep, sha256: Sha256) -> Response:
-    """The bytes of a file, or a part of them (Range, If-Range); HEAD returns its size."""
-    blob = await registry.files.blob(sha256)
-    etag = f'"{sha256}"'
-    headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": _IMMUTABLE}
-    if has_already(request.headers.get("if-none-match"), etag):
-        return Response(status_code=304, headers=headers)
-    try:
-        part = part_of(blob.size_bytes, request.headers.get("range"), request.headers.get("if-range"), etag)
-    except ValueError:
-        return Response(status_code=416, headers=headers | {"Content-Range": f"bytes */{blob.size_bytes}"})
-    start, end = part or (0, blob.size_bytes)
-    headers |= {"Content-Length": str(end - start), "Content-Type": "application/octet-stream"}
-    if part is not None:
-        headers["Content-Range"] = f"bytes {start}-{end - 1}/{blob.size_bytes}"
-    if request.method == "HEAD":
-        return Response(status_code=200, headers=headers)
-    return StreamingResponse(registry.files.read(sha256, start, end), 206 if part is not None else 200, headers)
+def publication_routes(registry: Registry | None, access: Access) -> APIRouter:
+    """Returns the routes that publish files and metadata."""
+    router = APIRouter(tags=["registry"], dependencies=[Depends(access.fleet)])
+
+    @router.put(_BLOB, openapi_extra=_BINARY_BODY)
+    async def write_blob(request: Request, sha256: Sha256) -> Response:
+        """Store a file: 201 if it is new, 200 if it exists; its body is then not read."""
+        files = _opened(registry).files
+        limits = Limits(body_bytes=files.blob_limit_bytes)
+        is_new = await files.put(sha256, limited_chunks(timed_chunks(request.stream()), request.headers, limits))
+        return answer({"sha256": sha256, "new": is_new}, 201 if is_new else 200)
+
+    @router.post(METADATA_PATH, openapi_extra=body_schema(Publication))
+    async def publish(request: Request, principal: Operator) -> Response:
+        """Publish newly signed root and targets metadata, atomically."""
+        publication = await body_of(request, Publication, _PUBLICATION)
+        return answer(await _opened(registry).publish([bytes(content) for content in publication.metadata], principal))
+
+    @router.get(REGISTRY_PATH)
+    async def read_status() -> Response:
+        """Versions and expiry of the metadata, size of the files, and warnings."""
+        return answer(await _opened(registry).status())
+
+    @router.get(ONLINE_KEY_PATH)
+    async def read_online_key() -> Response:
+        """The public key that a root must name for snapshot and timestamp."""
+        return answer(await _opened(registry).online_key(fresh=False))
+
+    @router.post(ONLINE_KEY_PATH)
+    async def make_online_key() -> Response:
+        """Create the next such key, for a rotation; the present one signs until a root names the new one."""
+        return answer(await _opened(registry).online_key(fresh=True))
+
+    return router
 
 
-@keeping.put(_BLOB, openapi_extra=_BINARY_BODY)
-async def write_blob(request: Request, gateway: GatewayDep, registry: RegistryDep, sha256: Sha256) -> Response:
-    """Store a file: 201 if it is new, 200 if it exists; its body is then not read."""
-    limits = Limits(body_bytes=gateway.settings.registry.blob_limit_bytes)
-    is_new = await registry.files.put(sha256, limited_chunks(timed_chunks(request.stream()), request.headers, limits))
-    return answer({"sha256": sha256, "new": is_new}, 201 if is_new else 200)
+def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
+    """Returns the routes of the signed bundles and configurations."""
+    router = APIRouter(tags=["registry"], dependencies=[Depends(access.fleet)])
+
+    @router.get(BUNDLES_PATH)
+    async def list_bundles(after: str = "", model: OptionalModelName = "", limit: str = str(_PAGE_LIMIT)) -> Response:
+        """The signed bundles, by name and version (after=NAME/VERSION, model=)."""
+        behind, count = _cursor(after, "a model"), number_of(limit, "a limit", _PAGE_LIMIT)
+        bundles = await _opened(registry).catalogue.entries(behind, count + 1, model)
+        page = bundles[:count]
+        last = f"{page[-1].name}/{page[-1].version}" if len(bundles) > count else None
+        return answer(BundlePage(tuple(page), last))
+
+    @router.get(_BUNDLE)
+    async def read_bundle(model: ModelName, version: Version) -> Response:
+        """A signed bundle: variants, requirements, certificates, aliases."""
+        return answer(await _opened(registry).catalogue.entry(model, version))
+
+    @router.get(CONFIGURATIONS_PATH)
+    async def list_configurations(
+        after: str = "", name: OptionalConfigurationName = "", limit: str = str(PAGE)
+    ) -> Response:
+        """The signed configurations, by name and version (after=NAME/VERSION, name=)."""
+        behind, count = _cursor(after, "a configuration"), number_of(limit, "a limit", PAGE)
+        listed = (await _opened(registry).catalogue.current()).configurations
+        matching = [one for one in listed if (one.name, one.version) > behind and name in ("", one.name)]
+        page = matching[:count]
+        last = f"{page[-1].name}/{page[-1].version}" if len(matching) > count else None
+        return answer(ConfigurationPage(tuple(page), last))
+
+    return router
 
 
-@reading.head(METADATA_PATH + "/{name}", include_in_schema=False)
-@reading.get(METADATA_PATH + "/{name}")
-async def read_metadata(request: Request, registry: RegistryDep, name: str) -> Response:
-    """Signed metadata, as The Update Framework names it: timestamp.json, 3.root.json."""
-    content = (await registry.metadata(name)).content
-    cache_control = "private, max-age=86400, immutable" if name[0].isdigit() else "private, no-cache"
-    return cached_response(request, content, hashlib.sha256(content).hexdigest(), cache_control)
+def alias_routes(registry: Registry | None, access: Access) -> APIRouter:
+    """Returns the routes of the aliases."""
+    router = APIRouter(tags=["registry"], dependencies=[Depends(access.fleet)])
 
+    @router.get(ALIASES_PATH)
+    async def list_aliases(model: OptionalModelName = "") -> Response:
+        """The aliases and their versions."""
+        return answer(AliasList(tuple(await _opened(registry).aliases.all(model))))
 
-@keeping.post(METADATA_PATH, openapi_extra=body_schema(Publication))
-async def publish(request: Request, registry: RegistryDep, principal: OperatorDep) -> Response:
-    """Publish newly signed root and targets metadata, atomically."""
-    publication = await body_of(request, Publication, _PUBLICATION)
-    return answer(await registry.publish([bytes(content) for content in publication.metadata], principal))
+    @router.get(_ALIAS)
+    async def read_alias(model: ModelName, alias: AliasName) -> Response:
+        """The history of an alias, newest first."""
+        return answer(AliasList(tuple(await _opened(registry).aliases.history(model, alias))))
 
+    @router.put(_ALIAS, openapi_extra=body_schema(AliasRequest))
+    async def write_alias(request: Request, principal: Operator, model: ModelName, alias: AliasName) -> Response:
+        """Set an alias to a version."""
+        wanted = await body_of(request, AliasRequest)
+        return answer(await _opened(registry).aliases.set(model, alias, wanted.version, principal))
 
-@keeping.get(REGISTRY_PATH)
-async def read_status(registry: RegistryDep) -> Response:
-    """Versions and expiry of the metadata, size of the files, and warnings."""
-    return answer(await registry.status())
+    @router.post(_ALIAS + "/revert")
+    async def revert_alias(principal: Operator, model: ModelName, alias: AliasName) -> Response:
+        """Revert the last change of an alias."""
+        return answer(await _opened(registry).aliases.revert(model, alias, principal))
 
+    @router.delete(_ALIAS)
+    async def remove_alias(principal: Operator, model: ModelName, alias: AliasName) -> Response:
+        """Delete an alias; its history stays."""
+        return answer(await _opened(registry).aliases.set(model, alias, None, principal))
 
-@keeping.get(ONLINE_KEY_PATH)
-async def read_online_key(registry: RegistryDep) -> Response:
-    """The public key that a root must name for snapshot and timestamp."""
-    return answer(await registry.online_key(fresh=False))
-
-
-@keeping.post(ONLINE_KEY_PATH)
-async def make_online_key(registry: RegistryDep) -> Response:
-    """Create the next such key, for a rotation; the present one signs until a root names the new one."""
-    return answer(await registry.online_key(fresh=True))
-
-
-@keeping.get(BUNDLES_PATH)
-async def list_bundles(
-    registry: RegistryDep, after: str = "", model: OptionalModelName = "", limit: str = str(_PAGE_LIMIT)
-) -> Response:
-    """The signed bundles, by name and version (after=NAME/VERSION, model=)."""
-    behind, count = _cursor(after, "a model"), number_of(limit, "a limit", _PAGE_LIMIT)
-    bundles = await registry.catalogue.entries(behind, count + 1, model)
-    page = bundles[:count]
-    last = f"{page[-1].name}/{page[-1].version}" if len(bundles) > count else None
-    return answer(BundlePage(tuple(page), last))
-
-
-@keeping.get(_BUNDLE)
-async def read_bundle(registry: RegistryDep, model: ModelName, version: Version) -> Response:
-    """A signed bundle: variants, requirements, certificates, aliases."""
-    return answer(await registry.catalogue.entry(model, version))
-
-
-@keeping.get(CONFIGURATIONS_PATH)
-async def list_configurations(
-    registry: RegistryDep, after: str = "", name: OptionalConfigurationName = "", limit: str = str(PAGE)
-) -> Response:
-    """The signed configurations, by name and version (after=NAME/VERSION, name=)."""
-    behind, count = _cursor(after, "a configuration"), number_of(limit, "a limit", PAGE)
-    listed = (await registry.catalogue.current()).configurations
-    matching = [one for one in listed if (one.name, one.version) > behind and name in ("", one.name)]
-    page = matching[:count]
-    last = f"{page[-1].name}/{page[-1].version}" if len(matching) > count else None
-    return answer(ConfigurationPage(tuple(page), last))
-
-
-@keeping.get(ALIASES_PATH)
-async def list_aliases(registry: RegistryDep, model: OptionalModelName = "") -> Response:
-    """The aliases and their versions."""
-    return answer(AliasList(tuple(await registry.aliases.all(model))))
-
-
-@keeping.get(_ALIAS)
-async def read_alias(registry: RegistryDep, model: ModelName, alias: AliasName) -> Response:
-    """The history of an alias, newest first."""
-    return answer(AliasList(tuple(await registry.aliases.history(model, alias))))
-
-
-@keeping.put(_ALIAS, openapi_extra=body_schema(AliasRequest))
-async def write_alias(
-    request: Request, registry: RegistryDep, principal: OperatorDep, model: ModelName, alias: AliasName
-) -> Response:
-    """Set an alias to a version."""
-    wanted = await body_of(request, AliasRequest)
-    return answer(await registry.aliases.set(model, alias, wanted.version, principal))
-
-
-@keeping.post(_ALIAS + "/revert")
-async def revert_alias(registry: RegistryDep, principal: OperatorDep, model: ModelName, alias: AliasName) -> Response:
-    """Revert the last change of an alias."""
-    return answer(await registry.aliases.revert(model, alias, principal))
-
-
-@keeping.delete(_ALIAS)
-async def remove_alias(registry: RegistryDep, principal: OperatorDep, model: ModelName, alias: AliasName) -> Response:
-    """Delete an alias; its history stays."""
-    return answer(await registry.aliases.set(model, alias, None, principal))
+    return router
 
 
 def _cursor(after: str, what: str) -> tuple[str, int]:
     """Returns the name and version behind which a page starts."""
     name, _, version = after.partition("/")
     return (name_of(name, what), number_of(version, "a version")) if after else ("", 0)
+
+
+def _opened(registry: Registry | None) -> Registry:
+    """Returns the gateway's registry.
+
+    Raises:
+        NotFoundError: the gateway has none.
+    """
+    if registry is None:
+        raise NotFoundError("This gateway has no registry; its operator sets registry.blobs to where files are kept.")
+    return registry

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet import rollout as wire
-from firstline_gateway.api.auth import GatewayDep, OperatorDep, require_fleet
+from firstline_gateway.api.auth import Access, Operator
 from firstline_gateway.api.messages import (
     PAGE,
     OptionalBundleName,
@@ -20,75 +20,72 @@ from firstline_gateway.api.messages import (
     body_of,
     body_schema,
 )
+from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.definition import Definition
+from firstline_gateway.rollouts.rollouts import Rollouts
 
 _ONE = wire.ROLLOUTS_PATH + "/{rollout_id}"
 _KEY_CHARACTERS = 255
 
-router = APIRouter(tags=["rollouts"], dependencies=[Depends(require_fleet)])
-audit_log = APIRouter(tags=["audit"], dependencies=[Depends(require_fleet)])
 
+def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
+    """Returns the routes of rollouts."""
+    router = APIRouter(tags=["rollouts"], dependencies=[Depends(access.fleet)])
 
-@router.get(wire.ROLLOUTS_PATH)
-async def list_rollouts(
-    gateway: GatewayDep, after: OptionalRolloutId = "", bundle: OptionalBundleName = "", limit: PageLimit = 100
-) -> Response:
-    """The rollouts, newest first; of one bundle, or of all."""
-    return answer(await gateway.rollouts.page(after, limit, bundle))
+    @router.get(wire.ROLLOUTS_PATH)
+    async def list_rollouts(
+        after: OptionalRolloutId = "", bundle: OptionalBundleName = "", limit: PageLimit = 100
+    ) -> Response:
+        """The rollouts, newest first; of one bundle, or of all."""
+        return answer(await rollouts.page(after, limit, bundle))
 
+    @router.post(wire.ROLLOUTS_PATH, openapi_extra=body_schema(Definition))
+    async def create_rollout(request: Request, principal: Operator) -> Response:
+        """Create a rollout, which is not started yet; with an Idempotency-Key only once."""
+        key = request.headers.get("idempotency-key")
+        if key is not None and not 0 < len(key) <= _KEY_CHARACTERS:
+            raise RequestError(f"Idempotency-Key has {len(key)} characters; 1 to {_KEY_CHARACTERS} can be used.")
+        definition = await body_of(request, Definition)
+        rollout = await rollouts.create(definition, principal, key)
+        return answer(rollout, 201, etag=str(rollout.revision))
 
-@router.post(wire.ROLLOUTS_PATH, openapi_extra=body_schema(Definition))
-async def create_rollout(request: Request, gateway: GatewayDep, principal: OperatorDep) -> Response:
-    """Create a rollout, which is not started yet; with an Idempotency-Key only once."""
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 0 < len(key) <= _KEY_CHARACTERS:
-        raise RequestError(f"Idempotency-Key has {len(key)} characters; 1 to {_KEY_CHARACTERS} can be used.")
-    definition = await body_of(request, Definition)
-    rollout = await gateway.rollouts.create(definition, principal, key)
-    return answer(rollout, 201, etag=str(rollout.revision))
+    @router.post(wire.PLAN_PATH, openapi_extra=body_schema(Definition))
+    async def plan_rollout(
+        request: Request, size_bytes: Annotated[int | None, Query(ge=0, le=2**53)] = None
+    ) -> Response:
+        """The plan of a rollout: devices, bytes, time, and detectable effects."""
+        definition = await body_of(request, Definition)
+        return answer(await rollouts.plan(definition, size_bytes))
 
+    @router.get(_ONE)
+    async def read_rollout(rollout_id: RolloutId) -> Response:
+        """One rollout: its state, and the effect of commands on its devices."""
+        rollout = await rollouts.get(rollout_id)
+        return answer(rollout, etag=str(rollout.revision))
 
-@router.post(wire.PLAN_PATH, openapi_extra=body_schema(Definition))
-async def plan_rollout(
-    request: Request, gateway: GatewayDep, size_bytes: Annotated[int | None, Query(ge=0, le=2**53)] = None
-) -> Response:
-    """The plan of a rollout: devices, bytes, time, and detectable effects."""
-    definition = await body_of(request, Definition)
-    return answer(await gateway.rollouts.plan(definition, size_bytes))
+    @router.get(_ONE + "/looks")
+    async def read_looks(
+        rollout_id: RolloutId,
+        after: Annotated[str, Query(pattern=r"^[0-9]{1,6}\.[0-9]{1,9}$", description="A look, as `after` said.")] = "",
+        limit: PageLimit = 200,
+    ) -> Response:
+        """The evaluations of a rollout, each with its verdict and numbers."""
+        stage, _, look = after.partition(".")
+        behind = (int(stage), int(look)) if after else (-1, 0)
+        return answer(await rollouts.looks(rollout_id, behind, limit))
 
+    @router.post(_ONE + "/{command}")
+    async def command_rollout(request: Request, principal: Operator, rollout_id: RolloutId, command: str) -> Response:
+        """approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only if unchanged."""
+        if command not in set(Command):
+            raise RequestError(f"There is no command {command[:40]!a}; there are {', '.join(Command)}.")
+        rollout = await rollouts.command(
+            rollout_id, Command(command), principal, _revision(request.headers.get("if-match"))
+        )
+        return answer(rollout, etag=str(rollout.revision))
 
-@router.get(_ONE)
-async def read_rollout(gateway: GatewayDep, rollout_id: RolloutId) -> Response:
-    """One rollout: its state, and the effect of commands on its devices."""
-    rollout = await gateway.rollouts.get(rollout_id)
-    return answer(rollout, etag=str(rollout.revision))
-
-
-@router.get(_ONE + "/looks")
-async def read_looks(
-    gateway: GatewayDep,
-    rollout_id: RolloutId,
-    after: Annotated[str, Query(pattern=r"^[0-9]{1,6}\.[0-9]{1,9}$", description="A look, as `after` said.")] = "",
-    limit: PageLimit = 200,
-) -> Response:
-    """The evaluations of a rollout, each with its verdict and numbers."""
-    stage, _, look = after.partition(".")
-    behind = (int(stage), int(look)) if after else (-1, 0)
-    return answer(await gateway.rollouts.looks(rollout_id, behind, limit))
-
-
-@router.post(_ONE + "/{command}")
-async def command_rollout(
-    request: Request, gateway: GatewayDep, principal: OperatorDep, rollout_id: RolloutId, command: str
-) -> Response:
-    """approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only if unchanged."""
-    if command not in set(Command):
-        raise RequestError(f"There is no command {command[:40]!a}; there are {', '.join(Command)}.")
-    rollout = await gateway.rollouts.command(
-        rollout_id, Command(command), principal, _revision(request.headers.get("if-match"))
-    )
-    return answer(rollout, etag=str(rollout.revision))
+    return router
 
 
 def _revision(match: str | None) -> int | None:
@@ -99,18 +96,22 @@ def _revision(match: str | None) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
 
 
-@audit_log.get(wire.AUDIT_PATH)
-async def read_audit(
-    gateway: GatewayDep,
-    after: Annotated[int, Query(ge=0, le=2**53)] = 0,
-    limit: PageLimit = PAGE,
-    subject: Annotated[str, Query(max_length=256)] = "",
-) -> Response:
-    """The decisions of all principals, by number; of one subject, or of all."""
-    return answer(await gateway.audit_log.page(after, limit, subject))
+def audit_log_routes(audit_log: AuditLog, access: Access) -> APIRouter:
+    """Returns the routes of the audit log."""
+    router = APIRouter(tags=["audit"], dependencies=[Depends(access.fleet)])
 
+    @router.get(wire.AUDIT_PATH)
+    async def read_audit(
+        after: Annotated[int, Query(ge=0, le=2**53)] = 0,
+        limit: PageLimit = PAGE,
+        subject: Annotated[str, Query(max_length=256)] = "",
+    ) -> Response:
+        """The decisions of all principals, by number; of one subject, or of all."""
+        return answer(await audit_log.page(after, limit, subject))
 
-@audit_log.get(wire.AUDIT_HEAD_PATH)
-async def read_head(gateway: GatewayDep) -> Response:
-    """The signed head of the audit log; store it where the gateway cannot change it."""
-    return answer(await gateway.audit_log.head())
+    @router.get(wire.AUDIT_HEAD_PATH)
+    async def read_head() -> Response:
+        """The signed head of the audit log; store it where the gateway cannot change it."""
+        return answer(await audit_log.head())
+
+    return router

@@ -9,7 +9,7 @@ from support.executors import SERVED, M, model, row, site
 from support.logs import captured_lines
 
 from firstline_core.protocol import http
-from firstline_gateway.api.control import _executor
+from firstline_gateway.api.monitoring import _executor
 from firstline_gateway.commands.status import executor_lines
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs

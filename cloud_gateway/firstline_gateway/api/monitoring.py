@@ -1,0 +1,69 @@
+"""Routes that show the state of the gateway: metrics, executors and the store."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_gateway.api.auth import Access
+from firstline_gateway.api.messages import json_response
+from firstline_gateway.executors.base import ExecutorReport
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.store.database import Database
+from firstline_gateway.store.writer import StoreWriter
+
+
+def metrics_routes(metrics: RequestMetrics, access: Access) -> APIRouter:
+    """Returns the route of the metrics."""
+    router = APIRouter(tags=["health"], dependencies=[Depends(access.metrics)])
+
+    @router.get("/metrics")
+    async def read_metrics() -> Response:
+        """Prometheus metrics, for an API key of any scope; for all callers if api.open_metrics is set."""
+        content, content_type = metrics.render()
+        return Response(content, media_type=content_type)
+
+    return router
+
+
+def monitoring_routes(dispatcher: Dispatcher, database: Database, writer: StoreWriter, access: Access) -> APIRouter:
+    """Returns the routes of the executors and the store, for operators."""
+    router = APIRouter(dependencies=[Depends(access.fleet)])
+
+    @router.get("/firstline/v1/executors", tags=["executors"])
+    async def list_executors() -> Response:
+        """The executors, if there are several: their state, shares and speeds."""
+        return json_response({"executors": [_executor(each) for each in dispatcher.report().executors]})
+
+    @router.get("/firstline/v1/store", tags=["store"])
+    async def read_store() -> Response:
+        """The database, and the reason if it accepts no writes at the moment."""
+        problem = writer.trouble
+        return json_response({"database": database.shown, "up": not problem, "problem": problem})
+
+    return router
+
+
+def _executor(found: ExecutorReport) -> dict[str, object]:
+    return {
+        "name": found.name,
+        "up": not found.problem,
+        "problem": found.problem,
+        "slots": found.slots,
+        "under_way": found.under_way,
+        "batches": dict(found.batches),
+        "paces": [
+            {
+                "model": key.name,
+                "version": str(key.version),
+                "pace": round(each.pace, 3),
+                "oldest_s": round(each.oldest_s, 3),
+                "problem": each.problem,
+                "mind": each.mind,
+            }
+            for key, each in sorted(found.models.items())
+        ],
+        "energy_j": round(found.energy_j, 3),
+        "energy_sources": sorted(found.energy_sources),
+    }
