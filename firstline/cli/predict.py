@@ -140,20 +140,17 @@ def _disturbed(streams: Sequence[Stream]) -> str:
 def _unmeasured(streams: Sequence[Stream], prediction: Prediction, within_ms: float | None) -> str:
     """A warning about costs that the profile does not contain."""
     named = [stream.point.key.variant for stream in streams]
-    lacks = [stream.point.key.variant for stream in streams if stream.point.course is None]
+    lacks = [stream.point.key.variant for stream in streams if stream.point.slow_moments is None]
     if lacks:
         return (
             f"warning: the profile of {', '.join(lacks)} lacks slow periods and the cost of other models, so long "
             "waits are underestimated; firstline profile --remeasure measures both."
         )
-    pairs = {
-        (stream.point.key.variant, beside.variant)
-        for stream in streams
-        if (beside := stream.point.beside) is not None and beside.is_known
-    }
-    if len(named) > 1 and not any(other in named for _, other in pairs):
+    mixes = [stream.point.mixed_load for stream in streams]
+    others = {one.variant for one in mixes if one is not None and (one.rested_ms, one.queued_ms) != (None, None)}
+    if len(named) > 1 and not others & set(named):
         return f"warning: the slowdown between {', '.join(named)} was not measured; each is predicted as if alone."
-    awake = [stream.point.key.variant for stream in streams if stream.point.light is None]
+    awake = [stream.point.key.variant for stream in streams if stream.point.light_load is None]
     if awake and (within_ms is not None or prediction.utilisation < HALF_LOAD):
         return (
             f"warning: {', '.join(awake)} was not measured under light load; rare requests take longer than predicted."

@@ -14,16 +14,16 @@ from firstline_core.profile.profile import (
     FORMAT,
     LIMIT_BYTES,
     QUANTILES,
-    Beside,
-    Course,
     Distribution,
     Key,
-    Light,
+    MixedLoad,
     Moved,
     Operator,
     Point,
     Profile,
     Server,
+    SlowMoments,
+    UsualTimes,
     WarmUp,
     decode,
     distribution,
@@ -66,9 +66,10 @@ POINTS = st.builds(
     peak_memory_bytes=_READINGS,
     processor_ms=_AMOUNTS,
     energy_mj=_READINGS,
-    beside=st.none() | st.builds(Beside, st.just("full"), *4 * [st.none() | _AMOUNTS]),
-    light=st.none() | st.builds(Light, st.floats(0.01, 0.49), *2 * [st.none() | _AMOUNTS]),
-    course=st.none() | st.builds(Course, _AMOUNTS, st.binary(min_size=1, max_size=20)),
+    mixed_load=st.none()
+    | st.builds(MixedLoad, *2 * [st.none() | _AMOUNTS], variant=st.just("full"), own_share=st.floats(0.01, 0.99)),
+    light_load=st.none() | st.builds(UsualTimes, *2 * [st.none() | _AMOUNTS]),
+    slow_moments=st.none() | st.builds(SlowMoments, _AMOUNTS, st.binary(min_size=1, max_size=20)),
     server=st.none() | st.builds(Server, _AMOUNTS, _AMOUNTS, _SOME),
     operators=st.lists(st.builds(Operator, st.just("Conv"), _COUNTS, _AMOUNTS), max_size=3).map(tuple),
     alone=st.booleans(),
@@ -102,10 +103,10 @@ def test_unknown_fields_are_ignored(profile: Profile) -> None:
 def test_a_missing_share_counts_as_one_half(profile: Profile) -> None:
     said = msgspec.to_builtins(profile)
     for one in said["points"]:
-        if one["beside"] is not None:
-            del one["beside"]["own_share"]
+        if one["mixed_load"] is not None:
+            del one["mixed_load"]["own_share"]
     found = decode(msgspec.json.encode(said), "a file")
-    assert {one.beside.own_share for one in found.points if one.beside is not None} <= {0.5}
+    assert {one.mixed_load.own_share for one in found.points if one.mixed_load is not None} <= {0.5}
 
 
 @given(st.binary(max_size=200))

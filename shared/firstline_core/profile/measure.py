@@ -257,7 +257,7 @@ class ProfileSession:
             options.joules_per_core_s,
             str(options.root),
             options.alone,
-            beside=_other_model(self._bundle.manifest, key, self.keys),
+            mixed_with=_other_model(self._bundle.manifest, key, self.keys),
             share=options.throttled_share if key.condition == "emulated" else 1.0,
             heat_s=options.sustained_s if key.condition == "sustained" else 0.0,
         )

@@ -32,16 +32,17 @@ from firstline_core.processing.trial import typical_row
 from firstline_core.profile import scenarios
 from firstline_core.profile.meters import EnergyMeter, heat_up, peak, reset_peak, waited_s
 from firstline_core.profile.profile import (
+    LIGHT_LOAD,
     OPERATORS,
-    Beside,
     Key,
-    Light,
+    MixedLoad,
     Moved,
     Operator,
     Point,
+    UsualTimes,
     WarmUp,
-    course,
     distribution,
+    slow_moments,
 )
 from firstline_core.runtime.litert import delegates as tflite_delegates
 from firstline_core.runtime.memory import keep_freed_memory
@@ -51,11 +52,9 @@ from firstline_core.runtime.priority import use_lowest_priority
 from firstline_core.runtime.select import CPU, RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 
-_SHARES = {"query": 0.2, "loaded": 0.3, "light": 0.1, "beside": 0.25, "server": 0.1, "operators": 0.05}
+_SHARES = {"query": 0.2, "loaded": 0.3, "light": 0.1, "mixed": 0.25, "server": 0.1, "operators": 0.05}
 """Shares of a point's seconds; the scenarios that a service meets most have the most samples."""
 _FEWEST = 5
-_LIGHT_LOAD = 0.1
-"""A lighter load would give too few queries in the time; even rarer queries take longer still."""
 _LIGHT_QUERIES = 8
 _LIGHT_LONGER = 4.0
 """Times of the given seconds that these queries may take."""
@@ -81,7 +80,7 @@ class Job(Struct, frozen=True):
         joules_per_core_s: stated energy of a busy core; 0 if not stated.
         root: where the kernel's files begin.
         alone: nothing else runs here; measure at normal priority.
-        beside: id of another model of the bundle for `Point.beside`; "" for none.
+        mixed_with: id of another model of the bundle for `Point.mixed_load`; "" for none.
         share: share of the time for which this process runs (`point_process.stopped_for_a_share`).
         heat_s: longest full load before measuring (`meters.heat_up`).
     """
@@ -92,7 +91,7 @@ class Job(Struct, frozen=True):
     joules_per_core_s: float = 0.0
     root: str = "/"
     alone: bool = False
-    beside: str = ""
+    mixed_with: str = ""
     share: float = 1.0
     heat_s: float = 0.0
 
@@ -152,10 +151,10 @@ def measure(job: Job) -> Point:
         prepare, run = distribution(query.prepare[measured]), distribution(query.run[measured])
         mean_s, median_s = steady.mean_ms / 1000, steady.p50_ms / 1000
         under_load = scenarios.loaded((query,), mean_s, job.seconds * _SHARES["loaded"])
-        light = _light(query, mean_s, job.seconds * _SHARES["light"]) if key.of_one_row else None
+        light_load = _light_load(query, mean_s, job.seconds * _SHARES["light"]) if key.of_one_row else None
         of_server = scenarios.server(query, median_s, job.seconds * _SHARES["server"]) if key.batch == 1 else None
         peak_bytes = peak(before_bytes)
-        beside = _beside(bundle, query, mean_s, job)
+        mixed_load = _mixed_load(bundle, query, mean_s, job)
         prepared, output = loaded.prepare(tensor), loaded.predict(tensor)
     found_operators, absent = _operators(bundle, model, loaded, prepared, job)
     warm_queries, queued = scenarios.steady_from(whole, median_s), under_load.of(waited=True)
@@ -168,9 +167,9 @@ def measure(job: Job) -> Point:
         query=steady,
         rested=distribution(under_load.of(waited=False)),
         queued=distribution(queued) if queued else None,
-        light=light,
-        course=course(under_load.seconds, under_load.waited, under_load.span_s) if key.of_one_row else None,
-        beside=beside,
+        light_load=light_load,
+        mixed_load=mixed_load,
+        slow_moments=slow_moments(under_load.seconds, under_load.waited, under_load.span_s) if key.of_one_row else None,
         prepare=prepare,
         run=run,
         offline_per_s=float(f"{key.batch * (len(whole) - warm) / sum(whole[measured]):.5g}"),
@@ -219,21 +218,20 @@ def queried(bundle: Bundle, loaded: LoadedModel, rows: int) -> Tensor:
     return Tensor(one.name, np.ascontiguousarray(one.array[np.arange(rows) % len(one.array)]))
 
 
-def _light(query: _TimedQuery, query_s: float, seconds: float) -> Light | None:
+def _light_load(query: _TimedQuery, query_s: float, seconds: float) -> UsualTimes | None:
     """Times under a light load; None if queries are too long for the time."""
-    if _LIGHT_QUERIES * query_s / _LIGHT_LOAD > _LIGHT_LONGER * seconds:
+    if _LIGHT_QUERIES * query_s / LIGHT_LOAD > _LIGHT_LONGER * seconds:
         return None
-    found = scenarios.loaded((query,), query_s, seconds, load=_LIGHT_LOAD, least=_LIGHT_QUERIES)
-    rested_ms, queued_ms = (_usual_ms(found.of(waited=waited)) for waited in (False, True))
-    return Light(_LIGHT_LOAD, rested_ms, queued_ms)
+    found = scenarios.loaded((query,), query_s, seconds, load=LIGHT_LOAD, least=_LIGHT_QUERIES)
+    return UsualTimes(_usual_ms(found.of(waited=False)), _usual_ms(found.of(waited=True)))
 
 
-def _beside(bundle: Bundle, query: _TimedQuery, query_s: float, job: Job) -> Beside | None:
+def _mixed_load(bundle: Bundle, query: _TimedQuery, query_s: float, job: Job) -> MixedLoad | None:
     """Times among queries of another model; None if there is no other one, or no memory for it."""
-    other = next((model for model in bundle.manifest.models if model.id == job.beside), None)
+    other = next((model for model in bundle.manifest.models if model.id == job.mixed_with), None)
     if other is None or job.key.batch > 1 or not has_room(other.artefact.size_bytes, Tree(Path(job.root))):
         return None
-    own_share, seconds = _own_share(bundle, job.key.variant, other.id), job.seconds * _SHARES["beside"]
+    own_share, seconds = _own_share(bundle, job.key.variant, other.id), job.seconds * _SHARES["mixed"]
     try:
         with closing(load_model(bundle, other, _options(job.key, other))) as loaded:
             others = _TimedQuery(loaded, queried(bundle, loaded, 1))
@@ -242,10 +240,8 @@ def _beside(bundle: Bundle, query: _TimedQuery, query_s: float, job: Job) -> Bes
             found = scenarios.loaded((query, others), mean_s, seconds, shares=(own_share, 1 - own_share))
     except FirstlineError:
         return None  # the other model's own point says why
-    rested_ms, queued_ms, rested_turned_ms, queued_turned_ms = (
-        _usual_ms(found.of(waited=waited, turned=turned)) for turned in (False, True) for waited in (False, True)
-    )
-    return Beside(other.id, rested_ms, queued_ms, rested_turned_ms, queued_turned_ms, own_share)
+    rested_ms, queued_ms = (_usual_ms(found.of(waited=waited)) for waited in (False, True))
+    return MixedLoad(rested_ms, queued_ms, variant=other.id, own_share=own_share)
 
 
 def _own_share(bundle: Bundle, variant: str, other: str) -> float:

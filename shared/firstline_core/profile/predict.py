@@ -1,7 +1,7 @@
 """Predicts response times of a mixed load by simulation, first come, first served. Pure.
 
 The p99 of a mix does not follow from the p50 and p99 of its parts, so queries are simulated one by one, with the slow
-moments that were measured (`course`). The same seed draws the same arrivals and enters the course at the same place for
+moments that were measured. The same seed draws the same arrivals and enters the slow moments at the same place for
 every alternative (common random numbers: Law, Simulation Modeling and Analysis, section 11.2), so that two predictions
 differ by what was changed more than by chance.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.profile.profile import HALF_LOAD, Beside, Distribution, Point
+from firstline_core.profile.profile import HALF_LOAD, LIGHT_LOAD, Distribution, Point
 
 Times = NDArray[np.float64]
 
@@ -93,11 +93,11 @@ def utilisation(streams: Sequence[Stream], *, servers: int = 1) -> float:
 
 
 def _utilisation(points: Sequence[Point], rates_per_s: Sequence[float], servers: int) -> float:
-    busy_ms_per_s = 0.0
-    for rate_per_s, one in zip(rates_per_s, _services(points, rates_per_s, load=1.0), strict=True):
-        after = rates_per_s[one.other] / sum(rates_per_s) if one.other is not None else 0.0
-        usual = after * one.waited.after_other + (1 - after) * one.waited.elsewhere
-        busy_ms_per_s += rate_per_s * one.waited.alone.mean_ms * usual
+    services = _services(points, rates_per_s, load=1.0)
+    busy_ms_per_s = sum(
+        rate_per_s * one.queued.mean_ms * one.factors.queued
+        for rate_per_s, one in zip(rates_per_s, services, strict=True)
+    )
     return busy_ms_per_s / 1000 / servers
 
 
@@ -134,7 +134,7 @@ def replay(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp],
 
     Args:
         points: times of each kind of query: `rested` if a server was free; if it had to wait, `queued` (`query` if that
-            is unknown). Both are scaled by `beside` among several kinds, and by `load_factors`.
+            is unknown). Both are scaled by `mixed_load` among several kinds, and by `load_factors`.
         arrivals_ms: (n,) ascending.
         kinds: (n,) indices of `points`.
         servers: number of queries that run at once.
@@ -142,77 +142,74 @@ def replay(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp],
     """
     if not len(arrivals_ms):
         return np.empty(0)
-    courses = [point.course for point in points if point.course is not None]
+    measured = [point.slow_moments for point in points if point.slow_moments is not None]
     random = np.random.default_rng([seed, 1])
-    if courses:  # all queries follow the finest course, because slow moments are the machine's
-        shares = max(courses, key=lambda course: course.queries_per_ms).shares(arrivals_ms, random)
+    if measured:  # all queries follow those of the finest resolution, because slow moments are the machine's
+        shares = max(measured, key=lambda moments: moments.queries_per_ms).shares(arrivals_ms, random)
     else:
         shares = random.random(len(arrivals_ms))
-    # Each of several servers has its own previous query, which is of another kind as often as the previous arrival.
-    before = np.append(-1, kinds[:-1])
     waited, free = np.empty_like(arrivals_ms), np.empty_like(arrivals_ms)
     counts = np.bincount(kinds, minlength=len(points)).tolist()
     span_s = max(float(arrivals_ms[-1] - arrivals_ms[0]) / 1000, 1e-9)
     load = _utilisation(points, counts, servers) / span_s if len(kinds) > 1 else 0.0
     for kind, one in enumerate(_services(points, counts, load)):
         of_kind = kinds == kind
-        is_after_other = before[of_kind] == (-2 if one.other is None else one.other)
-        for found, time in ((free, one.free), (waited, one.waited)):
-            factors = np.where(is_after_other, time.after_other, time.elsewhere)
-            found[of_kind] = time.alone.at(shares[of_kind]) * factors
+        free[of_kind] = one.rested.at(shares[of_kind]) * one.factors.rested
+        waited[of_kind] = one.queued.at(shares[of_kind]) * one.factors.queued
     return response_times(arrivals_ms, waited, free, servers)
 
 
-class _Time(NamedTuple):
-    """Time of a query at half load, with the factors after a query of the other model, and after any other query."""
+class Factors(NamedTuple):
+    """Times of a query over those that were measured at half load without other models.
 
-    alone: Distribution
-    after_other: float
-    elsewhere: float
+    Attributes:
+        rested: if the query finds a server free.
+        queued: if it has to wait.
+    """
+
+    rested: float
+    queued: float
 
 
 class _Service(NamedTuple):
-    """Service times of one kind of query in a mix.
+    """Service times of one kind of query in a mix: those at half load, and their factors."""
 
-    Attributes:
-        other: index of the model that it was measured with; None if that is not in the mix.
-        free: if the query finds a server free.
-        waited: if it has to wait.
-    """
-
-    other: int | None
-    free: _Time
-    waited: _Time
+    rested: Distribution
+    queued: Distribution
+    factors: Factors
 
 
 def _services(points: Sequence[Point], rates: Sequence[float], load: float) -> list[_Service]:
     """The service times of each point under a load, in the mix that the rates define."""
-    places = {point.key.variant: place for place, point in enumerate(points)}
     busy = [rate * point.query.mean_ms for rate, point in zip(rates, points, strict=True)]
     found = []
     for own, point in enumerate(points):
-        beside, other, similarity = point.beside or Beside(point.key.variant), None, 0.0
-        if (place := places.get(beside.variant, own)) != own and busy[place]:
-            # How similar the mix is to the measurement, 0 to 1, by the other model's share of the busy time.
-            other, others_ms = place, (1 - beside.own_share) * points[place].query.mean_ms
-            both_ms = beside.own_share * point.query.mean_ms + others_ms
-            measured = others_ms / both_ms if others_ms > 0 else 1.0
-            similarity = min(1.0, busy[other] / sum(busy) / measured)
-        else:
-            beside = Beside(point.key.variant)
-        factors, queued = load_factors(load, point), point.queued or point.query
-        free = _time(point.rested, beside.rested_ms, beside.rested_turned_ms, factors.rested, similarity)
-        waited = _time(queued, beside.queued_ms, beside.queued_turned_ms, factors.queued, similarity)
-        found.append(_Service(other, free, waited))
+        at_load, in_mix = load_factors(load, point), _mix_factors(points, own, busy)
+        factors = Factors(at_load.rested * in_mix.rested, at_load.queued * in_mix.queued)
+        found.append(_Service(point.rested, _queued(point), factors))
     return found
 
 
-def _time(
-    alone: Distribution, own_ms: float | None, other_ms: float | None, at_load: float, similarity: float
-) -> _Time:
-    own = _ratio(own_ms, alone.usual_ms, unknown=_ratio(other_ms, alone.usual_ms))
-    other = _ratio(other_ms, alone.usual_ms, unknown=own)
-    return _Time(alone, at_load * other, at_load * (1 + similarity * (own - 1)))
+def _queued(point: Point) -> Distribution:
+    return point.queued or point.query
+
+
+def _mix_factors(points: Sequence[Point], own: int, busy: Sequence[float]) -> Factors:
+    """The factors of a point among other models, in proportion to how far the mix resembles the measured one."""
+    point = points[own]
+    mixed = point.mixed_load
+    if mixed is None:
+        return Factors(1.0, 1.0)
+    places = [at for at, one in enumerate(points) if at != own and one.key.variant == mixed.variant]
+    if not places or not busy[places[0]]:
+        return Factors(1.0, 1.0)
+    (other, *_) = places
+    others_ms = (1 - mixed.own_share) * points[other].query.mean_ms
+    both_ms = mixed.own_share * point.query.mean_ms + others_ms
+    measured = others_ms / both_ms if others_ms > 0 else 1.0  # share of the busy time that was the other model's
+    similarity = min(1.0, busy[other] / sum(busy) / measured)
+    ratios = (_ratio(mixed.rested_ms, point.rested.usual_ms), _ratio(mixed.queued_ms, _queued(point).usual_ms))
+    return Factors(*(1 + similarity * (ratio - 1) for ratio in ratios))
 
 
 def response_times(arrivals: Times, waited: Times, free: Times, servers: int) -> Times:
@@ -236,14 +233,7 @@ def response_times(arrivals: Times, waited: Times, free: Times, servers: int) ->
     return found
 
 
-class LoadFactors(NamedTuple):
-    """Times of a query over those at half load: if it found a server free, and if it had to wait."""
-
-    rested: float
-    queued: float
-
-
-def load_factors(load: float, point: Point) -> LoadFactors:
+def load_factors(load: float, point: Point) -> Factors:
     """Returns how much longer a query takes under a load than at half load, which the point's times are of.
 
     A profile knows three loads: a light one, half load, and back to back. Between them the work that a server does in
@@ -251,19 +241,17 @@ def load_factors(load: float, point: Point) -> LoadFactors:
 
     Args:
         load: as a share of what servers that never rest can do; from 1 on queries are back to back.
-        point: without `light`, less than half load counts as half load.
+        point: without `light_load`, less than half load counts as half load.
     """
-    queued = point.queued or point.query
+    queued = _queued(point)
     full = min(max(_ratio(point.query.usual_ms, queued.usual_ms), _FASTEST), 1.0)
-    if point.light is None:
-        lightest, rested, waited = 0.0, 1.0, 1.0
-    else:
-        lightest = point.light.load
-        most = _BUSIEST * full / lightest
-        rested = min(_ratio(point.light.rested_ms, point.rested.usual_ms), most)
-        waited = min(_ratio(point.light.queued_ms, queued.usual_ms, unknown=rested), most)
-    loads = (lightest, HALF_LOAD, 1.0)
-    return LoadFactors(*(1 / float(np.interp(load, loads, (1 / light, 1.0, 1 / full))) for light in (rested, waited)))
+    rested, waited = 1.0, 1.0
+    if point.light_load is not None:
+        most = _BUSIEST * full / LIGHT_LOAD
+        rested = min(_ratio(point.light_load.rested_ms, point.rested.usual_ms), most)
+        waited = min(_ratio(point.light_load.queued_ms, queued.usual_ms, unknown=rested), most)
+    loads = (LIGHT_LOAD, HALF_LOAD, 1.0)
+    return Factors(*(1 / float(np.interp(load, loads, (1 / light, 1.0, 1 / full))) for light in (rested, waited)))
 
 
 def _ratio(taken_ms: float | None, usual_ms: float, unknown: float = 1.0) -> float:

@@ -41,7 +41,7 @@ _DIGITS = 5
 _STEEPEST = 1e4  # power of the last step
 
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
-COURSE_QUERIES = 4_096
+MOST_RANKS = 4_096
 """Most queries that are stored; of more, evenly spaced ones."""
 _RANKS = 256
 _AROUND = 4
@@ -51,7 +51,9 @@ POINTS = 512
 """Most points of one profile."""
 REASON_CHARACTERS = 500
 HALF_LOAD = 0.5
-"""The load of `Point.rested`, `Point.queued` and `Point.beside`, as a share of the rate back to back."""
+"""The load of `Point.rested`, `Point.queued` and `Point.mixed_load`, as a share of the rate back to back."""
+LIGHT_LOAD = 0.1
+"""The load of `Point.light_load`. A lighter one would give too few queries in the time."""
 OPERATORS = 24
 """Most kinds of operators of one point."""
 Condition = Literal["warm", "sustained", "emulated"]
@@ -138,8 +140,8 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-class Course(Struct, frozen=True):
-    """Queries under load, in their order.
+class SlowMoments(Struct, frozen=True):
+    """How slow the queries under load were, in their order: a machine's slow moments let queues build up.
 
     Attributes:
         span_ms: time in which they came, about evenly.
@@ -148,15 +150,15 @@ class Course(Struct, frozen=True):
     """
 
     span_ms: Milliseconds
-    ranks: Annotated[bytes, Meta(min_length=1, max_length=COURSE_QUERIES)]
+    ranks: Annotated[bytes, Meta(min_length=1, max_length=MOST_RANKS)]
 
     @property
     def queries_per_ms(self) -> float:
-        """The resolution of the course."""
+        """The resolution."""
         return len(self.ranks) / max(self.span_ms, 1e-6)
 
     def shares(self, at_ms: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
-        """Returns the quantile shares (0 to 1) of queries that arrive along this course, which repeats at its end.
+        """Returns the quantile shares (0 to 1) of queries that arrive in this order, which repeats at its end.
 
         Each query takes the rank of a random neighbour of its moment, so that simultaneous queries share the moment but
         not one outlier.
@@ -172,21 +174,21 @@ class Course(Struct, frozen=True):
         return found
 
 
-def course(times: Sequence[float], waited: Sequence[bool], span_s: float) -> Course:
-    """Returns the course of measured queries.
+def slow_moments(times: Sequence[float], waited: Sequence[bool], span_s: float) -> SlowMoments:
+    """Returns the slow moments among measured queries.
 
     Args:
         times: of each query, in their order.
         waited: whether it had to wait; those that had to are ranked separately.
         span_s: from before the first to after the last.
     """
-    every = -(-len(times) // COURSE_QUERIES)
+    every = -(-len(times) // MOST_RANKS)
     taken, kinds = np.asarray(times), np.asarray(waited, np.bool_)
     ranks = np.empty(len(taken), np.uint8)
     for kind in (kinds, ~kinds):
         places = taken[kind].argsort(kind="stable").argsort()
         ranks[kind] = _RANKS * (places + 0.5) / max(len(places), 1)
-    return Course(float(f"{1000 * span_s:.5g}"), ranks[::every].tobytes())
+    return SlowMoments(float(f"{1000 * span_s:.5g}"), ranks[::every].tobytes())
 
 
 class Key(Struct, frozen=True, order=True):
@@ -227,44 +229,27 @@ class Server(Struct, frozen=True):
     latency: Distribution
 
 
-class Beside(Struct, frozen=True):
-    """Times as `rested` and `queued` while queries of another model are interleaved: rests and caches differ.
+class UsualTimes(Struct, frozen=True):
+    """Times as `Point.rested` and `Point.queued` under another load.
 
-    `Distribution.usual_ms` of each; None if there were too few queries.
+    Attributes:
+        rested_ms, queued_ms: `Distribution.usual_ms` of each; None if there were too few queries.
+    """
+
+    rested_ms: Milliseconds | None = None
+    queued_ms: Milliseconds | None = None
+
+
+class MixedLoad(UsualTimes, frozen=True, kw_only=True):
+    """Times at half load among queries of another model: rests and the contents of caches differ.
 
     Attributes:
         variant: the other model's id.
-        rested_ms, queued_ms: after a query of this model.
-        rested_turned_ms, queued_turned_ms: after a query of the other model.
         own_share: share of the queries that are of this model.
     """
 
     variant: Name
-    rested_ms: Milliseconds | None = None
-    queued_ms: Milliseconds | None = None
-    rested_turned_ms: Milliseconds | None = None
-    queued_turned_ms: Milliseconds | None = None
     own_share: Annotated[float, Meta(gt=0, lt=1)] = 0.5
-
-    @property
-    def is_known(self) -> bool:
-        """Whether any of the times is known."""
-        times = (self.rested_ms, self.queued_ms, self.rested_turned_ms, self.queued_turned_ms)
-        return any(each is not None for each in times)
-
-
-class Light(Struct, frozen=True):
-    """Times as `Point.rested` and `Point.queued` under a light load: after a longer rest a machine is slower to wake.
-
-    `Distribution.usual_ms` of each; None if there were too few queries.
-
-    Attributes:
-        load: as a share of the rate back to back; that of the point itself is `HALF_LOAD`.
-    """
-
-    load: Annotated[float, Meta(gt=0, lt=HALF_LOAD)]
-    rested_ms: Milliseconds | None = None
-    queued_ms: Milliseconds | None = None
 
 
 class WarmUp(Struct, frozen=True):
@@ -326,9 +311,10 @@ class Point(Struct, frozen=True):
         rested: the same after a rest of two queries on average, from the due time: threads sleep and timers are late.
         queued: queries between such rests, each from the end of the previous one: one query does not undo a rest. None
             if no query had to wait.
-        light: under a lighter load; of one row on a warm machine, and only if queries are short enough.
-        course: the order in which `rested` and `queued` were slow; of one row on a warm machine.
-        beside: of batch 1 only; None if it was not measured.
+        light_load: times after longer rests, when a machine is slower to wake; of one row on a warm machine, and only
+            if queries are short enough.
+        mixed_load: of batch 1 only; None if it was not measured.
+        slow_moments: the order in which `rested` and `queued` were slow; of one row on a warm machine.
         prepare: part of `query`: decoding and preprocessing.
         run: part of `query`: the model and its postprocessing.
         offline_per_s: samples a second, one batch after the other.
@@ -363,10 +349,10 @@ class Point(Struct, frozen=True):
     server: Server | None = None
     operators: Annotated[tuple[Operator, ...], Meta(max_length=OPERATORS)] = ()
     operators_absent: Text = ""
-    beside: Beside | None = None
     queued: Distribution | None = None
-    light: Light | None = None
-    course: Course | None = None
+    light_load: UsualTimes | None = None
+    mixed_load: MixedLoad | None = None
+    slow_moments: SlowMoments | None = None
     processor_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     heated_s: Amount = 0.0
     heat_limit_s: Amount = 0.0

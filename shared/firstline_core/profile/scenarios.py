@@ -48,20 +48,15 @@ class Loaded(NamedTuple):
     kinds: list[int]
     span_s: float
 
-    def of(self, *, waited: bool, turned: bool | None = None) -> list[float]:
+    def of(self, *, waited: bool) -> list[float]:
         """Returns the seconds of queries of the first kind.
 
         Args:
             waited: those that had to wait, or those that found the server free. The former take longer than back to
                 back, because one query does not undo a rest.
-            turned: those right after a query of another kind, or after one of their own; None for both.
         """
-        rows = zip(self.seconds, self.waited, self.kinds, [0, *self.kinds[:-1]], strict=True)
-        return [
-            seconds
-            for seconds, has_waited, kind, before in rows
-            if kind == 0 and has_waited == waited and turned in (None, before != 0)
-        ]
+        rows = zip(self.seconds, self.waited, self.kinds, strict=True)
+        return [seconds for seconds, has_waited, kind in rows if kind == 0 and has_waited == waited]
 
 
 def loaded(

@@ -14,7 +14,7 @@ from support.sample_bundles import variant_bundle
 
 from firstline_core.profile import measure_point, scenarios
 from firstline_core.profile.measure_point import Job
-from firstline_core.profile.profile import HALF_LOAD, Key
+from firstline_core.profile.profile import Key
 
 
 def job(bundle_path: Path) -> Job:
@@ -30,14 +30,14 @@ def test_a_point_without_a_trace_has_everything_else(tmp_path: Path, monkeypatch
     assert point.query.count >= 5
 
 
-@pytest.mark.parametrize(("free_kb", "beside"), [(8_000_000, True), (1000, False)])
-def test_another_model_is_interleaved_if_there_is_memory(tmp_path: Path, free_kb: int, beside: bool) -> None:
+@pytest.mark.parametrize(("free_kb", "measured"), [(8_000_000, True), (1000, False)])
+def test_another_model_is_interleaved_if_there_is_memory(tmp_path: Path, free_kb: int, measured: bool) -> None:
     wanted = job(tmp_path / "bundle")
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 9000000 kB\nMemAvailable: {free_kb} kB\n")
-    point = measure_point.measure(replace(wanted, beside="full", root=str(tmp_path)))
-    assert (point.beside is not None) == beside
-    assert point.beside is None or point.beside.own_share == 1 - measure_point.ESCALATED
+    point = measure_point.measure(replace(wanted, mixed_with="full", root=str(tmp_path)))
+    assert (point.mixed_load is not None) == measured
+    assert point.mixed_load is None or point.mixed_load.own_share == 1 - measure_point.ESCALATED
 
 
 def test_a_missing_bundle_is_one_sentence(
@@ -56,10 +56,9 @@ def test_a_missing_bundle_is_one_sentence(
 def test_a_light_load_is_measured_with_one_row(tmp_path: Path, batch: int) -> None:
     wanted = job(tmp_path / "bundle")
     point = measure_point.measure(replace(wanted, key=replace(wanted.key, batch=batch), seconds=1.0))
-    assert (point.light is not None) == (batch == 1)
-    if point.light is not None:
-        assert point.light.load < HALF_LOAD
-        assert point.light.rested_ms is not None and point.light.rested_ms > 0
+    assert (point.light_load is not None) == (batch == 1)
+    if point.light_load is not None:
+        assert point.light_load.rested_ms is not None and point.light_load.rested_ms > 0
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
 
 def test_long_queries_have_no_light_load(tmp_path: Path, asked: list[dict[str, object]]) -> None:
     point = measure_point.measure(replace(job(tmp_path / "bundle"), seconds=1e-6))
-    assert point.light is None and point.query.count >= 5
+    assert point.light_load is None and point.query.count >= 5
     assert 0.1 not in [one.get("load") for one in asked]
 
 
@@ -88,7 +87,9 @@ def test_one_query_in_five_is_the_full_models(
 ) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
     model = next(model for model in bundle.manifest.models if model.id == variant)
-    wanted = Job(str(bundle.path), Key(variant, model.digest, "CPUExecutionProvider", 1, 1), seconds=0.1, beside=other)
+    wanted = Job(
+        str(bundle.path), Key(variant, model.digest, "CPUExecutionProvider", 1, 1), seconds=0.1, mixed_with=other
+    )
     point = measure_point.measure(wanted)
-    assert point.beside is not None and point.beside.own_share == pytest.approx(share)
+    assert point.mixed_load is not None and point.mixed_load.own_share == pytest.approx(share)
     assert asked[-1]["shares"] == pytest.approx((share, 1 - share))
