@@ -19,7 +19,7 @@ from firstline_core.errors import CapacityError, ConfigError, LinkError
 from firstline_core.fleet.profiles import NewProfileRequest, ProfileRequest
 from firstline_core.fleet.twin import ProfilingState
 from firstline_core.profile.profile import Profile
-from firstline_core.storage.artefact import Sha256
+from firstline_core.types import Sha256
 
 _LOOK_S = 1.0
 _EXIT_INTERRUPTED = 130

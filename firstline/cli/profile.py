@@ -31,8 +31,7 @@ from firstline_core.profile.measure import (
 )
 from firstline_core.profile.summary import accuracies
 from firstline_core.runtime.select import CPU
-from firstline_core.storage.artefact import Sha256
-from firstline_core.types import Name
+from firstline_core.types import Name, Sha256
 
 
 @dataclass(frozen=True, slots=True)

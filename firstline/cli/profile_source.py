@@ -15,8 +15,7 @@ from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile.files import read_profile
 from firstline_core.profile.profile import Profile
 from firstline_core.profile.summary import profile_lines
-from firstline_core.storage.artefact import Sha256
-from firstline_core.types import Name
+from firstline_core.types import Name, Sha256
 
 
 def profile_in(file: Path) -> Profile:

@@ -16,8 +16,7 @@ from firstline_core.errors import ConfigError, FirstlineError, RequestError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.policy import Probabilities
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.storage.artefact import Sha256
-from firstline_core.types import Tensor
+from firstline_core.types import Sha256, Tensor
 
 Progress = Callable[[int, int], None]
 """Called with the number of images that are done, and of all."""

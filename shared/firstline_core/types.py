@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct, field, structs
 from numpy.typing import NDArray
 
 from firstline_core.errors import InvalidTensorError
@@ -18,6 +19,8 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
 
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 """The name of a bundle, model, device or token: text that is safe in paths, MQTT topics and logs."""
+
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 # Open Inference Protocol V2 datatypes and the numpy dtypes that carry them. BYTES elements are `bytes`.
 DATATYPES: dict[str, np.dtype[Any]] = {
@@ -199,8 +202,11 @@ class TraceContext(Struct, frozen=True):
         return {"trace_id": self.trace_id, "span_id": self.span_id}
 
 
-@dataclass(frozen=True, slots=True)
-class AuditNote:
+_FINITE = sys.float_info.max
+_Probability = Annotated[float, Meta(gt=0, le=1)]
+
+
+class AuditNote(Struct, frozen=True, rename=lambda name: f"audit_{name}"):
     """A device's report of an audited edge answer: one row. The gateway computes its loss.
 
     Args:
@@ -212,16 +218,15 @@ class AuditNote:
         edge_digest: `Model.digest` of the edge variant, as its certificate names it.
     """
 
-    predicted: int
-    propensity: float
-    floor: float
-    epsilon: float
-    threshold: float
-    edge_digest: str
+    predicted: Annotated[int, Meta(ge=0, lt=2**31)]
+    propensity: _Probability
+    floor: _Probability
+    epsilon: Annotated[float, Meta(gt=0, lt=1)]
+    threshold: Annotated[float, Meta(ge=-_FINITE, le=_FINITE)]
+    edge_digest: Sha256
 
 
-@dataclass(frozen=True, slots=True)
-class ContractNotice:
+class ContractNotice(Struct, frozen=True, omit_defaults=True):
     """A gateway's notice to a device about the accuracy contract of its bundle version.
 
     Args:
@@ -231,9 +236,9 @@ class ContractNotice:
         devices: how many devices audit the contract, this one included.
     """
 
-    alarm: bool
-    escalations_per_hour: float | None
-    devices: int = 1
+    alarm: bool = field(name="contract_alarm")
+    escalations_per_hour: Annotated[float, Meta(ge=0, le=_FINITE)] | None = None
+    devices: Annotated[int, Meta(ge=1, lt=2**31)] = field(name="contract_devices", default=1)
 
 
 class RequestedOutput(Struct, frozen=True):
@@ -392,7 +397,7 @@ class ModelMetadata:
     platform: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    labels: tuple[str, ...] = field(default=())
+    labels: tuple[str, ...] = ()
 
 
 class ModelKey(NamedTuple):

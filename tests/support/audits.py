@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -62,7 +61,7 @@ def note_of(served: ServedModel, predicted: int, variant: int = 0, **changes: ob
         threshold=certificate.threshold,
         edge_digest=certificate.edge_digest,
     )
-    return replace(note, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(note, **changes)  # type: ignore[arg-type]
 
 
 def request_from(device: str, note: AuditNote | None = None, **changes: object) -> InferRequest:

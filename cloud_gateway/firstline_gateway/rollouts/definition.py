@@ -20,8 +20,7 @@ from firstline_core.fleet.twin import (
     Version,
     Window,
 )
-from firstline_core.storage.artefact import Sha256
-from firstline_core.types import Name
+from firstline_core.types import Name, Sha256
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts.judgement.verdict import Rules
 

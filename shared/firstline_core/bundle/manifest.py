@@ -16,8 +16,8 @@ from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import Graph, InputSpec, PostStep, PreStep, Softmax
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic, feature_count
-from firstline_core.storage.artefact import Artefact, Sha256
-from firstline_core.types import PROBABILITIES, Name, TensorSpec
+from firstline_core.storage.artefact import Artefact
+from firstline_core.types import PROBABILITIES, Name, Sha256, TensorSpec
 
 Text = Annotated[str, Meta(max_length=4096)]
 

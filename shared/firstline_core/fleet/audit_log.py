@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from firstline_core.errors import IntegrityError
-from firstline_core.storage.artefact import Sha256
+from firstline_core.types import Sha256
 
 FIRST = "0" * 64
 """The previous hash of the first entry."""

@@ -15,8 +15,7 @@ from msgspec.structs import asdict, replace
 from firstline_core.fleet.registry import Version
 from firstline_core.fleet.twin import DesiredProfile, ProfilingState, Providers, Share, Variants
 from firstline_core.profile.profile import LIMIT_BYTES, Profile
-from firstline_core.storage.artefact import Sha256
-from firstline_core.types import Name
+from firstline_core.types import Name, Sha256
 
 PROFILES_PATH = "/fleet/v1/profiles"
 """GET lists `ProfileEntry`s; `profile_path` returns one profile as measured."""

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw, Struct
 
 from firstline_core.fleet.target import Variant
-from firstline_core.storage.artefact import Sha256
-from firstline_core.types import Name
+from firstline_core.types import Name, Sha256
 
 REGISTRY_PATH = "/fleet/v1/registry"
 BLOBS_PATH = REGISTRY_PATH + "/blobs"

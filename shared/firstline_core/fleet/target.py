@@ -17,8 +17,8 @@ from msgspec import Meta, Struct
 
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, valid_certificate
 from firstline_core.errors import IncompatibleTargetError, IntegrityError, NotFoundError
-from firstline_core.storage.artefact import RelativePath, Sha256, SignedFile
-from firstline_core.types import NAME_PATTERN, Name
+from firstline_core.storage.artefact import RelativePath, SignedFile
+from firstline_core.types import NAME_PATTERN, Name, Sha256
 
 FORMAT = 1
 FULL = "full"

@@ -14,9 +14,8 @@ from msgspec import Meta, Struct
 
 from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.catalogue import Catalogue
-from firstline_core.storage.artefact import Sha256
 from firstline_core.storage.structs import read_json_document
-from firstline_core.types import Name
+from firstline_core.types import Name, Sha256
 
 FORMAT = 1
 LIMIT_BYTES = 64 * 1024

@@ -26,9 +26,8 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from firstline_core.storage.artefact import Sha256
 from firstline_core.storage.structs import read_json_document
-from firstline_core.types import Name
+from firstline_core.types import Name, Sha256
 
 FORMAT = 1
 LIMIT_BYTES = 1024 * 1024

@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Reading
-from firstline_core.storage.artefact import Sha256
 from firstline_core.storage.structs import read_json_document
-from firstline_core.types import Name
+from firstline_core.types import Name, Sha256
 
 QUANTILES = 200
 """Quantiles are kept in steps of half a percent: p99 is one of them."""

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.hardware.readings import Absent, Modelled, Reading
 from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, sweet_spot
-from firstline_core.storage.artefact import Sha256
 from firstline_core.telemetry.wording import counted
+from firstline_core.types import Sha256
 
 COLUMNS = (
     "model", "on", "threads", "batch", "p50 ms", "p99 ms", "prepare ms", "rested p50", "samples/s", "server/s",

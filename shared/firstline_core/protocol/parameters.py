@@ -7,18 +7,19 @@ separate parameter.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
+import msgspec
+
 from firstline_core.errors import InvalidTensorError, RequestError
 from firstline_core.protocol.tensors import shown
-from firstline_core.types import LOWEST_PRIORITY, AuditNote, ContractNotice, Privacy, Route, Wait
+from firstline_core.types import LOWEST_PRIORITY, AuditNote, Privacy, Route, Sha256, Wait
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
+_T = TypeVar("_T")
 
 _US_PER_S = 1_000_000
 # 285 years. Added to a tier's own clock, the largest 64-bit number would not fit 64 bits.
@@ -192,17 +193,14 @@ def _priority(parameters: Mapping[str, object]) -> int:
     return min(value, LOWEST_PRIORITY)
 
 
-_NOTE = ("predicted", "propensity", "floor", "epsilon", "threshold", "edge_digest")
-_PREFIX = "audit_"
+_NOTE = AuditNote.__struct_encode_fields__
 _ALARM = "alarm_edge_digest"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_CLASSES = 2**31
-_DEVICES = 2**31
 
 
 def note_parameters(note: AuditNote) -> dict[str, str | int | float]:
     """Returns the note as request `parameters`."""
-    return {_PREFIX + name: getattr(note, name) for name in _NOTE}
+    parameters: dict[str, str | int | float] = msgspec.to_builtins(note)
+    return parameters
 
 
 def read_note(parameters: Mapping[str, object], rows: int) -> AuditNote | None:
@@ -215,21 +213,14 @@ def read_note(parameters: Mapping[str, object], rows: int) -> AuditNote | None:
     Raises:
         RequestError: a value is missing, of the wrong kind or out of range, or the request has several rows.
     """
-    values = {name: value for name in _NOTE if (value := parameters.get(_PREFIX + name)) is not None}
+    values = {name: value for name in _NOTE if (value := parameters.get(name)) is not None}
     if not values:
         return None
-    if missing := [_PREFIX + name for name in _NOTE if name not in values]:
+    if missing := [name for name in _NOTE if name not in values]:
         raise RequestError(f"The request's note of an audit lacks {', '.join(missing)}; send all of it or none.")
     if rows != 1:
         raise RequestError(f"A request that audits has one row, and this one has {rows}; send each by itself.")
-    note = AuditNote(
-        predicted=_class(values["predicted"]),
-        propensity=_share(values, "propensity", inclusive=True),
-        floor=_share(values, "floor", inclusive=True),
-        epsilon=_share(values, "epsilon", inclusive=False),
-        threshold=_number(values, "threshold", "a finite number"),
-        edge_digest=_digest(_PREFIX + "edge_digest", values["edge_digest"]),
-    )
+    note = convert_parameters(values, AuditNote, "Parameter", RequestError)
     if note.floor > note.propensity:
         raise RequestError(
             f"Parameter 'audit_floor' is {note.floor:g}, above 'audit_propensity', {note.propensity:g}; the floor is "
@@ -253,78 +244,31 @@ def read_alarm(parameters: Mapping[str, object]) -> str:
         RequestError: the value is not a digest.
     """
     value = parameters.get(_ALARM)
-    return "" if value is None else _digest(_ALARM, value)
+    if value is None:
+        return ""
+    try:
+        return msgspec.convert(value, Sha256)
+    except msgspec.ValidationError as error:
+        raise RequestError(
+            f"Parameter '{_ALARM}' is {shown(value)}; use the edge variant's sha256, as its certificate names it."
+        ) from error
 
 
-def notice_values(notice: ContractNotice | None) -> dict[str, float | bool]:
-    """Returns the notice as answer parameters; none for None."""
-    if notice is None:
-        return {}
-    values: dict[str, float | bool] = {"contract_alarm": notice.alarm}
-    if notice.escalations_per_hour is not None:
-        values["escalations_per_hour"] = notice.escalations_per_hour
-    if notice.devices > 1:
-        values["contract_devices"] = notice.devices
-    return values
+def convert_parameters(values: Mapping[str, object], kind: type[_T], what: str, refusal: type[RequestError]) -> _T:
+    """Returns parameters as a value of another type.
 
-
-def read_notice(parameters: Mapping[str, object]) -> ContractNotice | None:
-    """Returns the notice in an answer's parameters, or None without one.
+    Args:
+        values: by name; unknown names are ignored.
+        kind: to return.
+        what: what a name stands for, as a sentence begins, e.g. "Parameter".
+        refusal: the error to raise.
 
     Raises:
-        InvalidTensorError: a value is missing, of the wrong kind or out of range.
+        RequestError: `refusal`, with the name of a parameter that is missing, of the wrong kind or out of range.
     """
-    names = ("contract_alarm", "escalations_per_hour", "contract_devices")
-    alarm, quota, devices = (parameters.get(name) for name in names)
-    if alarm is quota is devices is None:
-        return None
-    if not isinstance(alarm, bool):
-        raise InvalidTensorError(f"The answer's 'contract_alarm' is {shown(alarm)}; it must be true or false.")
-    if quota is not None and ((number := _finite(quota)) is None or number < 0):
-        raise InvalidTensorError(
-            f"The answer's 'escalations_per_hour' is {shown(quota)}; it must be a number of at least 0."
-        )
-    if devices is not None and (type(devices) is not int or not 1 <= devices < _DEVICES):
-        raise InvalidTensorError(
-            f"The answer's 'contract_devices' is {shown(devices)}; it must be a whole number of at least 1."
-        )
-    return ContractNotice(alarm, None if quota is None else _finite(quota), 1 if devices is None else devices)
-
-
-def _finite(value: object) -> float | None:
-    """Returns the value as a float, None if it is not a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
     try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an integer larger than every float
-        return None
-
-
-def _number(values: Mapping[str, object], name: str, expected: str) -> float:
-    number = _finite(values[name])
-    if number is None:
-        raise RequestError(f"Parameter '{_PREFIX}{name}' is {shown(values[name])}; use {expected}.")
-    return number
-
-
-def _share(values: Mapping[str, object], name: str, *, inclusive: bool) -> float:
-    expected = f"a number above 0 and {'at most' if inclusive else 'below'} 1"
-    number = _number(values, name, expected)
-    if not (0 < number < 1 or (inclusive and number == 1)):
-        raise RequestError(f"Parameter '{_PREFIX}{name}' is {shown(values[name])}; use {expected}.")
-    return number
-
-
-def _class(value: object) -> int:
-    if type(value) is not int or not 0 <= value < _CLASSES:
-        raise RequestError(f"Parameter 'audit_predicted' is {shown(value)}; use a class's number, from 0.")
-    return value
-
-
-def _digest(name: str, value: object) -> str:
-    if not isinstance(value, str) or not _SHA256.fullmatch(value):
-        raise RequestError(
-            f"Parameter '{name}' is {shown(value)}; use the edge variant's sha256, as its certificate names it."
-        )
-    return value
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$")
+        where = f"{what} '{path.strip('.`')}'" if path else f"{what} parameters"
+        raise refusal(f"{where}: {problem[:1].lower()}{problem[1:]}.") from error

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from firstline_core.storage.artefact import Sha256
+from firstline_core.types import Sha256
 
 Contract = Literal["disagreement", "harm", "stream"]
 """The bounded quantity.

@@ -7,7 +7,8 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+from firstline_core.types import Sha256
+
 # \Z, because $ also matches before a newline at the end. Relative, with forward slashes and no part that starts with a
 # dot: a manifest cannot leave its directory.
 RelativePath = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*\Z")]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from firstline_core.errors import InvalidTensorError, RequestError
-from firstline_core.protocol.answer import from_parameters, to_parameters
+from firstline_core.protocol.answer import from_dict, from_parameters, to_dict, to_parameters
 from firstline_core.protocol.oip import decode_request, encode_request
-from firstline_core.protocol.parameters import alarm_parameters, note_parameters, read_alarm, read_note, read_notice
+from firstline_core.protocol.parameters import alarm_parameters, note_parameters, read_alarm, read_note
 from firstline_core.types import Answer, AuditNote, ContractNotice, InferRequest, Reason, Status, Tensor, Tier
 
 NOTE = AuditNote(3, propensity=0.5, floor=0.25, epsilon=0.05, threshold=0.9, edge_digest="0a" * 32)
@@ -112,7 +111,7 @@ def test_an_answer_without_a_notice_is_as_it_was() -> None:
     "notice", [ContractNotice(True, None), ContractNotice(False, 0.0), ContractNotice(True, 12.5, devices=9)]
 )
 def test_a_notice_is_decoded_as_encoded(notice: ContractNotice) -> None:
-    said = msgspec.structs.replace(ANSWER, contract=notice)
+    said = replace(ANSWER, contract=notice)
     assert from_parameters(orjson.loads(orjson.dumps(to_parameters(said)))) == said
 
 
@@ -134,4 +133,4 @@ def test_a_notice_is_decoded_as_encoded(notice: ContractNotice) -> None:
 )
 def test_an_invalid_notice_is_refused(parameters: dict[str, object]) -> None:
     with pytest.raises(InvalidTensorError, match=r"contract_alarm|escalations_per_hour|contract_devices"):
-        read_notice(parameters)
+        from_dict(to_dict(ANSWER) | parameters)
