@@ -114,7 +114,7 @@ class MqttConsumer:
             async with asyncio.timeout(_UNSUBSCRIBE_S):
                 await self._client.unsubscribe(self._filter)
         except (TimeoutError, LinkDownError):
-            log.warning("the broker did not confirm that it sends no more requests")
+            log.warning("unsubscription not confirmed by broker")
 
     async def drain(self) -> None:
         """Returns once every request taken from the broker is answered."""

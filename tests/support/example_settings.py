@@ -1,6 +1,6 @@
-"""Generates `edge_agent/edge-agent.toml` from the documentation and defaults in `settings.py`.
+"""Generates the commented configuration files from the documentation and defaults in the settings of both tiers.
 
-PYTHONPATH=tests python -m support.example_settings > edge_agent/edge-agent.toml
+PYTHONPATH=tests python -m support.example_settings
 """
 
 from __future__ import annotations
@@ -9,51 +9,78 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
 
 import msgspec
 
-from firstline_edge.settings import settings
-from firstline_edge.settings.settings import EdgeSettings, LinkSection
+from firstline_edge.settings import settings as edge
+from firstline_gateway.settings import settings as gateway
 
-HEAD = """\
-The edge agent's settings. Every key below shows its default, so this file changes nothing until you do.
-Any key can come from the environment instead: FIRSTLINE_EDGE_SECTION__KEY, e.g. FIRSTLINE_EDGE_API__PORT=9000.
+_CHECKOUT = Path(__file__).parents[2]
+EDGE_FILE = _CHECKOUT / "edge_agent" / "edge-agent.toml"
+GATEWAY_FILE = _CHECKOUT / "cloud_gateway" / "gateway.toml"
+ADVICE = "run: PYTHONPATH=tests python -m support.example_settings"
+_HEAD = """\
+The {process}'s settings. Every key below shows its default, so this file changes nothing until you do.
+Any key can come from the environment instead: {prefix}_SECTION__KEY, e.g. {prefix}_API__PORT=9000.
 Relative paths start at this file's folder. Secrets are never written here, only the names of files that hold them."""
-LINKS: dict[str, dict[str, object]] = {
+_LINKS: dict[str, dict[str, object]] = {
     "http": {"kind": "http", "url": "https://gateway.example.com", "token_file": "gateway.token"},
     "mqtt": {"kind": "mqtt", "host": "broker.example.com"},
 }
 """Example values of the links, of which there are none by default."""
 
+_Documentation = Mapping[tuple[str, str], str]
 
-def example() -> str:
-    """Returns the content of the file."""
-    documentation = _documentation()
-    lines = [f"# {line}" for line in HEAD.split("\n")]
-    for field in msgspec.structs.fields(EdgeSettings):
+
+def edge_example() -> str:
+    """Returns the content of the device's file."""
+    documentation = _documentation(edge)
+    lines = _head("edge agent", "FIRSTLINE_EDGE")
+    for field in msgspec.structs.fields(edge.EdgeSettings):
         lines.append("")
         if field.name == "links":
             lines += _comment(documentation["EdgeSettings", "links"])
-            for values in LINKS.values():
+            for values in _LINKS.values():
                 lines += ["#", *(f"# {line}" for line in _link(documentation, values))]
         else:
             lines += [f"[{field.name}]", *_section(documentation, field.type)]
     return "\n".join(lines) + "\n"
 
 
-def _section(documentation: dict[tuple[str, str], str], section: type[msgspec.Struct]) -> Iterator[str]:
+def gateway_example() -> str:
+    """Returns the content of the gateway's file."""
+    documentation = _documentation(gateway)
+    lines = [*_head("gateway", "FIRSTLINE_GATEWAY"), "# `firstline-gateway check --config gateway.toml` tries it."]
+    for field in msgspec.structs.fields(gateway.Settings):
+        lines.append("")
+        if field.name == "executors":
+            lines += [*_comment(documentation["Settings", "executors"]), "[executors]", "# [executors.gpu]"]
+            lines += [f"# {line}" for line in _section(documentation, gateway.ExecutorOf)]
+        else:
+            lines += [f"[{field.name}]", *_section(documentation, field.type)]
+    return "\n".join(lines) + "\n"
+
+
+def _head(process: str, prefix: str) -> list[str]:
+    return [f"# {line}" for line in _HEAD.format(process=process, prefix=prefix).split("\n")]
+
+
+def _section(documentation: _Documentation, section: type[msgspec.Struct]) -> Iterator[str]:
     if (text := documentation.get((section.__name__, ""))) is not None:
         yield from (*_comment(text), "")
     for field in msgspec.structs.fields(section):
         yield from _comment(documentation[section.__name__, field.name])
-        yield f"{field.name} = {_value(field.name, field.default)}"
+        default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+        yield f"{field.name} = {_value(field.name, default)}"
 
 
-def _link(documentation: dict[tuple[str, str], str], values: dict[str, object]) -> Iterator[str]:
+def _link(documentation: _Documentation, values: dict[str, object]) -> Iterator[str]:
     """Yields the keys of one kind of link; a text that begins with `For KIND:` is about that kind alone."""
     yield "[[links]]"
-    for field in msgspec.structs.fields(LinkSection):
+    for field in msgspec.structs.fields(edge.LinkSection):
         text = documentation["LinkSection", field.name]
         kind = re.match(r"For (\w+): ", text)
         if kind is None or kind[1] == values["kind"]:
@@ -73,15 +100,17 @@ def _value(name: str, value: object) -> str:
         return f'"{value}"'
     if isinstance(value, tuple):
         return f"[{', '.join(_value(name, each) for each in value)}]"
-    return str(value) if name == "port" else f"{value:_}"
+    if isinstance(value, dict):
+        return "{}"  # no table has entries by default
+    return str(value) if name.endswith("port") else f"{value:_}"
 
 
-def _documentation() -> dict[tuple[str, str], str]:
+def _documentation(module: ModuleType) -> _Documentation:
     """Returns the docstrings of fields by class and name; that of a section has the name ""."""
     found = {}
-    for node in ast.parse(inspect.getsource(settings)).body:
+    for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.ClassDef):
-            if node.name not in ("Section", "EdgeSettings") and (text := ast.get_docstring(node)):
+            if node.name not in ("Section", "EdgeSettings", "Settings") and (text := ast.get_docstring(node)):
                 found[node.name, ""] = " ".join(text.split())
             for field, doc in zip(node.body, node.body[1:], strict=False):
                 if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
@@ -91,4 +120,5 @@ def _documentation() -> dict[tuple[str, str], str]:
 
 
 if __name__ == "__main__":
-    print(example(), end="")
+    EDGE_FILE.write_text(edge_example())
+    GATEWAY_FILE.write_text(gateway_example())

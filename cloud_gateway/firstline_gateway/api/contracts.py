@@ -73,7 +73,7 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
         ended = await wrap_future(contracts.end(model))
         if not ended:
             raise UnknownModelError(f"There are no audits of version {shown(version)} of {shown(bundle)} here.")
-        _log_change(principal, "contract's audits forgotten", model, tests=ended)
+        _log_change(principal, "contract audits deleted", model, tests=ended)
         return json_response({"ended": ended})
 
     @router.put("/{bundle}/versions/{version}/quota")
@@ -86,7 +86,7 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
         """Limit the escalations of a version in an hour, of all devices together."""
         model = repository.resolve(bundle, version).key
         await wrap_future(contracts.set_quota(model, escalations_per_hour))
-        _log_change(principal, "contract's quota set", model, escalations_per_hour=escalations_per_hour)
+        _log_change(principal, "contract quota set", model, escalations_per_hour=escalations_per_hour)
         return json_response(_quota(model, escalations_per_hour))
 
     @router.delete("/{bundle}/versions/{version}/quota")
@@ -96,7 +96,7 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
         if model not in contracts.quotas():
             raise UnknownModelError(f"There is no quota for version {shown(version)} of {shown(bundle)} here.")
         await wrap_future(contracts.set_quota(model, None))
-        _log_change(principal, "contract's quota taken back", model)
+        _log_change(principal, "contract quota deleted", model)
         return json_response(_quota(model, None))
 
     return router

@@ -179,7 +179,7 @@ class BrokerFolder:
             number = int(Path(self.plan.pid_file).read_text())
             os.kill(number, signal.SIGHUP)
         except FileNotFoundError:
-            log.info("the broker does not run, so it will read its files when it starts", pid_file=self.plan.pid_file)
+            log.info("broker not running; it reads its files at its start", pid_file=self.plan.pid_file)
         except (OSError, ValueError) as error:
             log.error("broker reload failed", pid_file=self.plan.pid_file, error=str(error))
 

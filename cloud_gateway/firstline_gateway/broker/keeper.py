@@ -154,12 +154,12 @@ class BrokerKeeper:
                 await asyncio.to_thread(self.refresh)
                 seen = version
                 if self._open_sessions:
-                    log.info("the broker refuses revoked devices", devices=len(self._open_sessions))
+                    log.info("revoked devices refused by broker", devices=len(self._open_sessions))
                     await self._clock.sleep(_RELOAD_S)
                     self._open_sessions = set(await end_sessions(connection, sorted(self._open_sessions)))
             except FirstlineError as error:
-                log.error("the broker's files are not up to date", error=error.message)
+                log.error("broker files outdated", error=error.message)
                 await self._clock.sleep(self._refresh_s)
             except Exception:  # the outermost loop of a task that must never end
-                log.exception("the broker's files are not up to date")
+                log.exception("broker files outdated")
                 await self._clock.sleep(self._refresh_s)

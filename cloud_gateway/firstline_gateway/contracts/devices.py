@@ -162,13 +162,13 @@ class DeviceAlarms:
             alarm = DeviceAlarm(model, device, edge_digest, since_s, now_s)
             self._put(alarm, monotonic_s)
             if not lasting:
-                log.error("a device's own audits broke its contract", **_log_fields(alarm))
+                log.error("device contract broken by its own audits", **_log_fields(alarm))
             while len(self._alarms) > _ALARMS:
                 self._alarms.popitem(last=False)
         elif before is not None and before.ended_s is None:
             alarm = replace(before, last_s=now_s, ended_s=now_s)
             self._put(alarm, monotonic_s)
-            log.warning("a device's own alarm ended", **_log_fields(alarm))
+            log.warning("device alarm ended", **_log_fields(alarm))
 
     def listed(self, now_s: float) -> list[DeviceAlarm]:
         """Returns lasting alarms, then those that ended within the last day, the latest to begin first.

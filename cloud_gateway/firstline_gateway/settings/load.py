@@ -9,10 +9,8 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar, get_type_hints
 from urllib.parse import parse_qsl, urlsplit
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError
@@ -22,7 +20,6 @@ from firstline_gateway.settings.settings import (
     BROKER_PASSWORD_FILE,
     BROKER_USER,
     Mqtt,
-    PathMark,
     Settings,
 )
 
@@ -31,8 +28,6 @@ _SQLITE = "sqlite:///"
 _POSTGRESQL = "postgresql+psycopg://"
 # A name of DNS, perhaps with a star for its first part.
 _HOST = re.compile(r"(?=.{1,253}\Z)(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?\.?)+")
-
-_Section = TypeVar("_Section", bound=Struct)
 
 
 def load(
@@ -49,32 +44,13 @@ def load(
     settings = sources.load(Settings, file=file, environ=environ, prefix=ENVIRONMENT_PREFIX, overrides=overrides)
     _check(settings)
     base = file.parent if file is not None else Path()
-    settings = _with_absolute_paths(settings, base)
+    settings = sources.with_absolute_paths(settings, base)
     settings = replace(
         settings,
         store=replace(settings.store, url=_store_url(base, settings.store.url)),
         identity=replace(settings.identity, broker_port=settings.identity.broker_port or settings.broker.port),
     )
     return _with_broker(settings) if settings.broker.directory else settings
-
-
-def _with_absolute_paths(section: _Section, base: Path) -> _Section:
-    """Returns a section whose paths (`PathMark`) count from `base`, and those of the sections within it."""
-    changes: dict[str, object] = {}
-    for name, hint in get_type_hints(type(section), include_extras=True).items():
-        value = getattr(section, name)
-        mark = next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, PathMark)), None)
-        if isinstance(value, Struct):
-            changes[name] = _with_absolute_paths(value, base)
-        elif isinstance(value, dict):
-            changes[name] = {
-                key: _with_absolute_paths(one, base) if isinstance(one, Struct) else one for key, one in value.items()
-            }
-        elif mark is not None and isinstance(value, tuple):
-            changes[name] = tuple(str(base / path) for path in value)
-        elif mark is not None and value and re.fullmatch(mark.no_path, value) is None:
-            changes[name] = str(base / value)
-    return replace(section, **changes)
 
 
 def _with_broker(settings: Settings) -> Settings:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.storage.settings import AuthoritiesPath, FilePath
 from firstline_core.types import Name
 
 
@@ -29,14 +29,6 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return max(1, min(cores, math.ceil(quota / period))) if period else cores
 
 
-@dataclass(frozen=True)
-class PathMark:
-    """Marks settings that are paths; `no_path` is a pattern of values that are not paths."""
-
-    no_path: str = ""
-
-
-FilePath = Annotated[str, PathMark()]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
@@ -78,7 +70,8 @@ class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enabled: bool = False
     """Serve HTTPS instead of HTTP."""
     hosts: tuple[str, ...] = ()
-    """Names and addresses of this gateway, for the certificate that its own authority issues."""
+    """Names and addresses of this gateway, for the certificate that its own authority issues: ["gateway.example.com",
+    "192.0.2.7"]."""
     certificate_file: FilePath = ""
     """A certificate of another authority instead (PEM, with its chain); it may be replaced at any time."""
     key_file: FilePath = ""
@@ -123,9 +116,9 @@ class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     concurrency: Annotated[int, Meta(ge=0)] = 0
     """Concurrent batches of one model; limits a slow model. 0 is `execution.sessions`."""
     concurrency_of: dict[str, Count] = field(default_factory=dict)
-    """`concurrency` of single models, by name."""
+    """`concurrency` of single models, by name: { large = 1 }."""
     executors_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The `executors` that a model may run on, by its name; other models run on all."""
+    """The `executors` that a model may run on, by its name: { large = ["gpu", "far"] }; other models run on all."""
 
 
 class Execution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -157,7 +150,7 @@ class ExecutorOf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Concurrent batches; 0 means one per core for "local", and no limit for other engines."""
     memory_budget_mb: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
     """Memory for models and running batches (MiB); a model that exceeds it runs elsewhere. 0 for no limit."""
-    profiles: Annotated[tuple[str, ...], PathMark()] = ()
+    profiles: tuple[FilePath, ...] = ()
     """Files of profiles measured on that machine: batch times before the first batch, and energy."""
     power_w: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Stated power of a running batch (watts); a profile with energy takes precedence."""
@@ -172,7 +165,8 @@ class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Oip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     endpoints: tuple[str, ...] = ()
-    """URLs of servers that have the same models and speak the Open Inference Protocol V2 with binary tensors."""
+    """URLs of servers that have the same models and speak the Open Inference Protocol V2 with binary tensors:
+    ["https://gpu-1.example.com:8000"]."""
     processing: Literal["there", "here"] = "there"
     """"there" sends raw inputs to Firstline gateways; "here" sends preprocessed inputs to any V2 server."""
     token_file: FilePath = ""
@@ -212,12 +206,12 @@ class Mqtt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     """Host name or address of the broker."""
     port: Port = 1883
-    """The broker's port."""
+    """The broker's port; with `broker.directory` the default is `broker.gateway_port`."""
     username: str = ""
     """This gateway's user name at the broker; "" connects without one."""
     password_file: FilePath = ""
     """A file that holds the password, and nothing else."""
-    tls_ca_file: Annotated[str, PathMark("system")] = ""
+    tls_ca_file: AuthoritiesPath = ""
     """Certificate authority of a broker that speaks TLS, or "system" for the machine's own; "" connects without TLS."""
     prefix: str = "firstline/v1"
     """First levels of every topic."""
@@ -246,7 +240,8 @@ class Jobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bytes_limit: Count = 1 << 30
     """The most bytes of inputs and answers of stored jobs; one client may use as much as is free."""
     waiting_limit: Count = 1024
-    """The most callers that may wait for answers to jobs, by `Prefer: wait` or an event stream."""
+    """The most callers that may wait for answers to jobs, by `Prefer: wait` or an event stream; one client may have
+    half."""
     age_s: Annotated[float, Meta(gt=0)] = 86_400.0
     """Time to keep the answer to a job, and the longest wait of a job for capacity (seconds of service)."""
 
@@ -291,7 +286,7 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Registry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    blobs: Annotated[str, PathMark("s3://.*")] = ""
+    blobs: Annotated[str, Meta(extra={"path": ("s3:",)})] = ""
     """Storage of the bundle files that devices fetch: a folder, or s3://BUCKET/PREFIX; "" is no registry."""
     s3_endpoint: str = ""
     """The URL of an S3-compatible store; "" is AWS's own. Credentials: AWS's variables, or the role."""
@@ -336,7 +331,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     execution: Execution = Execution()
     executors: dict[Name, ExecutorOf] = field(default_factory=dict)
     """Several executors by name, instead of `execution.engine`; each batch goes to the one that is expected to finish
-    it first."""
+    it first. See docs/scale.md."""
     cache: Cache = Cache()
     oip: Oip = Oip()
     ray: Ray = Ray()

@@ -11,9 +11,8 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -24,7 +23,7 @@ from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.settings.check import check
 from firstline_edge.settings.identity import readable_identity
-from firstline_edge.settings.settings import AgentSection, EdgeSettings, LinkSection, expanded
+from firstline_edge.settings.settings import AgentSection, EdgeSettings, LinkSection
 
 PREFIX = "FIRSTLINE_EDGE_"
 
@@ -74,7 +73,7 @@ def load(
         text=text,
     )
     if file is not None:
-        settings = _with_absolute_paths(settings, file.resolve().parent)
+        settings = sources.with_absolute_paths(settings, file.resolve().parent)
     check(settings)
     return _with_identity(settings)
 
@@ -96,39 +95,6 @@ def _with_identity(settings: EdgeSettings) -> EdgeSettings:
         if (broker := identity.broker) is not None:
             links += (LinkSection(kind="mqtt", host=broker.host, port=broker.port, topic_prefix=broker.prefix),)
     return replace(settings, agent=replace(settings.agent, device_id=identity.device), links=links)
-
-
-def _with_absolute_paths(section: _Struct, folder: Path) -> _Struct:
-    """Returns a section, and the sections in it, with paths that start at a folder."""
-    changed: dict[str, Any] = {}
-    for field in section.__struct_fields__:
-        value = getattr(section, field)
-        keywords = _path_keywords(type(section)).get(field)
-        if isinstance(value, msgspec.Struct):
-            changed[field] = _with_absolute_paths(value, folder)
-        elif isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):
-            changed[field] = tuple(_with_absolute_paths(each, folder) for each in value)
-        elif keywords is not None and isinstance(value, tuple):
-            changed[field] = tuple(_absolute(path, folder, keywords) for path in value)
-        elif keywords is not None:
-            changed[field] = _absolute(value, folder, keywords)
-    return replace(section, **changed)
-
-
-def _absolute(path: str, folder: Path, keywords: tuple[str, ...]) -> str:
-    is_keyword = any(path == keyword or (keyword.endswith(":") and path.startswith(keyword)) for keyword in keywords)
-    return path if not path or is_keyword else str(folder / expanded(path))
-
-
-@cache
-def _path_keywords(section: type[msgspec.Struct]) -> dict[str, tuple[str, ...]]:
-    """Returns the fields that are paths, with the values that are not paths."""
-    keywords = {}
-    for name, hint in get_type_hints(section, include_extras=True).items():
-        for annotation in (*get_args(hint), *(inner for each in get_args(hint) for inner in get_args(each))):
-            if isinstance(annotation, msgspec.Meta) and "path" in (annotation.extra or {}):
-                keywords[name] = (annotation.extra or {})["path"]
-    return keywords
 
 
 def load_or_last_good(

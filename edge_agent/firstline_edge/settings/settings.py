@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from firstline_core.errors import ConfigError
 from firstline_core.routing.policy import PolicyKind
 from firstline_core.storage.seals import CREDENTIAL
+from firstline_core.storage.settings import AuthoritiesPath, FilePath, expanded
 
 _MIB = 1 << 20
 _PLAIN_MQTT_PORT = 1883
@@ -27,9 +27,6 @@ NotNegative = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-# Paths: relative ones start at the folder of the configuration file. "path" lists values that are not paths.
-FilePath = Annotated[str, Meta(extra={"path": ()})]
-AuthoritiesPath = Annotated[str, Meta(extra={"path": ("system",)})]
 KeyPath = Annotated[str, Meta(extra={"path": (CREDENTIAL,)})]
 # A name in MQTT topics: no slash, no wildcard.
 DeviceId = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")]
@@ -388,23 +385,6 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     @property
     def state_dir(self) -> Path:
         return expanded(self.agent.state_dir)
-
-
-def expanded(path: str) -> Path:
-    """Returns a path with its home directory in full.
-
-    Raises:
-        ConfigError: there is no such directory, or the path is invalid.
-    """
-    try:
-        expanded = Path(path).expanduser()
-    except RuntimeError as error:  # a service or a container may run as a user that has none
-        raise ConfigError(
-            f"'{path}' is below a home directory that does not exist; name the folder in full."
-        ) from error
-    if "\0" in path:
-        raise ConfigError(f"{path!r} is not a path: it contains a zero byte.")
-    return expanded
 
 
 def link_names(sections: Sequence[LinkSection]) -> list[str]:

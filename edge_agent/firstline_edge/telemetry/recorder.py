@@ -320,7 +320,7 @@ class Recorder:
             self._decisions.append(*(entry.record() if isinstance(entry, _Answered) else entry for entry in pending))
         except OSError as error:  # a full disk must not stop answers; it is logged once
             if not self._disk_refuses:
-                log.error("cannot write the decision log", error=str(error))
+                log.error("decision log not written", error=str(error))
             self._disk_refuses = True
         else:
             self._disk_refuses = False

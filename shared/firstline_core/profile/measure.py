@@ -176,7 +176,7 @@ def check_share(throttled_share: float) -> None:
 
 
 def _warn_in_log(sentence: str) -> None:
-    log.warning("a profile is set aside", why=sentence)
+    log.warning("profile set aside", why=sentence)
 
 
 class ProfileSession:

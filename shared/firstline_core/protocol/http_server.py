@@ -662,7 +662,7 @@ class HttpServer:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no descriptor, no memory
-                log.error("cannot accept a connection", error=error.strerror)
+                log.error("connection not accepted", error=error.strerror)
                 self._stop_accepting()
                 self._retry = loop.call_later(_ACCEPT_RETRY_S, self._start_accepting)
                 return

@@ -13,9 +13,10 @@ import tomllib
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from firstline_core.errors import ConfigError
 
@@ -26,6 +27,11 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `
 _INVALID = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 # Similarity from which a variable counts as a misspelt setting.
 _ALIKE = 0.85
+
+# Paths: relative ones start at the folder of the configuration file. "path" lists values that are not paths; one that
+# ends with a colon is a prefix of such values.
+FilePath = Annotated[str, Meta(extra={"path": ()})]
+AuthoritiesPath = Annotated[str, Meta(extra={"path": ("system",)})]
 
 Warn = Callable[[str], None]
 # Not below the packages' own loggers, which are silent until `logs.configure`: this one writes to stderr before a
@@ -82,6 +88,60 @@ def load(
             _set(values, dotted.split("."), parsed, dotted)
             _convert(cls, values, text="", where=f"the flag for {dotted}", of_text=isinstance(flag_value, str))
     return _convert(cls, values, text=text, where=str(file or "the defaults"))
+
+
+def with_absolute_paths(section: T, folder: Path) -> T:
+    """Returns a section, and the sections in it, with paths that start at a folder."""
+    keywords = _path_keywords(type(section))
+    return msgspec.structs.replace(
+        section,
+        **{
+            field: _with_absolute_paths(getattr(section, field), folder, keywords.get(field))
+            for field in section.__struct_fields__
+        },
+    )
+
+
+def _with_absolute_paths(value: Any, folder: Path, keywords: tuple[str, ...] | None) -> Any:
+    """Returns the value of a field; `keywords` has the values that are not paths, None if no value is a path."""
+    if isinstance(value, msgspec.Struct):
+        return with_absolute_paths(value, folder)
+    if isinstance(value, tuple):
+        return tuple(_with_absolute_paths(each, folder, keywords) for each in value)
+    if isinstance(value, dict):
+        return {key: _with_absolute_paths(each, folder, keywords) for key, each in value.items()}
+    if not value or keywords is None:
+        return value
+    is_keyword = any(value == keyword or (keyword.endswith(":") and value.startswith(keyword)) for keyword in keywords)
+    return value if is_keyword else str(folder / expanded(value))
+
+
+@cache
+def _path_keywords(section: type[msgspec.Struct]) -> dict[str, tuple[str, ...]]:
+    """Returns the fields that are paths, with the values that are not paths."""
+    keywords = {}
+    for name, hint in get_type_hints(section, include_extras=True).items():
+        for annotation in (*get_args(hint), *(inner for each in get_args(hint) for inner in get_args(each))):
+            if isinstance(annotation, Meta) and "path" in (annotation.extra or {}):
+                keywords[name] = (annotation.extra or {})["path"]
+    return keywords
+
+
+def expanded(path: str) -> Path:
+    """Returns a path with its home directory in full.
+
+    Raises:
+        ConfigError: there is no such directory, or the path is invalid.
+    """
+    try:
+        expanded = Path(path).expanduser()
+    except RuntimeError as error:  # a service or a container may run as a user that has none
+        raise ConfigError(
+            f"'{path}' is below a home directory that does not exist; name the folder in full."
+        ) from error
+    if "\0" in path:
+        raise ConfigError(f"{path!r} is not a path: it contains a zero byte.")
+    return expanded
 
 
 def read_text(file: Path) -> str:

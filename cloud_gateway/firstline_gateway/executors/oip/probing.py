@@ -94,7 +94,7 @@ class Probing:
             except LinkError as error:  # it went away between two questions
                 endpoint.lost(f"{endpoint.url} is away: {error.message}.")
             except Exception:  # the outermost loop of a task that must never end
-                log.exception("a server could not be probed", server=endpoint.url)
+                log.exception("server not probed", server=endpoint.url)
             probed.set()
             await self._clock.sleep(_EVERY_S if endpoint.answers else _WHILE_AWAY_S)
 

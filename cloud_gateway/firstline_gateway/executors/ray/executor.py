@@ -180,14 +180,14 @@ class RayExecutor:
                 if self._clock.monotonic_s() - self._answered_s > _BELIEVED_S:
                     self._lost(f"{error.message[:1].upper()}{error.message[1:]}.")
             except Exception:  # the outermost loop of a task that must never end
-                log.exception("the Ray cluster could not be followed")
+                log.exception("Ray cluster not observed")
             answered.set()
             whole = not self._away and all(self._replicas.get(each.name) for each in self._models.values())
             await self._clock.sleep(_EVERY_S if whole else _WHILE_AWAY_S)
 
     def _lost(self, problem: str) -> None:
         if problem != self._away:
-            log.warning("the Ray cluster does not answer", problem=problem)
+            log.warning("Ray cluster does not answer", problem=problem)
         self._away, self._replicas, self._checked = problem, {}, set()
 
     async def _look(self) -> None:
@@ -196,7 +196,7 @@ class RayExecutor:
         states = await self._cluster.states()
         self._answered_s = self._clock.monotonic_s()
         if self._away:
-            log.info("the Ray cluster answers")
+            log.info("Ray cluster answers")
         self._away = ""
         for deployment in tuple(self._models.values()):
             name, state = deployment.name, states.get(deployment.name)

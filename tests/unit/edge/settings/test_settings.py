@@ -11,14 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.example_settings import example
+from support.example_settings import ADVICE, edge_example
+from support.example_settings import EDGE_FILE as EXAMPLE
 
 from firstline_core.errors import ConfigError, UnauthorizedError
 from firstline_edge.api.access import first_token, read_tokens
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings, LinkSection
-
-EXAMPLE = Path(__file__).parents[4] / "edge_agent" / "edge-agent.toml"
 
 
 def test_the_example_changes_nothing() -> None:
@@ -29,8 +28,7 @@ def test_the_example_changes_nothing() -> None:
 
 
 def test_the_example_is_generated_from_the_settings() -> None:
-    advice = "run: PYTHONPATH=tests python -m support.example_settings > edge_agent/edge-agent.toml"
-    assert EXAMPLE.read_text() == example(), advice
+    assert EXAMPLE.read_text() == edge_example(), ADVICE
 
 
 def test_the_uncommented_example_links_are_valid(tmp_path: Path) -> None:
