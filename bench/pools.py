@@ -163,10 +163,11 @@ def _observe(bundle: Bundle, pair: Pair, dataset: Dataset) -> dict[str, NDArray[
         models = [load_model(bundle, model, RuntimeOptions(threads=1)) for model in (edge, manifest.full)]
         for model in models:
             stack.callback(model.close)
-        seen = list(observe(models, manifest.input, dataset))
+        seen = observe(models, manifest.input, dataset)
+    of_edge, of_full = seen.answers
     return {
-        "edge": np.concatenate([one.answers[0] for one in seen]),
-        "full": np.concatenate([one.answers[1] for one in seen]),
-        "labels": np.array([one.label for one in seen]),
-        "size_bytes": np.array([one.size_bytes for one in seen]),
+        "edge": of_edge.probabilities,
+        "full": of_full.probabilities,
+        "labels": seen.truth,
+        "size_bytes": seen.sizes,
     }

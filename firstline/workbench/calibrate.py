@@ -90,19 +90,13 @@ def calibrate(
         models = [load_model(bundle, model, options) for model in manifest.models]
         for model in models:
             stack.callback(model.close)
-        outputs: list[list[Probabilities]] = [[] for _ in models]
-        truth = []
-        for done, observed in enumerate(observe(models, manifest.input, dataset), start=1):
-            for answers, answer in zip(outputs, observed.answers, strict=True):
-                answers.append(answer)
-            truth.append(observed.label)
-            progress(done, len(dataset))
+        observed = observe(models, manifest.input, dataset, progress)
 
-    *edges, full = [np.concatenate(answers) for answers in outputs]
+    *edges, full = [answers.probabilities for answers in observed.answers]
     best = full.argmax(axis=1)
     policy = manifest.policy
     if not keep_temperature:
-        temperature = fit_temperature(edges[0], np.asarray(truth) if against == "labels" else best)
+        temperature = fit_temperature(edges[0], observed.truth if against == "labels" else best)
         policy = msgspec.structs.replace(policy, score=msgspec.structs.replace(policy.score, temperature=temperature))
     score = load_scorer(Bundle(bundle.path, msgspec.structs.replace(manifest, policy=policy)), options)
     scores = [score(probabilities).astype(np.float64) for probabilities in edges]

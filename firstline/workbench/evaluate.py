@@ -15,47 +15,32 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline.workbench.dataset import Dataset
-from firstline.workbench.observe import Progress, observe
+from firstline.workbench.observe import Answers, Progress, observe
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing import policy
-from firstline_core.routing.policy import auroc, temper
+from firstline_core.routing.policy import auroc
 from firstline_core.runtime.select import RuntimeOptions
 
 ALL_VARIANTS = "all"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelRun:
-    """One model's answers over the data set.
+class EdgeRun:
+    """An edge variant's answers, as the bundle's policy judges them.
 
     Attributes:
-        labels: (n,) the likeliest class.
-        seconds: (n,) for each image, decoding and processing included.
-    """
-
-    model: Model
-    provider: str
-    labels: NDArray[np.int64]
-    seconds: NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EdgeRun(ModelRun):
-    """Additional results of an edge variant.
-
-    Attributes:
+        answers: of the variant.
         scores: (n,) by the bundle's score function.
-        probabilities: (n,) of the likeliest class, tempered as the score has them.
         threshold: from which its answers are accepted.
         by: "class" where thresholds are by predicted class, `threshold` being the lowest; else "".
         accepted: (n,) whether the bundle's policy accepts the answer.
     """
 
+    answers: Answers
     scores: NDArray[np.float64]
-    probabilities: NDArray[np.float64]
     threshold: float
     by: str
     accepted: NDArray[np.bool_]
@@ -77,7 +62,7 @@ class Measured:
     truth: NDArray[np.int64]
     sizes: NDArray[np.int64]
     edges: tuple[EdgeRun, ...]
-    full: ModelRun | None
+    full: Answers | None
 
 
 def measure(
@@ -111,46 +96,31 @@ def measure(
         for model in models:
             stack.callback(model.close)
 
-        count = len(dataset)
-        labels = np.empty((len(models), count), np.int64)
-        seconds = np.empty((len(models), count), np.float64)
-        scores, probabilities = np.empty((2, len(edges), count), np.float64)
-        truth, sizes = np.empty((2, count), np.int64)
-        for i, observation in enumerate(observe(models, manifest.input, dataset)):
-            truth[i], sizes[i], seconds[:, i] = observation.label, observation.size_bytes, observation.seconds
-            labels[:, i] = [int(rows.argmax()) for rows in observation.answers]
-            for at, rows in enumerate(observation.answers[: len(edges)]):
-                scores[at, i] = score(rows, observation.logits[at])[0]
-                probabilities[at, i] = temper(rows, manifest.policy.score.temperature).max()
-            progress(i + 1, count)
-
-    runs = []
-    for at, edge in enumerate(edges):
-        certificate = valid_certificate(manifest, edge.model)
-        thresholds = [
-            policy.threshold_in_use(manifest.policy.threshold, certificate, label=manifest.labels[label])
-            for label in labels[at].tolist()
-        ]
-        runs.append(
-            EdgeRun(
-                model=edge.model,
-                provider=edge.runtime.provider,
-                labels=labels[at],
-                seconds=seconds[at],
-                scores=scores[at],
-                probabilities=probabilities[at],
-                threshold=policy.threshold_in_use(manifest.policy.threshold, certificate),
-                by=certificate.by if certificate is not None else "",
-                accepted=scores[at] >= np.array(thresholds),
-            )
-        )
+        observed = observe(models, manifest.input, dataset, progress)
+    runs = [_edge_run(manifest, one, one.scores(score)) for one in observed.answers[: len(edges)]]
     return Measured(
         manifest=manifest,
         data=dataset.folder.name,
-        truth=truth,
-        sizes=sizes,
+        truth=observed.truth,
+        sizes=observed.sizes,
         edges=tuple(runs),
-        full=ModelRun(full.model, full.runtime.provider, labels[-1], seconds[-1]) if full is not None else None,
+        full=observed.answers[-1] if full is not None else None,
+    )
+
+
+def _edge_run(manifest: Manifest, answers: Answers, scores: NDArray[np.float64]) -> EdgeRun:
+    certificate = valid_certificate(manifest, answers.model)
+    declared = manifest.policy.threshold
+    thresholds = [
+        policy.threshold_in_use(declared, certificate, label=manifest.labels[label])
+        for label in answers.labels.tolist()
+    ]
+    return EdgeRun(
+        answers=answers,
+        scores=scores,
+        threshold=policy.threshold_in_use(declared, certificate),
+        by=certificate.by if certificate is not None else "",
+        accepted=scores >= np.array(thresholds),
     )
 
 
@@ -260,7 +230,7 @@ def figures(measured: Measured) -> Evaluation:
         full=_model_figures(full, truth) if full is not None else None,
         variants=tuple(
             Variant(
-                edge=_model_figures(edge, truth),
+                edge=_model_figures(edge.answers, truth),
                 threshold=edge.threshold,
                 by=edge.by,
                 tiered=_tiered(edge, full, truth, sizes) if full is not None else None,
@@ -270,7 +240,7 @@ def figures(measured: Measured) -> Evaluation:
     )
 
 
-def _model_figures(run: ModelRun, truth: NDArray[np.int64]) -> ModelFigures:
+def _model_figures(run: Answers, truth: NDArray[np.int64]) -> ModelFigures:
     return ModelFigures(
         id=run.model.id,
         provider=run.provider,
@@ -280,10 +250,11 @@ def _model_figures(run: ModelRun, truth: NDArray[np.int64]) -> ModelFigures:
     )
 
 
-def _tiered(edge: EdgeRun, full: ModelRun, truth: NDArray[np.int64], sizes: NDArray[np.int64]) -> TieredFigures:
+def _tiered(edge: EdgeRun, full: Answers, truth: NDArray[np.int64], sizes: NDArray[np.int64]) -> TieredFigures:
     accepted = edge.accepted
-    answers = np.where(accepted, edge.labels, full.labels)
-    differs = edge.labels != full.labels
+    labels = edge.answers.labels
+    answers = np.where(accepted, labels, full.labels)
+    differs = labels != full.labels
     return TieredFigures(
         accuracy=float((answers == truth).mean()),
         edge_share=float(accepted.mean()),
@@ -293,7 +264,7 @@ def _tiered(edge: EdgeRun, full: ModelRun, truth: NDArray[np.int64], sizes: NDAr
         auroc=auroc(edge.scores, differs),
         bytes_sent=int(sizes[~accepted].sum()),
         bytes_all=int(sizes.sum()),
-        latency_ms=_latency(edge.seconds + np.where(accepted, 0.0, full.seconds)),
+        latency_ms=_latency(edge.answers.seconds + np.where(accepted, 0.0, full.seconds)),
     )
 
 

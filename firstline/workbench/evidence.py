@@ -136,24 +136,13 @@ def gather_all(
     """
     manifest, full, score = bundle.manifest, full_model(bundle, ""), load_scorer(bundle, options)
     run = [*(model for model in models if model.id != full.id), full]
-    count, classes = len(dataset), len(manifest.labels)
-    answers = np.empty((len(run), count, classes), np.float32)
-    logits, scores = np.empty_like(answers), np.empty((len(run), count), np.float64)
-    truth = np.empty(count, np.int64)
     with ExitStack() as stack:
         loaded = [stack.enter_context(closing(load_model(bundle, model, options))) for model in run]
-        for i, seen in enumerate(observe(loaded, manifest.input, dataset)):
-            truth[i] = seen.label
-            for at, (answer, shown) in enumerate(zip(seen.answers, seen.logits, strict=True)):
-                answers[at, i] = answer[0]
-                if shown is not None:
-                    logits[at, i] = shown[0]
-                scores[at, i] = score(answer, shown)[0]
-            progress(i + 1, count)
-    labels: NDArray[np.int64] = answers[-1].argmax(axis=1)
+        observed = observe(loaded, manifest.input, dataset, progress)
+    labels = observed.answers[-1].labels
     return {
-        model.id: Evidence(model, answers[at], logits[at] if model.shows_logits else None, scores[at], labels, truth)
-        for at, model in enumerate(run)
+        one.model.id: Evidence(one.model, one.probabilities, one.logits, one.scores(score), labels, observed.truth)
+        for one in observed.answers
     }
 
 

@@ -8,9 +8,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from firstline.workbench.dataset import Dataset, Sample
-from firstline_core.bundle.loading import LoadedModel, Prediction, load_model
+from firstline_core.bundle.loading import LoadedModel, Prediction, Scorer, load_model
+from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError, RequestError
 from firstline_core.processing.steps import InputSpec
@@ -22,26 +24,60 @@ Progress = Callable[[int, int], None]
 """Called with the number of images that are done, and of all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """One image and each model's answer, in the order of the models.
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers:
+    """One model's answers to a data set, in its order.
 
-    Args:
-        size_bytes: of the encoded image.
-        answers: (1, classes) each.
-        logits: likewise, None of a model that shows none: see `Model.shows_logits`.
-        seconds: decoding and processing included.
+    Attributes:
+        model: that answered.
+        provider: that ran it.
+        probabilities: (n, classes) FP32.
+        logits: (n, classes) FP32; None for a model that shows none, see `Model.shows_logits`.
+        seconds: (n,) for each image, decoding and processing included.
     """
 
-    label: int
-    size_bytes: int
-    answers: tuple[Probabilities, ...]
-    logits: tuple[Probabilities | None, ...]
-    seconds: tuple[float, ...]
+    model: Model
+    provider: str
+    probabilities: Probabilities
+    logits: Probabilities | None
+    seconds: NDArray[np.float64]
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """(n,) the likeliest classes."""
+        labels: NDArray[np.int64] = self.probabilities.argmax(axis=1)
+        return labels
+
+    def scores(self, score: Scorer) -> NDArray[np.float64]:
+        """Returns (n,) scores, of one row at a time as on a device: other batches may change the last digits."""
+        rows = range(len(self.probabilities))
+        logits = [self.logits[at : at + 1] if self.logits is not None else None for at in rows]
+        each = [score(self.probabilities[at : at + 1], shown)[0] for at, shown in zip(rows, logits, strict=True)]
+        return np.array(each, np.float64)
 
 
-def observe(models: Sequence[LoadedModel], spec: InputSpec, dataset: Dataset) -> Iterator[Observation]:
-    """Observes every sample, in order.
+@dataclass(frozen=True, slots=True, eq=False)
+class Observations:
+    """The answers of several models to a data set.
+
+    Attributes:
+        truth: (n,) labels of the data.
+        sizes: (n,) bytes of the encoded images.
+        answers: of each model, in the order of the models.
+    """
+
+    truth: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    answers: tuple[Answers, ...]
+
+
+def observe(
+    models: Sequence[LoadedModel],
+    spec: InputSpec,
+    dataset: Dataset,
+    progress: Progress = lambda done, total: None,
+) -> Observations:
+    """Runs models over all samples, in order.
 
     One image at a time, because that is the latency that a caller sees; and batches win nothing on one thread.
 
@@ -49,21 +85,32 @@ def observe(models: Sequence[LoadedModel], spec: InputSpec, dataset: Dataset) ->
         models: of one bundle.
         spec: the bundle's input.
         dataset: encoded images.
+        progress: receives the number of images that are done, and of all.
 
     Raises:
         ConfigError: the bundle takes no encoded images, or an image of the data set does not fit it.
     """
-    warm = False
-    for sample, tensor in images(spec, dataset):
+    count = len(dataset)
+    truth, sizes = np.empty((2, count), np.int64)
+    seconds = np.empty((len(models), count), np.float64)
+    predictions: list[list[Prediction]] = [[] for _ in models]
+    for at, (sample, tensor) in enumerate(images(spec, dataset)):
         with fitting(sample, dataset):
-            if not warm:  # the first image pays for what decoders and caches do lazily
+            if at == 0:  # the first image pays for what decoders and caches do lazily
                 for model in models:
                     model.predict(tensor)
-                warm = True
-            timed = [_timed(model, tensor) for model in models]
-        answers, logits = zip(*(prediction for prediction, _ in timed), strict=True)
-        size_bytes, seconds = len(tensor.array[0]), tuple(seconds for _, seconds in timed)
-        yield Observation(sample.label, size_bytes, answers, logits, seconds)
+            for number, model in enumerate(models):
+                start_s = time.perf_counter()
+                predictions[number].append(model.predict_with_logits(tensor))
+                seconds[number, at] = time.perf_counter() - start_s
+        truth[at], sizes[at] = sample.label, len(tensor.array[0])
+        progress(at + 1, count)
+    answers = []
+    for model, of_model, took_s in zip(models, predictions, seconds, strict=True):
+        probabilities, logits = zip(*of_model, strict=True)
+        shown = np.concatenate(logits) if model.model.shows_logits else None
+        answers.append(Answers(model.model, model.runtime.provider, np.concatenate(probabilities), shown, took_s))
+    return Observations(truth, sizes, tuple(answers))
 
 
 def images(spec: InputSpec, dataset: Dataset) -> Iterator[tuple[Sample, Tensor]]:
@@ -90,12 +137,6 @@ def fitting(sample: Sample, dataset: Dataset) -> Iterator[None]:
         yield
     except RequestError as error:
         raise ConfigError(f"'{sample.file}' of {dataset.folder} does not fit the bundle: {error.message}") from error
-
-
-def _timed(model: LoadedModel, tensor: Tensor) -> tuple[Prediction, float]:
-    start_s = time.perf_counter()
-    answer = model.predict_with_logits(tensor)
-    return answer, time.perf_counter() - start_s
 
 
 def accuracies_on(
@@ -133,10 +174,5 @@ def accuracies_on(
             stack.callback(models[-1].close)
         if not models:
             raise ConfigError(f"No model of {bundle.path} loads here, so that none has an accuracy: {why}")
-        right = np.zeros(len(models), np.int64)
-        for done, observation in enumerate(observe(models, manifest.input, dataset), 1):
-            right += [int(rows.argmax()) == observation.label for rows in observation.answers]
-            progress(done, len(dataset))
-    return {
-        loaded.model.digest: float(count) / len(dataset) for loaded, count in zip(models, right.tolist(), strict=True)
-    }
+        observed = observe(models, manifest.input, dataset, progress)
+    return {one.model.digest: float((one.labels == observed.truth).mean()) for one in observed.answers}

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline.workbench.evaluate import EdgeRun, Measured, ModelRun
+from firstline.workbench.evaluate import EdgeRun, Measured
+from firstline.workbench.observe import Answers
 from firstline_core.bundle.manifest import certificate_problem, valid_certificate
 from firstline_core.routing import binomial
 from firstline_core.routing.certificate import Certificate
-from firstline_core.routing.policy import auroc
+from firstline_core.routing.policy import auroc, temper
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -223,25 +224,26 @@ class ReportData:
 
 def report_data(measured: Measured, edge: EdgeRun) -> ReportData:
     """Counts what one variant gave."""
-    manifest, right = measured.manifest, edge.labels == measured.truth
-    rule = manifest.policy.score
+    manifest, answers = measured.manifest, edge.answers
+    right, rule = answers.labels == measured.truth, manifest.policy.score
+    confidences = temper(answers.probabilities, rule.temperature).max(axis=1).astype(np.float64)
     return ReportData(
-        variant=edge.model.id,
+        variant=answers.model.id,
         score=rule.kind.replace("_", " ") + (f", temperature {rule.temperature:g}" if rule.temperature != 1 else ""),
         threshold=edge.threshold,
         classes=len(manifest.labels),
         rows=len(right),
         edge=share(int(right.sum()), len(right)),
-        reliability=reliability(edge.probabilities, right),
-        certificate=valid_certificate(manifest, edge.model),
-        uncertified=certificate_problem(manifest, edge.model),
+        reliability=reliability(confidences, right),
+        certificate=valid_certificate(manifest, answers.model),
+        uncertified=certificate_problem(manifest, answers.model),
         tiers=_tiers(measured, edge, measured.full) if measured.full is not None else None,
     )
 
 
-def _tiers(measured: Measured, edge: EdgeRun, full: ModelRun) -> Tiers:
-    rows, accepted, agrees = len(measured.truth), edge.accepted, edge.labels == full.labels
-    edge_right, full_right = edge.labels == measured.truth, full.labels == measured.truth
+def _tiers(measured: Measured, edge: EdgeRun, full: Answers) -> Tiers:
+    rows, accepted, agrees = len(measured.truth), edge.accepted, edge.answers.labels == full.labels
+    edge_right, full_right = edge.answers.labels == measured.truth, full.labels == measured.truth
     right = int(edge_right[accepted].sum() + full_right[~accepted].sum())
     return Tiers(
         full=share(int(full_right.sum()), rows),

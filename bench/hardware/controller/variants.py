@@ -69,14 +69,12 @@ def observed(bundle: Bundle, pair: Pair, data: Path, limit: int, *, and_full: bo
         models = [load_model(bundle, model, RuntimeOptions(threads=1)) for model in (*manifest.edge, manifest.full)]
         for loaded in models:
             stack.callback(loaded.close)
-        seen = list(observe(models, manifest.input, open_dataset(data / pair.images / "dev", limit)))
-    full = np.concatenate([one.answers[-1] for one in seen]).argmax(axis=1)
+        seen = observe(models, manifest.input, open_dataset(data / pair.images / "dev", limit)).answers
+    full = seen[-1].labels
     found = {}
-    for at, model in enumerate((*manifest.edge, manifest.full) if and_full else manifest.edge):
-        answers = np.concatenate([one.answers[at] for one in seen])
-        ms = 1000 * float(np.median([one.seconds[at] for one in seen]))
-        margins = score("margin", answers).astype(np.float64)
-        found[model.id] = Rows(ms, margins, answers.argmax(axis=1) != full)
+    for one in seen if and_full else seen[:-1]:
+        margins = score("margin", one.probabilities).astype(np.float64)
+        found[one.model.id] = Rows(1000 * float(np.median(one.seconds)), margins, one.labels != full)
     return dict(sorted(found.items(), key=lambda item: item[1].ms))
 
 

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from bench.support.bundles import with_certificate
 from firstline.cli.app import app
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.evaluate import Measured, figures, measure
+from firstline.workbench.evaluate import EdgeRun, Measured, figures, measure
 from firstline.workbench.report import certificate_sentence, html, write_report
 from firstline.workbench.report_data import report_data
+from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.policy import auroc
@@ -31,14 +32,15 @@ def measured() -> Measured:
 
 def test_page_states_the_certificate_or_its_absence(measured: Measured) -> None:
     (edge,) = measured.edges
-    bare = _replaced(edge, model=msgspec.structs.replace(edge.model, certificate=None))
+    model = edge.answers.model
+    bare = _with_model(edge, msgspec.structs.replace(model, certificate=None))
     assert certificate_sentence(report_data(measured, bare)).startswith(
         "Not certified: its bundle carries no certificate for it."
     )
     for fields, says in (({}, "Certified: at most 5 % of edge answers disagree"), ({"score_digest": "0" * 64}, "void")):
-        model = with_certificate(edge.model, measured.manifest, **fields)
-        certified = msgspec.structs.replace(measured.manifest, edge=(model, *measured.manifest.edge[1:]))
-        found = report_data(_replaced(measured, manifest=certified), _replaced(edge, model=model))
+        certified_model = with_certificate(model, measured.manifest, **fields)
+        certified = msgspec.structs.replace(measured.manifest, edge=(certified_model, *measured.manifest.edge[1:]))
+        found = report_data(_replaced(measured, manifest=certified), _with_model(edge, certified_model))
         assert says in certificate_sentence(found)
 
 
@@ -46,9 +48,9 @@ def test_page_states_the_auroc(measured: Measured) -> None:
     """And of an edge model that never disagrees, that there is nothing to tell."""
     (edge,) = measured.edges
     assert measured.full is not None
-    expected = auroc(edge.scores, edge.labels != measured.full.labels)
+    expected = auroc(edge.scores, edge.answers.labels != measured.full.labels)
     assert expected is not None
-    same = _replaced(measured, full=_replaced(measured.full, labels=edge.labels))
+    same = _replaced(measured, full=_replaced(measured.full, probabilities=edge.answers.probabilities))
     for one, says in ((measured, f"{expected:.3f}"), (same, "n/a")):
         text = html("digits", "", [(report_data(one, edge), ())])
         assert f"<p>AUROC of the score for &quot;edge disagrees with full&quot;: {says}.</p>" in text
@@ -89,6 +91,10 @@ def test_missing_matplotlib_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     assert result.exit_code == 2
     assert "pip install 'firstline[analysis]'" in result.stderr
     assert not (tmp_path / "x").exists()
+
+
+def _with_model(edge: EdgeRun, model: Model) -> EdgeRun:
+    return _replaced(edge, answers=_replaced(edge.answers, model=model))
 
 
 def _replaced(instance: Any, **fields: Any) -> Any:
