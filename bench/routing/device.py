@@ -24,19 +24,21 @@ from bench.simulation.network import SimulatedLink
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.types import PROBABILITIES, ContractNotice, InferRequest, InferResponse, Tier
+from firstline_edge.adaptation.variants import Chooser
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.cascade import Cascade, CascadeOptions, TierRouter
+from firstline_edge.cascade.cascade import Cascade, EdgeRuns, RowDecisions, TierRouter
+from firstline_edge.cascade.escalation import Escalation
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
-from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget
+from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain, no_budget
 from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.models.models import DeviceModel, Models
-from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.outbox.correction_client import CorrectionClient
+from firstline_edge.outbox.delivery import Delivery, DeliverySettings
 from firstline_edge.requests.context import RequestContext, Row
-from firstline_edge.requests.full_answers import merge
 
-_OPTIONS = CascadeOptions(limit_bytes=8 << 20, reserve_s=0.02)  # the agent's defaults
+_LIMIT_BYTES, _RESERVE_S = 8 << 20, 0.02  # the agent's defaults
 _MAX_AGE_S = 86_400.0
 _PATIENCE_S = 600.0  # for promises, after the last request
 
@@ -100,26 +102,27 @@ async def device(
 ) -> AsyncIterator[Device]:
     """A device that runs, until it is left."""
     rng = random.Random(seed)
-    retries, budget_gate = RetryBudget(clock), no_budget if spending is None else spending.paid
-    chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock, retries=retries, budget_gate=budget_gate)
+    budget_gate = no_budget if spending is None else spending.paid
+    chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock, budget_gate=budget_gate)
     outbox = MemoryOutbox(clock)
     # No two frames of a camera are the same: the cache would only say that the pool is small.
     cache = ResultCache(limit_bytes=0, ttl_s=60, disk=None, clock=clock)
     gateway = CloudClient(chain, cache, clock, ModelRefusals(), contracts=NoContracts(), traffic=LiveTraffic())
-    hedging = Hedging(gateway, clock, HedgeOptions())
+    hedging = Hedging(gateway, clock, HedgeOptions(), spending)
+    models, edge_runs = Models([model]), EdgeRuns(cache, spending, clock)
     cascade = Cascade(
-        models=Models([model]),
-        cache=cache,
-        client=gateway,
+        models=models,
+        chooser=Chooser(gateway, clock, _RESERVE_S, lambda _: 0.0),
+        edge_runs=edge_runs,
+        decisions=RowDecisions(router, cache, spending, clock),
         hedging=hedging,
-        router=router,
-        spending=spending,
-        promises=outbox,
+        escalation=Escalation(gateway, outbox, NoAudits(), edge_runs.compute, clock, reserve_s=_RESERVE_S),
         audits=NoAudits(),
-        options=_OPTIONS,
-        clock=clock,
+        limit_bytes=_LIMIT_BYTES,
     )
-    delivery = Delivery(outbox, chain, merge, clock, rng, max_age_s=_MAX_AGE_S, retries=retries)  # type: ignore[arg-type]
+    client = CorrectionClient(chain, models, NoContracts(), ModelRefusals(), clock)
+    settings = DeliverySettings(max_age_s=_MAX_AGE_S)
+    delivery = Delivery(outbox, asyncio.Queue(), client, chain, clock=clock, rng=rng, settings=settings)  # type: ignore[arg-type]
     await chain.start()
     delivering = asyncio.create_task(delivery.run())
     try:
@@ -128,7 +131,7 @@ async def device(
         delivering.cancel()
         await asyncio.gather(delivering, return_exceptions=True)
         await hedging.close()
-        await cascade.close()
+        await edge_runs.close()
         await gateway.close()
         await chain.close()
 

@@ -13,13 +13,17 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
+from bench.routing.device import NoContracts
 from bench.routing.promises import MemoryOutbox
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, DeadlineExceededError, LinkDownError, LinkError, QueueFullError
 from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Reason, Status, Tensor, Tier
-from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget
+from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
-from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.cloud.client import ModelRefusals
+from firstline_edge.models.models import Models
+from firstline_edge.outbox.correction_client import CorrectionClient
+from firstline_edge.outbox.delivery import Delivery, DeliverySettings
 from firstline_edge.outbox.item import OutboxItem
 
 _ROUND_TRIP_S = 0.05
@@ -160,9 +164,10 @@ async def come_back(fleet: Fleet, clock: Clock, seed: int = 0) -> Seen:
 
 async def _device(name: str, outbox: MemoryOutbox, gateway: _Gateway, clock: Clock, rng: random.Random) -> None:
     """One that escalates now and then, and promises what fails; what is left of the agent is its delivery."""
-    retries = RetryBudget(clock)
-    chain = LinkChain([_Link(gateway, clock)], [CircuitBreaker(clock, rng)], clock, retries=retries)
-    delivery = Delivery(outbox, chain, _merge, clock, rng, max_age_s=_MAX_AGE_S, retries=retries)  # type: ignore[arg-type]
+    chain = LinkChain([_Link(gateway, clock)], [CircuitBreaker(clock, rng)], clock)
+    client = CorrectionClient(chain, Models([]), NoContracts(), ModelRefusals(), clock, merge=_merge)
+    settings = DeliverySettings(max_age_s=_MAX_AGE_S)
+    delivery = Delivery(outbox, asyncio.Queue(), client, chain, clock=clock, rng=rng, settings=settings)  # type: ignore[arg-type]
     await chain.start()
     delivering = asyncio.create_task(delivery.run())
     asking: set[asyncio.Task[None]] = set()

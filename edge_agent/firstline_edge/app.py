@@ -29,6 +29,7 @@ from firstline_core.storage.files import erase
 from firstline_core.storage.seals import Seal, make_seal, read_keys
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_edge.adaptation.variants import Chooser
 from firstline_edge.api.access import access_of
 from firstline_edge.api.app import App
 from firstline_edge.api.data_plane import EdgeDataPlane
@@ -37,18 +38,20 @@ from firstline_edge.api.server import bound_sockets, release_startup_memory, ser
 from firstline_edge.api.status import AgentStatus, birth_message
 from firstline_edge.audits import certificate_states as audit_metrics
 from firstline_edge.audits.alarms import Alarms
+from firstline_edge.audits.audit_sender import AuditSender
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.budgets import spending as budget_metrics
-from firstline_edge.budgets.from_settings import conditions_of, device_sensors, escalation_mj, open_spending
+from firstline_edge.budgets.from_settings import device_sensors, escalation_mj, open_spending
 from firstline_edge.cache import results as cache_metrics
 from firstline_edge.cache.results import DiskCache, ResultCache
 from firstline_edge.cascade import hedging as hedge_metrics
-from firstline_edge.cascade.cascade import Cascade, CascadeOptions, TierRouter, policy_from
+from firstline_edge.cascade.cascade import Cascade, EdgeRuns, RowDecisions, TierRouter, policy_from
+from firstline_edge.cascade.escalation import Escalation
 from firstline_edge.cascade.hedging import Hedging, hedge_options_from
 from firstline_edge.cloud import links as cloud_links
-from firstline_edge.cloud.chain import BudgetGate, no_budget
+from firstline_edge.cloud.chain import BudgetGate, UsableLinks, no_budget
 from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.cloud.links import open_links
 from firstline_edge.hardware.sampler import MemoryThresholds, Sampler, add_sensor_gauges, missing_kernel_files
@@ -61,11 +64,12 @@ from firstline_edge.models.profiles import Profiles
 from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
 from firstline_edge.outbox import reopening
+from firstline_edge.outbox.correction_client import CorrectionClient
 from firstline_edge.outbox.corrections import Corrections
 from firstline_edge.outbox.database import count_promises
 from firstline_edge.outbox.outbox import Completions, Outbox
 from firstline_edge.outbox.reopening import ReopeningOutbox
-from firstline_edge.settings.settings import EdgeSettings, link_names
+from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
 from firstline_edge.telemetry.background import Background, Work
 from firstline_edge.telemetry.recorder import Recorder
@@ -276,13 +280,13 @@ class EdgeAgent:
 
     async def _open_links(self, opened: AsyncExitStack) -> None:
         settings, clock, fleet = self._configured, self._clock, self._fleet_start
+        self._usable = UsableLinks()
         self.spending = open_spending(
             settings,
             self.state.spending_path,
             clock,
-            link_names=link_names(settings.links),
-            links=lambda: self.links.usable,
-            sense=lambda: conditions_of(self.sampler.latest, settings.costs.heat_limit_c),
+            links=self._usable.names,
+            sampler=self.sampler,
         )
         budget_gate: BudgetGate = no_budget
         if self.spending is not None:
@@ -293,8 +297,10 @@ class EdgeAgent:
         self.identity = DeviceIdentity(settings, clock)
         credentials = self.identity.credentials
         birth = partial(birth_message, self.models, self.certificates, fleet.configuration.running if fleet else None)
-        self.links = await open_links(settings, birth, self.limits, clock, budget_gate, credentials=credentials)
-        opened.push_async_callback(self.links.close)
+        self.links = await open_links(
+            settings, birth, self.limits, clock, budget_gate, credentials=credentials, usable=self._usable
+        )
+        opened.push_async_callback(self.links.chain.close)
         self.renewal: CredentialRenewal | None = None
         if credentials is not None:
             rng = random.Random()  # noqa: S311 (jitter)
@@ -302,22 +308,24 @@ class EdgeAgent:
 
     def _open_cascade(self, opened: AsyncExitStack) -> None:
         settings, clock, traffic = self._configured, self._clock, LiveTraffic()
-        policy, spending = policy_from(settings.policy), self.spending
+        policy, spending, uplink = policy_from(settings.policy), self.spending, self.links.uplink
+        reserve_s = settings.policy.deadline_reserve_ms / 1000
         self.model_refusals = ModelRefusals()
-        self.auditor = Auditor(
-            cloud=self.links.chain,
-            available=lambda: self.links.available,
-            cache=self.cache,
-            certificates=self.certificates,
-            samples=self.samples,
-            traffic=traffic,
-            settings=settings.audit,
-            clock=clock,
-            rng=random.Random(),  # noqa: S311 (guessing which answer is audited gains nothing)
-            certifies=policy.certifies,
-            ample=lambda: spending is None or spending.ample,
+        sender = AuditSender(
+            uplink,
+            self.cache,
+            self.certificates,
+            traffic,
+            clock,
             on_drawn=self.recorder.drawn,
             on_finding=self.recorder.audited,
+        )
+        rng = random.Random()  # noqa: S311 (guessing which answer is audited gains nothing)
+        self.audit_sender, self.auditor = (
+            sender,
+            Auditor(
+                sender, self.certificates, settings.audit, clock, rng, certifies=policy.certifies, spending=spending
+            ),
         )
         self.router = TierRouter(
             min_threshold=settings.policy.min_threshold,
@@ -326,34 +334,35 @@ class EdgeAgent:
             clock=clock,
         )
         self.client = CloudClient(
-            self.links.chain, self.cache, clock, self.model_refusals, contracts=self.certificates, traffic=traffic
+            uplink, self.cache, clock, self.model_refusals, contracts=self.certificates, traffic=traffic
         )
         opened.push_async_callback(self.client.close)
-        self.hedging = Hedging(self.client, clock, hedge_options_from(settings))
+        self.hedging = Hedging(self.client, clock, hedge_options_from(settings), spending)
+        correction_client = CorrectionClient(
+            self.links.chain, self.models, self.certificates, self.model_refusals, clock
+        )
         self.corrections = Corrections(
             self.outbox,
+            correction_client,
             self.links,
-            models=self.models,
-            contracts=self.certificates,
-            model_refusals=self.model_refusals,
+            clock,
             max_age_s=settings.outbox.max_age_s,
             on_correction=self.recorder.corrected,
-            clock=clock,
         )
+        edge_runs = EdgeRuns(self.cache, spending, clock)
+        opened.push_async_callback(edge_runs.close)
         self.cascade = Cascade(
             models=self.models,
-            cache=self.cache,
-            client=self.client,
+            chooser=Chooser(self.client, clock, reserve_s, escalation_mj(settings, self._usable.names)),
+            edge_runs=edge_runs,
+            decisions=RowDecisions(self.router, self.cache, spending, clock),
             hedging=self.hedging,
-            router=self.router,
-            spending=spending,
-            promises=self.corrections,
+            escalation=Escalation(
+                self.client, self.corrections, self.auditor, edge_runs.compute, clock, reserve_s=reserve_s
+            ),
             audits=self.auditor,
-            options=CascadeOptions(settings.policy.limit_bytes, settings.policy.deadline_reserve_ms / 1000),
-            clock=clock,
-            escalation_mj=escalation_mj(settings, lambda: self.links.usable),
+            limit_bytes=settings.policy.limit_bytes,
         )
-        opened.push_async_callback(self.cascade.close)
         opened.push_async_callback(self.hedging.close)
 
     def _open_fleet(self, opened: AsyncExitStack) -> None:
@@ -513,7 +522,7 @@ class EdgeAgent:
         self._start(opened, "outbox", self.corrections.run)
         self._start(opened, "housekeeping", partial(_sweep, self.cache, self.outbox, self._clock))
         announce = partial(self._alarms.announce, self.links.mqtt)
-        self._start(opened, "audits", self.auditor.run, self.certificates.keep_saving, announce)
+        self._start(opened, "audits", self.audit_sender.run, self.certificates.keep_saving, announce)
         if self.renewal is not None:
             self._start(opened, "identity", self.renewal.run)
         self._start(opened, "sensors", self.sampler.run)

@@ -62,7 +62,7 @@ async def test_answers_that_are_lost_are_given_again(tmp_path: Path) -> None:
         promises = (promise(agent, seed) for seed in range(1, DELIVERIES))
         request_ids = await asyncio.gather(*promises)
 
-        await until(lambda: counted(gateway, "recorded") > 1 and not agent.links.available)
+        await until(lambda: counted(gateway, "recorded") > 1 and not agent.links.chain.available)
         assert agent.outbox.depth == DELIVERIES - 1
         await network.become(FINE)
         await all_final(agent, request_ids)

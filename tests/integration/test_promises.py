@@ -76,7 +76,7 @@ class House:
         yield outbox
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await links.close()
+        await links.chain.close()
         outbox.close()
 
 

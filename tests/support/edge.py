@@ -37,12 +37,15 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
-from firstline_edge.audits.auditor import Auditor, Finding
+from firstline_edge.adaptation.variants import Chooser
+from firstline_edge.audits.audit_sender import AuditSender, Finding
+from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.cascade import Cascade, CascadeOptions, TierRouter
+from firstline_edge.cascade.cascade import Cascade, EdgeRuns, RowDecisions, TierRouter
+from firstline_edge.cascade.escalation import Escalation
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
 from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.models.models import DeviceModel, EdgeModel, Models
@@ -53,6 +56,7 @@ from firstline_edge.settings.settings import AuditSection
 
 THRESHOLD = 0.8
 SURE, UNSURE = 0.95, 0.6
+RESERVE_S = 0.02
 
 
 def manifest(*, full: bool = True, threshold: float = THRESHOLD) -> Manifest:
@@ -113,6 +117,7 @@ class FakeCloud:
         self.deadlines_s: list[float | None] = []
         self.p95_s: float | None = None
         self.cancelled = 0
+        self.available = True
 
     def predicted_s(self, size_bytes: int, quantile: float = 0.95) -> float | None:
         return self.p95_s
@@ -223,25 +228,29 @@ class Scene:
         self.models = Models([self.held])
         self.certificates: CertificateStates | None = None
         self.auditor: Auditor | None = None
-        self.available = linked
         self.findings: list[Finding] = []
+        self.budgets = SimpleNamespace(ample=True)
         traffic = LiveTraffic()
         if audit is not None:
             self.samples_path = folder / "samples.jsonl"
             self.samples = SampleLog(self.samples_path, audit.samples_limit_bytes)
             self.certificates = CertificateStates(folder / "certificates.json", [self.held], self.samples, audit, clock)
-            self.auditor = Auditor(
-                cloud=self.cloud if linked else None,
-                available=lambda: self.available,
-                cache=self.cache,
-                certificates=self.certificates,
-                samples=self.samples,
-                traffic=traffic,
-                settings=audit,
-                clock=clock,
-                rng=random.Random(seed),
-                certifies=chosen.certifies,
+            self.sender = AuditSender(
+                self.cloud if linked else None,
+                self.cache,
+                self.certificates,
+                traffic,
+                clock,
                 on_finding=self.findings.append,
+            )
+            self.auditor = Auditor(
+                self.sender,
+                self.certificates,
+                audit,
+                clock,
+                random.Random(seed),
+                certifies=chosen.certifies,
+                spending=self.budgets,  # type: ignore[arg-type]
             )
         self.router = TierRouter(
             min_threshold=min_threshold, chosen=chosen, clock=clock, certificates=self.certificates
@@ -254,18 +263,20 @@ class Scene:
             contracts=self.certificates if self.certificates is not None else NoContracts(),
             traffic=traffic,
         )
-        self.hedging = Hedging(self.gateway, clock, hedge)
+        self.hedging = Hedging(self.gateway, clock, hedge, spending)
+        self.edge_runs = EdgeRuns(self.cache, spending, clock)
+        audits = self.auditor or NoAudits()
         self.cascade = Cascade(
             models=self.models,
-            cache=self.cache,
-            client=self.gateway,
+            chooser=Chooser(self.gateway, clock, RESERVE_S, lambda _: 0.0),
+            edge_runs=self.edge_runs,
+            decisions=RowDecisions(self.router, self.cache, spending, clock),
             hedging=self.hedging,
-            router=self.router,
-            spending=spending,
-            promises=self.promises,
-            audits=self.auditor or NoAudits(),
-            options=CascadeOptions(limit_bytes=64, reserve_s=0.02),
-            clock=clock,
+            escalation=Escalation(
+                self.gateway, self.promises, audits, self.edge_runs.compute, clock, reserve_s=RESERVE_S
+            ),
+            audits=audits,
+            limit_bytes=64,
         )
 
     def hold_also(self, name: str) -> None:
@@ -292,7 +303,7 @@ class Scene:
     async def close(self) -> None:
         self.echo.gate.set()
         await self.hedging.close()
-        await self.cascade.close()
+        await self.edge_runs.close()
         await self.gateway.close()
         self.workers.close()
 

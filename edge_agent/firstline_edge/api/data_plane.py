@@ -273,13 +273,13 @@ class EdgeDataPlane:
     def ready(self) -> bool:
         """Whether any request could be answered: with an edge model that runs, or through a link."""
         runs = any(device_model.edge is not None for device_model in self._models.all)
-        return not self._stopping and (runs or self._links.chain is not None)
+        return not self._stopping and (runs or self._links.chain.linked)
 
     def model_ready(self, model: str, version: str) -> bool:
         device_model = self._models.find(model, version)
         if device_model is None:
             raise self._unknown(model, version)
-        return device_model.edge is not None or self._links.available
+        return device_model.edge is not None or self._links.chain.available
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         device_model = self._models.find(model, version)
@@ -292,7 +292,7 @@ class EdgeDataPlane:
             ModelState(
                 device_model.manifest.name,
                 device_model.version,
-                ready=device_model.edge is not None or self._links.available,
+                ready=device_model.edge is not None or self._links.chain.available,
                 reason=device_model.problem,
             )
             for device_model in self._sorted_models()
@@ -352,7 +352,7 @@ class EdgeDataPlane:
         device_model = self._models.find(model)
         if device_model is not None:
             return device_model.metadata
-        if self._links.chain is None:
+        if not self._links.chain.linked:
             raise self._unknown(model, "")
         return ModelMetadata(model, (), "", (TensorSpec(PASSED_ON_INPUT, "BYTES", (-1,)),), ())
 

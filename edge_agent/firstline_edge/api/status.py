@@ -60,7 +60,7 @@ class AgentStatus:
 
     def describe(self, *, ready: bool, uptime_s: float) -> dict[str, Any]:
         """Returns what `GET /firstline/v1/status` says."""
-        spending, timings = self.spending, self.links.timings()
+        spending, timings = self.spending, self.links.chain.timings()
         problems = [*self.startup_problems.items(), *self._problems()]
         return {
             "device_id": self.device_id,
@@ -72,7 +72,7 @@ class AgentStatus:
             "identity": self.identity.describe(),
             "links": {
                 name: asdict(link) | {"timing": (timing := timings[name]) and asdict(timing)}
-                for name, link in self.links.reports().items()
+                for name, link in self.links.chain.reports().items()
             },
             "outbox": {"items": self.outbox.depth, "size_bytes": self.outbox.size_bytes},
             "cache": {"entries": len(self.cache), "size_bytes": self.cache.size_bytes},

@@ -1,7 +1,8 @@
 """The accuracy contract in the field: the full model checks a sample of the edge answers.
 
 Files
-    auditor             draws answers, has the full model check them, and reports how each audit ended
+    auditor             draws answers at random
+    audit_sender        has the full model check drawn answers, and reports how each audit ended
     certificate_states  the state of each certificate, and the effect of an alarm
     records             the findings about a certificate, and their file
     samples             scores and losses of audited answers, for the next certification

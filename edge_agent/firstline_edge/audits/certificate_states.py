@@ -141,6 +141,10 @@ class MonitoredCertificate:
             return False
         return not self.certificate.by or score >= self.certificate.threshold_for(group or "")
 
+    def sample(self, wall_s: float, score: float, agree: int, propensity: float, *, kept: bool) -> Sample:
+        """Returns an answer that both models gave; see `Sample`."""
+        return Sample(self.key, self.record.model, self.record.version, wall_s, score, agree, propensity, kept)
+
     def stability_index(self) -> float | None:
         """How far the scores have moved from the certificate's; None with too few scores."""
         histogram = self.certificate.histogram
@@ -305,6 +309,10 @@ class CertificateStates:
                 answered = record.agreed + record.disagreed
                 self._alarm(monitored, f"{record.disagreed} of {counted(answered, 'audit')} on this device disagreed")
         self.save()
+
+    def add_sample(self, sample: Sample) -> None:
+        """Stores an answer that both models gave and that tests no certificate."""
+        self._samples.add(sample)
 
     def save(self) -> None:
         """Has the records written soon."""

@@ -12,6 +12,7 @@ from firstline_core.hardware.sensors import Sensors
 from firstline_core.routing.account import MIB, Account, Conditions, Cost, LinkTariff, Tariff
 from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
 from firstline_edge.budgets.spending import AROUND_BYTES, Books, LedgerFile, Spending
+from firstline_edge.hardware.sampler import Sampler
 from firstline_edge.settings.settings import BudgetSection, EdgeSettings, link_names
 
 
@@ -20,9 +21,8 @@ def open_spending(
     path: Path,
     clock: Clock,
     *,
-    link_names: Sequence[str],
     links: Callable[[], Sequence[str]],
-    sense: Callable[[], Conditions] = Conditions,
+    sampler: Sampler,
 ) -> Spending | None:
     """Returns the spending as it was stored; None if nothing is limited and no policy decides by price.
 
@@ -30,9 +30,8 @@ def open_spending(
         settings: budgets and costs.
         path: file of the ledgers.
         clock: its wall time starts the hours and days of the budgets.
-        link_names: names of the links, in the order of the settings.
-        links: names of the links that a request would try now, in order.
-        sense: returns battery and heat without waiting.
+        links: returns the names of the links that a request would try now, in order.
+        sampler: reads battery and heat.
     """
     budgets = budgets_of(settings.budget)
     if not budgets and settings.policy.kind != "value" and not settings.fleet.enabled:  # a fleet may set some later
@@ -41,12 +40,12 @@ def open_spending(
     books = file.read() if budgets else Books()
     return Spending(
         _account(settings, books.ledgers),
-        tariff_of(settings, link_names),
+        tariff_of(settings, link_names(settings.links)),
         clock,
         file=file,
         around_bytes=books.around_bytes,
         links=links,
-        sense=sense,
+        sense=lambda: conditions_of(sampler.latest, costs.heat_limit_c),
         metered_factor=costs.metered_factor,
     )
 

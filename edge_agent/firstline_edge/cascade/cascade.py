@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from firstline_core.bundle.loading import declared_input
@@ -33,13 +32,12 @@ from firstline_core.errors import (
 from firstline_core.routing import policy
 from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicyState, RowEvidence
 from firstline_core.types import InferResponse, Privacy, Reason, Route, Tier
-from firstline_edge.adaptation.variants import Chooser, EscalationCost
+from firstline_edge.adaptation.variants import Chooser
 from firstline_edge.audits.certificate_states import CLEAR, CertificateState, CertificateStates
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.escalation import Audits, Escalation, Promises, shedding_error
+from firstline_edge.cascade.escalation import Audits, Escalation, shedding_error
 from firstline_edge.cascade.hedging import Hedge, Hedging
-from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import DeviceModel, EdgeModel, Models
 from firstline_edge.requests.context import ModelOutput, RequestContext, Row, attempt, content_digests, result_key
 from firstline_edge.requests.deadline import within
@@ -55,69 +53,40 @@ _TOO_HEAVY = Decision(_CLOUD, Reason.HEAVY)
 _LATE = "This device's model was not done before the request's deadline; give it more time."
 
 
-@dataclass(frozen=True, slots=True)
-class CascadeOptions:
-    """The limits that hold for each request.
-
-    Args:
-        limit_bytes: the largest payload that this device computes itself.
-        reserve_s: the part of a deadline that is reserved for storing the promise and writing the edge answer.
-    """
-
-    limit_bytes: int
-    reserve_s: float
-
-
 class Cascade:
     """Decides which tier answers a request, and returns the answer.
 
     Args:
         models: the models on this device.
-        cache: model outputs.
-        client: asks the full model.
+        chooser: chooses the variant of a model.
+        edge_runs: runs the edge model.
+        decisions: decides each row by the edge model's output.
         hedging: asks the full model before the edge model has answered, if that is the only way to be in time.
-        router: decides by the edge model's output.
-        spending: decides which escalations are worth their price; None if nothing has a price.
-        promises: stores the promises of corrections.
+        escalation: asks the full model.
         audits: draws answers for audits.
-        options: the limits of each request.
-        clock: for deadlines.
-        escalation_mj: see `Chooser`.
+        limit_bytes: the largest payload that this device computes itself.
     """
 
     def __init__(
         self,
         *,
         models: Models,
-        cache: ResultCache,
-        client: CloudClient,
+        chooser: Chooser,
+        edge_runs: EdgeRuns,
+        decisions: RowDecisions,
         hedging: Hedging,
-        router: TierRouter,
-        spending: Spending | None,
-        promises: Promises,
+        escalation: Escalation,
         audits: Audits,
-        options: CascadeOptions,
-        clock: Clock,
-        escalation_mj: EscalationCost = lambda _: 0.0,
+        limit_bytes: int,
     ) -> None:
         self._models = models
-        self._cache = cache
-        self._client = client
+        self._chooser = chooser
+        self._edge_runs = edge_runs
+        self._decisions = decisions
         self._hedging = hedging
-        self._router = router
-        self._spending = spending
+        self._escalation = escalation
         self._audits = audits
-        self._limit_bytes = options.limit_bytes
-        self._clock = clock
-        self._chooser = Chooser(client, clock, options.reserve_s, escalation_mj)
-        self._runs: SingleFlight[ModelOutput] = SingleFlight()
-        self._escalation = Escalation(
-            client, promises, audits, run_edge=self._compute_edge, clock=clock, reserve_s=options.reserve_s
-        )
-
-    async def close(self) -> None:
-        """Cancels the edge model's runs whose callers have left."""
-        await self._runs.close()
+        self._limit_bytes = limit_bytes
 
     async def infer(self, context: RequestContext) -> InferResponse:
         """Answers one request.
@@ -148,8 +117,7 @@ class Cascade:
             limit_bytes=self._limit_bytes,
         )
         if model is None:
-            context.turn_to(_CLOUD, Reason.HEAVY)
-            return await self._client.pass_on(request, context.deadline_s, context.attempts)
+            return await self._escalation.pass_on(context)
         asks_edge = edge is not None and (decision is None or decision.tier is _EDGE)
         if asks_edge:
             context.turn_to(_EDGE, None if decision is None else decision.reason)
@@ -163,19 +131,19 @@ class Cascade:
         try:
             # 2. The edge model's output, from the cache or by running the model.
             if edge is not None and asks_edge:
-                missing = self._recall_edge(context, edge, context.rows)
+                missing = self._edge_runs.recall(context, edge, context.rows)
                 if missing:
-                    hedge = self._start_hedge(context, model, edge, missing)
+                    if not context.shedding and not edge.quick(request):
+                        hedge = self._hedging.start(request, model, edge, missing, context.deadline_s)
                     await self._run_edge(context, edge, missing, hedge, bound_to_device=decision is not None)
 
             # 3. Row by row, the edge answer or an escalation. An output of the full model may be in the cache.
-            escalated = [row for row in context.rows if not self._decide_row(context, model, row, decision, hedge)]
+            escalated = self._decisions.decide(context, model, decision, hedge)
             self._audits.observe_decisions(request, model, context.rows)
             if edge is not None and missing and request.route is _AUTO and request.privacy is _ANY:
                 edge.escalation_rate.add(hit=bool(escalated) or (hedge is not None and hedge.joined))
             if hedge is not None:
                 self._hedging.settle(hedge, escalated, context.attempts)
-            context.decision_record = {**self._router.record_of(model), **context.decision_record}
 
             # 4. The full model for the escalated rows.
             return await self._escalation.ask(context, model, escalated) if escalated else context.answer(model.version)
@@ -191,28 +159,6 @@ class Cascade:
         choice = self._chooser.choose(context.request, context.deadline_s, model.variants)
         context.decision_record, context.shedding = choice.facts, choice.sheds
         return choice.model
-
-    def _start_hedge(
-        self, context: RequestContext, model: DeviceModel, edge: EdgeModel, missing: Sequence[Row]
-    ) -> Hedge | None:
-        """Asks the full model early if the edge run may take too long and the budgets are ample."""
-        if context.shedding or edge.quick(context.request):
-            return None
-        if self._spending is not None and not self._spending.ample:
-            return None
-        return self._hedging.start(context.request, model, edge, missing, context.deadline_s)
-
-    def _recall_edge(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> Sequence[Row]:
-        """Fills in the edge outputs that the cache knows, and returns the other rows."""
-        started_s = self._clock.monotonic_s()
-        missing: list[Row] = []
-        for row in rows:
-            row.edge, row.edge_tier = self._cache.get(result_key(row.content, edge.digest)), _CACHE
-            if row.edge is None:
-                missing.append(row)
-        if len(missing) < len(rows):
-            context.attempts.append(attempt(self._clock, _CACHE, "ok", started_s))
-        return missing
 
     async def _run_edge(
         self,
@@ -233,7 +179,7 @@ class Cascade:
             bound_to_device: whether the request is bound to this device.
         """
         try:
-            await self._compute_missing(context, edge, missing, hedge)
+            await self._edge_runs.run(context, edge, missing, hedge)
         except (InferenceError, QueueFullError, SheddingError):
             if bound_to_device:
                 raise
@@ -241,15 +187,45 @@ class Cascade:
             if hedge is None or not hedge.landed:
                 raise
 
-    async def _compute_edge(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> None:
-        """Fills in the edge outputs of rows, from the cache or by running the model."""
-        missing = self._recall_edge(context, edge, rows)
-        if missing:
-            await self._compute_missing(context, edge, missing, None)
 
-    async def _compute_missing(
-        self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row], hedge: Hedge | None
-    ) -> None:
+class EdgeRuns:
+    """Runs the edge model; outputs come from the cache, and are stored there.
+
+    Args:
+        cache: model outputs.
+        spending: pays for runs; None if nothing has a price.
+        clock: for deadlines.
+    """
+
+    def __init__(self, cache: ResultCache, spending: Spending | None, clock: Clock) -> None:
+        self._cache = cache
+        self._spending = spending
+        self._clock = clock
+        self._runs: SingleFlight[ModelOutput] = SingleFlight()
+
+    async def close(self) -> None:
+        """Cancels runs whose callers have left."""
+        await self._runs.close()
+
+    def recall(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> Sequence[Row]:
+        """Fills in the edge outputs that the cache knows, and returns the other rows."""
+        started_s = self._clock.monotonic_s()
+        missing: list[Row] = []
+        for row in rows:
+            row.edge, row.edge_tier = self._cache.get(result_key(row.content, edge.digest)), _CACHE
+            if row.edge is None:
+                missing.append(row)
+        if len(missing) < len(rows):
+            context.attempts.append(attempt(self._clock, _CACHE, "ok", started_s))
+        return missing
+
+    async def compute(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> None:
+        """Fills in the edge outputs of rows, from the cache or by running the model."""
+        missing = self.recall(context, edge, rows)
+        if missing:
+            await self.run(context, edge, missing, None)
+
+    async def run(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row], hedge: Hedge | None) -> None:
         """Runs the edge model on rows that the cache does not know, and stores its outputs in the cache.
 
         Raises:
@@ -296,6 +272,41 @@ class Cascade:
                 if hedge.landed:  # the full model's answer is still in time
                     raise
         return await run_until(context.deadline_s)
+
+
+class RowDecisions:
+    """Decides each row by the edge model's output, and answers the rows that need no escalation.
+
+    Args:
+        router: compares scores with thresholds.
+        cache: outputs of the full model.
+        spending: decides which escalations are worth their price; None if nothing has a price.
+        clock: for durations.
+    """
+
+    def __init__(self, router: TierRouter, cache: ResultCache, spending: Spending | None, clock: Clock) -> None:
+        self._router = router
+        self._cache = cache
+        self._spending = spending
+        self._clock = clock
+
+    def decide(
+        self, context: RequestContext, model: DeviceModel, decision: Decision | None, hedge: Hedge | None
+    ) -> list[Row]:
+        """Answers the rows that need no escalation, and notes the thresholds; returns the other rows.
+
+        Args:
+            context: the request.
+            model: with the variant that ran.
+            decision: the policy's decision without the edge output; None to decide by the score.
+            hedge: the early call to the full model, if there is one.
+        """
+        escalated: list[Row] = []
+        for row in context.rows:
+            if not self._decide_row(context, model, row, decision, hedge):
+                escalated.append(row)
+        context.decision_record = {**self._router.record_of(model), **context.decision_record}
+        return escalated
 
     def _decide_row(
         self, context: RequestContext, model: DeviceModel, row: Row, decision: Decision | None, hedge: Hedge | None

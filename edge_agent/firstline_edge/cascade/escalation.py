@@ -59,9 +59,9 @@ class Escalation:
         client: CloudClient,
         promises: Promises,
         audits: Audits,
-        *,
         run_edge: RunEdge,
         clock: Clock,
+        *,
         reserve_s: float,
     ) -> None:
         self._client = client
@@ -70,6 +70,15 @@ class Escalation:
         self._run_edge = run_edge
         self._clock = clock
         self._reserve_s = reserve_s
+
+    async def pass_on(self, context: RequestContext) -> InferResponse:
+        """Returns the gateway's answer for a model that this device does not hold.
+
+        Raises:
+            FirstlineError: see `CloudClient.pass_on`.
+        """
+        context.turn_to(Tier.CLOUD, Reason.HEAVY)
+        return await self._client.pass_on(context.request, context.deadline_s, context.attempts)
 
     async def ask(self, context: RequestContext, model: DeviceModel, escalated: Sequence[Row]) -> InferResponse:
         """Asks the full model about the escalated rows; falls back on the edge answer if there can be one.

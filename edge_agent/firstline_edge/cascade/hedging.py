@@ -15,6 +15,7 @@ from firstline_core.clock import Clock
 from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import HEDGED, Attempt, InferRequest, Privacy, Route, Tier, Wait
+from firstline_edge.budgets.spending import Spending
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.requests.context import ModelOutput, Row, attempt
@@ -123,17 +124,22 @@ class Hedging:
 
     Args:
         client: asks the full model.
+        clock: for deadlines.
         options: when to; None for never.
+        spending: a hedge is sent only while the budgets are ample; None if nothing has a price.
 
     Attributes:
         used: hedges whose call was needed.
         unneeded: those that were not.
     """
 
-    def __init__(self, client: CloudClient, clock: Clock, options: HedgeOptions | None) -> None:
+    def __init__(
+        self, client: CloudClient, clock: Clock, options: HedgeOptions | None, spending: Spending | None = None
+    ) -> None:
         self._client = client
         self._clock = clock
         self._options = options
+        self._spending = spending
         self._bucket = TokenBucket(options.burst if options is not None else 0.0)
         self._calls: set[asyncio.Task[list[tuple[ModelOutput, str]]]] = set()
         self.used = self.unneeded = 0
@@ -157,7 +163,8 @@ class Hedging:
             deadline_s: of the request, on the monotonic clock.
         """
         free = request.route is Route.AUTO and request.privacy is Privacy.ANY and request.wait is Wait.FINAL
-        if self._options is None or not free:
+        ample = self._spending is None or self._spending.ample
+        if self._options is None or not free or not ample:
             return None
         self._bucket.earn(self._options.share)
         now_s = self._clock.monotonic_s()

@@ -61,6 +61,24 @@ def no_budget(_request: InferRequest, _link: str) -> AbstractContextManager[None
     return nullcontext()
 
 
+class UsableLinks:
+    """The names of the links that a request may use, in order of preference; `LinkChain` updates them.
+
+    Budgets choose by these names, and the links ask the budgets: both share this object.
+    """
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+
+    def names(self) -> Sequence[str]:
+        """Returns the names; empty while no link may be used."""
+        return self._names
+
+    def set(self, names: tuple[str, ...]) -> None:
+        """Replaces the names."""
+        self._names = names
+
+
 @dataclass(slots=True)
 class LinkState:
     """A link with its breaker, its last failure and its response times.
@@ -140,6 +158,7 @@ class LinkChain:
         settings: times.
         retries: the retry budget; None creates one.
         budget_gate: entered for each try; refuses requests that this device cannot afford.
+        usable: receives the names of the links that a request may use.
     """
 
     def __init__(
@@ -151,13 +170,15 @@ class LinkChain:
         *,
         retries: RetryBudget | None = None,
         budget_gate: BudgetGate = no_budget,
+        usable: UsableLinks | None = None,
     ) -> None:
         self._links = [LinkState(link, breaker) for link, breaker in zip(links, breakers, strict=True)]
         self._clock = clock
         self._settings = settings
         self.retries = retries if retries is not None else RetryBudget(clock)
         self._budget_gate = budget_gate
-        self._usable = self._names_usable()
+        self._usable = usable if usable is not None else UsableLinks()
+        self._usable.set(self._names_usable())
         self._recoveries = 0
         self._recovered = asyncio.Event()
         self._probers: list[asyncio.Task[None]] = []
@@ -168,9 +189,9 @@ class LinkChain:
         return any(state.breaker.allows_requests for state in self._links)
 
     @property
-    def usable(self) -> Sequence[str]:
-        """Names of the links that a request may use, in order of preference; updated when a breaker changes."""
-        return self._usable
+    def linked(self) -> bool:
+        """Whether this device has any link."""
+        return bool(self._links)
 
     @property
     def recoveries(self) -> int:
@@ -358,8 +379,9 @@ class LinkChain:
                     log.info("link up", link=state.link.name, address=state.link.address)
                 else:
                     log.warning("link down", link=state.link.name, address=state.link.address, error=state.problem)
-        before, self._usable = self._usable, self._names_usable()
-        if self._usable and not before:
+        before, usable = self._usable.names(), self._names_usable()
+        self._usable.set(usable)
+        if usable and not before:
             self._recoveries += 1
             self._recovered.set()
             self._recovered = asyncio.Event()

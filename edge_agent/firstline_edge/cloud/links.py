@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,14 +13,12 @@ from firstline_core.clock import Clock, first_of
 from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.mqtt_messages import MqttSettings, Topics, tls_context
-from firstline_core.routing.timing import TimingReport
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferResponse
 from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker, RetryBudget, RetrySettings
-from firstline_edge.cloud.chain import BudgetGate, LinkChain, no_budget
+from firstline_edge.cloud.chain import BudgetGate, LinkChain, UsableLinks, no_budget
 from firstline_edge.cloud.client import CloudClient
-from firstline_edge.cloud.link import LinkReport
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import EdgeSettings, LinkSection, link_names
 
@@ -36,31 +34,19 @@ class Links:
     """The links of this device.
 
     Args:
-        chain: None on a device without links.
+        chain: all of them in order; empty on a device without links.
         mqtt: links that also announce corrections to local applications.
         joined: links that present the device's certificate.
     """
 
-    chain: LinkChain | None
+    chain: LinkChain
     mqtt: tuple[MqttLink, ...] = ()
     joined: tuple[HttpLink | MqttLink, ...] = ()
 
     @property
-    def usable(self) -> Sequence[str]:
-        """Names of the links that a request would try, in that order."""
-        return self.chain.usable if self.chain is not None else ()
-
-    @property
-    def available(self) -> bool:
-        return self.chain is not None and self.chain.available
-
-    def timings(self) -> dict[str, TimingReport | None]:
-        """Returns the response times of each link, by name; None without recent measurements."""
-        return self.chain.timings() if self.chain is not None else {}
-
-    def reports(self) -> dict[str, LinkReport]:
-        """Returns the status of each link, by name."""
-        return self.chain.reports() if self.chain is not None else {}
+    def uplink(self) -> LinkChain | None:
+        """The links; None on a device without links."""
+        return self.chain if self.chain.linked else None
 
     async def wait_connected(self) -> None:
         """Waits until one of the brokers is connected."""
@@ -91,12 +77,7 @@ class Links:
         try:
             await asyncio.gather(*(link.reconnect() for link in self.joined))
         finally:
-            if self.chain is not None:
-                self.chain.retry_now()
-
-    async def close(self) -> None:
-        if self.chain is not None:
-            await self.chain.close()
+            self.chain.retry_now()
 
 
 async def open_links(
@@ -107,14 +88,22 @@ async def open_links(
     budget_gate: BudgetGate = no_budget,
     *,
     credentials: Credentials | None = None,
+    usable: UsableLinks | None = None,
 ) -> Links:
     """Creates and starts the links, without waiting for connections.
+
+    Args:
+        settings: name the links.
+        birth: returns what brokers keep of this device.
+        limits: of answers.
+        clock: for deadlines.
+        budget_gate: see `LinkChain`.
+        credentials: of a device that has joined.
+        usable: see `LinkChain`.
 
     Raises:
         ConfigError: a URL, a certificate or a secret cannot be used.
     """
-    if not settings.links:
-        return Links(None)
     links: list[HttpLink | MqttLink] = []
     mqtt: list[MqttLink] = []
     for section in settings.links:
@@ -135,7 +124,12 @@ async def open_links(
         clock, RetrySettings(settings.retries.share, settings.retries.per_second, settings.retries.burst)
     )
     chain = LinkChain(
-        links, [CircuitBreaker(clock, rng, breaker) for _ in links], clock, retries=retries, budget_gate=budget_gate
+        links,
+        [CircuitBreaker(clock, rng, breaker) for _ in links],
+        clock,
+        retries=retries,
+        budget_gate=budget_gate,
+        usable=usable,
     )
     await chain.start()
     shown = [section.shows_identity and credentials is not None for section in settings.links]
@@ -216,7 +210,7 @@ def _path(file: str) -> Path | None:
 
 def register_metrics(metrics: RequestMetrics, links: Links, client: CloudClient) -> None:
     """Registers availability and times of the links, retries, and requests that were held back."""
-    metrics.gauge("link_available", "1 while a link to a gateway may be used.", lambda: float(links.available))
+    metrics.gauge("link_available", "1 while a link to a gateway may be used.", lambda: float(links.chain.available))
     metrics.readings(
         "link_seconds",
         "How long a link's calls take of late, for payloads of the usual size.",
@@ -241,7 +235,7 @@ def register_metrics(metrics: RequestMetrics, links: Links, client: CloudClient)
 
 def _link_seconds(links: Links) -> dict[tuple[str, ...], float]:
     found: dict[tuple[str, ...], float] = {}
-    for link, timing in links.timings().items():
+    for link, timing in links.chain.timings().items():
         for part in ("total", "network", "service"):
             for quantile, field in (("0.5", f"{part}_p50_ms"), ("0.95", f"{part}_p95_ms")):
                 ms = getattr(timing, field, None)
@@ -252,4 +246,4 @@ def _link_seconds(links: Links) -> dict[tuple[str, ...], float]:
 
 def _retries(links: Links) -> dict[tuple[str, ...], float]:
     chain = links.chain
-    return {("allowed",): chain.retries.retries, ("denied",): chain.retries.denied} if chain is not None else {}
+    return {("allowed",): chain.retries.retries, ("denied",): chain.retries.denied} if chain.linked else {}

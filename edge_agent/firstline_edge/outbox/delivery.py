@@ -4,7 +4,7 @@ A promise ends in exactly one of two ways, stored under its id: with the merged 
 provisional answer marked as `expired`, because the promise is too old or the gateway will never answer it. Delivery is
 at least once, with the same request id. Nothing polls, but the wall clock is checked while a promise waits. If a caller
 waits for the better answer (`wait=first`), its promise is sent at once (`PriorityDelivery`), concurrently with those
-that wait for their turn (`pacing.py`).
+that wait for their turn (`pacing.py`). `correction_client.py` asks the full model.
 """
 
 from __future__ import annotations
@@ -13,25 +13,14 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Protocol
 
-from msgspec.structs import replace
-
 from firstline_core.clock import Clock, first_of
-from firstline_core.errors import (
-    CapacityError,
-    FirstlineError,
-    RemoteTimeoutError,
-    RequestError,
-    RuntimeFailure,
-    UnauthorizedError,
-)
+from firstline_core.errors import CapacityError, FirstlineError, RemoteTimeoutError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, ContractNotice, InferRequest, InferResponse, Reason, TraceContext
+from firstline_core.types import InferResponse, Reason, TraceContext
 from firstline_edge.cloud.breaker import RetryBudget
-from firstline_edge.cloud.client import ModelRefusals
-from firstline_edge.cloud.link import Uplink
+from firstline_edge.outbox.correction_client import CorrectionClient
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.outbox.pacing import Backoffs, DeliveryRate, RateSettings, RetryQueue
@@ -39,16 +28,17 @@ from firstline_edge.outbox.timeline import LOOK_EVERY_S
 
 log = logger(__name__)
 
-Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
-Alarm = Callable[[InferRequest], str]
-ApplyNotice = Callable[[InferRequest, ContractNotice | None], None]
 OnCorrection = Callable[[InferResponse, str, TraceContext | None], None]
+"""Receives each answer once it is stored, why the gateway refused to correct it ("" if it did not), and the trace."""
 
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
 
 
-class DeliveryLink(Uplink, Protocol):
-    """The part of `cloud.chain.LinkChain` that delivery uses."""
+class LinkAvailability(Protocol):
+    """The part of `cloud.chain.LinkChain` that decides when promises are sent."""
+
+    @property
+    def retries(self) -> RetryBudget: ...
 
     @property
     def available(self) -> bool: ...
@@ -61,12 +51,11 @@ class DeliveryLink(Uplink, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeliverySettings:
-    """Timeouts and limits of delivery.
+    """When promises are sent, and how many.
 
     Args:
-        timeout_s: for one request.
+        max_age_s: after which a promise expires.
         concurrency: requests at once; live requests need the link too.
-        refusals: failures of the gateway's own (not of the link) after which a promise expires.
         spread_s: the first request after a reconnection waits up to so long, so that a fleet does not return
             as one.
         late_s: a request that was answered provisionally because the gateway was late waits up to so long: the
@@ -76,9 +65,8 @@ class DeliverySettings:
         pace: how fast promises are delivered.
     """
 
-    timeout_s: float = 30.0
+    max_age_s: float
     concurrency: int = 4
-    refusals: int = 5
     spread_s: float = 2.0
     late_s: float = 5.0
     backoff_s: float = 1.0
@@ -91,55 +79,41 @@ class Delivery:
 
     Args:
         outbox: whose promises.
-        chain: sends requests to the gateway.
-        merge: puts the corrected rows into the provisional answer, if the full model of that digest gave them; its
-            result is final.
+        stored: promises that were just stored in the outbox; those whose callers wait (`wait=first`) are sent at once.
+        client: asks the full model.
+        links: whether requests may be sent now.
         clock: for waits and ages.
         rng: for jitter.
-        max_age_s: after which a promise expires.
-        on_correction: receives each answer once it is stored, expired ones included, why the gateway refused to
-            correct it ("" if it did not), and the request's trace.
-        model_refusals: records the gateway's refusals of models; None to keep that here.
-        alarm: returns the state of a model's contract, which the gateway receives with the request.
-        apply_notice: receives the gateway's notice about the contract.
-        retries: the retry budget; None for one of its own.
-        settings: timeouts and limits.
+        settings: times and limits.
+        on_correction: receives each answer that ended a promise, expired ones included.
     """
 
     def __init__(
         self,
         outbox: Outbox,
-        chain: DeliveryLink,
-        merge: Merge,
+        stored: asyncio.Queue[OutboxItem],
+        client: CorrectionClient,
+        links: LinkAvailability,
+        *,
         clock: Clock,
         rng: random.Random,
-        *,
-        max_age_s: float,
+        settings: DeliverySettings,
         on_correction: OnCorrection = lambda _answer, _cause, _trace: None,
-        model_refusals: ModelRefusals | None = None,
-        alarm: Alarm = lambda _request: "",
-        apply_notice: ApplyNotice = lambda _request, _notice: None,
-        retries: RetryBudget | None = None,
-        settings: DeliverySettings = DeliverySettings(),
     ) -> None:
         self._outbox = outbox
-        self._chain = chain
+        self._stored = stored
+        self._client = client
+        self._links = links
         self._clock = clock
         self._rng = rng
-        self._on_correction = on_correction
-        self._merge = merge
-        self._model_refusals = model_refusals if model_refusals is not None else ModelRefusals()
-        self._alarm = alarm
-        self._apply_notice = apply_notice
-        self._refused: dict[str, int] = {}  # by request id, how often the gateway refused a promise that still waits
-        self._max_age_s = max_age_s
         self._settings = settings
-        self._recoveries = chain.recoveries
+        self._on_correction = on_correction
+        self._recoveries = links.recoveries
         backoff_s, backoff_max_s = settings.backoff_s, settings.backoff_max_s
         self._own_backoff: Backoffs[None] = Backoffs(clock, rng, base_s=backoff_s, max_s=backoff_max_s)
         self._order = RetryQueue(
             outbox,
-            retries if retries is not None else RetryBudget(clock),
+            links.retries,
             clock,
             rng,
             at_once=settings.concurrency,
@@ -153,18 +127,14 @@ class Delivery:
 
     async def run(self) -> None:
         """Delivers until it is cancelled."""
-        async with self._priority:
-            await self._keep_working()
-
-    def hurry(self, item: OutboxItem) -> None:
-        """Sends a promise that was just made, if its caller waits for it (`wait=first`) and a link works.
-
-        Otherwise, and after a failure, it waits for its turn with the others.
-        """
-        answer, model = item.provisional.answer, (item.request.model, item.request.version)
-        waited_for = answer is not None and answer.reason is Reason.REQUESTED
-        if waited_for and self._chain.available and not self._order.is_failing(model):
-            self._priority.send(item)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_working())
+            while True:
+                item = await self._stored.get()
+                answer, model = item.provisional.answer, (item.request.model, item.request.version)
+                waited_for = answer is not None and answer.reason is Reason.REQUESTED
+                if waited_for and self._links.available and not self._order.is_failing(model):
+                    self._priority.send(item, tasks)
 
     async def _keep_working(self) -> None:
         while True:
@@ -185,18 +155,18 @@ class Delivery:
         """One step: ends overdue promises, or sends some, or waits."""
         arrival = self._outbox.arrival()
         self._priority.begin_step()
-        overdue = await self._outbox.overdue(self._max_age_s, self._settings.concurrency)
+        overdue = await self._outbox.overdue(self._settings.max_age_s, self._settings.concurrency)
         ending = self._priority.without_sent(overdue)
         for item in ending:
             await self._end(item, expire(item.provisional))
         if ending:
             return
-        if self._chain.recoveries != self._recoveries:
-            self._recoveries = self._chain.recoveries
+        if self._links.recoveries != self._recoveries:
+            self._recoveries = self._links.recoveries
             self._order.release()
             self._pace.begin()
             await self._clock.sleep(self._rng.uniform(0, self._settings.spread_s))
-        if not self._chain.available:
+        if not self._links.available:
             await self._wait()
             return
         if (pause_s := self._pace.wait_s) > 0:
@@ -205,7 +175,7 @@ class Delivery:
         pending, others_in_s = await self._order.next(self._priority.sent_in_step)
         items = self._priority.without_sent(pending)
         if not items:
-            await self._wait(arrival, min(others_in_s, self._max_age_s))
+            await self._wait(arrival, min(others_in_s, self._settings.max_age_s))
             return
         chosen: list[OutboxItem] = []
         for item in items:
@@ -234,10 +204,10 @@ class Delivery:
 
         It waits until the next check of the wall clock at most.
         """
-        expires_in_s = self._max_age_s - self._outbox.oldest_age_s()
+        expires_in_s = self._settings.max_age_s - self._outbox.oldest_age_s()
         waits: list[Awaitable[object]] = [
             self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s, LOOK_EVERY_S))),
-            self._chain.wait_recovery(self._recoveries),
+            self._links.wait_recovery(self._recoveries),
             self._priority.ended.wait(),
         ]
         if arrival is not None:
@@ -248,7 +218,7 @@ class Delivery:
         """Delivers one promise and ends it; or makes it wait, and returns the error."""
         request_id, began_s = item.request.request_id, self._clock.monotonic_s()
         try:
-            final, cause = await self._correct(item)
+            final, cause = await self._client.correct(item)
             self._pace.answered(self._clock.monotonic_s() - began_s)
             await self._end(item, final, cause)
         except FirstlineError as error:
@@ -259,41 +229,6 @@ class Delivery:
             self._priority.under_way.discard(request_id)
         self._waiting_for.pop((item.request.model, item.request.version), None)
         return None
-
-    async def _correct(self, item: OutboxItem) -> tuple[InferResponse, str]:
-        """Returns the answer that ends the promise, and why the gateway refused to correct it ("" if it did not).
-
-        Raises:
-            FirstlineError: no answer yet; the promise must be retried.
-        """
-        request_id = item.request.request_id
-        deadline_s = self._clock.monotonic_s() + self._settings.timeout_s
-        attempts: list[Attempt] = []
-        answered = False
-        try:
-            sent = replace(item.request, alarm=self._alarm(item.request), promised=True)
-            correction = await self._chain.infer(sent, deadline_s, attempts)
-            answered = True
-            if correction.answer is not None:
-                self._apply_notice(item.request, correction.answer.contract)
-                correction = replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
-            merged = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
-            self._model_refusals.clear(item.request.model, item.request.version)
-            return merged, ""
-        except FirstlineError as error:
-            # The operator can correct a refused token, so the item is retried. A wrong answer is the gateway's fault,
-            # not the link's.
-            if not answered and (error.retryable or isinstance(error, UnauthorizedError)):
-                raise
-            refusal = error
-        except Exception as error:  # the outermost loop of a promise: it must not block those behind it
-            log.exception("outbox delivery failed unexpectedly", request_id=request_id)
-            refusal = RuntimeFailure(f"The correction cannot be had: {error!r}.")
-        self._refused[request_id] = self._refused.get(request_id, 0) + 1
-        if not isinstance(refusal, RequestError) and self._refused[request_id] < self._settings.refusals:
-            raise refusal
-        self._model_refusals.record(item.request.model, item.request.version, refusal)
-        return expire(item.provisional, Reason.CLOUD_ERROR), refusal.message
 
     def _warn(self, item: OutboxItem, error: FirstlineError) -> None:
         """Warns when a model's corrections start to wait, or wait for another reason, but not at each attempt."""
@@ -306,12 +241,12 @@ class Delivery:
         request_id = item.request.request_id
         await self._outbox.finish(request_id, final)
         self._order.ended(request_id)
-        self._refused.pop(request_id, None)
+        self._client.ended(request_id)
         self._on_correction(final, cause, item.request.trace)
 
 
 class PriorityDelivery:
-    """Sends a few new promises at once, without waiting for their turn. Leaving the context cancels those being sent.
+    """Sends a few new promises at once, without waiting for their turn.
 
     Delivery reads promises from the disk in steps. A promise that is sent here may end during a step, so each step
     skips the promises that were sent here since it began.
@@ -330,29 +265,17 @@ class PriorityDelivery:
         self._slots = slots
         self._sending = 0
         self._sent_in_step: set[str] = set()
-        self._tasks: asyncio.TaskGroup | None = None
         self.under_way: set[str] = set()
         self.ended = asyncio.Event()
 
-    async def __aenter__(self) -> PriorityDelivery:
-        self._tasks = await asyncio.TaskGroup().__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        tasks, self._tasks = self._tasks, None
-        if tasks is not None:
-            await tasks.__aexit__(kind, error, trace)
-
-    def send(self, item: OutboxItem) -> None:
-        """Sends a promise if a slot is free; otherwise it waits for its turn."""
+    def send(self, item: OutboxItem, tasks: asyncio.TaskGroup) -> None:
+        """Sends a promise in a task if a slot is free; otherwise it waits for its turn."""
         request_id = item.request.request_id
-        if self._tasks is not None and self._sending < self._slots and request_id not in self.under_way:
+        if self._sending < self._slots and request_id not in self.under_way:
             self._sending += 1
             self.under_way.add(request_id)
             self._sent_in_step.add(request_id)
-            self._tasks.create_task(self._send(item))
+            tasks.create_task(self._send(item))
 
     def begin_step(self) -> None:
         """Notes that delivery starts to read promises from the disk."""

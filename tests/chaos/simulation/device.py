@@ -19,38 +19,40 @@ from chaos.simulation.wire import CorrectionPublisher, GatewayLink
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest
+from firstline_edge.adaptation.variants import Chooser
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.cascade import Cascade, CascadeOptions, TierRouter
+from firstline_edge.cascade.cascade import Cascade, EdgeRuns, RowDecisions, TierRouter
+from firstline_edge.cascade.escalation import Escalation
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.models.models import Models
 from firstline_edge.outbox.announcer import Announcer
-from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.outbox.correction_client import CorrectionClient
+from firstline_edge.outbox.delivery import Delivery, DeliverySettings
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.context import RequestContext
-from firstline_edge.requests.full_answers import merge
 from firstline_edge.settings.settings import OutboxSection
 
 if TYPE_CHECKING:
     from chaos.simulation.book import Book
 
 _TIMEOUT_S = 2.0
-_OPTIONS = CascadeOptions(limit_bytes=1 << 20, reserve_s=0.02)
+_RESERVE_S = 0.02
 
 
 class _Promises:
-    """As `ReopeningOutbox`: tells the delivery of each promise that was made."""
+    """As `Corrections`: passes on each promise to the delivery."""
 
-    def __init__(self, outbox: Outbox, delivery: Delivery) -> None:
+    def __init__(self, outbox: Outbox, stored: asyncio.Queue[OutboxItem]) -> None:
         self._outbox = outbox
-        self._delivery = delivery
+        self._stored = stored
 
     async def put(self, item: OutboxItem) -> None:
         await self._outbox.put(item)
-        self._delivery.hurry(item)
+        self._stored.put_nowait(item)
 
 
 class Device:
@@ -93,29 +95,22 @@ class Device:
         model_refusals = ModelRefusals()
         gateway = CloudClient(chain, cache, clock, model_refusals, contracts=NoContracts(), traffic=LiveTraffic())
         hedging = Hedging(gateway, clock, HedgeOptions())
-        delivery = Delivery(
-            self.outbox,
-            chain,
-            merge,
-            clock,
-            rng,
-            max_age_s=plan.max_age_s,
-            model_refusals=model_refusals,
-            retries=chain.retries,
-        )
+        held, stored = Models(models.held(plan.row_ms, clock)), asyncio.Queue[OutboxItem]()
+        client = CorrectionClient(chain, held, NoContracts(), model_refusals, clock)
+        settings = DeliverySettings(max_age_s=plan.max_age_s)
+        delivery = Delivery(self.outbox, stored, client, chain, clock=clock, rng=rng, settings=settings)
+        promises, edge_runs = _Promises(self.outbox, stored), EdgeRuns(cache, None, clock)
         self._cascade = Cascade(
-            models=Models(models.held(plan.row_ms, clock)),
-            cache=cache,
-            client=gateway,
+            models=held,
+            chooser=Chooser(gateway, clock, _RESERVE_S, lambda _: 0.0),
+            edge_runs=edge_runs,
+            decisions=RowDecisions(TierRouter(min_threshold=0.0, clock=clock), cache, None, clock),
             hedging=hedging,
-            router=TierRouter(min_threshold=0.0, clock=clock),
-            spending=None,
-            promises=_Promises(self.outbox, delivery),
+            escalation=Escalation(gateway, promises, NoAudits(), edge_runs.compute, clock, reserve_s=_RESERVE_S),
             audits=NoAudits(),
-            options=_OPTIONS,
-            clock=clock,
+            limit_bytes=1 << 20,
         )
-        self._closes = (hedging.close, self._cascade.close, gateway.close, chain.close)
+        self._closes = (hedging.close, edge_runs.close, gateway.close, chain.close)
         await self._book.started(self.outbox)
         await chain.start()
         self._spawn(delivery.run())

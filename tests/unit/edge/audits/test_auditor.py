@@ -36,7 +36,7 @@ async def make_scene(tmp_path: Path) -> AsyncIterator[MakeScene]:
         scene = Scene(clock=clock, audit=audit, folder=tmp_path, **{"certified": 0.8, "histogram": BINS} | arguments)
         clock._now_s += 600  # the budget fills
         assert scene.auditor is not None
-        made.append((scene, asyncio.create_task(scene.auditor.run())))
+        made.append((scene, asyncio.create_task(scene.sender.run())))
         return scene
 
     yield make
@@ -175,7 +175,7 @@ async def test_lost_audits_are_counted_and_not_tried_again(make_scene: MakeScene
     scene.cloud.error = LinkDownError("gone")
     await scene.infer(SURE)
     assert await ended(scene, 1) == ["lost"]
-    scene.available = False
+    scene.cloud.available = False
     await scene.infer(SURE)
     assert await ended(scene, 2) == ["lost", "lost"]
     assert len(scene.cloud.requests) == 1
@@ -228,7 +228,7 @@ async def test_after_an_alarm_audits_go_on_without_a_note_while_budgets_are_ampl
     await scene.infer(SURE)
     assert await ended(scene, 1) == ["agreed"]
     assert [request.audit for request in scene.cloud.requests] == [None]
-    scene.auditor._ample = lambda: False
+    scene.budgets.ample = False
     await scene.infer(SURE)
     assert (monitored.record.drawn, monitored.record.test.audits) == (1, 1)
 
@@ -265,7 +265,7 @@ async def test_denied_and_granted_escalations_are_sampled_alike(make_scene: Make
     assert sampled == [(0.9, False, 1.0), (0.91, False, 1.0), (0.99, True, 1.0)]
     assert [request.audit for request in scene.cloud.requests] == [None] * 3
     assert (monitored.record.agreed, monitored.record.test.audits) == (2, 1)
-    scene.auditor._ample = lambda: False
+    scene.budgets.ample = False
     await scene.infer(0.92)
     assert monitored.record.drawn == 2
 

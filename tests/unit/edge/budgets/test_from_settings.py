@@ -15,8 +15,11 @@ from firstline_core.hardware.sensors import Sensors
 from firstline_core.routing.account import Conditions, Cost
 from firstline_core.routing.budget import DAY_S, HOUR_S, Budget
 from firstline_edge.budgets.from_settings import budgets_of, conditions_of, open_spending, tariff_of
+from firstline_edge.hardware.sampler import Sampler
 from firstline_edge.settings.settings import BudgetSection, CostsSection, EdgeSettings, LinkSection
 from firstline_edge.telemetry.link_traffic import count
+
+SAMPLER = Sampler(Sensors(Tree(Path("never"))), 1.0, SimulatedClock())
 
 
 def test_budgets_go_by_resource_and_period() -> None:
@@ -44,13 +47,13 @@ def opened(tmp_path: Path) -> Path:
 
 
 def test_without_limits_and_prices_nothing_is_counted(opened: Path) -> None:
-    assert open_spending(EdgeSettings(), opened, SimulatedClock(), link_names=[], links=list) is None
+    assert open_spending(EdgeSettings(), opened, SimulatedClock(), links=list, sampler=SAMPLER) is None
 
 
 def test_a_purse_goes_on_where_it_was_left(opened: Path) -> None:
     settings = EdgeSettings(budget=BudgetSection(bytes_per_day=5000))
     for expected in (400, 800):
-        spending = open_spending(settings, opened, SimulatedClock(), link_names=[], links=list)
+        spending = open_spending(settings, opened, SimulatedClock(), links=list, sampler=SAMPLER)
         assert spending is not None
         with spending.paid(request(UNSURE)):
             count("http", sent=400)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from support.edge import NoContracts
 from support.escalations import ScriptedLink, request, response, row, settle
 from support.logs import captured_lines
 
@@ -18,6 +19,8 @@ from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, S
 from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import ModelRefusals
+from firstline_edge.models.models import Models
+from firstline_edge.outbox.correction_client import CorrectionClient, Merge
 from firstline_edge.outbox.delivery import Delivery, DeliverySettings
 from firstline_edge.outbox.item import expire
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
@@ -88,17 +91,26 @@ class House:
         self.announced: list[InferResponse] = []
         self.causes: list[str] = []
         self.model_refusals = ModelRefusals()
+        self.merge: Merge = merge
+        client = CorrectionClient(
+            self.chain,
+            Models([]),
+            NoContracts(),
+            self.model_refusals,
+            self.clock,
+            refusals=3,
+            merge=lambda *answers: self.merge(*answers),  # noqa: PLW0108 (a test replaces it)
+        )
+        self.stored: asyncio.Queue[OutboxItem] = asyncio.Queue()
         self.delivery = Delivery(
             self.outbox,
+            self.stored,
+            client,
             self.chain,
-            merge,
-            self.clock,
-            random.Random(2),
+            clock=self.clock,
+            rng=random.Random(2),
+            settings=DeliverySettings(3600.0, concurrency=2, pace=AT_ONCE),
             on_correction=self.note,
-            model_refusals=self.model_refusals,
-            max_age_s=3600.0,
-            retries=self.chain.retries,
-            settings=DeliverySettings(concurrency=2, refusals=3, pace=AT_ONCE),
         )
 
     def note(self, answer: InferResponse, cause: str, _trace: object) -> None:
@@ -125,7 +137,7 @@ class House:
         item = OutboxItem(asked, (0, 2), provisional, self.clock.wall_s())
         await self.outbox.put(item)
         if hurried:
-            self.delivery.hurry(item)
+            self.stored.put_nowait(item)
         return asked.request_id
 
     def sent(self, request_id: str) -> int:
@@ -362,7 +374,7 @@ async def test_a_failed_merge_is_not_the_links_fault(house: House) -> None:
     def refuse(*_: object) -> InferResponse:
         raise errors.ProtocolError("the answer does not say how it came about")
 
-    house.delivery._merge = refuse
+    house.merge = refuse
     request_id = await house.promise()
     await house.until_empty()
     assert await house.status(request_id) is Status.EXPIRED
@@ -530,7 +542,16 @@ async def test_promises_expire_on_a_device_whose_links_are_gone(tmp_path: Path) 
     asked = request()
     await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), clock.wall_s()))
     chain = LinkChain([], [], clock)
-    delivery = Delivery(outbox, chain, merge, clock, random.Random(1), max_age_s=60.0)
+    client = CorrectionClient(chain, Models([]), NoContracts(), ModelRefusals(), clock)
+    delivery = Delivery(
+        outbox,
+        asyncio.Queue(),
+        client,
+        chain,
+        clock=clock,
+        rng=random.Random(1),
+        settings=DeliverySettings(max_age_s=60.0),
+    )
     task = asyncio.create_task(delivery.run())
     await pass_time(clock, outbox, 61.0, 1.0)
     found = (await outbox.answer(asked.request_id, "local")).answer

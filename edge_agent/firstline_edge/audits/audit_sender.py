@@ -1,0 +1,196 @@
+"""Sends drawn answers to the full model, one at a time in the background, and reports the outcome.
+
+An audit is tried once. A lost audit (offline, refused, too late, the process ended) is counted and not retried: with
+retries, the audits that succeed would depend on the link, and the link may depend on the input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from msgspec.structs import replace
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError, LinkDownError, ModelMismatchError
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import Attempt, InferRequest
+from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
+from firstline_edge.cache.results import ResultCache
+from firstline_edge.cloud.client import LiveTraffic
+from firstline_edge.cloud.link import Uplink
+from firstline_edge.requests.context import ModelOutput, result_key
+from firstline_edge.requests.full_answers import checked
+
+log = logger(__name__)
+
+_WAITING = 64
+_WAITING_BYTES = 16 << 20
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """An answer that was drawn.
+
+    Args:
+        request_id: of the request that it answers.
+        position: of the row in that request.
+        sent: the request to the gateway, under its own id.
+        content: sha256 of the row.
+        score: the edge model's.
+        predicted: the class that it gave.
+        propensity: the probability with which it was drawn.
+        threshold: in use at that time.
+        covered: whether that threshold covers it, so that its audit tests the certificate.
+    """
+
+    monitored: MonitoredCertificate
+    request_id: str
+    position: int
+    sent: InferRequest
+    content: bytes
+    score: float
+    predicted: int
+    propensity: float
+    threshold: float
+    covered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How an audit ended.
+
+    Args:
+        outcome: agreed, disagreed or lost.
+        cause: why it was lost; "" where it was not.
+    """
+
+    audit: Audit
+    outcome: str
+    cause: str = ""
+
+    @property
+    def model(self) -> str:
+        """The name of the audited model."""
+        return self.audit.sent.model
+
+    @property
+    def version(self) -> str:
+        """The version of the audited model."""
+        return self.audit.sent.version
+
+    def log_record(self) -> dict[str, object]:
+        """Returns the fields of the decision log; JSON-able."""
+        audit = self.audit
+        record: dict[str, object] = {
+            "request_id": audit.request_id,
+            "audit_id": audit.sent.request_id,
+            "model": audit.sent.model,
+            "version": audit.sent.version,
+            "row": audit.position,
+            "score": audit.score,
+            "propensity": audit.propensity,
+            "outcome": self.outcome,
+        }
+        return record | {"cause": self.cause} if self.cause else record
+
+
+class AuditLink(Uplink, Protocol):
+    """The part of `cloud.chain.LinkChain` that audits use."""
+
+    @property
+    def available(self) -> bool: ...
+
+
+class AuditSender:
+    """The drawn answers that wait for the full model, and their outcomes.
+
+    Args:
+        cloud: asks the gateway; None on a device without links, which audits nothing.
+        cache: stores the full model's outputs.
+        certificates: receives each result.
+        traffic: the live escalations, which go first.
+        clock: for deadlines.
+        on_drawn: called when an answer is drawn.
+        on_finding: called with the outcome of each audit.
+    """
+
+    def __init__(
+        self,
+        cloud: AuditLink | None,
+        cache: ResultCache,
+        certificates: CertificateStates,
+        traffic: LiveTraffic,
+        clock: Clock,
+        *,
+        on_drawn: Callable[[], None] = lambda: None,
+        on_finding: Callable[[Finding], None] = lambda _: None,
+    ) -> None:
+        self._cloud = cloud
+        self._cache = cache
+        self._certificates = certificates
+        self._traffic = traffic
+        self._clock = clock
+        self._on_drawn = on_drawn
+        self._on_finding = on_finding
+        self._queue: asyncio.Queue[Audit] = asyncio.Queue(_WAITING)
+        self._waiting_bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more audit may wait."""
+        return self._cloud is not None and not self._queue.full() and self._waiting_bytes <= _WAITING_BYTES
+
+    def add(self, audit: Audit) -> None:
+        """Adds an answer that was just drawn; call it only if there is room."""
+        audit.monitored.record.drawn += 1
+        self._on_drawn()
+        self._certificates.save()
+        if self._cloud is not None and self._cloud.available:
+            self._waiting_bytes += audit.sent.size_bytes
+            self._queue.put_nowait(audit)
+        else:
+            self._lose(audit, LinkDownError("No link to the gateway works at the moment."))
+
+    async def run(self) -> None:
+        """Audits the drawn answers, one at a time, until it is cancelled."""
+        while True:
+            audit = await self._queue.get()
+            self._waiting_bytes -= audit.sent.size_bytes
+            try:
+                await self._traffic.wait_quiet()
+                await self._ask(audit)
+            except FirstlineError as error:
+                self._lose(audit, error)
+            except Exception as error:  # the outermost loop of a task that must never end
+                log.exception("audit failed", request_id=audit.request_id)
+                self._lose(audit, FirstlineError(f"The audit failed unexpectedly: {error!r}."))
+
+    async def _ask(self, audit: Audit) -> None:
+        if self._cloud is None:
+            raise LinkDownError("This device has no link to a gateway.")
+        manifest, attempts = audit.monitored.model.manifest, list[Attempt]()
+        sent = replace(audit.sent, alarm=self._certificates.alarm_of(audit.monitored.model))
+        response = await self._cloud.infer(sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts)
+        full = checked(response, 1, len(manifest.labels), manifest.full_digest)
+        if full.digest != manifest.full_digest:
+            raise ModelMismatchError("The gateway does not say which model answered; let the link lead to a gateway.")
+        self._cache.put(result_key(audit.content, full.digest), ModelOutput(full.probabilities[0]))
+        agree = int(np.argmax(full.probabilities[0]) == audit.predicted)
+        # Before its own result can raise an alarm, for what was sent with a note was kept under the certificate.
+        self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))
+        sample = audit.monitored.sample(self._clock.wall_s(), audit.score, agree, audit.propensity, kept=audit.covered)
+        notice = response.answer.contract if response.answer is not None else None
+        self._certificates.count_fleet(audit.monitored, notice)  # before its result, which is tested at that level
+        self._certificates.audited(audit.monitored, sample, threshold=audit.threshold)
+        # After its own result: what the gateway says may be due to it, and begins a test that must not count it.
+        self._certificates.apply_notice(audit.monitored.model, notice)
+
+    def _lose(self, audit: Audit, error: FirstlineError) -> None:
+        audit.monitored.record.lost += 1
+        self._certificates.save()
+        self._on_finding(Finding(audit, "lost", error.message))

@@ -1,0 +1,106 @@
+"""Asks the full model for the correction of a promise, and decides which failures end the promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import Attempt, InferResponse, Reason
+from firstline_edge.cloud.client import Contracts, ModelRefusals
+from firstline_edge.cloud.link import Uplink
+from firstline_edge.models.models import Models
+from firstline_edge.outbox.item import OutboxItem, expire
+from firstline_edge.requests.full_answers import merge
+
+log = logger(__name__)
+
+Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
+
+_TIMEOUT_S = 30.0
+_REFUSALS = 5
+
+
+class CorrectionClient:
+    """Has the full model correct promises.
+
+    Args:
+        cloud: sends requests to the gateway.
+        models: the models of this device.
+        contracts: the state of their certificates, exchanged with the gateway.
+        model_refusals: records the gateway's refusals of models.
+        clock: for timeouts.
+        refusals: failures of the gateway's own (not of the link) after which a promise expires.
+        merge: puts the corrected rows into the provisional answer, if the full model of that digest gave them; its
+            result is final.
+    """
+
+    def __init__(
+        self,
+        cloud: Uplink,
+        models: Models,
+        contracts: Contracts,
+        model_refusals: ModelRefusals,
+        clock: Clock,
+        *,
+        refusals: int = _REFUSALS,
+        merge: Merge = merge,
+    ) -> None:
+        self._cloud = cloud
+        self._models = models
+        self._contracts = contracts
+        self._model_refusals = model_refusals
+        self._clock = clock
+        self._refusals = refusals
+        self._merge = merge
+        self._refused: dict[str, int] = {}  # by request id, how often the gateway refused a promise that still waits
+
+    async def correct(self, item: OutboxItem) -> tuple[InferResponse, str]:
+        """Returns the answer that ends the promise, and why the gateway refused to correct it ("" if it did not).
+
+        Raises:
+            FirstlineError: no answer yet; the promise must be retried.
+        """
+        request_id, model, version = item.request.request_id, item.request.model, item.request.version
+        answered = False
+        try:
+            correction = await self._ask(item)
+            answered = True
+            merged = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
+            self._model_refusals.clear(model, version)
+            return merged, ""
+        except FirstlineError as error:
+            # The operator can correct a refused token, so the item is retried. A wrong answer is the gateway's fault,
+            # not the link's.
+            if not answered and (error.retryable or isinstance(error, UnauthorizedError)):
+                raise
+            refusal = error
+        except Exception as error:  # the outermost loop of a promise: it must not block those behind it
+            log.exception("outbox delivery failed unexpectedly", request_id=request_id)
+            refusal = RuntimeFailure(f"The correction cannot be had: {error!r}.")
+        self._refused[request_id] = self._refused.get(request_id, 0) + 1
+        if not isinstance(refusal, RequestError) and self._refused[request_id] < self._refusals:
+            raise refusal
+        self._model_refusals.record(model, version, refusal)
+        return expire(item.provisional, Reason.CLOUD_ERROR), refusal.message
+
+    def ended(self, request_id: str) -> None:
+        """Forgets a promise that has ended."""
+        self._refused.pop(request_id, None)
+
+    async def _ask(self, item: OutboxItem) -> InferResponse:
+        """Returns the gateway's answer with the tries of this call, and applies its notice about the contract."""
+        held = self._models.find(item.request.model, item.request.version)
+        alarm = self._contracts.alarm_of(held) if held is not None else ""
+        attempts: list[Attempt] = []
+        correction = await self._cloud.infer(
+            replace(item.request, alarm=alarm, promised=True), self._clock.monotonic_s() + _TIMEOUT_S, attempts
+        )
+        if correction.answer is None:
+            return correction
+        if held is not None:
+            self._contracts.apply_notice(held, correction.answer.contract)
+        return replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
