@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from firstline_core.protocol.http import EVENT_STREAM_TYPE
 from firstline_core.protocol.openapi import (
+    JSON,
     MODEL,
     PRIORITY,
     TIMEOUT,
     VERSION,
     file_infer,
-    refusals,
-    repository_change,
+    operation,
+    path_parameter,
     v2_infer,
 )
 from firstline_edge.telemetry.version import VERSION as AGENT_VERSION
 
-_REQUEST_ID = {
-    "name": "request_id",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string"},
-    "description": "From an answer's parameters.",
-}
+_REQUEST_ID = path_parameter("request_id", "From an answer's parameters.")
 _FORM = {
     "name": "form",
     "in": "query",
@@ -35,59 +31,45 @@ _LAST_EVENT_ID = {
     "schema": {"enum": ["0", "1", "2"]},
     "description": "Id of the last event received: 1 is the provisional answer, 2 the final one.",
 }
-_JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
 
-_INDEX = {
-    "tags": ["models"],
-    "summary": 'Triton\'s list of models; the body is empty, or {"ready": true}.',
-    "security": [{"HTTPBearer": []}],
-    "parameters": [],
-    "requestBody": {
-        "required": False,
-        "content": {_JSON: {"schema": {"type": "object", "properties": {"ready": {"type": "boolean"}}}}},
-    },
-    "responses": {"200": {"description": "The answer.", "content": {_JSON: {}}}, **refusals()},
-}
-_ROLL_BACK = {
-    "tags": ["state"],
-    "summary": "Roll a model back to the version before the fleet's latest update; only from the device itself.",
-    "security": [{"HTTPBearer": []}],
-    "parameters": [MODEL],
-    "responses": {"200": {"description": "The previous version runs.", "content": {_JSON: {}}}, **refusals()},
-}
-_ROLL_BACK_CONFIGURATION = {
-    "tags": ["state"],
-    "summary": "Roll the settings back to those before the fleet's latest configuration; only from the device itself.",
-    "security": [{"HTTPBearer": []}],
-    "parameters": [],
-    "responses": {"200": {"description": "The previous settings apply.", "content": {_JSON: {}}}, **refusals()},
-}
-_PURGE = {
-    "tags": ["state"],
-    "summary": "Erase stored data; `edge-agent purge` calls this, from the device itself.",
-    "security": [{"HTTPBearer": []}],
-    "parameters": [],
-    "requestBody": {
-        "required": True,
-        "content": {
-            _JSON: {
-                "schema": {
-                    "type": "object",
-                    "required": ["places", "proof"],
-                    "properties": {
-                        "places": {"type": "array", "items": {"type": "string"}},
-                        "proof": {
-                            "type": "string",
-                            "description": "Content of the file that the caller just wrote in the state directory.",
-                        },
+_INDEX = operation(
+    "models",
+    'Triton\'s list of models; the body is empty, or {"ready": true}.',
+    body={JSON: {"schema": {"type": "object", "properties": {"ready": {"type": "boolean"}}}}},
+    body_required=False,
+)
+_ROLL_BACK = operation(
+    "state",
+    "Roll a model back to the version before the fleet's latest update; only from the device itself.",
+    MODEL,
+    answer="The previous version runs.",
+)
+_ROLL_BACK_CONFIGURATION = operation(
+    "state",
+    "Roll the settings back to those before the fleet's latest configuration; only from the device itself.",
+    answer="The previous settings apply.",
+)
+_PURGE = operation(
+    "state",
+    "Erase stored data; `edge-agent purge` calls this, from the device itself.",
+    body={
+        JSON: {
+            "schema": {
+                "type": "object",
+                "required": ["places", "proof"],
+                "properties": {
+                    "places": {"type": "array", "items": {"type": "string"}},
+                    "proof": {
+                        "type": "string",
+                        "description": "Content of the file that the caller just wrote in the state directory.",
                     },
-                    "additionalProperties": False,
-                }
+                },
+                "additionalProperties": False,
             }
-        },
+        }
     },
-    "responses": {"200": {"description": "What was erased.", "content": {_JSON: {}}}, **refusals()},
-}
+    answer="What was erased.",
+)
 
 
 def description() -> dict[str, Any]:
@@ -107,9 +89,9 @@ def description() -> dict[str, Any]:
         },
         "/v2/repository/index": {"post": _INDEX},
         "/v2/repository/models/{model}/load": {
-            "post": repository_change("Reload the bundles of a model; from the device itself.")
+            "post": _change("Reload the bundles of a model; from the device itself.")
         },
-        "/v2/repository/models/{model}/unload": {"post": repository_change("Unload a model; from the device itself.")},
+        "/v2/repository/models/{model}/unload": {"post": _change("Unload a model; from the device itself.")},
         **{f"{path}/infer": {"post": v2_infer("Run the model.", *named)} for path, named in models},
         "/firstline/v1/models/{model}/infer": {
             "post": file_infer(
@@ -124,13 +106,13 @@ def description() -> dict[str, Any]:
         "/firstline/v1/answers/{request_id}/events": _get(
             *("answers", "The present answer, and the final one when it arrives."),
             *(_REQUEST_ID, _FORM, _LAST_EVENT_ID),
-            content=_EVENTS,
+            content=EVENT_STREAM_TYPE,
         ),
         "/firstline/v1/status": _get("health", "State of the agent: models, links, cache, outbox, budgets."),
         "/firstline/v1/updates/{model}/rollback": {"post": _ROLL_BACK},
         "/firstline/v1/configuration/rollback": {"post": _ROLL_BACK_CONFIGURATION},
         "/firstline/v1/purge": {"post": _PURGE},
-        "/metrics": _get("health", "Prometheus metrics.", content=_TEXT),
+        "/metrics": _get("health", "Prometheus metrics.", content="text/plain"),
         "/openapi.json": _get("health", "This description."),
     }
     return {
@@ -141,15 +123,10 @@ def description() -> dict[str, Any]:
     }
 
 
-def _get(
-    tag: str, summary: str, *parameters: dict[str, Any], content: str = _JSON, open_to_all: bool = False
-) -> dict[str, Any]:
-    return {
-        "get": {
-            "tags": [tag],
-            "summary": summary,
-            "security": [] if open_to_all else [{"HTTPBearer": []}],
-            "parameters": list(parameters),
-            "responses": {"200": {"description": "The answer.", "content": {content: {}}}, **refusals()},
-        }
-    }
+def _change(summary: str) -> dict[str, Any]:
+    body = {JSON: {"schema": {"type": "object", "properties": {"parameters": {"type": "object"}}}}}
+    return operation("models", summary, MODEL, body=body, body_required=False, answer="Done.")
+
+
+def _get(tag: str, summary: str, *parameters: dict[str, Any], content: str = JSON, open_to_all: bool = False) -> Any:
+    return {"get": operation(tag, summary, *parameters, answers={content: {}}, open_to_all=open_to_all)}

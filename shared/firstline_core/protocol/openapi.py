@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}, "description": "Its name."}
-VERSION = {
-    "name": "version",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string"},
-    "description": "The bundle's version.",
-}
+JSON = "application/json"
+
+
+def path_parameter(name: str, description: str) -> dict[str, Any]:
+    """Returns the description of a part of the path."""
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": description}
+
+
+MODEL = path_parameter("model", "Its name.")
+VERSION = path_parameter("version", "The bundle's version.")
 _HEADER_LENGTH = {
     "name": "Inference-Header-Content-Length",
     "in": "header",
@@ -83,27 +85,42 @@ def refusals() -> dict[str, Any]:
         "503": "No room now; Retry-After says when to come back.",
         "504": "The deadline passed before the request's turn.",
     }
-    content = {"application/json": {"schema": _ERROR}}
+    content = {JSON: {"schema": _ERROR}}
     return {status: {"description": text, "content": content} for status, text in texts.items()}
 
 
-def repository_change(summary: str) -> dict[str, Any]:
-    """Returns the operation that loads or unloads a model."""
-    return {
-        "tags": ["models"],
+def operation(
+    tag: str,
+    summary: str,
+    *parameters: dict[str, Any],
+    body: dict[str, Any] | None = None,
+    body_required: bool = True,
+    answer: str = "The answer.",
+    answers: dict[str, Any] | None = None,
+    open_to_all: bool = False,
+) -> dict[str, Any]:
+    """Returns the description of one method of a path.
+
+    Args:
+        tag: the group of the operation.
+        summary: one sentence.
+        parameters: of the path, the query and the headers.
+        body: the content of the request's body, by media type; None without a body.
+        body_required: whether the body must be sent.
+        answer: a sentence about the answer.
+        answers: the content of the answer, by media type; None for JSON.
+        open_to_all: whether it needs no authentication.
+    """
+    described: dict[str, Any] = {
+        "tags": [tag],
         "summary": summary,
-        "security": [{"HTTPBearer": []}],
-        "parameters": [MODEL],
-        "requestBody": {
-            "required": False,
-            "content": {
-                "application/json": {
-                    "schema": {"type": "object", "properties": {"parameters": {"type": "object"}}},
-                }
-            },
-        },
-        "responses": {"200": {"description": "Done.", "content": {"application/json": {}}}, **refusals()},
+        "security": [] if open_to_all else [{"HTTPBearer": []}],
+        "parameters": list(parameters),
+        "responses": {"200": {"description": answer, "content": answers or {JSON: {}}}, **refusals()},
     }
+    if body is not None:
+        described["requestBody"] = {"required": body_required, "content": body}
+    return described
 
 
 def v2_infer(summary: str, *path: dict[str, Any]) -> dict[str, Any]:
@@ -113,16 +130,9 @@ def v2_infer(summary: str, *path: dict[str, Any]) -> dict[str, Any]:
         summary: one sentence.
         path: parameters of the path.
     """
-    content = {"application/json": {"schema": _REQUEST}, "application/octet-stream": _BYTES}
-    answered = {"application/json": {"schema": _RESPONSE}, "application/octet-stream": _BYTES}
-    return {
-        "tags": ["inference"],
-        "summary": summary,
-        "security": [{"HTTPBearer": []}],
-        "parameters": [*path, _HEADER_LENGTH],
-        "requestBody": {"required": True, "content": content},
-        "responses": {"200": {"description": "The answer.", "content": answered}, **refusals()},
-    }
+    body = {JSON: {"schema": _REQUEST}, "application/octet-stream": _BYTES}
+    answers = {JSON: {"schema": _RESPONSE}, "application/octet-stream": _BYTES}
+    return operation("inference", summary, *path, _HEADER_LENGTH, body=body, answers=answers)
 
 
 def file_infer(**query: dict[str, Any]) -> dict[str, Any]:
@@ -131,14 +141,11 @@ def file_infer(**query: dict[str, Any]) -> dict[str, Any]:
     Args:
         query: schemas of the query parameters.
     """
-    return {
-        "tags": ["inference"],
-        "summary": "Send a file (an image, or JSON numbers) and read the label.",
-        "security": [{"HTTPBearer": []}],
-        "parameters": [MODEL, *({"name": name, "in": "query", "schema": schema} for name, schema in query.items())],
-        "requestBody": {"required": True, "content": {"*/*": _BYTES}},
-        "responses": {
-            "200": {"description": "Label, score and the five likeliest.", "content": {"application/json": {}}},
-            **refusals(),
-        },
-    }
+    return operation(
+        "inference",
+        "Send a file (an image, or JSON numbers) and read the label.",
+        MODEL,
+        *({"name": name, "in": "query", "schema": schema} for name, schema in query.items()),
+        body={"*/*": _BYTES},
+        answer="Label, score and the five likeliest.",
+    )
