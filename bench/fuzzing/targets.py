@@ -211,7 +211,7 @@ def _read_small(found: Input) -> object:
     if which == 0:
         return parse_join_token(content.decode("utf-8", "replace"))
     if which == 1:
-        return error_from(content[0] * 2 if content else 500, content, {"Retry-After": "9" * len(content)})
+        return error_from(content[0] * 2 if content else 500, content, {"retry-after": "9" * len(content)})
     if which == 2:
         return EventReader(1000).read(content)
     try:

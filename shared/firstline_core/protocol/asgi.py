@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from urllib.parse import parse_qsl
 
-from firstline_core.protocol.http import Lowered, Reply, check_size, limited_chunks, timed_chunks
+from firstline_core.protocol.http import Reply, limited_chunks, timed_chunks
 from firstline_core.protocol.http_server import Receive, Scope, Send, request_info
 from firstline_core.protocol.limits import Limits
 from firstline_core.telemetry.trace import from_lines
@@ -59,7 +59,7 @@ class Request:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         lines = scope["headers"]
-        self.headers = Lowered([(name.decode("latin-1"), value.decode("latin-1")) for name, value in reversed(lines)])
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(lines)}
         self.query_string: bytes = scope["query_string"]
         self.peer: tuple[str, int] | None = scope.get("client")
         self.info = request_info(scope)
@@ -88,7 +88,7 @@ class Request:
         """
         if self.info.whole:
             body = (await self._message())[0]
-            check_size(body, limits)
+            limits.check_body(len(body))
             take(len(body))
             return body
         parts = []

@@ -5,12 +5,12 @@ https://github.com/triton-inference-server/server/tree/main/docs/protocol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from firstline_core.errors import FirstlineError, InvalidTensorError, RequestError, UnknownModelError
+from firstline_core.errors import InvalidTensorError, RequestError, UnknownModelError
 from firstline_core.protocol.data_plane import DataPlane, ModelState
-from firstline_core.protocol.http import Reply, error_reply, json_reply
+from firstline_core.protocol.http import Reply, json_reply
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import parse_json
 from firstline_core.protocol.tensors import shown
@@ -135,14 +135,6 @@ def config_json(metadata: ModelMetadata, limits: Limits, *, batching: bool) -> d
             "default_priority_level": _DEFAULT_PRIORITY,
         }
     return config
-
-
-def reply_or_refusal(make: Callable[[], object]) -> Reply:
-    """Returns the value of `make` as a JSON reply, or the reply for its error."""
-    try:
-        return json_reply(make())
-    except FirstlineError as error:
-        return error_reply(error)
 
 
 def _port(spec: TensorSpec) -> dict[str, Any]:

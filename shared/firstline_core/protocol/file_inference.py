@@ -112,8 +112,7 @@ def request_from_file(
         RequestError: the query is invalid.
         PayloadTooLargeError: the body is over `limits`.
     """
-    if len(body) > limits.body_bytes:
-        raise PayloadTooLargeError(f"The body is {len(body)} bytes; at most {limits.body_bytes} are accepted.")
+    limits.check_body(len(body))
     if not body:
         raise InvalidTensorError("The body is empty; send the file itself as the body.")
     if content_type.lower().startswith("multipart/"):

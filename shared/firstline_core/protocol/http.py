@@ -84,6 +84,7 @@ _BY_STATUS: dict[int, type[FirstlineError]] = {
 }
 
 _MESSAGE_CHARS = 1000
+_LENGTH_DIGITS = 18  # enough for any body; limits the work of int()
 # A longer delay means "not today", and must fit the header of a server that forwards the error.
 _RETRY_AFTER_MAX_S = 86_400.0
 
@@ -108,16 +109,14 @@ EVENT_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 T = TypeVar("T")
 
 
-class Lowered(dict[str, str]):
-    """Headers with lower-case names, so that one lookup finds a header."""
-
-
 def header(headers: Mapping[str, str], name: str) -> str | None:
-    """Returns a header's value without surrounding spaces, in any case of its name; None if it is absent."""
-    lowered = name.lower()
-    value = headers.get(lowered)
-    if value is None and not isinstance(headers, Lowered):
-        value = next((text for key, text in headers.items() if key.lower() == lowered), None)
+    """Returns a header's value without surrounding spaces; None if it is absent.
+
+    Args:
+        headers: by lower-case name, or in a mapping that ignores the case of names.
+        name: in any case.
+    """
+    value = headers.get(name.lower())
     return None if value is None else value.strip()
 
 
@@ -130,8 +129,7 @@ def header_length(headers: Mapping[str, str]) -> int | None:
     value = header(headers, HEADER_LENGTH)
     if value is None:
         return None
-    # 18 digits are enough for any body, and limit the work of int().
-    if not (value.isascii() and value.isdigit() and len(value) <= 18):
+    if not (value.isascii() and value.isdigit() and len(value) <= _LENGTH_DIGITS):
         raise InvalidTensorError(f"{HEADER_LENGTH} is {shown(value)}; give the number of bytes of the JSON header.")
     return int(value)
 
@@ -288,14 +286,11 @@ async def limited_chunks(
     """
     declared = header(headers, "Content-Length")
     if declared is not None and declared.isascii() and declared.isdigit():
-        significant = declared.lstrip("0") or "0"
-        if len(significant) > 18 or int(significant) > limits.body_bytes:
-            raise _too_large(limits)
+        limits.check_body(int(declared[:_LENGTH_DIGITS]))
     size_bytes = 0
     async for chunk in chunks:
         size_bytes += len(chunk)
-        if size_bytes > limits.body_bytes:
-            raise _too_large(limits)
+        limits.check_body(size_bytes)
         yield chunk
 
 
@@ -322,20 +317,6 @@ async def timed_chunks(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 async def read_body(chunks: AsyncIterable[bytes], headers: Mapping[str, str], limits: Limits) -> bytes:
     """Returns a whole body; see `limited_chunks`."""
     return b"".join([chunk async for chunk in limited_chunks(chunks, headers, limits)])
-
-
-def check_size(body: bytes, limits: Limits) -> None:
-    """Checks the size of a body that arrived in one piece.
-
-    Raises:
-        PayloadTooLargeError: over the limit.
-    """
-    if len(body) > limits.body_bytes:
-        raise _too_large(limits)
-
-
-def _too_large(limits: Limits) -> PayloadTooLargeError:
-    return PayloadTooLargeError(f"The body is larger than {limits.body_bytes} bytes, the most that is accepted.")
 
 
 def decompressed(headers: Mapping[str, str], body: bytes, limits: Limits) -> bytes:

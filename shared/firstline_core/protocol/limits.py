@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from firstline_core.errors import PayloadTooLargeError
+
 MIB = 1 << 20
 
 
@@ -31,6 +33,18 @@ class Limits:
     tensors: int = 64
     dimensions: int = 16
     id_chars: int = 256
+
+    def check_body(self, size_bytes: int) -> None:
+        """Refuses a body that is too large.
+
+        Args:
+            size_bytes: of the whole body, or of the part that is known so far.
+
+        Raises:
+            PayloadTooLargeError: more than `body_bytes`.
+        """
+        if size_bytes > self.body_bytes:
+            raise PayloadTooLargeError(f"The body is larger than {self.body_bytes} bytes, the most that is accepted.")
 
 
 DEFAULT_LIMITS = Limits()

@@ -326,8 +326,7 @@ def split(body: bytes, header_length: int | None, limits: Limits) -> tuple[dict[
         InvalidTensorError: the header is not a JSON object of that length.
         PayloadTooLargeError: the body or its header are over `limits`.
     """
-    if len(body) > limits.body_bytes:
-        raise PayloadTooLargeError(f"The body is {len(body)} bytes; at most {limits.body_bytes} are accepted.")
+    limits.check_body(len(body))
     view = memoryview(body)
     if header_length is not None and not 0 < header_length <= len(body):
         raise InvalidTensorError(

@@ -142,19 +142,6 @@ def alarm(state: AuditState, level: float) -> bool:
     return state.peak * level >= 1
 
 
-def average(e_values: Sequence[float]) -> float:
-    """Returns one e-value from those of several devices, 1 for none. It is valid under any dependence of their losses.
-
-    A product would be valid only for independent streams: two cameras on one scene err together, and their wealth
-    multiplies. The average is hardly more than the best device's share, so that it detects little more than alarms at
-    delta / number of devices. A shift on all devices is detected far sooner by one state that is updated with the
-    audits of every device in order of arrival. That requires that the next audit, given all before on any device, is
-    wrong with a probability of at most epsilon. Several audits of one scene at one moment violate this: count one of
-    them, chosen before its loss is known.
-    """
-    return sum(e_values) / len(e_values) if e_values else 1.0
-
-
 def encode(state: AuditState) -> bytes:
     """Returns the state as JSON, exact to the last bit."""
     return msgspec.json.encode(state)

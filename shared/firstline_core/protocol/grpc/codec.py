@@ -50,8 +50,7 @@ def split(sent: bytes, limits: Limits) -> tuple[bytes, list[memoryview]]:
         InvalidTensorError: the bytes are not a message.
         PayloadTooLargeError: over `limits`; `json_bytes` applies to everything but raw tensors.
     """
-    if len(sent) > limits.body_bytes:
-        raise PayloadTooLargeError(f"The message is {len(sent)} bytes; at most {limits.body_bytes} are accepted.")
+    limits.check_body(len(sent))
     raw: list[memoryview] = []
     rest: list[memoryview] = []
     rest_bytes = 0

@@ -223,7 +223,7 @@ async def test_body_query_and_headers_make_a_request() -> None:
     assert (request.model, request.principal, request.deadline_s) == ("m", "app", 11.0)
     with pytest.raises(InvalidTensorError, match="multipart"):
         await read_request(
-            "m", IMAGE, {"Content-Type": "Multipart/form-data"}, {}, b"a", principal="", limits=Limits(), arrived_s=0.0
+            "m", IMAGE, {"content-type": "Multipart/form-data"}, {}, b"a", principal="", limits=Limits(), arrived_s=0.0
         )
 
 

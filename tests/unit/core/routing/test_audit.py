@@ -10,7 +10,7 @@ import pytest
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing import audit
-from firstline_core.routing.audit import AuditState, alarm, average, begin, decode, e_value, encode, update
+from firstline_core.routing.audit import AuditState, alarm, begin, decode, e_value, encode, update
 
 
 def _after(losses: list[float], epsilon: float = 0.05, *, start: AuditState | None = None) -> AuditState:
@@ -122,8 +122,3 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
     random = np.random.default_rng(5)
     alarms = sum(alarm(_after(list((random.random(400) < 0.2) * 1.0), 0.2), 0.2) for _ in range(200))
     assert alarms <= 54  # 40 expected at most; more than 54 has a probability below 1 %
-
-
-def test_the_average_of_devices_is_one_e_value() -> None:
-    assert average([]) == 1
-    assert average([0.0, 4.0, 2.0]) == 2

@@ -115,7 +115,7 @@ def test_bytes_that_are_no_message_are_refused() -> None:
 def test_sizes_are_bounded_before_protobuf_parses_anything() -> None:
     small = Limits(body_bytes=4096, json_bytes=64, elements=16, byte_elements=4)
     for sent, said in (
-        (bytes(5000), "5000 bytes"),
+        (bytes(5000), "larger than 4096 bytes"),
         (b"\x2a\x00" * 2000, "more than 1024 fields"),
         (b"\x1a\x64" + b"i" * 100, "more than 64 bytes beside"),
         (infer(("x", "FP32", (17, 1)), raw=(bytes(68),)).SerializeToString(), "at most 16 elements"),
