@@ -40,8 +40,3 @@ class Traffic:
         rate = np.where(since < self.burst_s, self.burst_rate_s, self.rate_s)
         rate = rate * (1 - self.day_swing * np.cos(2 * math.pi * times / (24 * _HOUR_S)))
         return times[random.random(len(times)) * most < rate]
-
-    def length_for(self, requests: int) -> float:
-        """Seconds in which about so many come, without a swing."""
-        busy = self.burst_s / self.between_s
-        return requests / ((1 - busy) * self.rate_s + busy * self.burst_rate_s)

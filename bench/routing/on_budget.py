@@ -19,8 +19,8 @@ import numpy as np
 from bench.figures import Figure
 from bench.pools import TRAINSAMPLE, Pool
 from bench.routing.arrivals import Floats, Traffic
+from bench.routing.deployed import DECLARED, Deployed, deploy
 from bench.routing.parts import Effort, Job
-from bench.routing.replay import DECLARED, Deployed, deploy
 from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
 from firstline_core.routing.policy import PolicyState, RowEvidence, make_policy, score, value_of

@@ -24,15 +24,11 @@ class Effort:
     Args:
         calibrations: samples of each size on which a contract is made.
         streams: of audits.
-        splits: into a calibration and a measuring half.
-        requests: of a simulated stretch of traffic.
         data, cache: where the pairs are, and what was collected of them.
     """
 
     calibrations: int = 500
     streams: int = 1000
-    splits: int = 30
-    requests: int = 600
     data: Path = DATA
     cache: Path = CACHE
 

@@ -13,15 +13,24 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from bench.routing.device import NoContracts
-from bench.routing.promises import MemoryOutbox
+from bench.simulation.memory_outbox import MemoryOutbox
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, DeadlineExceededError, LinkDownError, LinkError, QueueFullError
-from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Reason, Status, Tensor, Tier
+from firstline_core.types import (
+    Answer,
+    Attempt,
+    ContractNotice,
+    InferRequest,
+    InferResponse,
+    Reason,
+    Status,
+    Tensor,
+    Tier,
+)
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import ModelRefusals
-from firstline_edge.models.models import Models
+from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.correction_client import CorrectionClient
 from firstline_edge.outbox.delivery import Delivery, DeliverySettings
 from firstline_edge.outbox.item import OutboxItem
@@ -30,6 +39,16 @@ _ROUND_TRIP_S = 0.05
 _DEADLINE_S = 2.0
 _MAX_AGE_S = 86_400.0
 _IMAGE = Tensor("image", np.zeros((1, 1), np.uint8))
+
+
+class NoContracts:
+    """Contracts that never alarm."""
+
+    def alarm_of(self, model: DeviceModel) -> str:
+        return ""
+
+    def apply_notice(self, model: DeviceModel, notice: ContractNotice | None) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,10 +62,8 @@ class SimulatedLink:
         rng: for jitter and losses.
 
     Attributes:
-        sent_bytes: so far, retransmissions and probes included.
         paid_bytes: of requests and answers, as budgets count them.
         requests, probes: begun so far.
-        probes_at_once: the most that were ever under way together.
     """
 
     name = "simulated"
@@ -79,12 +77,9 @@ class SimulatedLink:
         self._rng = rng
         self.probe_wanted = asyncio.Event()
         self._free_at_s = {"up": 0.0, "down": 0.0}
-        self._probing = 0
-        self.sent_bytes = 0
         self.paid_bytes = 0
         self.requests = 0
         self.probes = 0
-        self.probes_at_once = 0
 
     async def start(self) -> None:
         pass
@@ -120,14 +115,9 @@ class SimulatedLink:
     async def probe(self, timeout_s: float) -> None:
         """As `infer`, with next to nothing."""
         self.probes += 1
-        self._probing += 1
-        self.probes_at_once = max(self.probes_at_once, self._probing)
-        try:
-            ends_s = self._clock.monotonic_s() + timeout_s
-            await self._cross("up", _HEAD_BYTES, ends_s)
-            await self._cross("down", _HEAD_BYTES, ends_s)
-        finally:
-            self._probing -= 1
+        ends_s = self._clock.monotonic_s() + timeout_s
+        await self._cross("up", _HEAD_BYTES, ends_s)
+        await self._cross("down", _HEAD_BYTES, ends_s)
 
     async def _cross(self, way: str, size_bytes: int, ends_s: float) -> None:
         """Returns once so many bytes have arrived.
@@ -136,10 +126,7 @@ class SimulatedLink:
             RemoteTimeoutError: they have not by `ends_s`.
         """
         now_s = self._clock.monotonic_s()
-        packets = -(-size_bytes // _PACKET_BYTES)
-        lost = self._lost(packets)
-        if way == "up":
-            self.sent_bytes += size_bytes + len(lost) * _PACKET_BYTES
+        lost = self._lost(-(-size_bytes // _PACKET_BYTES))
         on_the_line_s = size_bytes * 8 / (self._weather.mbit_s * 1e6)
         starts_s = max(now_s, self._free_at_s[way])
         arrives_s = self._awake(starts_s + on_the_line_s)

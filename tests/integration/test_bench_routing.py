@@ -10,8 +10,9 @@ import pytest
 from support.images import encode
 
 from bench.pools import CIFAR10, Pool
-from bench.routing import alarm, contract, on_budget, on_time, replay, value
+from bench.routing import alarm, contract, on_budget
 from bench.routing.arrivals import Traffic
+from bench.routing.deployed import deploy
 from bench.routing.population import Population
 from bench.routing.shifts import blurred, noisy, relabelled
 from firstline_core.routing.policy import score
@@ -57,26 +58,11 @@ def test_alarm(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not missed(alarm, records)
 
 
-def test_value(pool: Pool) -> None:
-    records = value.measure(pool, 2)
-    captured = {record.policy: record.mean.mean() for record in records}
-    assert captured["oracle"] == 1
-    assert captured["random"] < captured["value"] <= 1
-
-
-def test_on_time(pool: Pool) -> None:
-    records = on_time.measure(replay.deploy(pool), on_time.WEATHERS[0], 40)
-    assert not missed(on_time, records)
-    by = {record.policy: record for record in records}
-    assert by["edge_only"].escalated == 0 < by["certified"].escalated < by["cloud_only"].escalated
-    assert by["edge_only"].correct < by["certified"].correct
-
-
 def test_on_budget(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_budget, "DAYS", 1)
     monkeypatch.setattr(on_budget, "SHARES", (0.3,))
     monkeypatch.setattr(on_budget, "TRAFFIC", Traffic(rate_s=0.02, burst_rate_s=0.5, between_s=600.0, day_swing=0.5))
-    records = on_budget.measure(replay.deploy(pool), "bytes")
+    records = on_budget.measure(deploy(pool), "bytes")
     assert all(0.5 < record.spent <= 1 for record in records)
 
 
