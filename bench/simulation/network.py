@@ -62,6 +62,7 @@ class SimulatedLink:
         rng: for jitter and losses.
 
     Attributes:
+        sent_bytes: so far, retransmissions and probes included.
         paid_bytes: of requests and answers, as budgets count them.
         requests, probes: begun so far.
     """
@@ -77,6 +78,7 @@ class SimulatedLink:
         self._rng = rng
         self.probe_wanted = asyncio.Event()
         self._free_at_s = {"up": 0.0, "down": 0.0}
+        self.sent_bytes = 0
         self.paid_bytes = 0
         self.requests = 0
         self.probes = 0
@@ -127,6 +129,8 @@ class SimulatedLink:
         """
         now_s = self._clock.monotonic_s()
         lost = self._lost(-(-size_bytes // _PACKET_BYTES))
+        if way == "up":
+            self.sent_bytes += size_bytes + len(lost) * _PACKET_BYTES
         on_the_line_s = size_bytes * 8 / (self._weather.mbit_s * 1e6)
         starts_s = max(now_s, self._free_at_s[way])
         arrives_s = self._awake(starts_s + on_the_line_s)
