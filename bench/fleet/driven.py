@@ -24,10 +24,9 @@ from firstline_gateway.rollouts.engine import Engine
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.settings import settings
-from firstline_gateway.store.database import Database, open_database
-from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 HOUR_S = 3600.0
 SOAK_H = 8.0
@@ -76,15 +75,15 @@ class Fleet(Protocol):
 class Driven:
     """A gateway's rollouts without its network."""
 
-    def __init__(self, database: Database, writer: StoreWriter, readers: Readers, fleet: Fleet) -> None:
+    def __init__(self, store: Store, fleet: Fleet) -> None:
         self.clock = SimulatedClock(1000.0)
-        self.database = database
+        self.database = store.database
         self.fleet = fleet
         self._counts: dict[str, tuple[Telemetry | None, Totals]] = {}
         self._sessions: dict[str, str] = {}
-        service = ServiceClock(database, self.clock)
-        self.rollouts = Rollouts(readers, writer, clock=self.clock, service=service, on_change=lambda: None)
-        self.engine = Engine(database, writer, clock=self.clock, service=service, on_desired=lambda: None)
+        service = ServiceClock(store.database, self.clock)
+        self.rollouts = Rollouts(store, clock=self.clock, service=service, on_change=lambda: None)
+        self.engine = Engine(store, clock=self.clock, service=service, on_desired=lambda: None)
 
     async def pass_time(self, hours: float) -> None:
         """Devices live, hear, report and count; then the engine does what is to be done."""
@@ -156,17 +155,15 @@ def _words(report: DeviceReport, now_s: float) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def driven(store: settings.Store, fleet: Fleet) -> AsyncIterator[Driven]:
+async def driven(found: settings.Store, fleet: Fleet) -> AsyncIterator[Driven]:
     """A store with devices that have been there for a day."""
-    database = open_database(store)
-    writer, readers = StoreWriter(database), Readers(database)
-    made = Driven(database, writer, readers, fleet)
+    store = Store(open_database(found))
+    made = Driven(store, fleet)
     try:
         await made.pass_time(1.0)
         await made.pass_time(23.0)
         yield made
     finally:
         await made.engine.close()
-        readers.close()
-        writer.close()
-        database.close()
+        store.close()
+        store.database.close()

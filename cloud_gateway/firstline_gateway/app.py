@@ -63,9 +63,8 @@ from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.database import open_database
-from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 if TYPE_CHECKING:
     from firstline_gateway.registry.registry import Registry
@@ -117,16 +116,13 @@ class Gateway:
         self.metrics = RequestMetrics("gateway")
         self.bodies = BodyBudget(settings.api.bodies_limit_bytes, fair=True)
         self._executor = executor
-        self.database = open_database(settings.store)
-        self.writer = StoreWriter(self.database)
-        service = ServiceClock(self.database, clock)
-        self.identity = Identity(settings, self.database, self.writer, clock=clock)
-        self._readers = Readers(self.database)
+        self.store = Store(open_database(settings.store))
+        service = ServiceClock(self.store.database, clock)
+        self.identity = Identity(settings, self.store, clock=clock)
         self._build_serving(service, load)
         self.jobs = Jobs(
             self.plane,
-            self._readers,
-            self.writer,
+            self.store,
             settings.jobs,
             metrics=self.metrics,
             clock=clock,
@@ -178,18 +174,15 @@ class Gateway:
         self.metrics.gauge("queue_depth", "Requests that wait to run.", lambda: batcher.depth)
         self.metrics.gauge("queue_seconds", "Seconds that a request received now would wait.", lambda: batcher.wait_s)
         self.contracts = ContractMonitor(
-            self.database,
-            self.writer,
+            self.store,
             repository,
             settings.contracts,
             metrics=self.metrics,
             clock=clock,
             service=service,
         )
-        self.deliveries = Deliveries(
-            self.database, self.writer, settings.store, metrics=self.metrics, clock=clock, service=service
-        )
-        self.metrics.gauge("store_up", "1 while the store accepts writes.", lambda: float(not self.writer.trouble))
+        self.deliveries = Deliveries(self.store, settings.store, metrics=self.metrics, clock=clock, service=service)
+        self.metrics.gauge("store_up", "1 while the store accepts writes.", lambda: float(not self.store.trouble))
         self.plane = GatewayDataPlane(
             repository,
             batcher,
@@ -230,23 +223,21 @@ class Gateway:
         settings, clock = self.settings, self.clock
         desired_changed = asyncio.Event()
         self.fleet = Fleet(
-            self._readers,
-            self.writer,
+            self.store,
             settings.fleet,
             clock=clock,
             on_desired=desired_changed.set,
             delete_with_device=(profile_records.delete_device,),
         )
-        self.profiles = Profiles(self._readers, self.writer, clock=clock)
+        self.profiles = Profiles(self.store, clock=clock)
         self.profile_requests = Requests(
-            self._readers,
-            self.writer,
+            self.store,
             age_s=settings.fleet.profile_requests_age_s,
             clock=clock,
             on_desired=desired_changed.set,
         )
-        self.audit_log = AuditLog(self._readers, Path(settings.identity.directory), clock=clock)
-        self.engine = Engine(self.database, self.writer, clock=clock, service=service, on_desired=desired_changed.set)
+        self.audit_log = AuditLog(self.store, Path(settings.identity.directory), clock=clock)
+        self.engine = Engine(self.store, clock=clock, service=service, on_desired=desired_changed.set)
         self._periodic = [
             PeriodicTask(name, action, interval_s=interval_s, clock=clock)
             for name, action, interval_s in (
@@ -259,8 +250,7 @@ class Gateway:
         ]
         self._build_registry(must_be_whole=must_be_whole)
         self.rollouts = Rollouts(
-            self._readers,
-            self.writer,
+            self.store,
             clock=clock,
             service=service,
             signed_digest=self.registry.catalogue.digest if self.registry is not None else None,
@@ -296,8 +286,7 @@ class Gateway:
 
             self.registry = open_registry(
                 settings,
-                self._readers,
-                self.writer,
+                self.store,
                 self.identity.folder,
                 in_use=RolloutBundleUse(),
                 clock=clock,
@@ -313,7 +302,7 @@ class Gateway:
                     self.registry.catalogue,
                     self.repository,
                     self.residency.orders,
-                    self._readers,
+                    self.store,
                     retire_after_s=settings.retire_after_s,
                     must_be_whole=must_be_whole,
                     clock=clock,
@@ -330,7 +319,7 @@ class Gateway:
                 models.metadata_routes(self.plane, self.repository, access),
                 models.repository_routes(self.plane, access),
                 monitoring.metrics_routes(self.metrics, access),
-                monitoring.monitoring_routes(self._executor, self.database, self.writer, access),
+                monitoring.monitoring_routes(self._executor, self.store, access),
                 contracts.contract_routes(self.contracts, self.repository, access),
                 enrolment.enrolment_routes(self.identity),
                 enrolment.invitation_routes(self.identity.devices, access),
@@ -418,12 +407,12 @@ class Gateway:
         await self.identity.close()
         await self.residency.close()
         self.contracts.close()
-        ends = (self.deliveries.close, self.identity.readers.close, self._readers.close, self.writer.close)
+        ends = (self.deliveries.close, self.identity.readers.close, self.store.close)
         ended = await asyncio.gather(
             self._executor.close(timeout_s), *(asyncio.to_thread(end, timeout_s) for end in ends)
         )
         if all(ended):
-            self.database.close()
+            self.store.database.close()
         return all(ended)
 
 
@@ -459,7 +448,7 @@ def open_gateway(settings: Settings) -> Gateway:
         if had_authority:
             log.warning(
                 "enrolled devices are in another store: check store.url, or restore a backup",
-                store=gateway.database.shown,
+                store=gateway.store.database.shown,
             )
     return gateway
 

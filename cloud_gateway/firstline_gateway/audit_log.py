@@ -25,8 +25,8 @@ from firstline_core.fleet.audit_log import FIRST, Entry, Head, next_entry
 from firstline_core.fleet.rollout import AuditPage
 from firstline_core.storage.files import make_folder, sync_folder
 from firstline_gateway.store import schema
-from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.schema import METADATA
+from firstline_gateway.store.store import Store
 
 ENTRIES = Table(
     "trail_entries",
@@ -100,19 +100,19 @@ class AuditLog:
     """The audit log of one gateway, or of the replicas that share its store.
 
     Args:
-        readers: of the store.
+        store: reads it.
         directory: of the authority, where the key is that signs heads; made when it is first asked for.
         clock: for wall time.
     """
 
-    def __init__(self, readers: Readers, directory: Path, *, clock: Clock) -> None:
-        self._readers = readers
+    def __init__(self, store: Store, directory: Path, *, clock: Clock) -> None:
+        self._store = store
         self._directory = directory
         self._clock = clock
 
     async def page(self, after: int, limit: int, subject: str) -> AuditPage:
         """Returns entries by number."""
-        entries = await self._readers.read(partial(page, after=after, limit=limit, subject=subject))
+        entries = await self._store.read(partial(page, after=after, limit=limit, subject=subject))
         return AuditPage(tuple(entries), entries[-1].number if len(entries) == limit else None)
 
     async def head(self) -> Head:
@@ -121,7 +121,7 @@ class AuditLog:
         Raises:
             ConfigError: there is no key, and none can be made.
         """
-        newest = await self._readers.read(last)
+        newest = await self._store.read(last)
         key = await asyncio.to_thread(open_key, self._directory)
         return sign(newest, key, self._clock.wall_s())
 

@@ -54,7 +54,7 @@ async def test_counts_of_reports_are_added_up(gateway: Gateway, cam: httpx.Async
     for sequence in (1, 2, 2):
         told = Telemetry("session-1", sequence, 60.0 * sequence, (ModelCounts("digits", 1, rows=10 * sequence),))
         assert (await cam.post("/fleet/v1/twin/telemetry", **json(told))).status_code == 204
-    with gateway.database.reading() as connection:
+    with gateway.store.database.reading() as connection:
         assert totals.totals_of(connection, ["cam"])["cam"].models[0].rows == 20
 
 
@@ -121,7 +121,7 @@ async def test_changes_by_operators_are_in_the_audit_log(
     await keeper.put("/fleet/v1/brake", **json(Brake(5.0, "why")))
     assert (await keeper.post("/fleet/v1/devices/cam/decommission")).status_code == 200
     assert (await keeper.get("/fleet/v1/devices/cam")).status_code == 404
-    with gateway.database.reading() as connection:
+    with gateway.store.database.reading() as connection:
         entries = audit_log.page(connection, 0, 100)
     verify_log(entries)
     assert [(entry.actor, entry.action) for entry in entries] == [

@@ -55,7 +55,7 @@ class Fleet:
             return None
 
     async def rows(self) -> int:
-        with self.gateway.database.reading() as connection:
+        with self.gateway.store.database.reading() as connection:
             found = totals.totals_of(connection, ["device-1"]).get("device-1")
         return sum(model.rows for model in found.models) if found is not None else 0
 
@@ -117,7 +117,7 @@ async def test_a_device_reports_its_models_and_counts(fleet: Fleet) -> None:
 
         await until(described)
     assert await fleet.rows() == 2  # local_only is never reported
-    with fleet.gateway.database.reading() as connection:
+    with fleet.gateway.store.database.reading() as connection:
         (counts,) = totals.totals_of(connection, ["device-1"])["device-1"].models
     assert (counts.rows, counts.kept + counts.escalated, counts.errors) == (2, 2, 0)
     assert sum(counts.latency) == 2 and sum(counts.scores) == 2

@@ -134,7 +134,7 @@ async def test_what_can_never_be_answered_is_refused_and_not_kept(tmp_path: Path
         ):
             reply = await client.post(path, content=json.dumps(body), headers=ASYNC)
             assert reply.status_code == status
-        with gateway.database.reading() as connection:
+        with gateway.store.database.reading() as connection:
             assert connection.execute(select(JOBS.c.job_id)).all() == []
         pixels = {"inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, 3, 8, 8, 1], "data": [0] * 192}]}
         failed = await fetch(client, await submit(client, pixels))
@@ -179,7 +179,7 @@ async def test_a_job_outlives_its_gateway(tmp_path: Path) -> None:
         jobs = [await submit(client) for _ in range(3)]
         await until(lambda: executor.held > 0)
         await gateway.drain(0.1)
-        with gateway.database.reading() as connection:
+        with gateway.store.database.reading() as connection:
             rows = connection.execute(select(JOBS.c.status, JOBS.c.holder, JOBS.c.attempts)).all()
         assert [tuple(row) for row in rows] == [(0, "", 0)] * 3
     async with running(settings) as (_, client):
@@ -192,7 +192,7 @@ async def test_what_a_killed_gateway_worked_on_is_taken_up_and_given_up_after_fi
     async with running(settings, GatedExecutor()) as (gateway, client):
         jobs = [await submit(client), await submit(client)]
         await gateway.jobs._runner.close()
-        with gateway.database.begin() as connection:
+        with gateway.store.database.begin() as connection:
             for job, attempts in zip(jobs, (1, runner._ATTEMPTS), strict=True):
                 connection.execute(
                     update(JOBS)
@@ -210,13 +210,13 @@ async def test_jobs_that_a_gateway_may_have_died_of_run_one_at_a_time(tmp_path: 
     async with running(settings_of(tmp_path, execution__max_batch_rows=1), executor) as (gateway, client):
         await gateway.jobs._runner.close()
         jobs = [await submit(client) for _ in range(3)]
-        with gateway.database.begin() as connection:
+        with gateway.store.database.begin() as connection:
             connection.execute(update(JOBS).values(attempts=1))
         fresh = [await submit(client), await submit(client)]
         await gateway.jobs._runner.start()
         await until(lambda: executor.held == 3)
         await gateway.jobs._runner._claim()
-        with gateway.database.reading() as connection:
+        with gateway.store.database.reading() as connection:
             begun = connection.execute(select(JOBS.c.job_id).where(JOBS.c.holder != "").order_by(JOBS.c.sequence))
             assert [job for (job,) in begun] == [jobs[0], *fresh]
         await let_go(executor, client, jobs + fresh)
@@ -236,7 +236,7 @@ async def test_damage_is_no_answer(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path)) as (gateway, client):
         job = await submit(client)
         await fetch(client, job)
-        with gateway.database.begin() as connection:
+        with gateway.store.database.begin() as connection:
             connection.execute(update(JOBS).values(content=b"damaged"))
         assert (await fetch(client, job)).status_code == 404
 

@@ -112,7 +112,7 @@ async def test_bundle_is_pushed_listed_and_pulled_unchanged(begun: RegistrySite,
         )
     keys = list(begun.keyring.folder.glob("*.key"))
     assert len(keys) == 4 and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in keys)
-    with begun.gateway.database.reading() as connection:
+    with begun.gateway.store.database.reading() as connection:
         actions = [(entry.actor, entry.action) for entry in audit_log.page(connection, 0, 10)]
     assert actions == [("application:ops", "registry.publish")] * 2
 
@@ -361,11 +361,11 @@ async def test_rolled_back_registry_is_detected_and_repaired(begun: RegistrySite
     def refreshed(registry: Registry) -> list[tuple[str, int]]:
         return listed_bundles(trust_of(begun, registry).refresh())
 
-    with begun.gateway.database.reading() as connection:
+    with begun.gateway.store.database.reading() as connection:
         backup = connection.execute(select(SIGNED)).mappings().all()
     await pushed(begun, digits_bundle(tmp_path / "two", 2).path)
     assert await begun.with_registry(refreshed) == [("digits", 1), ("digits", 2)]
-    with begun.gateway.database.begin() as connection:
+    with begun.gateway.store.database.begin() as connection:
         connection.execute(delete(SIGNED))
         connection.execute(insert(SIGNED), [dict(row) for row in backup])
     with pytest.raises(MetadataRollbackError):

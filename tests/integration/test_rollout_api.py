@@ -176,7 +176,7 @@ async def test_evaluations_are_paged(gateway: Gateway, cam: httpx.AsyncClient, k
     await report(cam, 1, 0, 1)
     made = (await keeper.post(ROLLOUTS, json=DEFINITION | {"bundle": "others"})).json()
     looks = [Look(stage, look, 0.0, "hold", "time", "", ()) for stage in (0, 1) for look in (1, 2)]
-    with gateway.database.begin() as connection:
+    with gateway.store.database.begin() as connection:
         for look in looks:
             records.add_look(connection, made["id"], look)
     found: list[dict[str, Any]] = []

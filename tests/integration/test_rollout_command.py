@@ -148,7 +148,7 @@ async def test_the_audit_log_is_verified_against_a_stored_head(site: FleetSite) 
     again = await site("audit", "verify", "--head", str(head))
     assert again.exit_code == 0 and "2 entries" in again.stdout and "contains the head" in again.stdout
     assert "fleet.lift" in (await site("audit", "ls", "--subject", "fleet")).stdout
-    with site.gateway.database.begin() as connection:
+    with site.gateway.store.database.begin() as connection:
         connection.execute(update(ENTRIES).where(ENTRIES.c.number == 1).values(actor="application:nobody"))
     changed = await site("audit", "verify")
     assert changed.exit_code == 1 and "Entry 1 of the audit trail was changed" in changed.output

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from support.databases import PostgreSql
+from support.databases import Kept, PostgreSql
 from support.pretended_devices import PretendedDevice, pretended_population
 
 from bench.fleet.driven import HOUR_S, definition
@@ -27,10 +27,8 @@ from firstline_gateway.rollouts.engine import Engine
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import Database, open_database
-from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.database import Database
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.store.writer import StoreWriter
 
 DEVICES = 12
 OPS = "application:ops"
@@ -40,16 +38,14 @@ class Replica:
     """A gateway's rollouts without its network; its clock is the machine's, as all replicas' are."""
 
     def __init__(self, store: Store, clock: SimulatedClock) -> None:
-        self.database = open_database(store)
-        self.writer, self.readers = StoreWriter(self.database), Readers(self.database)
+        self.kept = Kept(store)
+        self.database = self.kept.database
         service = ServiceClock(self.database, clock)
-        self.rollouts = Rollouts(self.readers, self.writer, clock=clock, service=service, on_change=lambda: None)
-        self.engine = Engine(self.database, self.writer, clock=clock, service=service, on_desired=lambda: None)
+        self.rollouts = Rollouts(self.kept.store, clock=clock, service=service, on_change=lambda: None)
+        self.engine = Engine(self.kept.store, clock=clock, service=service, on_desired=lambda: None)
 
     def close(self) -> None:
-        self.readers.close()
-        self.writer.close()
-        self.database.close()
+        self.kept.close()
 
 
 @asynccontextmanager

@@ -97,7 +97,7 @@ async def room(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Room]:
             now_s = time.time()
             pem = certificate(authority, device.key.public_key(), "old", start_s=now_s - 3 * DAY_S, end_s=now_s - DAY_S)
             read = ca.load_certificate(pem.encode())
-            with found.gateway.database.begin() as on:
+            with found.gateway.store.database.begin() as on:
                 on.execute(
                     CERTIFICATES.insert().values(
                         serial=ca.serial_of(read),
@@ -114,7 +114,7 @@ async def room(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Room]:
         plain = ssl.create_default_context(cadata=authority.pem)
 
         def key(scope: Scope, expires_s: float | None = None) -> Caller:
-            with found.gateway.database.begin() as on:
+            with found.gateway.store.database.begin() as on:
                 name = scope if expires_s is None else "late"
                 text = keys.create_key(on, name, (scope,), now_s=time.time(), expires_s=expires_s)
             return Caller(plain, bearer(text))

@@ -24,7 +24,7 @@ from support.proxy import FINE, ChaosProxy, Network
 from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load
-from firstline_gateway.store import readers
+from firstline_gateway.store import store as store_module
 
 
 @asynccontextmanager
@@ -205,7 +205,7 @@ async def test_a_database_that_says_nothing_holds_up_no_thread_of_others(
     postgresql: PostgreSql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unknown callers get a sentence while the store is away, and the gateway stops on a signal."""
-    monkeypatch.setattr(readers, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(store_module, "PATIENCE_S", 0.3)
     async with ChaosProxy(postgresql.port) as network:
         url = postgresql.new_database().replace(f":{postgresql.port}/", f":{network.port}/")
         directory = {"identity.directory": str(tmp_path / "identity")}

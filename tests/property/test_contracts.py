@@ -59,8 +59,7 @@ def test_a_restart_is_not_seen_and_no_audit_counts_twice(
 
         def opened(kept: Kept) -> ContractMonitor:
             return ContractMonitor(
-                kept.database,
-                kept.writer,
+                kept.store,
                 repository,
                 SETTINGS,
                 metrics=RequestMetrics("gateway"),

@@ -15,9 +15,9 @@ from pathlib import Path
 import psycopg
 from support.broker import HOST, free_port
 
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import Store as StoreSettings
 from firstline_gateway.store.database import open_database
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 _USER = "firstline"
@@ -83,14 +83,14 @@ class PostgreSql:
             connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
         return self.url(name)
 
-    def new_store(self) -> Store:
+    def new_store(self) -> StoreSettings:
         """A store with today's schema and nothing in it."""
-        return Store(url=self.new_database(self._migrated))
+        return StoreSettings(url=self.new_database(self._migrated))
 
     @cached_property
     def _migrated(self) -> str:
         url = self.new_database()
-        open_database(Store(url=url)).close()
+        open_database(StoreSettings(url=url)).close()
         return url.rpartition("/")[2]
 
     def start(self) -> None:
@@ -164,14 +164,14 @@ class PostgreSql:
 
 
 class Kept:
-    """A store that is open with its writer, as a gateway has it."""
+    """A store that is open, as a gateway has it."""
 
-    def __init__(self, settings: Store) -> None:
+    def __init__(self, settings: StoreSettings) -> None:
         self.database = open_database(settings)
-        self.writer = StoreWriter(self.database)
+        self.store = Store(self.database)
 
     def close(self) -> None:
-        self.writer.close()
+        self.store.close()
         self.database.close()
 
     def __enter__(self) -> Kept:
@@ -181,23 +181,23 @@ class Kept:
         self.close()
 
 
-def empty_sqlite_store(folder: Path) -> Store:
+def empty_sqlite_store(folder: Path) -> StoreSettings:
     """A store in a file that is not there yet."""
-    return Store(url=f"sqlite:///{folder / 'gateway.db'}")
+    return StoreSettings(url=f"sqlite:///{folder / 'gateway.db'}")
 
 
-def sqlite_store(folder: Path) -> Store:
+def sqlite_store(folder: Path) -> StoreSettings:
     """A store in a file, with today's schema; where there is none yet, with nothing in it."""
     return sqlite_store_in(folder / "gateway.db")
 
 
-def sqlite_store_in(file: Path) -> Store:
+def sqlite_store_in(file: Path) -> StoreSettings:
     """The same, under another name."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch(mode=0o600)
         file.write_bytes(_migrated())
-    return Store(url=f"sqlite:///{file}")
+    return StoreSettings(url=f"sqlite:///{file}")
 
 
 @cache

@@ -53,7 +53,7 @@ class Site:
     def issued(self, device: str, pem: str) -> None:
         """Has the store know a certificate that the test made."""
         found = ca.load_certificate(pem.encode())
-        with self.gateway.database.begin() as on:
+        with self.gateway.store.database.begin() as on:
             version = next_version(on)
             on.execute(
                 insert(CERTIFICATES).values(

@@ -39,10 +39,10 @@ from firstline_gateway.serving.deliveries.records import content_of
 from firstline_gateway.identity import enrolment, keys
 from firstline_gateway.identity.enrolment import Issued
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import Store as StoreSettings
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 rng = random.Random(int(sys.argv[2]))
 steps = int(sys.argv[3])
@@ -51,13 +51,13 @@ NOW_S = 1_800_000_000.0
 async def main():
     clock, asked_before, numbers = SimulatedClock(), [], iter(range(1_000_000))
     for _ in range(2):
-        settings = Store(url=f"sqlite:///{Path(sys.argv[1]) / FILE}")
+        settings = StoreSettings(url=f"sqlite:///{Path(sys.argv[1]) / FILE}")
         database = open_database(settings)
         mark("opened it")
         database._engine.dispose()
         event.listen(database._engine, "connect", lambda on, _: on.execute("PRAGMA wal_autocheckpoint = 20"))
-        writer = StoreWriter(database)
-        deliveries = Deliveries(database, writer, settings, metrics=RequestMetrics("gateway"), clock=clock,
+        store = Store(database)
+        deliveries = Deliveries(store, settings, metrics=RequestMetrics("gateway"), clock=clock,
                                 service=ServiceClock(database, clock))
 
         async def deliver(asked):
@@ -68,7 +68,7 @@ async def main():
             asked_before.append(asked)
 
         async def kept(what, operation):
-            await asyncio.wrap_future(writer.submit(operation))
+            await asyncio.wrap_future(store.submit(operation))
             mark(what)
 
         def enrol(name):
@@ -103,7 +103,7 @@ async def main():
             await clock.advance(5)
             await deliveries.advance()
         deliveries.close()
-        writer.close()
+        store.close()
         database.close()
 
 asyncio.run(main())

@@ -10,8 +10,7 @@ from firstline_gateway.api.auth import Access
 from firstline_gateway.api.messages import json_response
 from firstline_gateway.executors.base import ExecutorReport
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.store.database import Database
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 
 def metrics_routes(metrics: RequestMetrics, access: Access) -> APIRouter:
@@ -27,7 +26,7 @@ def metrics_routes(metrics: RequestMetrics, access: Access) -> APIRouter:
     return router
 
 
-def monitoring_routes(dispatcher: Dispatcher, database: Database, writer: StoreWriter, access: Access) -> APIRouter:
+def monitoring_routes(dispatcher: Dispatcher, store: Store, access: Access) -> APIRouter:
     """Returns the routes of the executors and the store, for operators."""
     router = APIRouter(dependencies=[Depends(access.fleet)])
 
@@ -39,8 +38,8 @@ def monitoring_routes(dispatcher: Dispatcher, database: Database, writer: StoreW
     @router.get("/firstline/v1/store", tags=["store"])
     async def read_store() -> Response:
         """The database, and the reason if it accepts no writes at the moment."""
-        problem = writer.trouble
-        return json_response({"database": database.shown, "up": not problem, "problem": problem})
+        problem = store.trouble
+        return json_response({"database": store.database.shown, "up": not problem, "problem": problem})
 
     return router
 

@@ -33,9 +33,8 @@ from firstline_gateway.contracts.records import Audit, Contribution, Counted, Sk
 from firstline_gateway.identity.principals import ANYBODY, device_of
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts
-from firstline_gateway.store.database import Database
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 log = logger(__name__)
 
@@ -49,8 +48,7 @@ class ContractMonitor:
     """Counts audits and answers questions about contracts. Belongs to one event loop; keeps the order of calls.
 
     Args:
-        database: the database that it reads.
-        writer: writes to the database; the caller closes it before the database.
+        store: reads and writes it; closed by the caller.
         repository: the served models.
         settings: which audits count, the alarm level, and the capacity for escalations.
         metrics: registry for the metrics of audits.
@@ -60,8 +58,7 @@ class ContractMonitor:
 
     def __init__(
         self,
-        database: Database,
-        writer: StoreWriter,
+        store: Store,
         repository: Repository,
         settings: Contracts,
         *,
@@ -69,14 +66,13 @@ class ContractMonitor:
         clock: Clock,
         service: ServiceClock,
     ) -> None:
-        self._database = database
-        self._writer = writer
+        self._store = store
         self._repository = repository
         self._settings = settings
         self.delta = settings.delta
         self._clock = clock
         self._service = service
-        with database.reading() as connection:
+        with store.database.reading() as connection:
             self._pools = {pool.key: pool for pool in records.pools(connection)}
             self._quotas = records.quotas(connection)
             self._contributors = records.devices(connection)
@@ -93,12 +89,12 @@ class ContractMonitor:
         self._room = threading.BoundedSemaphore(_WAITING)
 
     def close(self) -> None:
-        """Stops counting later answers; earlier audits are counted until the writer is closed."""
+        """Stops counting later answers; earlier audits are counted until the store is closed."""
         self._closed = True
 
     def settled(self) -> Future[None]:
         """Completes when earlier answers are counted; fails with CapacityError if the store refuses."""
-        return self._writer.submit_then(lambda _: None, lambda _: None, writes=False)
+        return self._store.submit_then(lambda _: None, lambda _: None, writes=False)
 
     def refresh(self) -> Future[None]:
         """Reads the changes of other replicas; fails with CapacityError if the store refuses."""
@@ -106,7 +102,7 @@ class ContractMonitor:
         def read(connection: Connection) -> tuple[list[Pool], dict[ModelKey, float], dict[PoolKey, int]]:
             return records.pools(connection), records.quotas(connection), records.devices(connection)
 
-        return self._writer.submit_then(read, self._take_up, writes=False)
+        return self._store.submit_then(read, self._take_up, writes=False)
 
     async def refreshed(self) -> None:
         """Returns once `refresh` is done."""
@@ -126,7 +122,7 @@ class ContractMonitor:
         Raises:
             CapacityError: the store refuses.
         """
-        with self._database.reading() as connection:
+        with self._store.database.reading() as connection:
             return {key: records.contributions(connection, key, limit) for key in keys}
 
     def devices_last_hour(self, model: ModelKey) -> int:
@@ -210,7 +206,7 @@ class ContractMonitor:
             records.delete_pools(connection, ended)
             return ended
 
-        return self._writer.submit_then(end, self._forget)
+        return self._store.submit_then(end, self._forget)
 
     def set_quota(self, model: ModelKey, per_hour: float | None) -> Future[None]:
         """Limits the escalations of a version by all devices together; None removes the limit.
@@ -223,7 +219,7 @@ class ContractMonitor:
             others = {key: quota for key, quota in self._quotas.items() if key != model}
             self._quotas = others if per_hour is None else others | {model: per_hour}
 
-        return self._writer.submit_then(lambda connection: records.set_quota(connection, model, per_hour), note)
+        return self._store.submit_then(lambda connection: records.set_quota(connection, model, per_hour), note)
 
     def _take(self, one: Audit) -> None:
         def failed(counting: Future[None]) -> None:
@@ -233,7 +229,7 @@ class ContractMonitor:
                 self._skip(Skipped.DISK, one.model, one.device, str(error))
 
         try:
-            counting = self._writer.submit_then(
+            counting = self._store.submit_then(
                 lambda connection: count(
                     connection, one, self._settings, service_s=self._service.now_s(), now_s=self._clock.wall_s()
                 ),

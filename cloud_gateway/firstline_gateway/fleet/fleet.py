@@ -23,8 +23,7 @@ from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices, tiers, totals
 from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.settings import settings
-from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 _TAGS = 64
 
@@ -37,8 +36,7 @@ class Fleet:
     """The devices of one gateway, or of the replicas that share its store.
 
     Args:
-        readers: of the store.
-        writer: writes to it.
+        store: reads and writes it.
         fleet_settings: from the configuration.
         clock: gives wall time.
         on_desired: called on the event loop when the desired state of devices has changed.
@@ -47,16 +45,14 @@ class Fleet:
 
     def __init__(
         self,
-        readers: Readers,
-        writer: StoreWriter,
+        store: Store,
         fleet_settings: settings.Fleet,
         *,
         clock: Clock,
         on_desired: Callable[[], None],
         delete_with_device: Sequence[Callable[[Connection, str], None]] = (),
     ) -> None:
-        self._readers = readers
-        self._writer = writer
+        self._store = store
         self._accept = fleet_settings.accept == "automatic"
         self._clock = clock
         self._tier_counter = tiers.TierCounter()
@@ -72,12 +68,12 @@ class Fleet:
             found = devices.find(connection, device)
             return found.desired if found is not None and found.accepted_s is not None else Desired(0)
 
-        return await self._writer.write(read)
+        return await self._store.write(read)
 
     async def report(self, device: str, reported: Reported) -> bool:
         """Stores a device's report; returns False if a newer one is stored already."""
         now_s = self._clock.wall_s()
-        return await self._writer.write(lambda on: devices.report(on, device, reported, now_s, accept=self._accept))
+        return await self._store.write(lambda on: devices.report(on, device, reported, now_s, accept=self._accept))
 
     async def count(self, device: str, telemetry: Telemetry) -> bool:
         """Adds a device's counts; returns False if a newer report was added before."""
@@ -88,7 +84,7 @@ class Fleet:
                 return None
             return totals.count(connection, device, telemetry, now_s)
 
-        found = await self._writer.write(add)
+        found = await self._store.write(add)
         if found is not None:
             self._tier_counter.add(found.before, found.after, now_s)
         return found is not None
@@ -97,17 +93,17 @@ class Fleet:
         """Notes that a process has started or ended; returns False for a late message of an earlier process."""
         now_s = self._clock.wall_s()
         if online:
-            return await self._writer.write(
+            return await self._store.write(
                 lambda on: devices.mark_seen(on, device, session, now_s, accept=self._accept)
             )
-        return await self._writer.write(lambda on: devices.mark_offline(on, device, session))
+        return await self._store.write(lambda on: devices.mark_offline(on, device, session))
 
     async def page(
         self, after: str, limit: int, selector: Selector, *, model: str = "", version: int | None = None
     ) -> FleetDevicePage:
         """Returns a page of devices by name; see `devices.page`."""
         now_s = self._clock.wall_s()
-        found = await self._readers.read(
+        found = await self._store.read(
             lambda on: devices.page(on, after, limit, selector, model=model, version=version)
         )
         return FleetDevicePage(
@@ -120,7 +116,7 @@ class Fleet:
         Raises:
             NotFoundError: the device is unknown.
         """
-        return _document(await self._readers.read(lambda on: _existing(on, name)), self._clock.wall_s())
+        return _document(await self._store.read(lambda on: _existing(on, name)), self._clock.wall_s())
 
     async def change(
         self, name: str, change: DeviceChange, by: str, check: Callable[[FleetDevice], None] = lambda _: None
@@ -151,7 +147,7 @@ class Fleet:
                 note(action="device.accept", details={})
             return _existing(connection, name)
 
-        found = await self._writer.write(changed)
+        found = await self._store.write(changed)
         if change.accepted:
             self._on_desired()
         return _document(found, now_s)
@@ -174,12 +170,12 @@ class Fleet:
             )
             return True
 
-        if not await self._writer.write(forgotten):
+        if not await self._store.write(forgotten):
             raise devices.unknown(name)
 
     async def brake(self) -> Brake | None:
         """Returns the limits on the whole fleet's escalations."""
-        return await self._readers.read(devices.brake)
+        return await self._store.read(devices.brake)
 
     async def set_brake(self, brake: Brake | None, by: str) -> int:
         """Sets or lifts the brake on the whole fleet's escalations; returns the number of devices that are informed."""
@@ -200,7 +196,7 @@ class Fleet:
             )
             return len(informed)
 
-        informed = await self._writer.write(braked)
+        informed = await self._store.write(braked)
         self._on_desired()
         log.warning("fleet braked" if brake is not None else "brake lifted", principal=by, devices=informed)
         return informed
@@ -208,23 +204,23 @@ class Fleet:
     async def desire(self, names: Iterable[str], change: Callable[[str, Desired], Desired]) -> list[str]:
         """Changes the desired state of devices; returns those whose document has changed."""
         now_s, wanted = self._clock.wall_s(), list(names)
-        changed = await self._writer.write(lambda on: devices.desire(on, wanted, change, now_s))
+        changed = await self._store.write(lambda on: devices.desire(on, wanted, change, now_s))
         if changed:
             self._on_desired()
         return changed
 
     async def unpublished(self, limit: int) -> Sequence[tuple[str, Desired]]:
         """Returns the desired documents that are not at the broker yet."""
-        return await self._readers.read(lambda on: devices.unpublished(on, limit))
+        return await self._store.read(lambda on: devices.unpublished(on, limit))
 
     async def mark_published(self, revisions: dict[str, int]) -> None:
         """Notes the revisions that are at the broker."""
-        await self._writer.write(lambda on: devices.mark_published(on, revisions))
+        await self._store.write(lambda on: devices.mark_published(on, revisions))
 
     async def tiers(self, hours: int, model: str) -> TierHistory:
         """Returns the answers by tier, over time."""
         since_s = self._clock.wall_s() - hours * 3600
-        return await self._readers.read(lambda on: tiers.history(on, since_s, model))
+        return await self._store.read(lambda on: tiers.history(on, since_s, model))
 
     async def store_tiers(self) -> None:
         """Stores the answers by tier since the last call.
@@ -236,7 +232,7 @@ class Fleet:
         if not counted:
             return
         try:
-            await self._writer.write(lambda on: tiers.store(on, counted))
+            await self._store.write(lambda on: tiers.store(on, counted))
         except BaseException:
             self._tier_counter.put_back(counted)
             raise
@@ -249,7 +245,7 @@ class Fleet:
             totals.forget(connection, now_s)
             tiers.forget(connection, now_s)
 
-        await self._writer.write(forgotten)
+        await self._store.write(forgotten)
 
 
 def _document(device: devices.Device, now_s: float) -> FleetDevice:

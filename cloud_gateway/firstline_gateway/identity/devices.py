@@ -31,8 +31,7 @@ from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.enrolment import Issue, Issued
 from firstline_gateway.identity.gatekeeper import REMEMBERED_S, Gatekeeper, TokenBuckets
 from firstline_gateway.settings import settings
-from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 # A device renews once in two months; the limit is for one that crashes each time before it has stored the answer.
 _RENEWALS_PER_S = 1 / 600
@@ -47,8 +46,7 @@ class Devices:
 
     Args:
         folder: the folder of the authority.
-        readers: reads the store.
-        writer: writes to the store.
+        store: reads and writes it.
         gatekeeper: is refreshed after each change.
         identity: the settings.
         server_authority: PEM of the authority of the server's certificate; "" is the gateway's own authority.
@@ -59,8 +57,7 @@ class Devices:
     def __init__(
         self,
         folder: AuthorityFolder,
-        readers: Readers,
-        writer: StoreWriter,
+        store: Store,
         gatekeeper: Gatekeeper,
         identity: settings.Identity,
         *,
@@ -69,8 +66,7 @@ class Devices:
         clock: Clock,
     ) -> None:
         self._folder = folder
-        self._readers = readers
-        self._writer = writer
+        self._store = store
         self._gatekeeper = gatekeeper
         self._settings = identity
         self._server_authority = server_authority
@@ -108,7 +104,7 @@ class Devices:
         hashes = [(name, enrolment.secret_hash(secret)) for name, secret in tokens.items()]
         await self._authorities()  # the first invitation creates them
         trusted = public_key_hash(await self.authorities_pem())
-        await self._writer.write(lambda on: enrolment.invite(on, hashes, by=by, now_s=now_s, expires_s=expires_s))
+        await self._store.write(lambda on: enrolment.invite(on, hashes, by=by, now_s=now_s, expires_s=expires_s))
         for name in tokens:
             log.info("device invited", device=name, principal=by, valid_s=request.valid_s)
         return InviteAnswer(
@@ -138,9 +134,9 @@ class Devices:
         now_s, sha256, enrolled = self._clock.wall_s(), enrolment.secret_hash(request.secret), None
         try:
             # An unknown token costs no write.
-            if await self._readers.read(lambda on: enrolment.is_token(on, sha256, now_s)):
+            if await self._store.read(lambda on: enrolment.is_token(on, sha256, now_s)):
                 issue = await self._issuing(key)
-                enrolled = await self._writer.write(
+                enrolled = await self._store.write(
                     lambda on: enrolment.redeem(on, sha256, ca.key_hash(key), issue, now_s)
                 )
         except CapacityError:
@@ -183,7 +179,7 @@ class Devices:
             enrolment.delete_expired(on, now_s, retention_s)
             return renewed
 
-        renewed = await self._writer.write(renew)
+        renewed = await self._store.write(renew)
         if renewed is None:
             raise UnauthorizedError(f"The certificate of '{device}' was revoked; enrol it with a new join token.")
         log.info("certificate renewed", device=device, before=certificate.serial)
@@ -198,7 +194,7 @@ class Devices:
             CapacityError: the store refuses.
         """
         now_s = self._clock.wall_s()
-        if not await self._writer.write(lambda on: enrolment.revoke(on, device, now_s)):
+        if not await self._store.write(lambda on: enrolment.revoke(on, device, now_s)):
             raise RequestError(f"There is no device {device[:64]!a} here.")
         log.warning("device revoked", device=device, principal=by)
         await self._gatekeeper.refreshed()
@@ -210,7 +206,7 @@ class Devices:
             CapacityError: the store refuses.
         """
         now_s = self._clock.wall_s()
-        devices = await self._readers.read(lambda on: enrolment.list_devices(on, after, limit, now_s))
+        devices = await self._store.read(lambda on: enrolment.list_devices(on, after, limit, now_s))
         return DeviceList(tuple(devices), devices[-1].device if len(devices) == limit else None)
 
     def write_revocations(self) -> None:

@@ -22,7 +22,7 @@ from firstline_gateway.background import PeriodicTask
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.credentials import ApiKey, Changes, Credentials, read_changes
 from firstline_gateway.identity.keys import key_hash
-from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.store import Readers
 
 # Beyond this number the bucket that was used longest ago is dropped, and full when its key is seen again.
 _BUCKETS = 65_536

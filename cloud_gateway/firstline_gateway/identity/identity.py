@@ -18,9 +18,7 @@ from firstline_gateway.identity.devices import Devices
 from firstline_gateway.identity.gatekeeper import Gatekeeper
 from firstline_gateway.identity.tls import ServerTls
 from firstline_gateway.settings.settings import Settings
-from firstline_gateway.store.database import Database
-from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Readers, Store
 
 _DAY_S = 86_400.0
 
@@ -32,8 +30,7 @@ class Identity:
 
     Args:
         settings: as `settings/load.py` gave them.
-        database: where devices and keys are kept; not closed here.
-        writer: writes to it; not closed here.
+        store: has devices and keys; not closed here.
         clock: gives wall and monotonic time.
 
     Raises:
@@ -41,7 +38,7 @@ class Identity:
         CapacityError: the store refuses.
     """
 
-    def __init__(self, settings: Settings, database: Database, writer: StoreWriter, *, clock: Clock) -> None:
+    def __init__(self, settings: Settings, store: Store, *, clock: Clock) -> None:
         auth, identity = settings.auth, settings.identity
         self.requires_credentials = auth.mode != "off"
         self.refresh_s = auth.refresh_s
@@ -49,7 +46,7 @@ class Identity:
         self._trusted = client_certificate.networks(auth.trusted_proxies)
         self._certificates = client_certificate.ProxyCertificates()
         self.folder = AuthorityFolder(Path(identity.directory), clock)
-        self.readers = Readers(database)
+        self.readers = Readers(store.database)
         self.gatekeeper = Gatekeeper(
             self.readers,
             refresh_s=auth.refresh_s,
@@ -59,8 +56,7 @@ class Identity:
         )
         self.devices = Devices(
             self.folder,
-            self.readers,
-            writer,
+            store,
             self.gatekeeper,
             identity,
             server_authority=_server_authority(settings.tls.ca_file),

@@ -25,9 +25,8 @@ from firstline_gateway.jobs.runner import JobRunner
 from firstline_gateway.jobs.waiters import JobWaiters
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Jobs as JobSettings
-from firstline_gateway.store.readers import PATIENCE_S, Readers, unresponsive
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import PATIENCE_S, Store, unresponsive
 
 _DEFAULT_PRIORITY = 2
 
@@ -39,8 +38,7 @@ class Jobs:
 
     Args:
         plane: answers jobs as it answers callers that wait.
-        readers: reads the store.
-        writer: writes to the store.
+        store: reads and writes it.
         settings: limits on stored and running jobs.
         metrics: gains the counter of jobs.
         clock: measures deadlines.
@@ -53,25 +51,22 @@ class Jobs:
     def __init__(
         self,
         plane: GatewayDataPlane,
-        readers: Readers,
-        writer: StoreWriter,
+        store: Store,
         settings: JobSettings,
         *,
         metrics: RequestMetrics,
         clock: Clock,
         service: ServiceClock,
     ) -> None:
-        self._readers = readers
-        self._writer = writer
+        self._store = store
         self._settings = settings
         self._clock = clock
         self._service = service
         self._counter = metrics.counter("jobs_total", "Jobs, by what became of them.", ("event",))
-        self.waiters = JobWaiters(readers, clock, settings.waiting_limit)
+        self.waiters = JobWaiters(store, clock, settings.waiting_limit)
         self._runner = JobRunner(
             plane,
-            readers,
-            writer,
+            store,
             settings,
             waiters=self.waiters,
             counter=self._counter,
@@ -137,7 +132,7 @@ class Jobs:
             StoreUnavailableError: the store refuses or does not answer.
         """
         try:
-            job = await self._readers.read(lambda connection: records.find(connection, job_id, principal))
+            job = await self._store.read(lambda connection: records.find(connection, job_id, principal))
         except IntegrityError as error:
             raise UnknownAnswerError(f"What was kept under {shown(job_id)} cannot be read: {error.message}") from error
         if job is None:
@@ -158,9 +153,9 @@ class Jobs:
     async def _write(self, operation: Callable[[Connection], T]) -> T:
         try:
             async with asyncio.timeout(PATIENCE_S):
-                return await self._writer.write(operation)
+                return await self._store.write(operation)
         except TimeoutError as error:
-            raise unresponsive(self._readers.database) from error
+            raise unresponsive(self._store.database) from error
 
 
 def _unknown(job_id: str) -> UnknownAnswerError:

@@ -30,9 +30,8 @@ from firstline_gateway.jobs.records import Job, JobResult
 from firstline_gateway.jobs.waiters import JobWaiters
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Jobs as JobSettings
-from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 log = logger("firstline_gateway.jobs")
 
@@ -49,8 +48,7 @@ class JobRunner:
 
     Args:
         plane: answers jobs as it answers callers that wait.
-        readers: reads the store.
-        writer: writes to the store.
+        store: reads and writes it.
         settings: how many jobs run at the same moment, and how long results are stored.
         waiters: wakes the callers that wait for a job.
         counter: counts jobs by event.
@@ -61,8 +59,7 @@ class JobRunner:
     def __init__(
         self,
         plane: GatewayDataPlane,
-        readers: Readers,
-        writer: StoreWriter,
+        store: Store,
         settings: JobSettings,
         *,
         waiters: JobWaiters,
@@ -71,8 +68,7 @@ class JobRunner:
         service: ServiceClock,
     ) -> None:
         self._plane = plane
-        self._readers = readers
-        self._writer = writer
+        self._store = store
         self._settings = settings
         self._waiters = waiters
         self._counter = counter
@@ -96,9 +92,9 @@ class JobRunner:
 
     async def start(self) -> None:
         """Starts to run waiting jobs, including those that the previous process left."""
-        if self._readers.database.dialect == "sqlite":  # no other gateway uses this store
+        if self._store.database.dialect == "sqlite":  # no other gateway uses this store
             with contextlib.suppress(CapacityError):  # the writer logs it; the jobs' leases expire later
-                await self._writer.write(records.release_all)
+                await self._store.write(records.release_all)
         for task in self._tasks:
             task.start()
         self._started = True
@@ -114,7 +110,7 @@ class JobRunner:
         if self._started:
             self._started = False
             with contextlib.suppress(FirstlineError):
-                await self._writer.write(partial(records.release, holder=self._holder))
+                await self._store.write(partial(records.release, holder=self._holder))
 
     async def _claim(self) -> None:
         """Claims as many jobs as may run now, and starts them."""
@@ -124,7 +120,7 @@ class JobRunner:
         now_s = self._service.now_s()
         # A gateway that cannot run models ends the jobs that have waited for too long, with the reason.
         submitted_by_s = math.inf if self._plane.ready() else now_s - self._settings.age_s
-        if not await self._readers.read(partial(records.any_unclaimed, service_s=now_s, submitted_by_s=submitted_by_s)):
+        if not await self._store.read(partial(records.any_unclaimed, service_s=now_s, submitted_by_s=submitted_by_s)):
             return
         claim = partial(
             records.claim,
@@ -135,7 +131,7 @@ class JobRunner:
             submitted_by_s=submitted_by_s,
             lease_s=_LEASE_S,
         )
-        for job in await self._writer.write(claim):
+        for job in await self._store.write(claim):
             if isinstance(job, str):
                 await self._end(job, _failed(FirstlineError("The disk has damaged what was asked; hand it in again.")))
             elif job.job_id not in self._running:
@@ -160,7 +156,7 @@ class JobRunner:
             if now_s - job.service_s < self._settings.age_s:
                 until_service_s = now_s + max(_RETRY_S, error.retry_after_s or 0.0)
                 with contextlib.suppress(CapacityError):
-                    await self._writer.write(
+                    await self._store.write(
                         lambda connection: records.release(connection, self._holder, job.job_id, until_service_s)
                     )
                 return
@@ -219,14 +215,14 @@ class JobRunner:
 
     async def _end(self, job_id: str, result: JobResult) -> None:
         service_s = self._service.now_s()
-        if await self._writer.write(lambda connection: records.end(connection, job_id, result, service_s)):
+        if await self._store.write(lambda connection: records.end(connection, job_id, result, service_s)):
             self._counter.labels("answered" if result.status == 200 else "failed").inc()
             log.info("job ended", request_id=job_id, status=result.status)
         self._waiters.notify(job_id)
 
     async def _renew(self) -> None:
         """Renews the leases of running jobs, and deletes old results."""
-        await self._writer.write(partial(self._renewed, list(self._running)))
+        await self._store.write(partial(self._renewed, list(self._running)))
 
     def _renewed(self, running: list[str], connection: Connection) -> None:
         now_s = self._service.now_s()

@@ -17,7 +17,7 @@ from firstline_core.errors import CapacityError, QueueFullError
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.jobs import records
-from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.store import Store
 
 log = logger("firstline_gateway.jobs")
 
@@ -32,13 +32,13 @@ class JobWaiters:
     """The waiting callers. Belongs to one event loop.
 
     Args:
-        readers: reads the store.
+        store: reads it.
         clock: paces the look-ups in the store.
         limit: largest number of waiting callers; one principal may have half of them.
     """
 
-    def __init__(self, readers: Readers, clock: Clock, limit: int) -> None:
-        self._readers = readers
+    def __init__(self, store: Store, clock: Clock, limit: int) -> None:
+        self._store = store
         self._clock = clock
         self._limit = limit
         self._waiting: dict[str, set[JobEnd]] = {}
@@ -102,7 +102,7 @@ class JobWaiters:
             await self._clock.sleep(_POLL_S)
             awaited = tuple(self._waiting)
             try:
-                running = await self._readers.read(partial(records.running, job_ids=awaited))
+                running = await self._store.read(partial(records.running, job_ids=awaited))
             except CapacityError:
                 continue  # the store logs it
             except Exception:  # the outermost loop of a task that must not end while a caller waits

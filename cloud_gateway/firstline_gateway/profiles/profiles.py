@@ -19,10 +19,9 @@ from firstline_gateway.executors.dispatch.profiles import Priors
 from firstline_gateway.fleet import devices
 from firstline_gateway.profiles import records
 from firstline_gateway.profiles.records import Place, RequestRecord
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import Store as StoreSettings
 from firstline_gateway.store.database import connect
-from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 log = logger(__name__)
 
@@ -47,19 +46,17 @@ class Profiles:
     """The profiles of one gateway, or of the replicas that share its store.
 
     Args:
-        readers: of the store.
-        writer: writes to it.
+        store: reads and writes it.
         clock: gives wall time.
     """
 
-    def __init__(self, readers: Readers, writer: StoreWriter, *, clock: Clock) -> None:
-        self._readers = readers
-        self._writer = writer
+    def __init__(self, store: Store, *, clock: Clock) -> None:
+        self._store = store
         self._clock = clock
 
     async def page(self, after: Place, limit: int, *, bundle: str = "", machine: str = "") -> ProfilePage:
         """Returns profiles after a place; see `records.page`."""
-        found = await self._readers.read(lambda on: records.page(on, after, limit + 1, bundle=bundle, machine=machine))
+        found = await self._store.read(lambda on: records.page(on, after, limit + 1, bundle=bundle, machine=machine))
         shown = found[:limit]
         last = shown[-1] if len(found) > limit else None
         return ProfilePage(tuple(shown), f"{last.bundle}/{last.version}/{last.machine}" if last is not None else None)
@@ -70,7 +67,7 @@ class Profiles:
         Raises:
             NotFoundError: it is not stored.
         """
-        found = await self._readers.read(lambda on: records.find(on, place))
+        found = await self._store.read(lambda on: records.find(on, place))
         if found is None:
             raise _unknown(place)
         return found
@@ -83,7 +80,7 @@ class Profiles:
             records.put(connection, entry, content)
             _record(connection, entry.kept_s, by, "profile.put", (entry.bundle, entry.version, entry.machine))
 
-        await self._writer.write(store)
+        await self._store.write(store)
         return entry
 
     async def check_requested(self, device: str, bundle: str, version: int) -> None:
@@ -93,7 +90,7 @@ class Profiles:
             ConflictError: see `permitted`.
         """
         now_s = self._clock.wall_s()
-        await self._readers.read(lambda on: permitted(on, device, bundle, version, now_s))
+        await self._store.read(lambda on: permitted(on, device, bundle, version, now_s))
 
     async def take(self, uploaded: ProfileEntry, content: bytes, device: str) -> ProfileEntry:
         """Stores a requested profile that a device measured of itself; the same profile again changes nothing.
@@ -115,7 +112,7 @@ class Profiles:
             records.put_request(connection, fulfilled)
             return entry, True
 
-        entry, is_new = await self._writer.write(store)
+        entry, is_new = await self._store.write(store)
         if is_new:
             log.info("profile stored", device=device, bundle=entry.bundle, version=entry.version, points=entry.points)
         return entry
@@ -133,7 +130,7 @@ class Profiles:
                 raise _unknown(place)
             _record(connection, now_s, by, "profile.remove", place)
 
-        await self._writer.write(delete)
+        await self._store.write(delete)
 
 
 def permitted(
@@ -165,7 +162,7 @@ def permitted(
     return request
 
 
-def priors_in(store: Store) -> Priors:
+def priors_in(store: StoreSettings) -> Priors:
     """Returns a function that reads the stored profile of a model on this gateway's hardware.
 
     It opens a connection for each call, and holds none meanwhile.

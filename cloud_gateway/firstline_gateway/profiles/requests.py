@@ -20,8 +20,7 @@ from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.devices import Device
 from firstline_gateway.profiles import records
 from firstline_gateway.profiles.records import RequestRecord
-from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 _AT_ONCE = 100  # devices whose requests end in one transaction
 _SILENT_S = 900.0
@@ -35,8 +34,7 @@ class Requests:
     """The requests of one gateway, or of the replicas that share its store.
 
     Args:
-        readers: of the store.
-        writer: writes to it.
+        store: reads and writes it.
         age_s: time until a request expires.
         clock: gives wall time.
         on_desired: called on the event loop when the desired document of a device changes.
@@ -44,15 +42,13 @@ class Requests:
 
     def __init__(
         self,
-        readers: Readers,
-        writer: StoreWriter,
+        store: Store,
         *,
         age_s: float,
         clock: Clock,
         on_desired: Callable[[], None] = lambda: None,
     ) -> None:
-        self._readers = readers
-        self._writer = writer
+        self._store = store
         self._age_s = age_s
         self._clock = clock
         self._on_desired = on_desired
@@ -70,7 +66,7 @@ class Requests:
             requests = records.requests_of(connection, device)
             return ProfileRequests(tuple(request_of(found, one, now_s) for one in requests))
 
-        return await self._readers.read(read)
+        return await self._store.read(read)
 
     async def ask(self, device: str, asked: NewProfileRequest, by: str) -> ProfileRequest:
         """Requests a profile; an equal request that is open is returned instead.
@@ -105,7 +101,7 @@ class Requests:
             _record(connection, now_s, by, "profile.request", device=device, details=details)
             return replace(request_of(_device(connection, device), new, now_s), new=True)
 
-        made = await self._writer.write(request)
+        made = await self._store.write(request)
         if made.new:
             self._on_desired()
         return made
@@ -128,7 +124,7 @@ class Requests:
             details = {"bundle": bundle, "request": request.wanted.id}
             _record(connection, now_s, by, "profile.cancel", device=device, details=details)
 
-        await self._writer.write(remove)
+        await self._store.write(remove)
         self._on_desired()
 
     async def expire(self) -> int:
@@ -138,12 +134,12 @@ class Requests:
             StoreUnavailableError: the database refuses or does not answer.
         """
         now_s, count = self._clock.wall_s(), 0
-        while due := await self._readers.read(lambda on: records.devices_with_expired_requests(on, now_s, _AT_ONCE)):
+        while due := await self._store.read(lambda on: records.devices_with_expired_requests(on, now_s, _AT_ONCE)):
 
             def end(connection: Connection, names: Sequence[str] = due) -> int:
                 return sum(_expire(connection, name, now_s) for name in names)
 
-            count += await self._writer.write(end)
+            count += await self._store.write(end)
         if count:
             log.info("profile requests expired", requests=count)
             self._on_desired()

@@ -12,8 +12,7 @@ from firstline_core.fleet.registry import AliasChange
 from firstline_gateway import audit_log
 from firstline_gateway.registry import records
 from firstline_gateway.registry.catalogue import Catalogue, CatalogueReader
-from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 HISTORY_LIMIT = 100
 
@@ -22,21 +21,19 @@ class Aliases:
     """The aliases of the registry. Used on one event loop.
 
     Args:
-        readers: reads the store.
-        writer: writes to the store.
+        store: reads and writes it.
         catalogue: reads the current targets.
         clock: gives wall time.
     """
 
-    def __init__(self, readers: Readers, writer: StoreWriter, catalogue: CatalogueReader, *, clock: Clock) -> None:
-        self._readers = readers
-        self._writer = writer
+    def __init__(self, store: Store, catalogue: CatalogueReader, *, clock: Clock) -> None:
+        self._store = store
         self._catalogue = catalogue
         self._clock = clock
 
     async def all(self, model: str = "") -> list[AliasChange]:
         """Returns the current aliases, of one model or of all."""
-        return await self._readers.read(lambda connection: records.aliases(connection, model))
+        return await self._store.read(lambda connection: records.aliases(connection, model))
 
     async def history(self, model: str, alias: str) -> list[AliasChange]:
         """Returns the history of an alias, newest first.
@@ -44,7 +41,7 @@ class Aliases:
         Raises:
             NotFoundError: there never was such an alias.
         """
-        changes = await self._readers.read(
+        changes = await self._store.read(
             lambda connection: records.alias_history(connection, model, alias, HISTORY_LIMIT)
         )
         if not changes:
@@ -108,7 +105,7 @@ class Aliases:
             audit_log.add(connection, at_s=now_s, actor=by, action=action, subject=f"{model}/{alias}", details=details)
             return change
 
-        return await self._writer.write(write)
+        return await self._store.write(write)
 
 
 def _unknown(model: str, alias: str) -> NotFoundError:

@@ -14,7 +14,7 @@ from firstline_core.fleet.registry import BundleEntry, ConfigurationEntry
 from firstline_core.fleet.target import bundle_of_target, find_bundle, listed_bundles
 from firstline_core.storage.artefact import SignedFile
 from firstline_gateway.registry import records, signing
-from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.store import Store
 
 
 class Catalogue(NamedTuple):
@@ -96,18 +96,18 @@ class CatalogueReader:
     """Reads the bundles and configurations that the current targets list. Used on one event loop.
 
     Args:
-        readers: reads the store.
+        store: reads it.
     """
 
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._catalogue = Catalogue(0, {}, {})
 
     async def current(self) -> Catalogue:
         """Returns the catalogue of the current targets."""
-        head = (await self._readers.read(records.heads)).get("targets")
+        head = (await self._store.read(records.heads)).get("targets")
         if head is not None and head.version != self._catalogue.version:
-            document = await self._readers.read(lambda connection: records.newest(connection, "targets"))
+            document = await self._store.read(lambda connection: records.newest(connection, "targets"))
             if document is not None:
                 targets = await asyncio.to_thread(signing.targets_of, document.content)
                 self._catalogue = await asyncio.to_thread(catalogue_of, targets)
@@ -116,7 +116,7 @@ class CatalogueReader:
     async def entries(self, after: tuple[str, int], limit: int, model: str = "") -> list[BundleEntry]:
         """Returns bundles by name and version, from the one behind `after` on."""
         catalogue = await self.current()
-        aliases = await self._readers.read(lambda connection: records.aliases(connection, model))
+        aliases = await self._store.read(lambda connection: records.aliases(connection, model))
         named: dict[tuple[str, int], list[str]] = {}
         for alias in aliases:
             named.setdefault((alias.model, alias.version or 0), []).append(alias.alias)
@@ -130,7 +130,7 @@ class CatalogueReader:
             NotFoundError: it is not listed.
         """
         catalogue = await self.current()
-        aliases = await self._readers.read(lambda connection: records.aliases(connection, name))
+        aliases = await self._store.read(lambda connection: records.aliases(connection, name))
         return entry_of(catalogue, (name, version), tuple(one.alias for one in aliases if one.version == version))
 
     async def digest(self, kind: str, name: str, version: int) -> str | None:

@@ -36,8 +36,7 @@ from firstline_gateway.registry.catalogue import Catalogue, CatalogueReader, cat
 from firstline_gateway.registry.files import Blobs, Files, LocalBlobs
 from firstline_gateway.registry.records import Document, Head
 from firstline_gateway.settings.settings import Registry as RegistrySettings
-from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 _ROLES = ("root", "targets", "snapshot", "timestamp")
 # Half of their life: a gateway that is away for less than the other half leaves no gap.
@@ -53,8 +52,7 @@ class Registry:
     """The registry of one gateway. Used on one event loop.
 
     Args:
-        readers: reads the store.
-        writer: writes to the store.
+        store: reads and writes it.
         files: the files of bundles.
         folder: the identity folder, which has the online key.
         in_use: knows which versions have to stay signed.
@@ -70,19 +68,17 @@ class Registry:
 
     def __init__(
         self,
-        readers: Readers,
-        writer: StoreWriter,
+        store: Store,
         files: Files,
         folder: AuthorityFolder,
         *,
         in_use: BundleUse,
         clock: Clock,
     ) -> None:
-        self._readers = readers
-        self._writer = writer
+        self._store = store
         self.files = files
-        self.catalogue = CatalogueReader(readers)
-        self.aliases = Aliases(readers, writer, self.catalogue, clock=clock)
+        self.catalogue = CatalogueReader(store)
+        self.aliases = Aliases(store, self.catalogue, clock=clock)
         self._folder = folder
         self._in_use = in_use
         self._clock = clock
@@ -104,7 +100,7 @@ class Registry:
                 document = await self._newest(role)
             elif number.isascii() and number.isdigit() and len(number) <= 18 and number[0] != "0":
                 version = int(number)
-                document = await self._readers.read(lambda connection: records.numbered(connection, role, version))
+                document = await self._store.read(lambda connection: records.numbered(connection, role, version))
         if document is None:
             raise NotFoundError(f"The registry has no metadata {name[:80]!a}.")
         return document
@@ -162,7 +158,7 @@ class Registry:
             )
             return {role: head.version for role, head in records.heads(connection).items()}
 
-        return await self._writer.write(put)
+        return await self._store.write(put)
 
     async def renew(self, least_s: float) -> bool:
         """Signs a new snapshot and a new timestamp if one of the present ones ends within `least_s`.
@@ -175,7 +171,7 @@ class Registry:
         def is_due(heads: Mapping[str, Head]) -> bool:
             return any(heads[role].expires_s < now_s + least_s for role in ("snapshot", "timestamp") if role in heads)
 
-        if not is_due(await self._readers.read(records.heads)):
+        if not is_due(await self._store.read(records.heads)):
             return False
         signer = await asyncio.to_thread(signing.signer_for, self._folder.directory, await self._online_keys())
 
@@ -188,7 +184,7 @@ class Registry:
             records.put(connection, signing.signed_online(targets.content, signer, heads, now_s))
             return True
 
-        return await self._writer.write(put)
+        return await self._store.write(put)
 
     async def maintain(self) -> None:
         """Renews what expires soon, warns once a day of what cannot be renewed here, and deletes unlisted files.
@@ -218,7 +214,7 @@ class Registry:
 
     async def expiries(self) -> dict[str, float]:
         """Returns when each role's metadata, and the devices' authority, expire (wall time, seconds)."""
-        heads = await self._readers.read(records.heads)
+        heads = await self._store.read(records.heads)
         expiries = {role: head.expires_s for role, head in heads.items()}
         if self._folder.exists:
             authority = await asyncio.to_thread(self._folder.open)
@@ -227,7 +223,7 @@ class Registry:
 
     async def status(self) -> RegistryStatus:
         """Returns the versions and expiry of the metadata, warnings, and the size of the files."""
-        heads = await self._readers.read(records.heads)
+        heads = await self._store.read(records.heads)
         expiries = await self.expiries()
         try:
             signer = await asyncio.to_thread(signing.signer_for, self._folder.directory, await self._online_keys())
@@ -251,7 +247,7 @@ class Registry:
         return await self.files.sweep({file.sha256 for file in catalogue.files.values()}, grace_s)
 
     async def _newest(self, role: str) -> Document | None:
-        return await self._readers.read(lambda connection: records.newest(connection, role))
+        return await self._store.read(lambda connection: records.newest(connection, role))
 
     async def _online_keys(self) -> set[str]:
         """Returns the ids of the online keys that the current root names."""
@@ -287,8 +283,7 @@ def open_blobs(where: str, *, endpoint: str = "", region: str = "") -> Blobs:
 
 def open_registry(
     settings: RegistrySettings,
-    readers: Readers,
-    writer: StoreWriter,
+    store: Store,
     folder: AuthorityFolder,
     *,
     in_use: BundleUse,
@@ -300,4 +295,4 @@ def open_registry(
         ConfigError: its files cannot be opened.
     """
     blobs = open_blobs(settings.blobs, endpoint=settings.s3_endpoint, region=settings.s3_region)
-    return Registry(readers, writer, Files(blobs, settings, clock=clock), folder, in_use=in_use, clock=clock)
+    return Registry(store, Files(blobs, settings, clock=clock), folder, in_use=in_use, clock=clock)

@@ -22,9 +22,8 @@ from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView
 from firstline_gateway.rollouts.late_joiners import in_force, join_changes
 from firstline_gateway.rollouts.state import Assignment, Rollout
 from firstline_gateway.rollouts.step import step
-from firstline_gateway.store.database import Database
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 log = logger(__name__)
 
@@ -42,8 +41,7 @@ class Engine:
     """Belongs to one event loop.
 
     Args:
-        database: a step reads one snapshot of it, in the engine's own thread, because it reads the whole fleet.
-        writer: carries steps out.
+        store: a step reads one snapshot of it in the engine's own thread, because it reads the whole fleet.
         clock: monotonic and wall time.
         service: measures the durations of rollouts and of the lease.
         on_desired: called when the desired state of devices has changed.
@@ -51,15 +49,13 @@ class Engine:
 
     def __init__(
         self,
-        database: Database,
-        writer: StoreWriter,
+        store: Store,
         *,
         clock: Clock,
         service: ServiceClock,
         on_desired: Callable[[], None],
     ) -> None:
-        self._database = database
-        self._writer = writer
+        self._store = store
         self._clock = clock
         self._service = service
         self._on_told = on_desired
@@ -85,7 +81,7 @@ class Engine:
             async with asyncio.timeout(_CLOSE_S):
                 await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         with contextlib.suppress(FirstlineError):
-            await self._writer.write(lambda connection: records.release(connection, self._holder))
+            await self._store.write(lambda connection: records.release(connection, self._holder))
 
     async def drive(self) -> int:
         """Steps every active rollout, and repeats a step that is due at once; returns the number of steps."""
@@ -120,7 +116,7 @@ class Engine:
     async def _leads(self) -> bool:
         """Takes or renews the lease."""
         now_s = self._service.now_s()
-        return await self._writer.write(partial(records.lease, holder=self._holder, service_s=now_s, for_s=_LEASE_S))
+        return await self._store.write(partial(records.lease, holder=self._holder, service_s=now_s, for_s=_LEASE_S))
 
     async def _step(self, make: partial[_Computed]) -> bool:
         """Carries out one step of one rollout; returns whether the next is due at once."""
@@ -136,7 +132,7 @@ class Engine:
                 return None
             return records.apply(connection, before, changes, now.wall_s)
 
-        if await self._writer.write(carry_out) is None:
+        if await self._store.write(carry_out) is None:
             return True  # another replica was faster
         if changes.desired:
             self._on_told()
@@ -146,7 +142,7 @@ class Engine:
 
     async def _read(self, read: Callable[[Connection], _T]) -> _T:
         def reading() -> _T:
-            with self._database.snapshot() as connection:
+            with self._store.database.snapshot() as connection:
                 return read(connection)
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, reading)

@@ -29,8 +29,8 @@ from firstline_gateway.models.residency import Orders
 from firstline_gateway.registry.catalogue import CatalogueReader
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.definition import Definition, Subject
-from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.schema import Document
+from firstline_gateway.store.store import Store
 
 _INTERVAL_S = 10.0
 # How long the start of a rollout waits for its full model before the caller is asked to retry.
@@ -48,7 +48,7 @@ class FullModels:
         catalogue: lists the bundles of the registry.
         repository: the models that are served.
         orders: changes the repository.
-        readers: read from the store.
+        store: reads it.
         retire_after_s: a version is retired once no device has needed it for this many seconds; a device that has been
             silent for as long needs none.
         must_be_whole: whether models run in this process and need their files.
@@ -61,7 +61,7 @@ class FullModels:
         catalogue: CatalogueReader,
         repository: Repository,
         orders: Orders,
-        readers: Readers,
+        store: Store,
         *,
         retire_after_s: float,
         must_be_whole: bool,
@@ -71,7 +71,7 @@ class FullModels:
         self._catalogue = catalogue
         self._repository = repository
         self._orders = orders
-        self._readers = readers
+        self._store = store
         self._retire_after_s = retire_after_s
         self._must_be_whole = must_be_whole
         self._clock = clock
@@ -141,7 +141,7 @@ class FullModels:
         now_s = self._clock.monotonic_s()
         since_s = self._clock.wall_s() - self._retire_after_s
         await self._read_signed()
-        wanted = self._repository.pending.take() | await self._readers.read(partial(needed, since_s=since_s))
+        wanted = self._repository.pending.take() | await self._store.read(partial(needed, since_s=since_s))
         self._failures = {key: failure for key, failure in self._failures.items() if key in wanted}
         for key in sorted(wanted - set(self._repository.models)):
             if key.name in self._repository.unloaded:

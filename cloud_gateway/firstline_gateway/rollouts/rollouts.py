@@ -26,9 +26,8 @@ from firstline_gateway.rollouts.definition import Definition, Subject
 from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView
 from firstline_gateway.rollouts.plan import no_device_warning, plan
 from firstline_gateway.rollouts.state import DeviceState, Rollout, RolloutState
-from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 _LOOKS = 200  # a page of them
 
@@ -41,8 +40,7 @@ class Rollouts:
     """The rollouts of one gateway, or of the replicas that share its store.
 
     Args:
-        readers: of the store.
-        writer: writes to it.
+        store: reads and writes it.
         clock: for wall time.
         service: measures the durations of rollouts.
         signed_digest: returns the signed digest of a version; None if this gateway has no registry.
@@ -52,8 +50,7 @@ class Rollouts:
 
     def __init__(
         self,
-        readers: Readers,
-        writer: StoreWriter,
+        store: Store,
         *,
         clock: Clock,
         service: ServiceClock,
@@ -61,8 +58,7 @@ class Rollouts:
         on_change: Callable[[], None],
         before_start: Callable[[Definition], Awaitable[None]] | None = None,
     ) -> None:
-        self._readers = readers
-        self._writer = writer
+        self._store = store
         self._clock = clock
         self._service = service
         self._signed_digest = signed_digest
@@ -98,7 +94,7 @@ class Rollouts:
                 )
             return stored
 
-        stored = await self._writer.write(create)
+        stored = await self._store.write(create)
         if stored.definition != definition:
             raise ConflictError("This Idempotency-Key was used for another rollout; take a new one.")
         return _summary(stored, {})
@@ -110,7 +106,7 @@ class Rollouts:
             found = records.page(connection, after, limit, bundle)
             return found, records.counts(connection, [rollout.id for rollout in found])
 
-        found, counts = await self._readers.read(read)
+        found, counts = await self._store.read(read)
         shown = tuple(_summary(rollout, counts.get(rollout.id, {})) for rollout in found)
         return RolloutPage(shown, found[-1].id if len(found) == limit else None)
 
@@ -124,7 +120,7 @@ class Rollouts:
         def read(connection: Connection) -> RolloutSummary:
             return _summary(_existing(connection, rollout_id), _counts(connection, rollout_id))
 
-        return await self._readers.read(read)
+        return await self._store.read(read)
 
     async def looks(self, rollout_id: str, after: tuple[int, int] = (-1, 0), limit: int = _LOOKS) -> LookList:
         """Returns the evaluations of a rollout after the given (stage, look).
@@ -137,7 +133,7 @@ class Rollouts:
             _existing(connection, rollout_id)
             return records.looks(connection, rollout_id, after, limit)
 
-        found = await self._readers.read(read)
+        found = await self._store.read(read)
         return LookList(tuple(found), f"{found[-1].stage}.{found[-1].look}" if len(found) == limit else None)
 
     async def command(self, rollout_id: str, command: Command, by: str, revision: int | None = None) -> RolloutSummary:
@@ -177,13 +173,13 @@ class Rollouts:
                 summary = replace(summary, warnings=no_device_warning(rollout.definition, selected))
             return summary
 
-        summary = await self._writer.write(apply)
+        summary = await self._store.write(apply)
         self._on_change()
         return summary
 
     async def _prepare(self, rollout_id: str) -> None:
         """Does the slow part of a start, before its transaction."""
-        rollout = await self._readers.read(partial(_existing, rollout_id=rollout_id))
+        rollout = await self._store.read(partial(_existing, rollout_id=rollout_id))
         state_after(Command.START, rollout.state)
         await self._check_signed(rollout.definition)
         if self._before_start is not None:
@@ -207,7 +203,7 @@ class Rollouts:
             supersedes = tuple(rollout.id for rollout in _conflicting(connection, definition))
             return replace(plan(definition, view, size_bytes, now), supersedes=supersedes)
 
-        return await self._readers.read(read)
+        return await self._store.read(read)
 
     async def _check_signed(self, definition: Definition) -> None:
         """Checks that the version is signed; each device would refuse it otherwise."""

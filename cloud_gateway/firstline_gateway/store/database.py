@@ -1,6 +1,6 @@
 """The connection to the store: transactions on either database, with errors translated.
 
-Everything here blocks, so none of it runs on the event loop (see `store/writer.py` and `store/readers.py`).
+Everything here blocks, so none of it runs on the event loop (see `store/store.py`).
 """
 
 from __future__ import annotations

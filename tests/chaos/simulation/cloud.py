@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from support.databases import sqlite_store
 
 from bench.support.executor import ExecutorWithoutFiles
@@ -32,7 +32,7 @@ from firstline_gateway.serving.deliveries.records import DELIVERIES
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Contracts
-from firstline_gateway.store.database import open_database
+from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.service_clock import ServiceClock
 
 if TYPE_CHECKING:
@@ -41,6 +41,14 @@ if TYPE_CHECKING:
 _QUEUE_S = 10.0
 _MAX_BATCH_ROWS = 8
 _REFRESH_S = 15.0
+
+
+class SimulatedStore(SimulatedWriter[Connection]):
+    """The part of a `Store` that a gateway's path of requests uses."""
+
+    def __init__(self, disk: Disk, database: Database) -> None:
+        super().__init__(disk, database.begin)
+        self.database = database
 
 
 class SimulatedExecutor(ExecutorWithoutFiles):
@@ -97,11 +105,10 @@ class Cloud:
         database = open_database(self._store)
         metrics = RequestMetrics("gateway")
         disk = Disk(self._plan.fsync_s)
-        writer = SimulatedWriter(disk, database.begin)
+        store = SimulatedStore(disk, database)
         service = ServiceClock(database, self._clock)
         contracts = ContractMonitor(
-            database,
-            writer,
+            store,
             self._repository,
             Contracts(),
             metrics=metrics,
@@ -109,7 +116,7 @@ class Cloud:
             service=service,
         )
         self._deliveries = deliveries = Deliveries(
-            database, writer, self._store, metrics=metrics, clock=self._clock, service=service
+            store, self._store, metrics=metrics, clock=self._clock, service=service
         )
         statistics = ServingStatistics(metrics, self._clock)
         residency = Residency(self._repository, executor, clock=self._clock)

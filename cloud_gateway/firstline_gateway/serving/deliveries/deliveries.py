@@ -24,11 +24,9 @@ from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.identity.principals import device_of
 from firstline_gateway.serving.deliveries import records
 from firstline_gateway.serving.deliveries.records import DeliveryKey, Record
-from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import Database
-from firstline_gateway.store.readers import PATIENCE_S, Readers, unresponsive
+from firstline_gateway.settings.settings import Store as StoreSettings
 from firstline_gateway.store.service_clock import ServiceClock, advance
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import PATIENCE_S, Readers, Store, unresponsive
 
 # After a refusal the store is not used for so long, and no model runs for deliveries that could not be recorded.
 _REST_S = 1.0
@@ -42,8 +40,7 @@ class Deliveries:
     """Belongs to one event loop.
 
     Args:
-        database: read from.
-        writer: writes to it; both are closed by the caller.
+        store: closed by the caller.
         settings: the number and age of the records.
         metrics: counts the results.
         clock: for durations.
@@ -52,15 +49,14 @@ class Deliveries:
 
     def __init__(
         self,
-        database: Database,
-        writer: StoreWriter,
-        settings: Store,
+        store: Store,
+        settings: StoreSettings,
         *,
         metrics: RequestMetrics,
         clock: Clock,
         service: ServiceClock,
     ) -> None:
-        self._writer = writer
+        self._store = store
         self._settings = settings
         self._results = metrics.counter("deliveries_total", "Requests that keep a device's promise.", ("result",))
         self._clock = clock
@@ -68,7 +64,7 @@ class Deliveries:
         self._under_way: dict[DeliveryKey, tuple[bytes, asyncio.Task[InferResponse]]] = {}
         self._rests_until_s = 0.0
         self._refusal = ""
-        self._readers = Readers(database)
+        self._readers = Readers(store.database)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Ends the threads that read; returns False if the database held one for longer than the timeout."""
@@ -113,7 +109,7 @@ class Deliveries:
             records.forget(connection, now_s - self._settings.deliveries_age_s)
             return now_s
 
-        return asyncio.wrap_future(self._writer.submit_then(forward, self._service.take_up))
+        return asyncio.wrap_future(self._store.submit_then(forward, self._service.take_up))
 
     async def _answer(self, key: DeliveryKey, content: bytes, run: Run) -> InferResponse:
         found = await self._find(key)
@@ -157,7 +153,7 @@ class Deliveries:
         def put(connection: Connection) -> Record | None:
             return records.put(connection, key, record, service_s=service_s, limit=limit)
 
-        return await self._ask(lambda: asyncio.wrap_future(self._writer.submit(put)))
+        return await self._ask(lambda: asyncio.wrap_future(self._store.submit(put)))
 
     async def _ask(self, ask: Callable[[], Awaitable[Record | None]]) -> Record | None:
         """Returns the reply of the store, unless it refused a moment ago."""
@@ -168,7 +164,7 @@ class Deliveries:
             async with asyncio.timeout(PATIENCE_S):  # a device repeats a request without an answer
                 return await ask()
         except TimeoutError:
-            refused = unresponsive(self._readers.database)
+            refused = unresponsive(self._store.database)
         except StoreUnavailableError as error:
             refused = error
         self._results.labels("refused").inc()

@@ -18,8 +18,6 @@ from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.principals import SCOPES
 from firstline_gateway.settings.load import load
-from firstline_gateway.store.database import open_database
-from firstline_gateway.store.writer import StoreWriter
 
 INFER = frozenset({"infer"})
 
@@ -27,13 +25,10 @@ INFER = frozenset({"infer"})
 @pytest.fixture
 async def identity(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Identity]:
     overrides = {"auth.mode": getattr(request, "param", "tokens"), "identity.directory": str(tmp_path / "identity")}
-    database = open_database(sqlite_store(tmp_path))
-    writer = StoreWriter(database)
-    found = Identity(load(None, overrides=overrides), database, writer, clock=SYSTEM_CLOCK)
-    yield found
-    await found.close()
-    writer.close()
-    database.close()
+    with Kept(sqlite_store(tmp_path)) as kept:
+        found = Identity(load(None, overrides=overrides), kept.store, clock=SYSTEM_CLOCK)
+        yield found
+        await found.close()
 
 
 def connection(headers: dict[str, str] | None = None, *, presented: ClientCertificate | None = None) -> HTTPConnection:
@@ -98,7 +93,7 @@ async def test_a_proxys_own_certificate_identifies_no_client(tmp_path: Path) -> 
         "identity.directory": str(tmp_path / "identity"),
     }
     with Kept(sqlite_store(tmp_path)) as kept:
-        identity = Identity(load(None, overrides=overrides), kept.database, kept.writer, clock=SYSTEM_CLOCK)
+        identity = Identity(load(None, overrides=overrides), kept.store, clock=SYSTEM_CLOCK)
         proxys = connection(presented=ClientCertificate("proxy", "1", 0.0, 1e12))
         assert await certificate_of(identity, proxys.scope) is None
         await identity.close()

@@ -55,8 +55,7 @@ class Bench:
         self.kept = Kept(self.store)
         self.service = ServiceClock(self.kept.database, self.clock)
         self.monitor = ContractMonitor(
-            self.kept.database,
-            self.kept.writer,
+            self.kept.store,
             self.repository,
             self.settings,
             metrics=self.metrics,
@@ -433,7 +432,7 @@ def test_a_disk_that_hangs_holds_up_no_answer(
     monkeypatch.setattr(monitor, "_WAITING", 64)
     bench = Bench(sqlite_store(tmp_path), repository, Contracts(audits_per_device_hour=10_000))
     gate = threading.Event()
-    bench.kept.writer.submit(lambda _: gate.wait(20))
+    bench.kept.store.submit(lambda _: gate.wait(20))
     request = request_from("cam", note_of(bench.served(), 3))
     with captured_lines() as lines:
         for number in range(64 + 5):

@@ -15,7 +15,7 @@ from firstline_gateway.identity.gatekeeper import Gatekeeper
 from firstline_gateway.identity.tables import API_KEYS
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
-from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.store import Readers
 
 NOW_S = 1_800_000_000.0
 

@@ -23,7 +23,6 @@ from firstline_gateway.profiles.records import RequestRecord
 from firstline_gateway.profiles.requests import Requests, request_of, why_not
 from firstline_gateway.settings.settings import Fleet as FleetSettings
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.readers import Readers
 
 DAY_S = 86_400.0
 BY = "application:ops"
@@ -35,12 +34,9 @@ class Bench:
     def __init__(self, store: Store) -> None:
         self.kept = Kept(store)
         self.clock = SimulatedClock()
-        self.readers = Readers(self.kept.database)
         self.told = 0
-        self.requests = Requests(
-            self.readers, self.kept.writer, age_s=7 * DAY_S, clock=self.clock, on_desired=self._on_desired
-        )
-        self.profiles = Profiles(self.readers, self.kept.writer, clock=self.clock)
+        self.requests = Requests(self.kept.store, age_s=7 * DAY_S, clock=self.clock, on_desired=self._on_desired)
+        self.profiles = Profiles(self.kept.store, clock=self.clock)
         with self.kept.database.begin() as connection:
             devices.mark_seen(connection, "cam", "s", self.clock.wall_s(), accept=True)
 
@@ -70,7 +66,6 @@ class Bench:
         self.told += 1
 
     def close(self) -> None:
-        self.readers.close()
         self.kept.close()
 
 
@@ -178,8 +173,7 @@ async def test_an_expired_request_can_be_cancelled(bench: Bench) -> None:
         await bench.requests.cancel("cam", "digits", BY)
     await bench.ask()
     fleet = Fleet(
-        bench.readers,
-        bench.kept.writer,
+        bench.kept.store,
         FleetSettings(),
         clock=bench.clock,
         on_desired=lambda: None,

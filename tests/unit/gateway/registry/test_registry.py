@@ -45,7 +45,6 @@ from firstline_gateway.registry.s3 import S3Blobs
 from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.readers import Readers
 
 DAY_S = 86_400.0
 BUCKET = "bundles"
@@ -58,11 +57,9 @@ class Room:
         self.kept = Kept(store)
         self.clock = SimulatedClock(wall_start_s=START.timestamp())
         self.folder = folder
-        self.readers = Readers(self.kept.database)
         settings = RegistrySettings(blobs=str(folder / "blobs"))
         self.registry = Registry(
-            self.readers,
-            self.kept.writer,
+            self.kept.store,
             Files(open_blobs(settings.blobs), settings, clock=self.clock),
             AuthorityFolder(folder / "identity", self.clock),
             in_use=RolloutBundleUse(),
@@ -88,7 +85,6 @@ class Room:
         return (await self.registry.metadata("timestamp.json")).expires_s
 
     def close(self) -> None:
-        self.readers.close()
         self.kept.close()
 
 
@@ -174,7 +170,7 @@ async def test_the_newest_metadata_and_every_root_are_kept(room: Room) -> None:
 
 async def test_aliases_are_kept_with_their_history(room: Room) -> None:
     await room.begin()
-    aliases = Aliases(room.readers, room.kept.writer, room.registry.catalogue, clock=room.clock)
+    aliases = Aliases(room.kept.store, room.registry.catalogue, clock=room.clock)
     with pytest.raises(NotFoundError, match="no digits version 1"):
         await aliases.set("digits", "champion", 1, "application:ops")
     with pytest.raises(NotFoundError, match="no alias champion"):
@@ -377,6 +373,6 @@ async def test_an_alias_is_not_set_to_a_version_that_was_removed_meanwhile(room:
     async def before() -> Catalogue:
         return old
 
-    aliases = Aliases(room.readers, room.kept.writer, SimpleNamespace(current=before), clock=room.clock)
+    aliases = Aliases(room.kept.store, SimpleNamespace(current=before), clock=room.clock)
     with pytest.raises(ConflictError, match="published since"):
         await aliases.set("m", "champion", 1, "application:ops")

@@ -70,8 +70,7 @@ class Bench:
         self.kept = Kept(sqlite_store(folder))
         service = ServiceClock(self.kept.database, self.clock)
         self.contracts = ContractMonitor(
-            self.kept.database,
-            self.kept.writer,
+            self.kept.store,
             repository,
             Settings().contracts,
             metrics=self.metrics,
@@ -79,8 +78,7 @@ class Bench:
             service=service,
         )
         self.deliveries = Deliveries(
-            self.kept.database,
-            self.kept.writer,
+            self.kept.store,
             Settings().store,
             metrics=self.metrics,
             clock=self.clock,

@@ -19,10 +19,10 @@ from support.broker import free_port
 
 import firstline_gateway
 from firstline_core.errors import CapacityError, ConfigError
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import Store as StoreSettings
 from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.schema import METADATA
-from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.store.store import Store
 
 _INSERT = text("INSERT INTO contract_pools (key, record) VALUES (:key, 'r')")
 
@@ -32,7 +32,7 @@ def _keys(database: Database) -> list[str]:
         return sorted(connection.execute(text("SELECT key FROM contract_pools")).scalars())
 
 
-def test_the_migrations_create_the_declared_tables(empty_store: Store) -> None:
+def test_the_migrations_create_the_declared_tables(empty_store: StoreSettings) -> None:
     root = Path(firstline_gateway.__file__).parent
     for source in root.rglob("*.py"):
         if "    METADATA,\n" in source.read_text():  # it declares a table
@@ -43,7 +43,7 @@ def test_the_migrations_create_the_declared_tables(empty_store: Store) -> None:
     database.close()
 
 
-def test_committed_rows_survive_reopening(empty_store: Store) -> None:
+def test_committed_rows_survive_reopening(empty_store: StoreSettings) -> None:
     database = open_database(empty_store)
     with database.begin() as connection:
         connection.execute(_INSERT, {"key": "a"})
@@ -56,14 +56,14 @@ def test_committed_rows_survive_reopening(empty_store: Store) -> None:
     again.close()
 
 
-def test_processes_that_start_at_once_upgrade_once(empty_store: Store) -> None:
+def test_processes_that_start_at_once_upgrade_once(empty_store: StoreSettings) -> None:
     code = """if True:
         import sys
-        from firstline_gateway.settings.settings import Store
+        from firstline_gateway.settings.settings import Store as StoreSettings
         from firstline_gateway.store.database import open_database
         print("imported", flush=True)
         sys.stdin.readline()
-        open_database(Store(url=sys.argv[1])).close()
+        open_database(StoreSettings(url=sys.argv[1])).close()
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, empty_store.url]
@@ -77,7 +77,7 @@ def test_processes_that_start_at_once_upgrade_once(empty_store: Store) -> None:
     assert other.returncode == 0
 
 
-def test_a_newer_schema_is_refused(empty_store: Store) -> None:
+def test_a_newer_schema_is_refused(empty_store: StoreSettings) -> None:
     database = open_database(empty_store)
     with database.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
@@ -86,7 +86,7 @@ def test_a_newer_schema_is_refused(empty_store: Store) -> None:
         open_database(empty_store)
 
 
-def test_a_reader_waits_for_no_writer(empty_store: Store) -> None:
+def test_a_reader_waits_for_no_writer(empty_store: StoreSettings) -> None:
     database = open_database(empty_store)
     with database.begin() as connection:
         connection.execute(_INSERT, {"key": "a"})
@@ -96,7 +96,7 @@ def test_a_reader_waits_for_no_writer(empty_store: Store) -> None:
 
 
 def test_the_file_is_for_its_user_alone(tmp_path: Path) -> None:
-    database = open_database(Store(url=f"sqlite:///{tmp_path / 'new' / 'gateway.db'}"))
+    database = open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'new' / 'gateway.db'}"))
     with database.begin() as connection:
         connection.execute(_INSERT, {"key": "a"})
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").iterdir()}
@@ -105,7 +105,7 @@ def test_the_file_is_for_its_user_alone(tmp_path: Path) -> None:
 
 
 def test_a_commit_is_synced(tmp_path: Path) -> None:
-    database = open_database(Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+    database = open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
     with database.reading() as connection:
         assert connection.execute(text("PRAGMA synchronous")).scalar() == 2  # FULL
         assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
@@ -116,24 +116,24 @@ def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gateway.db").write_bytes(b"not a database at all" * 100)
     said = r"file is not a database\. It is damaged: .* `firstline-gateway restore` a backup"
     with pytest.raises(ConfigError, match=said):
-        open_database(Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+        open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
 
 
 def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be opened"):
-        open_database(Store(url=f"sqlite:///{tmp_path / 'file' / 'gateway.db'}"))
+        open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'file' / 'gateway.db'}"))
 
 
 def test_a_server_that_is_away_is_named() -> None:
     with pytest.raises(ConfigError, match=r"firstline@127.0.0.1.* refuses: .*\. Is it away"):
-        open_database(Store(url=f"postgresql+psycopg://firstline@127.0.0.1:{free_port()}/none"))
+        open_database(StoreSettings(url=f"postgresql+psycopg://firstline@127.0.0.1:{free_port()}/none"))
 
 
 class TestWriter:
-    def test_many_callers_share_a_group(self, empty_store: Store) -> None:
+    def test_many_callers_share_a_group(self, empty_store: StoreSettings) -> None:
         database = open_database(empty_store)
-        writer = StoreWriter(database)
+        writer = Store(database)
         done = [
             writer.submit(lambda connection, key=key: connection.execute(_INSERT, {"key": f"{key:02}"}).rowcount)
             for key in range(40)
@@ -143,9 +143,9 @@ class TestWriter:
         assert len(_keys(database)) == 40
         database.close()
 
-    def test_what_fails_fails_alone(self, empty_store: Store) -> None:
+    def test_what_fails_fails_alone(self, empty_store: StoreSettings) -> None:
         database = open_database(empty_store)
-        writer = StoreWriter(database)
+        writer = Store(database)
         gate = threading.Event()
         held = writer.submit(lambda _: gate.wait())  # what comes now makes one group
         first = writer.submit(lambda connection: connection.execute(_INSERT, {"key": "a"}))
@@ -164,8 +164,8 @@ class TestWriter:
         database.close()
 
     def test_another_process_that_writes_is_waited_for(self, tmp_path: Path) -> None:
-        database = open_database(Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
-        writer = StoreWriter(database)
+        database = open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+        writer = Store(database)
         other = sqlite3.connect(tmp_path / "gateway.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         waiting = writer.submit(lambda connection: connection.execute(_INSERT, {"key": "a"}))

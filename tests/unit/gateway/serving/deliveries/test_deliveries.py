@@ -39,8 +39,7 @@ class Replica:
         self.kept = Kept(settings)
         self.metrics = RequestMetrics("gateway")
         self.deliveries = Deliveries(
-            self.kept.database,
-            self.kept.writer,
+            self.kept.store,
             settings,
             metrics=self.metrics,
             clock=clock,

@@ -1,4 +1,4 @@
-"""Threads that read the store for the event loop.
+"""The store of one gateway: threads that read it for the event loop, and one thread that writes in groups.
 
 The store has threads of its own, because a database that does not answer may block a thread for any time, and with it
 all other work of that thread.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,6 +17,8 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from firstline_core.errors import StoreUnavailableError
+from firstline_core.storage.group_writer import GroupWriter
+from firstline_core.telemetry.logs import logger
 from firstline_gateway.store.database import Database
 
 PATIENCE_S = 5.0
@@ -61,6 +64,50 @@ class Readers:
         ending.start()
         ending.join(timeout_s)
         return not ending.is_alive()
+
+
+class Store(GroupWriter[Connection]):
+    """Reads and writes the store of one gateway.
+
+    Args:
+        database: not closed here.
+    """
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(
+            database.begin, name=f"store {database.shown}", refusal=StoreUnavailableError, log=logger(__name__)
+        )
+        self.database = database
+        self._readers = Readers(database)
+
+    async def read(self, operation: Callable[[Connection], _T]) -> _T:
+        """Runs an operation in a read transaction, and returns its result.
+
+        Raises:
+            StoreUnavailableError: the database refuses, or does not answer.
+        """
+        return await self._readers.read(operation)
+
+    async def write(self, operation: Callable[[Connection], _T]) -> _T:
+        """Runs one operation in a transaction and returns its result once it is durable.
+
+        Raises:
+            StoreUnavailableError: the database refuses, or too many operations wait.
+            NotReadyError: this gateway is ending.
+        """
+        return await asyncio.wrap_future(self.submit(operation))
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Ends the threads after what was submitted before is written; calling it twice is harmless.
+
+        Returns:
+            False if that took longer than `timeout_s`: a database that does not answer may block for any time.
+        """
+        self.end()
+        started_s = time.monotonic()
+        readers_ended = self._readers.close(timeout_s)
+        left_s = None if timeout_s is None else max(0.0, started_s + timeout_s - time.monotonic())
+        return super().close(left_s) and readers_ended
 
 
 def unresponsive(database: Database) -> StoreUnavailableError:
