@@ -9,7 +9,6 @@ In process:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import signal
 from collections.abc import Callable, Mapping
@@ -20,13 +19,9 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import limited
-from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.runtime.select import RuntimeOptions, check_options
-from firstline_core.storage.files import erase
-from firstline_core.storage.seals import Seal, make_seal, read_keys
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.adaptation.variants import Chooser
@@ -34,6 +29,7 @@ from firstline_edge.api.access import access_of
 from firstline_edge.api.app import App
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.erasure import Erasure
+from firstline_edge.api.operations import Operations
 from firstline_edge.api.server import bound_sockets, release_startup_memory, serving, serving_grpc
 from firstline_edge.api.status import AgentStatus, birth_message
 from firstline_edge.audits import certificate_states as audit_metrics
@@ -45,7 +41,7 @@ from firstline_edge.audits.samples import SampleLog
 from firstline_edge.budgets import spending as budget_metrics
 from firstline_edge.budgets.from_settings import device_sensors, escalation_mj, open_spending
 from firstline_edge.cache import results as cache_metrics
-from firstline_edge.cache.results import DiskCache, ResultCache
+from firstline_edge.cache.results import open_cache
 from firstline_edge.cascade import hedging as hedge_metrics
 from firstline_edge.cascade.cascade import Cascade, EdgeRuns, RowDecisions, TierRouter, policy_from
 from firstline_edge.cascade.escalation import Escalation
@@ -66,9 +62,7 @@ from firstline_edge.models.workers import Workers
 from firstline_edge.outbox import reopening
 from firstline_edge.outbox.correction_client import CorrectionClient
 from firstline_edge.outbox.corrections import Corrections
-from firstline_edge.outbox.database import count_promises
-from firstline_edge.outbox.outbox import Completions, Outbox
-from firstline_edge.outbox.reopening import ReopeningOutbox
+from firstline_edge.outbox.reopening import ReopeningOutbox, open_outbox
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
 from firstline_edge.telemetry.background import Background, Work
@@ -78,14 +72,12 @@ if TYPE_CHECKING:  # these are imported only if the settings enable them
     from firstline_edge.adaptation.switching import VariantSwitcher
     from firstline_edge.fleet.configuration.configurator import Configurator
     from firstline_edge.fleet.http_client import FleetHttp
-    from firstline_edge.fleet.member import FleetMember
+    from firstline_edge.fleet.member import FleetMember, FleetTasks
     from firstline_edge.fleet.report import FleetCounts
     from firstline_edge.fleet.start import FleetStart
     from firstline_edge.fleet.updates.model_updates import Updater
 
 log = logger(__name__)
-
-_SWEEP_S = 3600.0
 
 
 async def run_agent(
@@ -106,7 +98,7 @@ async def run_agent(
     with bound_sockets(settings.api) as (listeners, url):
         async with EdgeAgent(settings, problems=problems) as agent:
             agent.state.publish_url(url)
-            app = App(agent.data_plane, access)
+            app = App(agent.data_plane, agent.outbox, agent.operations, access)
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
             async with serving_grpc(agent.data_plane, access, app.bodies), serving(app, listeners):
@@ -125,9 +117,11 @@ class EdgeAgent:
 
     Attributes:
         data_plane: answers requests.
+        operations: for operators.
     """
 
     data_plane: EdgeDataPlane
+    operations: Operations
 
     def __init__(
         self,
@@ -138,10 +132,6 @@ class EdgeAgent:
     ) -> None:
         self.settings = settings
         self.metrics = RequestMetrics("edge")
-        self.limits = Limits(
-            body_bytes=settings.api.body_limit_bytes,
-            json_bytes=min(DEFAULT_LIMITS.json_bytes, settings.api.body_limit_bytes),
-        )
         self.background = Background()
         self._clock = clock
         self._problems = problems
@@ -155,7 +145,7 @@ class EdgeAgent:
             await self._open_links(opened)
             self._open_cascade(opened)
             self._open_fleet(opened)
-            self._open_data_plane()
+            self._open_api()
             self._register_metrics()
             self._start_background(opened)
             self._opened = opened.pop_all()
@@ -224,7 +214,7 @@ class EdgeAgent:
 
     def _open_storage(self, opened: AsyncExitStack) -> None:
         settings, state, clock = self._configured, self.state, self._clock
-        self.cache = _open_cache(settings, state, clock)
+        self.cache = open_cache(settings.cache, settings.encryption, state.cache_path, clock)
         opened.callback(self.cache.close)
         self._counts: FleetCounts | None = None
         if self._fleet_start is not None:
@@ -240,12 +230,8 @@ class EdgeAgent:
             listener=self._counts,
         )
         opened.callback(self.recorder.close)
-        self.completions = Completions()
         self.outbox = ReopeningOutbox(
-            partial(_open_outbox, settings, state, self.completions, clock),
-            partial(count_promises, state.outbox_path),
-            partial(erase, state.outbox_path),
-            clock,
+            state.outbox_path, partial(open_outbox, settings, state.outbox_path, clock), clock
         )
         opened.callback(self.outbox.close)
 
@@ -297,9 +283,7 @@ class EdgeAgent:
         self.identity = DeviceIdentity(settings, clock)
         credentials = self.identity.credentials
         birth = partial(birth_message, self.models, self.certificates, fleet.configuration.running if fleet else None)
-        self.links = await open_links(
-            settings, birth, self.limits, clock, budget_gate, credentials=credentials, usable=self._usable
-        )
+        self.links = await open_links(settings, birth, clock, budget_gate, credentials=credentials, usable=self._usable)
         opened.push_async_callback(self.links.chain.close)
         self.renewal: CredentialRenewal | None = None
         if credentials is not None:
@@ -367,11 +351,12 @@ class EdgeAgent:
 
     def _open_fleet(self, opened: AsyncExitStack) -> None:
         self.fleet: FleetMember | None = None
+        self._fleet_tasks: FleetTasks | None = None
         if self._fleet_start is None or self._counts is None:
             return
         from firstline_edge.fleet.http_client import FleetHttp, upload_profile
-        from firstline_edge.fleet.member import FleetMember
-        from firstline_edge.fleet.report import device_hardware
+        from firstline_edge.fleet.member import FleetMember, FleetTasks
+        from firstline_edge.fleet.report import CountsReport, StateReport, device_hardware
         from firstline_edge.fleet.transports import twin_transport
         from firstline_edge.profiling.gate import Gate, bounds_of
         from firstline_edge.profiling.measuring import measure_order, order_of
@@ -381,6 +366,8 @@ class EdgeAgent:
         rng = random.Random()  # noqa: S311 (jitter)
         section = next((link for link in settings.links if link.kind == "http"), None)
         http = FleetHttp(section, self.identity.credentials) if section is not None else None
+        if http is not None:
+            opened.push_async_callback(http.close)
         updater, configurator = self._fleet_updates(start, self._counts, http, rng)
         gate = Gate(lambda: self.sampler.latest, bounds_of(settings), clock)
         profiler = Profiler(
@@ -392,21 +379,13 @@ class EdgeAgent:
             measure=partial(measure_order, gate=gate),
             on_change=start.changes.set,
         )
-        transport, session = twin_transport(self.links, http, settings.fleet.poll_s, clock, rng)
+        self._fleet_tasks = FleetTasks(start, updater, configurator, profiler, clock)
         self.fleet = FleetMember(
             start,
-            updater=updater,
-            configurator=configurator,
-            profiler=profiler,
-            transport=transport,
-            session=session,
-            http=http,
-            hardware=device_hardware(self.state.path),
-            models=self.models,
-            counts=self._counts,
-            recorder=self.recorder,
-            outbox=self.outbox,
-            surveyor=self.surveyor,
+            self._fleet_tasks,
+            StateReport(start, self.models, device_hardware(self.state.path), self.surveyor),
+            CountsReport(start.starts, self._counts, self.recorder, self.outbox, clock),
+            twin_transport(self.links, http, settings.fleet.poll_s, clock, rng),
             clock=clock,
             rng=rng,
         )
@@ -468,7 +447,7 @@ class EdgeAgent:
         )
         return Updater(services), configurator
 
-    def _open_data_plane(self) -> None:
+    def _open_api(self) -> None:
         status = AgentStatus(
             device_id=self.settings.device_id,
             startup_problems=self._problems,
@@ -490,19 +469,21 @@ class EdgeAgent:
         )
         self.data_plane = EdgeDataPlane(
             self.settings,
-            self.limits,
-            self._clock,
-            metrics=self.metrics,
             models=self.models,
+            reloading=self.reloading,
             cascade=self.cascade,
             links=self.links,
-            outbox=self.outbox,
-            completions=self.completions,
             recorder=self.recorder,
-            reloading=self.reloading,
-            rollbacks=self.fleet,
-            erasure=Erasure(self.state, self.outbox, self.cache, self.samples, self.recorder),
+            clock=self._clock,
+        )
+        self.operations = Operations(
+            self.data_plane,
             status=status,
+            metrics=self.metrics,
+            recorder=self.recorder,
+            rollbacks=self._fleet_tasks,
+            erasure=Erasure(self.state, self.outbox, self.cache, self.samples, self.recorder),
+            clock=self._clock,
         )
 
     def _register_metrics(self) -> None:
@@ -520,7 +501,7 @@ class EdgeAgent:
 
     def _start_background(self, opened: AsyncExitStack) -> None:
         self._start(opened, "outbox", self.corrections.run)
-        self._start(opened, "housekeeping", partial(_sweep, self.cache, self.outbox, self._clock))
+        self._start(opened, "housekeeping", self.cache.keep_expiring, self.outbox.keep_expiring)
         announce = partial(self._alarms.announce, self.links.mqtt)
         self._start(opened, "audits", self.audit_sender.run, self.certificates.keep_saving, announce)
         if self.renewal is not None:
@@ -535,55 +516,3 @@ class EdgeAgent:
     def _start(self, opened: AsyncExitStack, name: str, *works: Work) -> None:
         self.background.start(name, *works)
         opened.push_async_callback(self.background.close, name)
-
-
-def _open_cache(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> ResultCache:
-    """Returns the cache: in memory, and on disk if the settings give it room there."""
-    section, disk, refusal = settings.cache, None, ""
-    if section.disk_limit_bytes:
-        try:
-            seal, limit_bytes = _seal(settings), section.disk_limit_bytes
-            disk = DiskCache(state.cache_path, limit_bytes=limit_bytes, ttl_s=section.ttl_s, seal=seal, clock=clock)
-        except CapacityError as error:
-            refusal = error.message
-    memory_bytes = section.memory_limit_bytes
-    return ResultCache(limit_bytes=memory_bytes, ttl_s=section.ttl_s, disk=disk, clock=clock, refusal=refusal)
-
-
-def _open_outbox(settings: EdgeSettings, state: StateDirectory, completions: Completions, clock: Clock) -> Outbox:
-    """Returns the outbox on disk.
-
-    Raises:
-        CapacityError: the disk refuses, or there is no key.
-        ConfigError: a newer version wrote it.
-    """
-    announcing = any(link.kind == "mqtt" for link in settings.links)
-    return Outbox(
-        state.outbox_path,
-        settings.outbox,
-        announcing=announcing,
-        completions=completions,
-        seal=_seal(settings),
-        clock=clock,
-    )
-
-
-def _seal(settings: EdgeSettings) -> Seal:
-    """Returns what encrypts the records that hold payloads.
-
-    Raises:
-        CapacityError: a key is configured and cannot be read; then nothing may be stored.
-    """
-    try:
-        return make_seal(read_keys(settings.encryption.key_file, "encryption.key_file"))
-    except ConfigError as error:
-        raise CapacityError(f"{error.message} Without its key nothing is kept on the disk.") from error
-
-
-async def _sweep(cache: ResultCache, outbox: ReopeningOutbox, clock: Clock) -> None:
-    """Deletes what is older than the settings allow, also while nothing new comes."""
-    while True:
-        cache.expire()
-        with contextlib.suppress(CapacityError):  # the writer reports it; the next sweep tries again
-            await outbox.current().delete_old_answers()
-        await clock.sleep(_SWEEP_S)

@@ -9,9 +9,11 @@ import threading
 import time
 from pathlib import Path
 
-from firstline_core.errors import ConfigError
+from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.storage.files import make_folder, set_aside, with_checksum, write_whole
+from firstline_core.storage.seals import Seal, make_seal, read_keys
 from firstline_core.telemetry.logs import logger
+from firstline_edge.settings.settings import EncryptionSection
 
 log = logger(__name__)
 
@@ -166,6 +168,18 @@ class StateFile:
                 set_aside(self.path)
         except OSError as error:
             log.error("file not set aside", path=str(self.path), error=str(error))
+
+
+def open_seal(section: EncryptionSection) -> Seal:
+    """Returns what closes the records that hold payloads: a checksum, or encryption if a key is configured.
+
+    Raises:
+        CapacityError: a key is configured and cannot be read; then nothing may be stored.
+    """
+    try:
+        return make_seal(read_keys(section.key_file, "encryption.key_file"))
+    except ConfigError as error:
+        raise CapacityError(f"{error.message} Without its key nothing is kept on the disk.") from error
 
 
 def leave_proof(state_dir: Path, proof: str) -> None:

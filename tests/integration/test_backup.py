@@ -89,7 +89,7 @@ async def test_a_gateway_is_destroyed_and_restored(tmp_path: Path) -> None:
 
         await until(lambda: agent.outbox.depth == 0, 60)
         for request_id in (*before, *during, *after):
-            answer = (await agent.data_plane.answer(request_id)).answer
+            answer = (await agent.outbox.answer(request_id, "local")).answer
             assert answer is not None
             assert answer.status is Status.FINAL
         assert counted(new, "recorded") == answered(new) >= ALONE
@@ -131,7 +131,7 @@ async def test_a_restored_gateway_is_the_one_that_its_devices_joined(tmp_path: P
 
         await until(lambda: agent.outbox.depth == 0)  # admitted by the certificate that it had
         for request_id in promised:
-            answer = (await agent.data_plane.answer(request_id)).answer
+            answer = (await agent.outbox.answer(request_id, "local")).answer
             assert answer is not None and answer.status is Status.FINAL
         assert agent.renewal is not None
         await agent.renewal.renew()  # the authority's key is there

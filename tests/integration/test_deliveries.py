@@ -45,7 +45,7 @@ async def serving_at(url: str, **overrides: object) -> AsyncIterator[tuple[Gatew
 async def all_final(agent: EdgeAgent, request_ids: list[str]) -> None:
     await until(lambda: agent.outbox.depth == 0)
     for request_id in request_ids:
-        answer = (await agent.data_plane.answer(request_id)).answer
+        answer = (await agent.outbox.answer(request_id, "local")).answer
         assert answer is not None
         assert answer.status is Status.FINAL
 

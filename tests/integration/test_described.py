@@ -17,7 +17,8 @@ async def test_the_agents_description_covers_every_address(tmp_path: Path) -> No
     async with serving_agent(edge_settings(tmp_path)) as (agent, url), httpx.AsyncClient(base_url=url) as http:
         document = (await http.get("/openapi.json")).json()
         served = {
-            (route.path, route.method.lower()) for route in App(agent.data_plane, access_of(agent.settings.api)).routes
+            (route.path, route.method.lower())
+            for route in App(agent.data_plane, agent.outbox, agent.operations, access_of(agent.settings.api)).routes
         }
     assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served
     for path, methods in document["paths"].items():

@@ -86,9 +86,9 @@ async def asked(agent: EdgeAgent) -> str:
 async def test_both_links_work_with_only_the_certificate(gateway: Site, tmp_path: Path, kind: str) -> None:
     async with joined(gateway, tmp_path, f"works-{kind}", kind) as agent:
         assert await asked(agent) == "cloud"
-        assert agent.data_plane.status()["links"][kind]["state"] is LinkStatus.UP
-        assert agent.data_plane.status()["identity"]["device"] == f"works-{kind}"
-        assert agent.data_plane.status()["problems"] == []
+        assert agent.operations.status()["links"][kind]["state"] is LinkStatus.UP
+        assert agent.operations.status()["identity"]["device"] == f"works-{kind}"
+        assert agent.operations.status()["problems"] == []
 
 
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
@@ -118,7 +118,7 @@ async def test_a_renewal_under_load_loses_no_request(gateway: Site, tmp_path: Pa
         stop.set()
         await asyncio.gather(*askers)  # raises where one was not answered by the gateway
         assert len(keys) == 3  # each time another key and another certificate
-        assert agent.data_plane.status()["problems"] == []
+        assert agent.operations.status()["problems"] == []
 
 
 async def test_the_old_certificate_is_not_needed_after_a_renewal(gateway: Site, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ async def test_a_revoked_device_is_disconnected_and_answers_alone(gateway: Site,
         assert await asked(agent) == "edge"
         # A request that fails only wakes the prober: its finding, a moment later, is what status tells.
         async with asyncio.timeout(10):
-            await until(lambda: agent.data_plane.status()["links"][kind]["state"] is not LinkStatus.UP)
+            await until(lambda: agent.operations.status()["links"][kind]["state"] is not LinkStatus.UP)
 
 
 async def test_doctor_checks_the_identity_without_disturbing_the_agent(gateway: Site, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ async def test_a_device_that_joins_again_needs_no_restart(
         async with asyncio.timeout(20):
             while await asked(agent) != "cloud":  # noqa: ASYNC110 (what is awaited is the answer)
                 await asyncio.sleep(0.05)
-        assert agent.data_plane.status()["problems"] == []
+        assert agent.operations.status()["problems"] == []
 
 
 async def test_a_device_that_joins_as_another_needs_a_restart(
@@ -221,8 +221,8 @@ async def test_a_device_that_joins_as_another_needs_a_restart(
     async with joined(gateway, tmp_path, "was", "http") as agent:
         token = parse_join_token((await gateway.token_file("is")).read_text())
         await join_gateway(gateway.url, token, IdentityFiles(tmp_path / "was"))
-        await until(lambda: bool(agent.data_plane.status()["problems"]))
-        (problem,) = agent.data_plane.status()["problems"]
+        await until(lambda: bool(agent.operations.status()["problems"]))
+        (problem,) = agent.operations.status()["problems"]
         assert "as 'is' since this agent was started; restart it" in problem["message"]
-        assert agent.data_plane.status()["identity"]["device"] == "was"
+        assert agent.operations.status()["identity"]["device"] == "was"
         assert await asked(agent) == "cloud"  # it goes on as who it was

@@ -49,14 +49,14 @@ async def test_a_replaced_token_is_picked_up_without_a_restart(tmp_path: Path) -
             refused = await ask(agent)
             assert refused.answer is not None and refused.answer.tier is Tier.EDGE
             assert "refuses this device's token" in story(agent, refused)
-            http = agent.data_plane.status()["links"]["http"]
+            http = agent.operations.status()["links"]["http"]
             assert (http["state"], http["address"]) == ("refused", url)
             assert "API key" in http["problem"]
             device_file.write_text(good)
             taken = await ask(agent)
             assert taken.answer is not None
             assert (taken.answer.tier, taken.answer.status) == (Tier.CLOUD, Status.FINAL)
-            http = agent.data_plane.status()["links"]["http"]
+            http = agent.operations.status()["links"]["http"]
             assert (http["state"], http["address"], http["problem"]) == ("up", url, "")
 
 
@@ -72,7 +72,7 @@ async def test_another_bundle_at_the_gateway_shows_on_the_device(tmp_path: Path)
             with captured_lines() as lines:
                 for _ in range(2):
                     response = await ask(agent)
-            [model] = agent.data_plane.status()["models"]
+            [model] = agent.operations.status()["models"]
             said = [line["error"] for line in lines if line["event"] == "model not served by gateway"]
             assert said == [model["problem"]]  # once
             assert model["problem"] in story(agent, response)

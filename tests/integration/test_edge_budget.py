@@ -84,7 +84,7 @@ async def ask(agent: EdgeAgent, picture: bytes, **preferences: str) -> Answer:
 
 
 def budget_of(agent: EdgeAgent) -> dict[str, float]:
-    [budget] = agent.data_plane.status()["budgets"]
+    [budget] = agent.operations.status()["budgets"]
     return dict(budget)
 
 
@@ -122,9 +122,9 @@ async def test_the_end_of_a_budget_is_the_end_of_escalations_and_outlives_a_rest
         [line] = find(agent.state.decisions_path, denied.request_id)
         story = "\n".join(describe(line))
         assert "a budget or quota forbade it" in story and "was not asked (budget_exceeded)" in story
-        told = "\n".join(describe_status("http://edge", agent.data_plane.status()))
+        told = "\n".join(describe_status("http://edge", agent.operations.status()))
         assert "budget  bytes/hour: " in told
-        metrics = agent.data_plane.exposition()[0].decode()
+        metrics = agent.operations.exposition()[0].decode()
         assert 'firstline_edge_budget_left{budget="bytes/hour"}' in metrics
         spent = budget_of(agent)["spent"]
 

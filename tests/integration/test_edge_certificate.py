@@ -43,7 +43,7 @@ async def ask(settings: Any) -> tuple[list[Answer], dict[str, Any], list[str]]:
         answers = [
             response.answer for scan in scans(40) if (response := await agent.data_plane.infer_file("digits", scan))
         ]
-        status = agent.data_plane.status()
+        status = agent.operations.status()
         agent.recorder.flush()
         lines = [json.loads(line) for line in agent.state.decisions_path.read_text().splitlines()]
     return [answer for answer in answers if answer is not None], status, describe(lines[-len(answers)])
@@ -107,10 +107,10 @@ async def test_device_uses_the_certified_threshold_of_each_class(tmp_path: Path)
                 assert answer.certified == (answer.reason is Reason.CONFIDENT) == kept
                 tiers.add(kept)
             assert tiers == {True, False}
-        (model,) = agent.data_plane.status()["models"]
+        (model,) = agent.operations.status()["models"]
         assert (model["threshold"], model["certificate"]["by"]) == (min(known), "class")
         assert model["certificate"]["thresholds"] == thresholds
-        text = "\n".join(describe_status("http://h", agent.data_plane.status()))
+        text = "\n".join(describe_status("http://h", agent.operations.status()))
         assert f"or more: {len(known)} of 10 classes, each from a score of its own" in text
         assert "in each predicted class, with confidence 60 %" in text
         agent.recorder.flush()

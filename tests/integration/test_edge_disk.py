@@ -56,7 +56,7 @@ async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> N
             Reason.OUTBOX_FULL,
             False,
         )
-        messages = [found["message"] for found in agent.data_plane.status()["problems"]]
+        messages = [found["message"] for found in agent.operations.status()["problems"]]
         assert len(messages) == 2 and all("Free space" in message for message in messages)
 
         disk.free()
@@ -67,7 +67,7 @@ async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> N
             Reason.LINK_DOWN,
             True,
         )
-        assert agent.data_plane.status()["problems"] == []
+        assert agent.operations.status()["problems"] == []
         assert agent.outbox.depth == 2  # the promise from before is still there
     assert not (disk.path / "state" / "cache.damaged").exists()
 
@@ -152,7 +152,7 @@ async def test_a_full_disk_can_be_purged_and_goes_on(disk: SmallDisk) -> None:
         ended: list[object] = []
 
         async def wait_for_the_end() -> None:
-            with agent.completions.watch(first.answer.request_id) as ending:  # type: ignore[union-attr]
+            with agent.outbox.completions.watch(first.answer.request_id) as ending:  # type: ignore[union-attr]
                 ended.append(await ending)
 
         waiting = asyncio.create_task(wait_for_the_end())
@@ -166,7 +166,7 @@ async def test_a_full_disk_can_be_purged_and_goes_on(disk: SmallDisk) -> None:
         held = [path for path in state_dir.rglob("*") if path.is_file() and picture() in path.read_bytes()]
         assert held == []
         with pytest.raises(UnknownAnswerError):
-            await agent.data_plane.answer(first.answer.request_id)
+            await agent.outbox.answer(first.answer.request_id, "local")
         disk.free()
         assert summary(await agent.data_plane.infer_file("digits", picture())) == (
             Status.PROVISIONAL,
@@ -186,7 +186,7 @@ async def test_what_a_full_disk_kept_from_being_opened_can_be_purged_too(disk: S
     async with EdgeAgent(settings, clock=clock) as agent:
         assert agent.outbox.problem
         assert agent.outbox.depth == 1
-        await agent.data_plane.erasure.erase(PLACES)
+        await agent.operations.erasure.erase(PLACES)
         assert agent.outbox.depth == 0
         held = [path for path in disk.path.rglob("*") if path.is_file() and picture() in path.read_bytes()]
         assert held == []

@@ -137,7 +137,7 @@ async def test_the_answer_as_it_stands_then_its_last_word(tmp_path: Path, scans:
         house.agent.recorder.flush()
         lines = find(house.agent.state.decisions_path, first["request_id"])
         assert [line["changed"] for line in lines] == [None, True]
-        assert len(house.agent.completions) == 0
+        assert len(house.agent.outbox.completions) == 0
 
 
 async def test_one_call_for_both_answers(tmp_path: Path, scans: Scans) -> None:
@@ -161,7 +161,7 @@ async def test_one_call_for_both_answers(tmp_path: Path, scans: Scans) -> None:
         assert plain.headers["Content-Type"] == "application/json"
         refused = await house.http.post(SHORT, content=b"no picture", headers=STREAM)
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid_tensor")
-        assert len(house.agent.completions) == 0
+        assert len(house.agent.outbox.completions) == 0
 
 
 async def test_a_promise_that_expires_is_told(tmp_path: Path, scans: Scans) -> None:

@@ -144,7 +144,7 @@ class Fleet:
             yield client
 
     def contract(self, agent: EdgeAgent) -> dict[str, Any]:
-        (described,) = agent.data_plane.status()["models"]
+        (described,) = agent.operations.status()["models"]
         return described["contract"]
 
 

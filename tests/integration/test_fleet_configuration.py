@@ -78,7 +78,7 @@ async def ended(site: RegistrySite, rollout: str) -> Update:
 
 
 async def heard(agent: EdgeAgent) -> None:
-    await until(lambda: agent.data_plane.status()["fleet"]["revision"] is not None, 60)
+    await until(lambda: agent.operations.status()["fleet"]["revision"] is not None, 60)
 
 
 async def desired(site: RegistrySite, wanted: DesiredConfiguration) -> None:
@@ -131,7 +131,7 @@ async def test_a_rollout_configures_a_running_agent_and_rolls_back(
 
     async with EdgeAgent(settings) as agent:
         await heard(agent)
-        assert agent.data_plane.status()["budgets"] == []
+        assert agent.operations.status()["budgets"] == []
         asking = asyncio.create_task(ask(agent))
         rollout = (await rollouts.create(definition, "application:ops")).id
         await rollouts.command(rollout, Command.START, "application:ops")
@@ -146,7 +146,7 @@ async def test_a_rollout_configures_a_running_agent_and_rolls_back(
         assert answers
         (held,) = agent.models.all
         assert agent.router.threshold(held) == 1.5
-        (budget,) = agent.data_plane.status()["budgets"]
+        (budget,) = agent.operations.status()["budgets"]
         assert (budget["budget"], budget["amount"]) == ("bytes/day", 50_000_000) and 0 < budget["left"] < 50_000_000
         assert "edge" not in await kept(agent)
         reported = await told_of(site)
@@ -158,7 +158,7 @@ async def test_a_rollout_configures_a_running_agent_and_rolls_back(
 
     async with EdgeAgent(settings) as agent:  # it is there from the first request on
         assert agent.router.threshold(agent.models.all[0]) == 1.5
-        assert agent.data_plane.status()["fleet"]["configuration"]["sha256"] == signed.sha256
+        assert agent.operations.status()["fleet"]["configuration"]["sha256"] == signed.sha256
         assert agent.fleet is not None
         configuration = agent.fleet.status()["configuration"]
         birth: dict[str, Any] = birth_message(agent.models, agent.certificates, lambda: configuration)
@@ -172,7 +172,7 @@ async def test_a_rollout_configures_a_running_agent_and_rolls_back(
         await until(back, 60)
         assert agent.router.threshold(agent.models.all[0]) < 1
         assert (
-            agent.data_plane.status()["budgets"] == [] and agent.data_plane.status()["fleet"]["configuration"] is None
+            agent.operations.status()["budgets"] == [] and agent.operations.status()["fleet"]["configuration"] is None
         )
         update = await ended(site, rollout)
         assert (update.state, update.reason) == ("rolled_back", "undone")
@@ -188,7 +188,7 @@ async def test_a_locked_setting_is_refused_with_a_sentence(
         await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))
         update = await ended(site, "r1")
         assert update.state == "rejected" and "keeps to itself" in update.message, update
-        assert agent.router.threshold(agent.models.all[0]) < 1 and agent.data_plane.status()["budgets"] == []
+        assert agent.router.threshold(agent.models.all[0]) < 1 and agent.operations.status()["budgets"] == []
     file = tmp_path / "edge-agent.toml"
     file.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n')
     assert await command(file, "updates") == 0
@@ -206,7 +206,7 @@ async def test_an_unsigned_configuration_is_refused(site: RegistrySite, settings
         assert ((await ended(site, "r1")).state, (await ended(site, "r1")).reason) == ("rejected", "not_found")
         await desired(site, DesiredConfiguration("careful", 1, "0" * 64, "r2"))
         assert ((await ended(site, "r2")).state, (await ended(site, "r2")).reason) == ("rejected", "integrity")
-        assert signed.sha256 and agent.data_plane.status()["fleet"]["configuration"] is None
+        assert signed.sha256 and agent.operations.status()["fleet"]["configuration"] is None
 
 
 async def test_a_configuration_is_rolled_back_with_and_without_a_running_agent(
@@ -223,13 +223,13 @@ async def test_a_configuration_is_rolled_back_with_and_without_a_running_agent(
     assert await command(file, *back) == 0
     assert "configuration: rolled back to the previous version" in capsys.readouterr().out
     async with serving_agent(settings) as (agent, url):
-        assert agent.data_plane.status()["fleet"]["configuration"] is None
+        assert agent.operations.status()["fleet"]["configuration"] is None
         await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r2"))
         assert (await ended(site, "r2")).state == "committed"
         agent.state.publish_url(url)
         assert await command(file, "status") == 0
         assert "configuration careful version 1" in capsys.readouterr().out
         assert await command(file, *back) == 0
-        assert agent.data_plane.status()["fleet"]["configuration"] is None
+        assert agent.operations.status()["fleet"]["configuration"] is None
         assert await command(file, *back) != 0
     assert "no previous configuration to roll back to" in capsys.readouterr().err

@@ -125,7 +125,7 @@ async def test_a_device_reports_its_models_and_counts(fleet: Fleet) -> None:
 
 async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fleet) -> None:
     async def brake_is(held: bool, agent: EdgeAgent) -> None:
-        await until(lambda: (agent.data_plane.status()["fleet"]["brake"] is not None) is held)
+        await until(lambda: (agent.operations.status()["fleet"]["brake"] is not None) is held)
 
     async with EdgeAgent(fleet.settings) as agent:
 
@@ -188,7 +188,7 @@ from support.agent import edge_settings
 from firstline_edge.app import EdgeAgent
 async def main():
     async with EdgeAgent(edge_settings(Path({str(tmp_path)!r}))) as agent:
-        assert agent.data_plane.status()["fleet"] is None
+        assert agent.operations.status()["fleet"] is None
 asyncio.run(main())
 print([name for name in sys.modules if "fleet" in name or "updater" in name or name.split(".")[0] in ("tuf", "httpx")])
 """

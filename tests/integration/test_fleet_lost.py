@@ -34,7 +34,7 @@ async def brake(gateway: Gateway, reason: str) -> None:
 
 async def hears(agent: EdgeAgent, reason: str) -> None:
     async def braked() -> bool:
-        held = agent.data_plane.status()["fleet"]["brake"]
+        held = agent.operations.status()["fleet"]["brake"]
         return held is not None and held["reason"] == reason
 
     await until(braked)

@@ -194,7 +194,7 @@ async def test_a_request_waits_for_an_offline_device(site: Site) -> None:
         await site.ended()
     made_s = (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s
     async with site.agent() as agent:
-        (known,) = agent.data_plane.status()["fleet"]["profiles"]
+        (known,) = agent.operations.status()["fleet"]["profiles"]
         assert known["id"] == asked.desired.id and known["state"] == "done"
         await site.known()
     assert (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s == made_s
@@ -226,7 +226,7 @@ async def test_cancelling_a_request_ends_the_process(site: Site) -> None:
         await site.stands(lambda one: one.state is ProfilingState.MEASURING)
         await site.gateway.profile_requests.cancel("device-1", "two", "application:ops")
 
-        await until(lambda: not agent.data_plane.status()["fleet"]["profiles"] and not _measuring())
+        await until(lambda: not agent.operations.status()["fleet"]["profiles"] and not _measuring())
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ async def test_an_expired_request_stops_the_measurement(tmp_path: Path) -> None:
         assert found.state is ProfilingState.EXPIRED
         await site.gateway.profile_requests.expire()
 
-        await until(lambda: not agent.data_plane.status()["fleet"]["profiles"] and not _measuring())
+        await until(lambda: not agent.operations.status()["fleet"]["profiles"] and not _measuring())
 
 
 async def test_requests_are_limited_and_ended_ones_are_replaced(site: Site) -> None:

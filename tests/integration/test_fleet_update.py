@@ -101,7 +101,7 @@ async def test_a_signed_bundle_is_installed_under_load_and_survives_a_restart(
             await asyncio.sleep(0)
 
     async with EdgeAgent(settings) as agent:
-        await until(lambda: agent.data_plane.status()["fleet"]["revision"] is not None)
+        await until(lambda: agent.operations.status()["fleet"]["revision"] is not None)
         asking = asyncio.create_task(ask(agent))
         await desired(site, wanted)
         assert await ended(site) == (UpdateState.COMMITTED, "")
@@ -130,7 +130,7 @@ async def test_a_model_is_rolled_back_at_once_on_the_device(
 ) -> None:
     wanted = await pushed(site, tmp_path / "two", 2)
     async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url, timeout=30) as client:
-        await until(lambda: agent.data_plane.status()["fleet"]["revision"] is not None)
+        await until(lambda: agent.operations.status()["fleet"]["revision"] is not None)
         refused = await client.post("/firstline/v1/updates/digits/rollback")
         assert refused.status_code == 404 and "No update of a model" in refused.json()["error"]
         await desired(site, wanted)
@@ -152,7 +152,7 @@ async def test_a_device_without_root_metadata_installs_nothing(
 ) -> None:
     wanted = await pushed(site, tmp_path / "two", 2)
     async with EdgeAgent(replace(settings, fleet=replace(settings.fleet, root_file=""))) as agent:
-        await until(lambda: agent.data_plane.status()["fleet"]["revision"] is not None)
+        await until(lambda: agent.operations.status()["fleet"]["revision"] is not None)
         await desired(site, wanted)
         assert await ended(site) == (UpdateState.REJECTED, "signature")
         assert [held.version for held in agent.models.all] == ["1"]

@@ -66,9 +66,9 @@ async def test_status_and_metrics_show_the_sensors(tmp_path: Path) -> None:
             sampler = agent.sampler
 
             await until(lambda: measured(sampler.latest.hottest_c) == 82.277)
-            assert agent.data_plane.status()["hardware"]["throttling"]["under_voltage"]["value"] == 1
+            assert agent.operations.status()["hardware"]["throttling"]["under_voltage"]["value"] == 1
             assert (
-                'firstline_edge_device_throttling{cause="throttled"} 1.0' in agent.data_plane.exposition()[0].decode()
+                'firstline_edge_device_throttling{cause="throttled"} 1.0' in agent.operations.exposition()[0].decode()
             )
             say(root, "sys/class/thermal/thermal_zone0/temp", "61000")
 

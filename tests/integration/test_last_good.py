@@ -108,7 +108,7 @@ async def test_a_damaged_bundle_is_answered_for_by_its_copy(tmp_path: Path, dama
     settings = edge_settings(tmp_path / "state", models__directories=[str(models)])
     async with EdgeAgent(settings) as agent:
         before = await agent.data_plane.infer_file("digits", picture())
-        assert agent.data_plane.status()["problems"] == []
+        assert agent.operations.status()["problems"] == []
         held = agent.models.find("digits")
         assert held is not None and held.edge is not None
         file = models / "digits" / held.edge.loaded.model.artefacts[0].file
@@ -123,12 +123,12 @@ async def test_a_damaged_bundle_is_answered_for_by_its_copy(tmp_path: Path, dama
         after = await agent.data_plane.infer_file("digits", picture())
         assert after.output("probabilities").tobytes() == before.output("probabilities").tobytes()
         messages = [
-            found["message"] for found in agent.data_plane.status()["problems"] if found["path"].endswith("digits")
+            found["message"] for found in agent.operations.status()["problems"] if found["path"].endswith("digits")
         ]
         assert len(messages) == 1
         assert "A copy of version 1 answers instead." in messages[0]
         [copy] = (tmp_path / "state" / "bundles").iterdir()
-        assert agent.data_plane.status()["models"][0]["certificate"] is not None
+        assert agent.operations.status()["models"][0]["certificate"] is not None
     (copy / file.name).write_bytes(b"damaged too") if (copy / file.name).exists() else shutil.rmtree(copy)
     async with EdgeAgent(settings) as agent:
         assert agent.models.all == ()

@@ -9,7 +9,6 @@ import sqlite3
 import statistics
 import struct
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ from firstline_edge.outbox.database import (
     count_promises,
     open_writer,
 )
-from firstline_edge.outbox.outbox import Outbox
+from firstline_edge.outbox.outbox import Completions, Outbox
 from firstline_edge.outbox.reopening import ReopeningOutbox
 
 # A page holds a few small records, and parts of two that are larger than it.
@@ -374,10 +373,10 @@ async def test_promises_of_an_unopened_outbox_are_counted(folder: Path, closed: 
     path = kept.folder / "outbox.db"
     before = {file: file.read_bytes() for file in kept.folder.iterdir()}
 
-    def refused() -> Outbox:
+    def refused(_completions: Completions) -> Outbox:
         raise CapacityError("The disk is full.")
 
-    outbox = ReopeningOutbox(refused, partial(count_promises, path), lambda: None, SimulatedClock())
+    outbox = ReopeningOutbox(path, refused, SimulatedClock())
     assert outbox.depth == 6
     assert outbox.size_bytes > 6 * 512
     # What may be damaged in the log is not taken over by looking.

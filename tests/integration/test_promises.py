@@ -36,7 +36,7 @@ async def test_a_promise_expires_after_the_links_were_taken_out_of_the_settings(
         await agent.outbox.current().put(item)
     async with EdgeAgent(edge_settings(tmp_path, outbox__max_age_s=0.05)) as agent:
         await until(lambda: agent.outbox.depth == 0)
-        answer = (await agent.data_plane.answer(asked.request_id)).answer
+        answer = (await agent.outbox.answer(asked.request_id, "local")).answer
     assert answer is not None
     assert answer.status is Status.EXPIRED
 
@@ -68,7 +68,7 @@ class House:
     @contextlib.asynccontextmanager
     async def announcing(self) -> AsyncIterator[Outbox]:
         outbox = Outbox(self.path, announcing=True)
-        links = await open_links(self.settings, dict, mqtt_messages.DEFAULT_LIMITS, SYSTEM_CLOCK)
+        links = await open_links(self.settings, dict, SYSTEM_CLOCK)
         patience = AnnouncerSettings(timeout_s=0.2, backoff_s=0.1, backoff_max_s=0.1)
         announcer = Announcer(outbox, links, SYSTEM_CLOCK, random.Random(1), patience)
         task = asyncio.create_task(announcer.run())

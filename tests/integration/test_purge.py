@@ -114,20 +114,20 @@ async def test_with_a_key_no_payload_reaches_the_disk_and_without_it_nothing_is_
         request_id, result = await ask(agent)
         assert files_with(state_dir, picture()) == files_with(state_dir, result) == []
     async with EdgeAgent(encrypted) as agent:
-        assert (await agent.data_plane.answer(request_id)).answer is not None
+        assert (await agent.outbox.answer(request_id, "local")).answer is not None
     key.unlink()
     async with EdgeAgent(encrypted) as agent:  # it answers, but keeps nothing
         response = await agent.data_plane.infer_file("digits", picture())
         assert response.answer is not None
         assert (response.answer.status, response.answer.durable) == (Status.FINAL, False)
-        said = [found["message"] for found in agent.data_plane.status()["problems"]]
+        said = [found["message"] for found in agent.operations.status()["problems"]]
         assert len(said) == 2
         assert all("encryption.key_file" in message for message in said)
     key.write_text("cd" * 32)
     async with EdgeAgent(encrypted) as agent:  # another key: a fresh outbox next to it
         await ask(agent)
         assert agent.outbox.depth == 1
-        assert any("outbox.db.damaged" in found["message"] for found in agent.data_plane.status()["problems"])
+        assert any("outbox.db.damaged" in found["message"] for found in agent.operations.status()["problems"])
 
 
 async def test_results_leave_the_disk_in_time_though_it_refuses_the_outbox(

@@ -34,6 +34,8 @@ async def serving_agent(
     with contextlib.closing(server.listen(settings.api.host, settings.api.port)) as listener:
         async with (
             EdgeAgent(settings) as agent,
-            server.serving(App(agent.data_plane, access_of(settings.api)), [listener], limits),
+            server.serving(
+                App(agent.data_plane, agent.outbox, agent.operations, access_of(settings.api)), [listener], limits
+            ),
         ):
             yield agent, server.url_of(listener)

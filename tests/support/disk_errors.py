@@ -161,11 +161,11 @@ async def main():
                 assert agent.outbox.depth == len(durable)
             refused += 6 - len(durable)
             fail(-1, 0)
-            assert agent.data_plane.ready() and agent.data_plane.status()["outbox"]["items"] == len(durable)
+            assert agent.data_plane.ready() and agent.operations.status()["outbox"]["items"] == len(durable)
         async with EdgeAgent(settings) as agent:
             assert agent.outbox.depth == len(durable)
             for request_id in durable:
-                assert (await agent.data_plane.answer(request_id)).answer.durable
+                assert (await agent.outbox.answer(request_id, "local")).answer.durable
         promised += len(durable)
     print(json.dumps({"promised": promised, "refused": refused}))
 

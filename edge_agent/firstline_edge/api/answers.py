@@ -13,6 +13,7 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.streams import Render, Streams, wants_events
+from firstline_edge.outbox.reopening import ReopeningOutbox
 
 
 class Answers:
@@ -20,12 +21,14 @@ class Answers:
 
     Args:
         agent: answers; it has started.
+        outbox: has the answers that were promised a correction.
         streams: the open event streams.
         budget: of memory for request bodies.
     """
 
-    def __init__(self, agent: EdgeDataPlane, streams: Streams, budget: BodyBudget) -> None:
+    def __init__(self, agent: EdgeDataPlane, outbox: ReopeningOutbox, streams: Streams, budget: BodyBudget) -> None:
         self._agent = agent
+        self._outbox = outbox
         self._streams = streams
         self._budget = budget
 
@@ -50,22 +53,22 @@ class Answers:
                     return self._short_reply(await agent.infer(inference))
                 # Not before the body was read: a slow sender must not take a stream from other callers.
                 stream = held.enter_context(self._streams.opened(self._short_reply))
-                completion = held.enter_context(agent.completions.watch(inference.request_id))
+                completion = held.enter_context(self._outbox.completions.watch(inference.request_id))
                 response = await agent.infer(inference)
             return stream.response(response, completion, held)
 
     async def answer(self, request: Request, principal: str) -> Reply:
         """Returns the latest answer under an id."""
         render = self._renderer(request)
-        return render(await self._agent.answer(request.parameters["request_id"], principal))
+        return render(await self._outbox.answer(request.parameters["request_id"], principal))
 
     async def events(self, request: Request, principal: str) -> Reply | Streamed:
         """Streams the present answer under an id, and the final one when it arrives."""
         request_id, seen = request.parameters["request_id"], last_event_id(request.headers)
         with contextlib.ExitStack() as held:
             stream = held.enter_context(self._streams.opened(self._renderer(request), seen))
-            completion = held.enter_context(self._agent.completions.watch(request_id))
-            return stream.response(await self._agent.answer(request_id, principal), completion, held)
+            completion = held.enter_context(self._outbox.completions.watch(request_id))
+            return stream.response(await self._outbox.answer(request_id, principal), completion, held)
 
     def _renderer(self, request: Request) -> Render:
         """Returns the renderer for the form that the query asks for.

@@ -24,7 +24,9 @@ from firstline_edge.api.access import Access, check_local
 from firstline_edge.api.answers import Answers
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.erasure import purge_reply
+from firstline_edge.api.operations import Operations
 from firstline_edge.api.streams import Streams
+from firstline_edge.outbox.reopening import ReopeningOutbox
 
 Handler = Callable[[Request, str], Awaitable[Reply | Streamed]]
 """Answers a request of an authenticated principal."""
@@ -125,6 +127,8 @@ class App:
 
     Args:
         plane: answers requests; already started.
+        outbox: has the answers that were promised a correction.
+        operations: for operators.
         access: authenticates callers; only the health endpoints are open to all.
 
     Attributes:
@@ -133,11 +137,13 @@ class App:
         bodies: budget of memory for request bodies.
     """
 
-    def __init__(self, plane: EdgeDataPlane, access: Access) -> None:
+    def __init__(self, plane: EdgeDataPlane, outbox: ReopeningOutbox, operations: Operations, access: Access) -> None:
         api = plane.settings.api
         self.bodies = BodyBudget(api.bodies_limit_bytes)
         self.streams = Streams(limit=api.streams_limit, heartbeat_s=api.stream_heartbeat_s)
-        self.routes = _routes(_Handlers(plane, self.bodies), Answers(plane, self.streams, self.bodies))
+        self.routes = _routes(
+            _Handlers(plane, operations, self.bodies), Answers(plane, outbox, self.streams, self.bodies)
+        )
         self._route_table = RouteTable(self.routes)
         self._access = access
 
@@ -186,8 +192,9 @@ def _no_route(error: NoRouteError) -> Reply:
 class _Handlers:
     """The handlers of the V2 protocol, of its extensions, and of the endpoints for operators."""
 
-    def __init__(self, plane: EdgeDataPlane, bodies: BodyBudget) -> None:
+    def __init__(self, plane: EdgeDataPlane, operations: Operations, bodies: BodyBudget) -> None:
         self._plane = plane
+        self._operations = operations
         self._bodies = bodies
 
     async def live(self, _request: Request, _principal: str) -> Reply:
@@ -243,25 +250,25 @@ class _Handlers:
 
     async def roll_back(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
-        await self._plane.roll_back(request.parameters["model"])
+        await self._operations.roll_back(request.parameters["model"])
         return http.json_reply({"rolled_back": request.parameters["model"]})
 
     async def roll_back_configuration(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
-        await self._plane.roll_back_configuration()
+        await self._operations.roll_back_configuration()
         return http.json_reply({"rolled_back": "configuration"})
 
     async def status(self, _request: Request, _principal: str) -> Reply:
-        return http.json_reply(self._plane.status())
+        return http.json_reply(self._operations.status())
 
     async def description(self, _request: Request, _principal: str) -> Reply:
         return http.json_reply(openapi.description())
 
     async def purge(self, request: Request, _principal: str) -> Reply:
-        return await purge_reply(self._plane.erasure, request)
+        return await purge_reply(self._operations.erasure, request)
 
     async def metrics(self, _request: Request, _principal: str) -> Reply:
-        text, content_type = self._plane.exposition()
+        text, content_type = self._operations.exposition()
         return Reply(200, {http.CONTENT_TYPE: content_type}, text)
 
 

@@ -5,32 +5,26 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, NotReadyError, QueueFullError, RequestError, UnknownModelError
+from firstline_core.errors import FirstlineError, NotReadyError, QueueFullError, UnknownModelError
 from firstline_core.protocol import file_inference
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
-from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
-from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, TraceContext
 from firstline_edge.api.access import LOCAL_PRINCIPAL
-from firstline_edge.api.erasure import Erasure
-from firstline_edge.api.status import AgentStatus
 from firstline_edge.cascade.cascade import Cascade
 from firstline_edge.cloud.links import Links
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.reloading import Reloading
-from firstline_edge.outbox.outbox import Completions
-from firstline_edge.outbox.reopening import ReopeningOutbox
 from firstline_edge.requests.context import RequestContext
-from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.settings.settings import EdgeSettings, request_limits
 from firstline_edge.telemetry.recorder import Recorder
 from firstline_edge.telemetry.version import VERSION
 
@@ -42,24 +36,6 @@ _SLICE_S = 0.02
 _FIRST_GUESS_S = 0.002
 _STEP = 1.05
 _CERTAIN_SHARE = 0.5  # of the expected waiting time: a request whose deadline is before that is certainly late
-
-
-class Rollbacks(Protocol):
-    """Takes back what the fleet installed."""
-
-    async def roll_back(self, model: str) -> None:
-        """Rolls a model back to the previous one.
-
-        Raises:
-            RequestError: there is no previous one.
-        """
-
-    async def roll_back_configuration(self) -> None:
-        """Rolls the configuration back to the previous one.
-
-        Raises:
-            RequestError: there is no previous one.
-        """
 
 
 class AdmissionQueue:
@@ -155,19 +131,12 @@ class EdgeDataPlane:
 
     Args:
         settings: the agent's.
-        limits: of requests.
-        clock: for deadlines.
-        metrics: exposed to Prometheus.
         models: the models of this device.
+        reloading: loads and unloads models.
         cascade: answers requests.
         links: to the gateway.
-        outbox: has the answers that were promised a correction.
-        completions: the promises that callers wait for.
         recorder: counts and logs.
-        reloading: loads and unloads models.
-        rollbacks: None on a device that is not a member of a fleet.
-        erasure: erases what is stored.
-        status: describes the agent.
+        clock: for deadlines.
     """
 
     server_name = "firstline-edge"
@@ -177,38 +146,24 @@ class EdgeDataPlane:
     def __init__(
         self,
         settings: EdgeSettings,
-        limits: Limits,
-        clock: Clock,
         *,
-        metrics: RequestMetrics,
         models: Models,
+        reloading: Reloading,
         cascade: Cascade,
         links: Links,
-        outbox: ReopeningOutbox,
-        completions: Completions,
         recorder: Recorder,
-        reloading: Reloading,
-        rollbacks: Rollbacks | None,
-        erasure: Erasure,
-        status: AgentStatus,
+        clock: Clock,
     ) -> None:
         self.settings = settings
-        self.limits = limits
-        self.completions = completions
-        self.erasure = erasure
+        self.limits = request_limits(settings.api)
         self._clock = clock
-        self._metrics = metrics
         self._models = models
         self._cascade = cascade
         self._links = links
-        self._outbox = outbox
         self._recorder = recorder
         self._reloading = reloading
-        self._rollbacks = rollbacks
-        self._status = status
         self._default_timeout_s = settings.policy.default_timeout_ms / 1000
         self._admission = AdmissionQueue(settings.api.waiting_limit, clock)
-        self._started_s = clock.monotonic_s()
         self._stopping = False
 
     def stop(self) -> None:
@@ -259,14 +214,6 @@ class EdgeDataPlane:
         )
         return await self.infer(request if trace is None else replace(request, trace=trace))
 
-    async def answer(self, request_id: str, principal: str = LOCAL_PRINCIPAL) -> InferResponse:
-        """The answer that was promised a correction: provisional until that came, final or expired after.
-
-        Raises:
-            UnknownAnswerError: nothing was promised to this principal under this id.
-        """
-        return await self._outbox.current().answer(request_id, principal)
-
     def live(self) -> bool:
         return True
 
@@ -307,30 +254,6 @@ class EdgeDataPlane:
     async def unload(self, model: str) -> None:
         await self._reloading.unload(model)
 
-    async def roll_back(self, model: str) -> None:
-        """Rolls a model back to the one before the fleet's latest update.
-
-        Raises:
-            RequestError: this device is not a member of a fleet, or there is no previous model.
-        """
-        if self._rollbacks is None:
-            raise RequestError(
-                "This device takes no models from a fleet, so there is no previous version to roll back to."
-            )
-        await self._rollbacks.roll_back(model)
-
-    async def roll_back_configuration(self) -> None:
-        """Rolls the settings back to those before the fleet's latest configuration.
-
-        Raises:
-            RequestError: this device is not a member of a fleet, or there is no previous configuration.
-        """
-        if self._rollbacks is None:
-            raise RequestError(
-                "This device takes no configuration from a fleet, so there is no previous version to roll back to."
-            )
-        await self._rollbacks.roll_back_configuration()
-
     def statistics(self) -> list[ModelStatistics]:
         return [self._recorder.statistics(each.manifest.name, each.version) for each in self._sorted_models()]
 
@@ -360,15 +283,6 @@ class EdgeDataPlane:
         """The labels of a model, empty where this device does not hold it."""
         device_model = self._models.find(model, version)
         return device_model.manifest.labels if device_model is not None else ()
-
-    def exposition(self) -> tuple[bytes, str]:
-        """The metrics in Prometheus' form, and its content type."""
-        self._recorder.flush()
-        return self._metrics.render()
-
-    def status(self) -> dict[str, Any]:
-        """Returns the status of the agent; see `AgentStatus`."""
-        return self._status.describe(ready=self.ready(), uptime_s=self._clock.monotonic_s() - self._started_s)
 
     def _unknown(self, model: str, version: str) -> UnknownModelError:
         names = ", ".join(sorted({device_model.manifest.name for device_model in self._models.all})) or "none"

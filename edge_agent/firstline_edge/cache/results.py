@@ -23,12 +23,14 @@ from diskcache.core import MODE_RAW
 from msgspec import Struct
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import IntegrityError
+from firstline_core.errors import CapacityError, IntegrityError
 from firstline_core.storage.files import give_up, make_folder, set_aside
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.requests.context import ModelOutput
+from firstline_edge.settings.settings import CacheSection, EncryptionSection
+from firstline_edge.state import open_seal
 
 log = logger(__name__)
 
@@ -52,6 +54,7 @@ _GROUP_PUTS, _GROUP_S = 64, 60.0
 _WAITING_LIMIT = 1024  # while the disk is slow
 _OUTDATED_LIMIT = 16_384
 _RETRY_S = 60.0
+_EXPIRE_EVERY_S = 3600.0
 _ROUNDING_S = 1.0
 # Reads are on the event loop, so a disk that took longer is not read for so many times as long: those reads miss. That
 # costs a twentieth of the time at most; a thread would cost each lookup more than its read.
@@ -146,6 +149,12 @@ class ResultCache:
         if self._disk is not None:
             self._disk.expire()
 
+    async def keep_expiring(self) -> None:
+        """Deletes expired entries every hour, also while no request arrives, until it is cancelled."""
+        while True:
+            self.expire()
+            await self._clock.sleep(_EXPIRE_EVERY_S)
+
     def clear(self) -> list[Path]:
         """Deletes all entries; returns what is still to be erased on the disk.
 
@@ -183,6 +192,24 @@ class ResultCache:
         if not entry.private:
             self._public_entries -= 1
             self._public_bytes -= entry.size_bytes
+
+
+def open_cache(section: CacheSection, encryption: EncryptionSection, path: Path, clock: Clock) -> ResultCache:
+    """Returns the cache: in memory, and on disk if the settings give it room there."""
+    disk, refusal = None, ""
+    if section.disk_limit_bytes:
+        try:
+            disk = DiskCache(
+                path,
+                limit_bytes=section.disk_limit_bytes,
+                ttl_s=section.ttl_s,
+                seal=open_seal(encryption),
+                clock=clock,
+            )
+        except CapacityError as error:
+            refusal = error.message
+    memory_bytes = section.memory_limit_bytes
+    return ResultCache(limit_bytes=memory_bytes, ttl_s=section.ttl_s, disk=disk, clock=clock, refusal=refusal)
 
 
 def register_metrics(metrics: RequestMetrics, cache: ResultCache) -> None:

@@ -20,7 +20,7 @@ from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker, RetryB
 from firstline_edge.cloud.chain import BudgetGate, LinkChain, UsableLinks, no_budget
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.settings.settings import EdgeSettings, LinkSection, link_names
+from firstline_edge.settings.settings import EdgeSettings, LinkSection, link_names, request_limits
 
 if TYPE_CHECKING:
     from firstline_edge.cloud.http_link import HttpLink
@@ -83,7 +83,6 @@ class Links:
 async def open_links(
     settings: EdgeSettings,
     birth: Birth,
-    limits: Limits,
     clock: Clock,
     budget_gate: BudgetGate = no_budget,
     *,
@@ -95,7 +94,6 @@ async def open_links(
     Args:
         settings: name the links.
         birth: returns what brokers keep of this device.
-        limits: of answers.
         clock: for deadlines.
         budget_gate: see `LinkChain`.
         credentials: of a device that has joined.
@@ -105,6 +103,7 @@ async def open_links(
         ConfigError: a URL, a certificate or a secret cannot be used.
     """
     links: list[HttpLink | MqttLink] = []
+    limits = request_limits(settings.api)
     mqtt: list[MqttLink] = []
     for section in settings.links:
         if section.kind == "http":

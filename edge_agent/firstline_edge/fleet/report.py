@@ -13,14 +13,19 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, ModelMismatchError, RequestError, UnknownModelError
 from firstline_core.fleet.target import Hardware
-from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, latency_bin
-from firstline_core.fleet.twin import RunningModel
+from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, Telemetry, latency_bin
+from firstline_core.fleet.twin import Profiling, Reported, RunningModel, Update
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.types import Answer, InferRequest, InferResponse, RowAnswer, Status, Tier
+from firstline_edge.fleet.start import FleetStart, Starts
+from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.models.models import DeviceModel, Models
-from firstline_edge.telemetry.recorder import AuditFinding
+from firstline_edge.outbox.reopening import ReopeningOutbox
+from firstline_edge.telemetry.recorder import AuditFinding, Recorder
+from firstline_edge.telemetry.version import VERSION
 
 _LIMIT = 64
 _MIB = 1 << 20
@@ -86,6 +91,76 @@ def _memory_mb() -> int | None:
         return int(total.split()[1]) * 1024 // _MIB
     except (OSError, StopIteration, ValueError, IndexError):
         return None
+
+
+class StateReport:
+    """Describes the device's actual state for the twin.
+
+    Args:
+        start: limits and configuration from the fleet.
+        models: of the agent.
+        hardware: of the device, for its capabilities.
+        surveyor: the hardware catalogue.
+    """
+
+    def __init__(self, start: FleetStart, models: Models, hardware: Hardware, surveyor: Surveyor) -> None:
+        self._start = start
+        self._models = models
+        self._capabilities = capabilities(hardware)
+        self._surveyor = surveyor
+
+    def reported(self, updates: tuple[Update, ...], profiles: tuple[Profiling, ...]) -> Reported:
+        """Returns the report; the twin fills in session, sequence and revision."""
+        running = self._start.configuration.state.running
+        return Reported(
+            "-",
+            0,
+            models=running_models(self._models),
+            updates=updates,
+            configuration=running.version if running is not None else 0,
+            configuration_name=running.name if running is not None else "",
+            configuration_sha256=running.sha256 if running is not None else "",
+            braked=self._start.limiter.active_brake is not None,
+            agent_version=VERSION,
+            capabilities=self._capabilities,
+            hardware=stable_catalogue(self._surveyor.catalogue),
+            profiles=profiles,
+        )
+
+
+class CountsReport:
+    """Describes the agent's work for telemetry.
+
+    Args:
+        starts: of the agent so far.
+        counts: answers by model.
+        recorder: brings the counts up to date.
+        outbox: its size is reported.
+        clock: for the time since the start.
+    """
+
+    def __init__(
+        self, starts: Starts, counts: FleetCounts, recorder: Recorder, outbox: ReopeningOutbox, clock: Clock
+    ) -> None:
+        self._starts = starts
+        self._counts = counts
+        self._recorder = recorder
+        self._outbox = outbox
+        self._clock = clock
+        self._started_s = clock.monotonic_s()
+
+    def telemetry(self) -> Telemetry:
+        """Returns the counts; the twin fills in session and sequence."""
+        self._recorder.flush()
+        return Telemetry(
+            "-",
+            0,
+            uptime_s=self._clock.monotonic_s() - self._started_s,
+            models=self._counts.counts(),
+            starts=self._starts.starts,
+            unclean=self._starts.unclean,
+            outbox_items=self._outbox.depth,
+        )
 
 
 class _Sums(Struct, eq=False):

@@ -35,8 +35,12 @@ class TwinTransport(Protocol):
     """The transport to the gateway, which stores this device's twin.
 
     Attributes:
+        session: name of this process, which its last will has too.
         connections: number of connections so far; messages of an earlier one may be lost.
     """
+
+    @property
+    def session(self) -> str: ...
 
     @property
     def connections(self) -> int: ...
@@ -68,6 +72,7 @@ class HttpTransport:
         self._poll_s = poll_s
         self._clock = clock
         self._rng = rng
+        self.session = new_request_id()
         self._etag = ""
         self._polled = False
         self._failures = 0
@@ -150,6 +155,11 @@ class MqttTransport:
         self._messages.put_nowait(message)
 
     @property
+    def session(self) -> str:
+        """See `TwinTransport`."""
+        return self._link.session_id
+
+    @property
     def connections(self) -> int:
         """See `TwinTransport`."""
         return self._link.connections
@@ -165,9 +175,9 @@ class MqttTransport:
 
 def twin_transport(
     links: Links, http: FleetHttp | None, poll_s: float, clock: Clock, rng: random.Random
-) -> tuple[TwinTransport, str]:
-    """Returns the transport of the twin, and the name of this process, which its last will has too."""
+) -> TwinTransport:
+    """Returns the transport of the twin."""
     if links.mqtt:
-        return MqttTransport(links.mqtt[0]), links.mqtt[0].session_id
+        return MqttTransport(links.mqtt[0])
     assert http is not None  # noqa: S101 (a link is one or the other)
-    return HttpTransport(http, poll_s, clock, rng), new_request_id()
+    return HttpTransport(http, poll_s, clock, rng)

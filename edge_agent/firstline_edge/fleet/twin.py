@@ -61,9 +61,8 @@ class Twin:
         path: stores the desired state.
         transport: to the gateway.
         apply: receives the desired state; called at once with the stored one.
-        describe: returns the actual state; session, sequence and revision are filled in here.
+        describe: returns the actual state; its session, sequence and revision are filled in here.
         count: returns the counts; session and sequence are filled in here.
-        session: of this process.
         changes: set when the result of `describe` changes.
         telemetry_s: between two reports of counts.
         clock: for waits.
@@ -79,7 +78,6 @@ class Twin:
     apply: Callable[[Desired], None]
     describe: Callable[[], Reported]
     count: Callable[[], Telemetry]
-    session: str
     changes: asyncio.Event
     telemetry_s: float
     clock: Clock
@@ -115,7 +113,7 @@ class Twin:
         failures, repeat_s = 0, 0.0
         while True:
             self.changes.clear()
-            state = replace(self.describe(), session=self.session, revision=self._revision)
+            state = replace(self.describe(), session=self.transport.session, revision=self._revision)
             now = state, self.transport.connections
             if now != reported or self.clock.monotonic_s() >= repeat_s:
                 try:
@@ -145,7 +143,7 @@ class Twin:
         Raises:
             FirstlineError: the report did not arrive.
         """
-        await self.transport.count(replace(self.count(), session=self.session, sequence=self._next()))
+        await self.transport.count(replace(self.count(), session=self.transport.session, sequence=self._next()))
 
     @property
     def _revision(self) -> int:

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, ConfigError
+from firstline_core.storage.files import erase
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_edge.outbox.outbox import Outbox
+from firstline_core.types import InferResponse
+from firstline_edge.outbox.database import count_promises
+from firstline_edge.outbox.outbox import Completions, Outbox
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import open_seal
 
 log = logger(__name__)
 
 _RETRY_S = 30.0
+_EXPIRE_EVERY_S = 3600.0
 
 
 class ReopeningOutbox:
     """An `Outbox` that is opened as soon as the disk permits.
 
     Args:
+        path: of the outbox.
         make: opens the outbox.
-        count: counts the promises, and their bytes, of an outbox that cannot be opened.
-        clear: erases the files of an outbox that cannot be opened.
         clock: says when to try again.
 
     Attributes:
+        completions: wakes callers that wait for a promise to end.
         problem: why the outbox is not open, in a sentence; "" once it is.
 
     Raises:
@@ -35,14 +43,13 @@ class ReopeningOutbox:
 
     def __init__(
         self,
-        make: Callable[[], Outbox],
-        count: Callable[[], tuple[int, int]],
-        clear: Callable[[], object],
+        path: Path,
+        make: Callable[[Completions], Outbox],
         clock: Clock,
     ) -> None:
+        self._path = path
         self._make = make
-        self._count = count
-        self._clear = clear
+        self.completions = Completions()
         self._opening = threading.Lock()
         self._unopened_counts = (0, 0)
         self._clock = clock
@@ -87,6 +94,15 @@ class ReopeningOutbox:
             raise CapacityError(self.problem, retry_after_s=_RETRY_S)
         return self._outbox
 
+    async def answer(self, request_id: str, principal: str) -> InferResponse:
+        """Returns the answer that was promised a correction: provisional until that came, final or expired after.
+
+        Raises:
+            UnknownAnswerError: nothing was promised to this principal under this id.
+            CapacityError: the outbox is not open, or the disk refuses.
+        """
+        return await self.current().answer(request_id, principal)
+
     async def purge(self) -> None:
         """See `Outbox.purge`; of an outbox that cannot be opened the files are erased.
 
@@ -96,6 +112,13 @@ class ReopeningOutbox:
         if self._outbox is None and await asyncio.to_thread(self._erase_unopened):
             return
         await self.current().purge()
+
+    async def keep_expiring(self) -> None:
+        """Deletes old answers every hour, also while no promise is made, until it is cancelled."""
+        while True:
+            with contextlib.suppress(CapacityError):  # the writer reports it; the next call tries again
+                await self.current().delete_old_answers()
+            await self._clock.sleep(_EXPIRE_EVERY_S)
 
     def close(self) -> None:
         """See `Outbox.close`."""
@@ -108,7 +131,7 @@ class ReopeningOutbox:
         with self._opening:
             if self._outbox is not None:  # meanwhile
                 return False
-            self._clear()
+            erase(self._path)
             self._unopened_counts = (0, 0)
         self._try()
         return True
@@ -120,10 +143,10 @@ class ReopeningOutbox:
 
     def _open(self) -> None:
         try:
-            outbox = self._make()
+            outbox = self._make(self.completions)
         except CapacityError as error:
             if not self.problem:
-                self._unopened_counts = self._count()
+                self._unopened_counts = count_promises(self._path)
                 log.error("outbox unavailable; no correction promised", error=error.message)
             # An error about a setting says itself what to do; all other errors come from the disk.
             disk = "" if isinstance(error.__cause__, ConfigError) else " Free space, or correct who may write there."
@@ -135,6 +158,23 @@ class ReopeningOutbox:
             if self.problem:
                 log.info("outbox restored", items=outbox.depth)
             self._outbox, self.problem = outbox, ""
+
+
+def open_outbox(settings: EdgeSettings, path: Path, clock: Clock, completions: Completions) -> Outbox:
+    """Returns the outbox on disk.
+
+    Raises:
+        CapacityError: the disk refuses, or there is no key.
+        ConfigError: a newer version wrote it.
+    """
+    return Outbox(
+        path,
+        settings.outbox,
+        announcing=any(link.kind == "mqtt" for link in settings.links),
+        completions=completions,
+        seal=open_seal(settings.encryption),
+        clock=clock,
+    )
 
 
 def register_metrics(metrics: RequestMetrics, outbox: ReopeningOutbox) -> None:

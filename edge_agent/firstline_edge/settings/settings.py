@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.routing.policy import PolicyKind
 from firstline_core.storage.seals import CREDENTIAL
 from firstline_core.storage.settings import AuthoritiesPath, FilePath, expanded
@@ -67,6 +68,13 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """Event streams that may be open at once; one more is answered with 503."""
     stream_heartbeat_s: Annotated[float, Meta(gt=0)] = 15.0
     """Seconds after which a silent event stream says that it is alive."""
+
+
+def request_limits(section: ApiSection) -> Limits:
+    """Returns the limits of requests to the agent, and of the gateway's answers."""
+    return Limits(
+        body_bytes=section.body_limit_bytes, json_bytes=min(DEFAULT_LIMITS.json_bytes, section.body_limit_bytes)
+    )
 
 
 class GrpcSection(Section, frozen=True, kw_only=True):

@@ -62,7 +62,7 @@ async def given(agent: EdgeAgent, left_s: float) -> str:
 
 
 def rungs(agent: EdgeAgent) -> dict[str, dict[str, Any]]:
-    (model,) = agent.data_plane.status()["models"]
+    (model,) = agent.operations.status()["models"]
     return {rung["variant"]: rung for rung in model["variants"]["rungs"]}
 
 

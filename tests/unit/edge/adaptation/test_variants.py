@@ -179,7 +179,7 @@ async def test_a_hot_device_splits_requests_between_two_variants(device: Device)
     logged = list(decisions.lines(StatePaths(device.agent.settings.state_dir).decisions_path))
     (began,) = [line for line in logged if line["event"] == "switched"]
     assert (began["from"], began["to"], began["guard"]) == ("large", "large", "heat") and began["share_of_the_next"] > 0
-    assert device.agent.data_plane.status()["models"][0]["variants"]["shared_out"] == round(share, 2)
+    assert device.agent.operations.status()["models"][0]["variants"]["shared_out"] == round(share, 2)
 
 
 async def test_an_alarm_concerns_one_variant_only(device: Device) -> None:
@@ -280,10 +280,10 @@ async def test_every_switch_is_logged_recorded_and_counted(device: Device) -> No
     device.agent.recorder.flush()
     logged = list(decisions.lines(StatePaths(device.agent.settings.state_dir).decisions_path))
     assert [(line["from"], line["to"]) for line in logged if line["event"] == "switched"] == [("large", "small")]
-    metrics = device.agent.data_plane.exposition()[0].decode()
+    metrics = device.agent.operations.exposition()[0].decode()
     assert 'firstline_edge_variant_rung{model="small",version="1"} 2.0' in metrics
     assert 'firstline_edge_variant_switches_total{guard="heat"} 1.0' in metrics
-    (model,) = device.agent.data_plane.status()["models"]
+    (model,) = device.agent.operations.status()["models"]
     assert model["edge"] == "small"
     assert model["variants"]["standing"] == "small" and model["variants"]["why"].startswith("heat: 79.0 C")
     assert [rung["loaded"] for rung in model["variants"]["rungs"]] == [True, True, True]

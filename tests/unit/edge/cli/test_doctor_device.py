@@ -135,7 +135,7 @@ async def test_an_agent_without_sensors_logs_it(tmp_path: Path) -> None:
             agent,
             _,
         ):
-            (problem,) = agent.data_plane.status()["problems"]
+            (problem,) = agent.operations.status()["problems"]
     assert "/hsot has no sys and no proc" in problem["message"]
     assert "sensors unavailable" in [line["event"] for line in lines]
 

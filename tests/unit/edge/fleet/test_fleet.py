@@ -152,6 +152,8 @@ async def test_client_errors_count_against_no_model() -> None:
 class FakeTransport:
     """A gateway that hears, unless it is `away`, and says what the test puts."""
 
+    session = "s"
+
     def __init__(self) -> None:
         self.documents: asyncio.Queue[Desired] = asyncio.Queue()
         self.reports: list[Reported] = []
@@ -186,7 +188,6 @@ async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Pa
             apply=applied.append,
             describe=lambda: so,
             count=lambda: Telemetry("-", 0),
-            session="s",
             changes=asyncio.Event(),
             telemetry_s=300,
             clock=clock,

@@ -163,11 +163,11 @@ async def test_status_shows_sources_of_times_and_damaged_profiles(tmp_path: Path
     written(path, document(bundle, tmp_path, measured(bundle)))
     settings = edge_settings(tmp_path, models__directories=[str(DIGITS)], hardware__survey=False)
     async with EdgeAgent(settings) as agent:
-        (model,) = agent.data_plane.status()["models"]
+        (model,) = agent.operations.status()["models"]
         assert (model["row_ms"], model["row_ms_from"]) == (200, "profile")
     path.write_bytes(b"{")
     async with EdgeAgent(settings) as agent:
-        said = agent.data_plane.status()
+        said = agent.operations.status()
         assert said["models"][0]["row_ms_from"] == "load"
         assert [problem["path"] for problem in said["problems"]] == [str(path)]
         assert agent.data_plane.ready()

@@ -59,5 +59,5 @@ async def test_a_failed_task_is_a_problem_in_status(tmp_path: Path) -> None:
         background.start("survey of a test", fails)
         await first_of(problem_reported(background), asyncio.sleep(30))
         assert [
-            one["path"] for one in agent.data_plane.status()["problems"] if "survey of a test" in one["message"]
+            one["path"] for one in agent.operations.status()["problems"] if "survey of a test" in one["message"]
         ] == [str(agent.state.path)]
