@@ -52,7 +52,7 @@ from firstline_core.runtime.priority import use_lowest_priority
 from firstline_core.runtime.select import CPU, RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 
-_SHARES = {"query": 0.2, "loaded": 0.3, "light": 0.1, "mixed": 0.25, "server": 0.1, "operators": 0.05}
+_SHARES = {"query": 0.25, "loaded": 0.35, "light": 0.1, "mixed": 0.25, "operators": 0.05}
 """Shares of a point's seconds; the scenarios that a service meets most have the most samples."""
 _FEWEST = 5
 _LIGHT_QUERIES = 8
@@ -152,7 +152,6 @@ def measure(job: Job) -> Point:
         mean_s, median_s = steady.mean_ms / 1000, steady.p50_ms / 1000
         under_load = scenarios.loaded((query,), mean_s, job.seconds * _SHARES["loaded"])
         light_load = _light_load(query, mean_s, job.seconds * _SHARES["light"]) if key.of_one_row else None
-        of_server = scenarios.server(query, median_s, job.seconds * _SHARES["server"]) if key.batch == 1 else None
         peak_bytes = peak(before_bytes)
         mixed_load = _mixed_load(bundle, query, mean_s, job)
         prepared, output = loaded.prepare(tensor), loaded.predict(tensor)
@@ -178,7 +177,6 @@ def measure(job: Job) -> Point:
         peak_memory_bytes=peak_bytes,
         processor_ms=_ms(processor_s / (len(whole) - warm)),
         energy_mj=energy,
-        server=of_server,
         operators=found_operators,
         operators_absent=absent,
         processor_share=job.share,

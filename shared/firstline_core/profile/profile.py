@@ -7,9 +7,6 @@ https://github.com/mlcommons/inference_policies/blob/master/inference_rules.adoc
 SingleStream    queries of one sample, each as soon as the previous one is answered; result: 90th percentile of the
                 latency.
 MultiStream     the same with eight samples a query; result: 99th percentile. Here with the batch of the point.
-Server          queries of one sample as a Poisson process; result: the highest rate at which the 99th percentile of the
-                latency stays within a bound. The rules state the bound for each benchmark; here it is stated in medians
-                of a query. Latency counts from the due time, whether or not the machine was free.
 Offline         all samples in one query of 24,576 or more; result: samples per second. Here they are processed in
                 queries of the batch, back to back.
 
@@ -214,20 +211,6 @@ class Key(Struct, frozen=True, order=True):
         return self.batch == 1 and self.condition == "warm"
 
 
-class Server(Struct, frozen=True):
-    """Queries as a Poisson process, after MLPerf's Server scenario.
-
-    Attributes:
-        rate_per_s: the highest rate tried that kept the bound; 0 if none did.
-        bound_ms: for the 99th percentile.
-        latency: at that rate, or at the lowest one tried; from the due time of a query to its answer.
-    """
-
-    rate_per_s: Amount
-    bound_ms: Milliseconds
-    latency: Distribution
-
-
 class UsualTimes(Struct, frozen=True):
     """Times as `Point.rested` and `Point.queued` under another load.
 
@@ -317,7 +300,6 @@ class Point(Struct, frozen=True):
         prepare: part of `query`: decoding and preprocessing.
         run: part of `query`: the model and its postprocessing.
         offline_per_s: samples a second, one batch after the other.
-        server: of batch 1 only; None if it was not measured.
         peak_memory_bytes: peak memory of the process beyond that before it loaded the model.
         processor_ms: processor time of all cores for a query, back to back.
         operators: slowest kinds first; empty if `operators_absent` says why.
@@ -345,7 +327,6 @@ class Point(Struct, frozen=True):
     peak_memory_bytes: Reading
     processor_ms: Milliseconds
     energy_mj: Reading
-    server: Server | None = None
     operators: Annotated[tuple[Operator, ...], Meta(max_length=OPERATORS)] = ()
     operators_absent: Text = ""
     queued: Distribution | None = None

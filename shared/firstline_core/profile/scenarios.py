@@ -8,15 +8,11 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from firstline_core.profile.profile import HALF_LOAD, Server, distribution
+from firstline_core.profile.profile import HALF_LOAD
 
 Query = Callable[[], None]
 
 _MOST = 20_000
-_LOADS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
-"""Loads of the Server scenario, as shares of the rate back to back; the highest that keeps the bound counts."""
-_BOUND = 5.0
-"""The Server scenario's bound for p99, in medians of a query; MLPerf states one for each of its models."""
 _STEADY_QUERIES = 5
 _STEADY = 0.1
 
@@ -36,14 +32,12 @@ class Loaded(NamedTuple):
 
     Attributes:
         seconds: of each, from its due time if the server was free, else from the end of the previous one.
-        latencies: seconds of each from its due time.
         waited: whether it had to wait.
         kinds: its kind, such as one of several models.
         span_s: time in which all arrived.
     """
 
     seconds: list[float]
-    latencies: list[float]
     waited: list[bool]
     kinds: list[int]
     span_s: float
@@ -79,7 +73,7 @@ def loaded(
         least: smallest number of queries that find the server free.
     """
     rate_per_s = load / query_s
-    found = Loaded([], [], [], [], 0.0)
+    found = Loaded([], [], [], 0.0)
     began_s = ended_s = time.perf_counter()
     due_s, until_s, rested = ended_s + random.expovariate(rate_per_s), ended_s + seconds, 0
     while not found.kinds or ended_s < until_s or rested < least:
@@ -93,27 +87,9 @@ def loaded(
         found.kinds.append(kind)
         found.waited.append(due_s < before_s)
         found.seconds.append(ended_s - max(due_s, before_s))
-        found.latencies.append(ended_s - due_s)
         rested += not found.waited[-1]
         due_s += random.expovariate(rate_per_s)
     return found._replace(span_s=ended_s - began_s)
-
-
-def server(query: Query, query_s: float, seconds: float) -> Server:
-    """Runs queries as a Poisson process, at decreasing rates until the bound is kept.
-
-    Args:
-        query: of one sample.
-        query_s: its median time.
-        seconds: for all rates together, about.
-    """
-    bound_ms, rate_per_s = float(f"{1000 * _BOUND * query_s:.5g}"), 0.0
-    for load in _LOADS:
-        latency = distribution(loaded((query,), query_s, seconds / len(_LOADS), load=load, least=0).latencies)
-        if latency.p99_ms <= bound_ms:
-            rate_per_s = float(f"{load / query_s:.5g}")
-            break
-    return Server(rate_per_s, bound_ms, latency)
 
 
 def steady_from(seconds: Sequence[float], steady_s: float) -> int:

@@ -13,7 +13,7 @@ from firstline_core.telemetry.wording import counted
 from firstline_core.types import Sha256
 
 COLUMNS = (
-    "model", "on", "threads", "batch", "p50 ms", "p99 ms", "prepare ms", "rested p50", "samples/s", "server/s",
+    "model", "on", "threads", "batch", "p50 ms", "p99 ms", "prepare ms", "rested p50", "samples/s",
     "memory MB", "mJ/query", "accuracy",
 )  # fmt: skip
 _OPERATORS = 3
@@ -94,7 +94,7 @@ def _ordered(profile: Profile) -> list[Point]:
 
 
 def _row(point: Point, best: bool) -> tuple[str, ...]:
-    key, server = point.key, point.server
+    key = point.key
     return (
         key.variant,
         f"{key.provider.removesuffix('ExecutionProvider')}{_condition(point)}",
@@ -105,7 +105,6 @@ def _row(point: Point, best: bool) -> tuple[str, ...]:
         f"{point.prepare.p50_ms:.3f}",
         f"{point.rested.p50_ms:.3f}",
         f"{point.offline_per_s:,.0f}",
-        "-" if server is None else f"{server.rate_per_s:,.0f}",
         _reading(point.peak_memory_bytes, 1e-6),
         _reading(point.energy_mj, 1.0),
     )

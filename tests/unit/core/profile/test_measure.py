@@ -53,7 +53,7 @@ class TestMeasuring:
         parts_ms = point.prepare.mean_ms + point.run.mean_ms
         assert point.query.mean_ms == pytest.approx(parts_ms, rel=0.01)
         assert point.offline_per_s == pytest.approx(1000 / point.query.mean_ms, rel=0.01)
-        assert point.server is not None and point.warm_up.load_ms > 0
+        assert point.warm_up.load_ms > 0
 
     def test_operators_come_from_the_runtimes_own_trace(self, measured: Profile, bundle: Bundle) -> None:
         (point,) = measured.points
@@ -182,7 +182,7 @@ class TestMeasuring:
     ) -> None:
         monkeypatch.setattr("firstline_core.profile.files.LIMIT_BYTES", 2 * LIMIT_BYTES)
         monkeypatch.setattr("firstline_core.profile.profile.LIMIT_BYTES", 2 * LIMIT_BYTES)
-        point, own = replace(measured.points[0], operators=(), server=None, mixed_load=None), tmp_path / "own.json"
+        point, own = replace(measured.points[0], operators=(), mixed_load=None), tmp_path / "own.json"
         before = [replace(point, key=replace(point.key, batch=batch)) for batch in range(2, POINTS + 2)]
         refused = [Refused(one.key, "onnxruntime", "It was too large.") for one in before]
         own.write_bytes(msgspec.json.encode(replace(measured, points=tuple(before), refused=tuple(refused))))
