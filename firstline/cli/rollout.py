@@ -20,6 +20,7 @@ from firstline.cli.output import date, size, table
 from firstline.fleet.rollouts import Rollouts
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError
 from firstline_core.fleet.rollout import Look, Plan, RolloutSummary
+from firstline_core.storage.files import read_limited
 from firstline_core.telemetry.wording import counted
 
 EXIT_ENDED_OTHERWISE = 1
@@ -126,11 +127,7 @@ class RolloutOptions:
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
-        with file.open("rb") as stream:
-            content = stream.read(_FILE_BYTES + 1)
-        if len(content) > _FILE_BYTES:
-            raise ConfigError(f"{file} has more than {_FILE_BYTES} bytes, and is no definition of a rollout.")
-        return tomllib.loads(content.decode())
+        return tomllib.loads(read_limited(file, _FILE_BYTES).decode())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read as TOML: {error}.") from error
 

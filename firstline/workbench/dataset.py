@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import read_limited
 from firstline_core.telemetry.wording import counted
 
 _T = TypeVar("_T")
@@ -199,15 +200,11 @@ class _Images:
                 if member.file_size > FILE_LIMIT_BYTES:
                     raise ConfigError(f"{where} has {member.file_size} bytes; at most {FILE_LIMIT_BYTES} are read.")
                 return self.archive.read(member)
-            with (self.folder / sample.file).open("rb") as stream:
-                content = stream.read(FILE_LIMIT_BYTES + 1)
+            return read_limited(self.folder / sample.file, FILE_LIMIT_BYTES)
         except (KeyError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise ConfigError(f"{where} is not in {self.folder}.") from error
         except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
             raise ConfigError(f"{where} cannot be read from {self.folder}: {error}.") from error
-        if len(content) > FILE_LIMIT_BYTES:
-            raise ConfigError(f"{where} has more than {FILE_LIMIT_BYTES} bytes.")
-        return content
 
 
 @contextmanager

@@ -42,6 +42,7 @@ from firstline_core.bundle.manifest import TEMPERATURES
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec, Scale
 from firstline_core.storage import settings
+from firstline_core.storage.files import read_limited
 from firstline_core.types import NAME_PATTERN
 
 ScoreKind = Literal["max_probability", "margin", "entropy"]
@@ -164,15 +165,11 @@ def read_labels(file: Path, skip: int = 0) -> tuple[str, ...]:
         ConfigError: the file cannot be read, or a label is empty.
     """
     try:
-        with file.open("rb") as stream:
-            content = stream.read(_LABELS_LIMIT_BYTES + 1)
-        lines = content.decode("utf-8-sig").rstrip().splitlines()
+        lines = read_limited(file, _LABELS_LIMIT_BYTES).decode("utf-8-sig").rstrip().splitlines()
     except OSError as error:
         raise ConfigError(f"The labels {file} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"The labels {file} are not UTF-8 text, one label a line.") from error
-    if len(content) > _LABELS_LIMIT_BYTES:
-        raise ConfigError(f"The labels {file} have more than {_LABELS_LIMIT_BYTES} bytes; is it the right file?")
     labels = tuple(line.strip() for line in lines[skip:])
     if "" in labels:
         raise ConfigError(f"{file}:{skip + labels.index('') + 1} is empty; every line is a label.")

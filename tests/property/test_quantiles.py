@@ -76,23 +76,6 @@ def test_a_larger_share_takes_no_less(seen: list[tuple[float, float, bool]], ask
     assert all(less <= more for less, more in pairwise(got))
 
 
-@given(observations, observations, shares)
-def test_merging_is_seeing_both(
-    one: list[tuple[float, float, bool]], two: list[tuple[float, float, bool]], share: float
-) -> None:
-    parts = [remembering(), remembering()]
-    both = remembering()
-    for part, seen in zip(parts, (one, two), strict=True):
-        for seconds, now_s, censored in seen:
-            part.add(seconds, now_s, censored=censored)
-            both.add(seconds, now_s, censored=censored)
-    merged = parts[0].merged(parts[1])
-    assert merged.weight(1e6) == pytest.approx(both.weight(1e6), rel=1e-2)
-    # A share that falls between two bins may fall to either side.
-    around = [both.quantile(min(0.999, max(0.001, share + nudge))) or 0.0 for nudge in (-0.01, 0.01)]
-    assert around[0] <= (merged.quantile(share) or 0.0) <= around[1]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_a_change_is_known_after_a_few_observations_for_the_worse_and_five_half_lives_for_the_better(
     seed: int,

@@ -36,11 +36,11 @@ def test_tempered_rows_are_distributions_in_the_same_order(probabilities: Any, t
 
 @given(PROBABILITIES, TEMPERATURES, st.sampled_from(KINDS))
 def test_scores_are_in_range_and_know_no_neighbour(probabilities: Any, temperature: float, kind: Any) -> None:
-    found = score(kind, probabilities, temperature)
+    found = score(kind, probabilities, temperature=temperature)
     assert found.shape == (len(probabilities),)
     assert found.dtype == np.float32
     assert ((found >= 0) & (found <= 1)).all()
-    alone = np.concatenate([score(kind, row[None], temperature) for row in probabilities])
+    alone = np.concatenate([score(kind, row[None], temperature=temperature) for row in probabilities])
     np.testing.assert_allclose(found, alone, rtol=1e-6, atol=1e-7)
 
 
@@ -50,8 +50,8 @@ def test_scores_do_not_depend_on_the_order_of_labels(
 ) -> None:
     columns = list(range(probabilities.shape[1]))
     random.shuffle(columns)
-    moved = score(kind, probabilities[:, columns], temperature)
-    np.testing.assert_allclose(moved, score(kind, probabilities, temperature), rtol=1e-5, atol=2e-6)
+    moved = score(kind, probabilities[:, columns], temperature=temperature)
+    np.testing.assert_allclose(moved, score(kind, probabilities, temperature=temperature), rtol=1e-5, atol=2e-6)
 
 
 @given(
@@ -72,7 +72,7 @@ def test_more_mass_on_the_likeliest_never_scores_less(
     certain = np.eye(1, classes)
     uniform = np.full((1, classes), 1 / classes)
     rows = np.concatenate([mass * certain + (1 - mass) * uniform for mass in sorted(masses)]).astype(np.float32)
-    assert (np.diff(score(kind, rows, temperature)) >= -1e-6).all()
+    assert (np.diff(score(kind, rows, temperature=temperature)) >= -1e-6).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +84,7 @@ def test_a_tie_of_the_two_likeliest_has_no_margin_and_never_looks_certain(
     second = (best + 1) % probabilities.shape[1]
     rows = np.arange(len(best))
     probabilities[rows, second] = probabilities[rows, best]
-    found = score(kind, probabilities, temperature)
+    found = score(kind, probabilities, temperature=temperature)
     if kind == "margin":
         assert (found == 0).all()
     assert (found <= 1 - np.log(2) / np.log(probabilities.shape[1]) + 1e-5).all() or kind != "entropy"

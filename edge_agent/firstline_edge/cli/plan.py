@@ -22,6 +22,7 @@ from firstline_core.planning.plan import Link, Plan, plan, plan_lines
 from firstline_core.profile import profile
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Profile
+from firstline_core.storage.files import read_limited
 from firstline_edge.cli.output import print_json, print_lines
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.cli.status import agent_status
@@ -103,8 +104,7 @@ def _read(path: Path | None, limit_bytes: int, decode: Callable[[bytes, str], Do
     if path is None:
         return None
     try:
-        with path.open("rb") as file:
-            content = file.read(limit_bytes + 1)
+        content = read_limited(path, limit_bytes)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     return decode(content, str(path))

@@ -16,6 +16,7 @@ from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.policy import Probabilities
 from firstline_core.storage.artefact import Artefact
+from firstline_core.storage.files import read_limited
 from firstline_core.types import DATATYPES, Tensor
 
 GOLDEN_NAME = "golden.json"
@@ -45,11 +46,7 @@ def read_golden(bundle: Bundle, artefact: Artefact) -> GoldenAnswers:
     """
     path = bundle.file(artefact)
     try:
-        with path.open("rb") as stream:
-            content = stream.read(LIMIT_BYTES + 1)
-        if len(content) > LIMIT_BYTES:
-            raise IntegrityError(f"{path} has more than {LIMIT_BYTES} bytes; give fewer or smaller golden inputs.")
-        return msgspec.json.decode(content, type=GoldenAnswers)
+        return msgspec.json.decode(read_limited(path, LIMIT_BYTES), type=GoldenAnswers)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise IntegrityError(f"{path} holds no golden answers: {error}.") from error
 

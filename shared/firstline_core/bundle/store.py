@@ -9,6 +9,7 @@ from pathlib import Path
 from firstline_core.bundle.manifest import MANIFEST_LIMIT_BYTES, MANIFEST_NAME, Manifest, Model, parse_manifest
 from firstline_core.errors import IntegrityError
 from firstline_core.storage.artefact import Artefact
+from firstline_core.storage.files import read_limited
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,7 @@ def open_bundle(path: Path) -> Bundle:
     try:
         root = path.resolve(strict=True)
         _stay_inside(root, manifest_path)
-        with manifest_path.open("rb") as file:
-            text = file.read(MANIFEST_LIMIT_BYTES + 1)
+        text = read_limited(manifest_path, MANIFEST_LIMIT_BYTES)
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError before Python 3.13
         reason = error.strerror if isinstance(error, OSError) else error
         raise IntegrityError(f"{manifest_path} cannot be read: {reason}; is {path} a bundle?") from error
@@ -54,8 +54,7 @@ def open_bundle(path: Path) -> Bundle:
 def manifest_in(path: Path) -> Manifest | None:
     """Returns a folder's manifest without verifying files; None if it cannot be read."""
     try:
-        with (path / MANIFEST_NAME).open("rb") as file:
-            return parse_manifest(file.read(MANIFEST_LIMIT_BYTES + 1), str(path))
+        return parse_manifest(read_limited(path / MANIFEST_NAME, MANIFEST_LIMIT_BYTES), str(path))
     except (OSError, IntegrityError):
         return None
 

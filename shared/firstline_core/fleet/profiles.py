@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import asdict, replace
 
 from firstline_core.fleet.registry import Version
-from firstline_core.fleet.twin import DesiredProfile, ProfilingState, Providers, Share, Variants
+from firstline_core.fleet.twin import DesiredProfile, ProfileScope, ProfilingState
 from firstline_core.profile.profile import LIMIT_BYTES, Profile
 from firstline_core.types import Name, Sha256
 
@@ -68,25 +68,12 @@ class ProfilePage(Struct, frozen=True):
     after: str | None
 
 
-class NewProfileRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A request that a device measures a bundle; attributes as in `DesiredProfile`.
-
-    Defaults are not sent.
-    """
-
-    bundle: Name
-    version: Annotated[int, Meta(ge=0, le=2**53)] = 0
-    quick: bool = False
-    threads: Annotated[tuple[Annotated[int, Meta(ge=0, le=1024)], ...], Meta(max_length=16)] = ()
-    batches: Annotated[tuple[Annotated[int, Meta(ge=1, le=1024)], ...], Meta(max_length=16)] = ()
-    anew: bool = False
-    variants: Variants = ()
-    providers: Providers = ()
-    throttled_share: Share = 0.0
+class NewProfileRequest(ProfileScope, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A request that a device measures a bundle. Defaults are not sent."""
 
     def desired(self, id_: str) -> DesiredProfile:
         """Returns the request in the form that the device receives."""
-        return DesiredProfile(id_, **asdict(self))
+        return DesiredProfile(**asdict(self), id=id_)
 
     def is_same(self, other: DesiredProfile) -> bool:
         """Returns whether another request asks for the same."""

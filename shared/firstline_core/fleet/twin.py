@@ -37,10 +37,6 @@ REQUESTS = 8
 _RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 _ProfiledVersion = Annotated[int, Meta(ge=0, le=2**53)]
 _Count = Annotated[int, Meta(ge=0, le=2**31)]
-Share = Annotated[float, Meta(ge=0, lt=1)]
-Providers = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=16)]
-Variants = Annotated[tuple[Name, ...], Meta(max_length=64)]
-_Numbers = Annotated[tuple[Annotated[int, Meta(ge=0, le=1024)], ...], Meta(max_length=16)]
 _T = TypeVar("_T", bound=Struct)
 
 
@@ -139,11 +135,10 @@ class ProfilingState(StrEnum):
         return self in (ProfilingState.DONE, ProfilingState.REFUSED, ProfilingState.EXPIRED)
 
 
-class DesiredProfile(Struct, frozen=True):
-    """A bundle that the device must measure once. Agents ignore unknown fields.
+class ProfileScope(Struct, frozen=True):
+    """What a device measures.
 
     Attributes:
-        id: of the request.
         version: 0 for the current version when the device starts.
         quick: measure in a fifth of the time.
         threads: numbers of threads per run; empty for the device's choice.
@@ -154,16 +149,21 @@ class DesiredProfile(Struct, frozen=True):
         throttled_share: also measure single samples with this share of processor time; 0 to leave it out.
     """
 
-    id: _RequestId
     bundle: Name
     version: _ProfiledVersion = 0
     quick: bool = False
-    threads: _Numbers = ()
-    batches: _Numbers = ()
+    threads: Annotated[tuple[Annotated[int, Meta(ge=0, le=1024)], ...], Meta(max_length=16)] = ()
+    batches: Annotated[tuple[Annotated[int, Meta(ge=1, le=1024)], ...], Meta(max_length=16)] = ()
     anew: bool = False
-    variants: Variants = ()
-    providers: Providers = ()
-    throttled_share: Share = 0.0
+    variants: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    providers: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=16)] = ()
+    throttled_share: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+
+
+class DesiredProfile(ProfileScope, frozen=True, kw_only=True):
+    """A bundle that the device must measure once, under the id of the request. Agents ignore unknown fields."""
+
+    id: _RequestId
 
 
 class Profiling(Struct, frozen=True):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Key, Point, Profile, Refused, decode, encode
-from firstline_core.storage.files import set_aside, write_whole
+from firstline_core.storage.files import read_limited, set_aside, write_whole
 
 FOLDER = "profiles"
 _MOST_FILES = 64
@@ -32,8 +32,7 @@ def read_profile(path: Path) -> Profile | None:
         ProtocolError: the file is not a profile.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(LIMIT_BYTES + 1)
+        content = read_limited(path, LIMIT_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -37,8 +37,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from firstline_core.errors import ConfigError
 
 _ODDS = (1.5, 2.0, 3.0, 5.0, 12.0)  # times as likely to be wrong: the shifts for which the bets are best
@@ -140,25 +138,6 @@ def alarm(state: AuditState, level: float) -> bool:
     if not 0 < level < 1:
         raise ConfigError(f"The level of an alarm is {level:g}, but must be above 0 and below 1, such as 0.05.")
     return state.peak * level >= 1
-
-
-def encode(state: AuditState) -> bytes:
-    """Returns the state as JSON, exact to the last bit."""
-    return msgspec.json.encode(state)
-
-
-def decode(encoded: bytes | str) -> AuditState:
-    """Parses the output of `encode`.
-
-    Raises:
-        ConfigError: other content, or numbers that no audits produce.
-    """
-    try:
-        state = msgspec.json.decode(encoded, type=AuditState)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"The kept state of the audits cannot be read: {error}") from error
-    check(state)
-    return state
 
 
 def check(state: AuditState) -> None:

@@ -102,16 +102,6 @@ class DecayedQuantiles:
             self._put(min(_HIGHEST, max(_LOWEST, index + shift)), ended, censored)
         self._known.clear()
 
-    def merged(self, other: DecayedQuantiles) -> DecayedQuantiles:
-        """Returns both streams as one, with the half-lives of this one."""
-        both = DecayedQuantiles(1 / self._step, self._half_life_s)
-        both._at_s = max(self._at_s, other._at_s)
-        for part in (self, other):
-            fade = 2.0 ** -(part._exponent + part._age(both._at_s))
-            for index, (ended, censored) in part._bins.items():
-                both._put(index, ended * fade, censored * fade)
-        return both
-
     @property
     def bins(self) -> int:
         """Returns the number of bins in use."""

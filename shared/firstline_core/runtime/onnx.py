@@ -8,8 +8,8 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from firstline_core.errors import ConfigError, InferenceError, ModelLoadError
+from firstline_core.protocol.protobuf import fields
 from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_batches
-from firstline_core.runtime.external_data import has_external_data
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
 _CPU = "CPUExecutionProvider"
@@ -42,15 +42,11 @@ def check_providers(providers: tuple[str, ...], setting: str) -> None:
         ConfigError: a provider or onnxruntime is missing; the message names the available ones.
     """
     try:
-        available = _onnxruntime().get_available_providers()
+        problem = _absence(_onnxruntime(), providers)
     except ModelLoadError as error:
         raise ConfigError(f"{setting} names {', '.join(providers) or 'none'}, but {error.message}") from error
-    absent = [provider for provider in providers if provider not in available]
-    if absent or not providers:
-        raise ConfigError(
-            f"{setting} names {', '.join(absent) or 'no execution provider'}, but this onnxruntime has: "
-            f"{', '.join(available)}; install a build that has it, or name one of these."
-        )
+    if problem:
+        raise ConfigError(f"{setting} names {problem}")
 
 
 def providers() -> tuple[str, ...]:
@@ -119,7 +115,8 @@ class OnnxRuntime:
         ort = _onnxruntime()
         self._failures = _failures(ort)
         model = _read(path)
-        _check_available(ort, providers, path)
+        if problem := _absence(ort, providers):
+            raise ModelLoadError(f"{path}: the configuration names {problem}")
         options = _options(ort, threads)
         if trace is not None:
             options.enable_profiling, options.profile_file_prefix = True, str(trace)
@@ -209,14 +206,16 @@ def _read(path: Path) -> bytes:
     return model
 
 
-def _check_available(ort: ModuleType, providers: tuple[str, ...], path: Path) -> None:
+def _absence(ort: ModuleType, providers: tuple[str, ...]) -> str:
+    """Returns the end of a sentence that names the absent providers; "" if all are available."""
     available = ort.get_available_providers()
     absent = [provider for provider in providers if provider not in available]
-    if absent or not providers:
-        raise ModelLoadError(
-            f"{path}: execution provider {', '.join(absent) or '(none)'} is configured, but this onnxruntime has: "
-            f"{', '.join(available)}."
-        )
+    if providers and not absent:
+        return ""
+    return (
+        f"{', '.join(absent) or 'no execution provider'}, but this onnxruntime has: {', '.join(available)}; "
+        "install a build that has it, or name one of these."
+    )
 
 
 def _options(ort: ModuleType, threads: int) -> Any:
@@ -248,3 +247,38 @@ def _fixed_batch(inputs: tuple[TensorSpec, ...], path: Path) -> int | None:
     if len(sizes) > 1:
         raise ModelLoadError(f"{path}: the inputs have fixed batch sizes that differ: {sorted(sizes)}.")
     return sizes.pop() if sizes else None
+
+
+# Which fields of onnx.proto lead to a TensorProto: {message: {field number: message}}.
+_PATHS: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+}
+_TENSOR_DATA_LOCATION = 14
+_EXTERNAL = 1
+
+
+def has_external_data(model: bytes) -> bool:
+    """Returns whether any tensor of a serialised ONNX ModelProto has its data in another file.
+
+    A bundle's digest covers the bytes of the model; it would not cover weights in a second file, whose path could lead
+    anywhere. ONNX Runtime cannot report them, and the `onnx` package is too large for a device.
+
+    Raises:
+        ValueError: not protobuf.
+    """
+    found = [("model", memoryview(model))]
+    while found:
+        message, data = found.pop()
+        for number, value in fields(data):
+            if message == "tensor":
+                if number == _TENSOR_DATA_LOCATION and value == _EXTERNAL:
+                    return True
+            elif (inner := _PATHS[message].get(number)) is not None and isinstance(value, memoryview):
+                found.append((inner, value))
+    return False

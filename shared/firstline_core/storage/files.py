@@ -58,6 +58,19 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
+def read_limited(path: Path, limit_bytes: int) -> bytes:
+    """Returns the whole content of a file that may be of any size.
+
+    Raises:
+        OSError: it cannot be read, or has more than `limit_bytes` (EFBIG).
+    """
+    with path.open("rb") as stream:
+        content = stream.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {limit_bytes} bytes", str(path))
+    return content
+
+
 def write_whole(path: Path, content: bytes, *, folder_owners_mode: int | None = None) -> os.stat_result:
     """Replaces a file: after a power cut it has the old or the new content.
 

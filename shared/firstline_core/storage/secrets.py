@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import read_limited
 
 _LIMIT_BYTES = 4096
 
@@ -22,15 +23,11 @@ def read_secret(file: str, setting: str) -> str:
     if not file:
         return ""
     try:
-        with Path(file).open("rb") as stream:
-            content = stream.read(_LIMIT_BYTES + 1)
-        text = content.decode()
+        text = read_limited(Path(file), _LIMIT_BYTES).decode()
     except OSError as error:
         raise ConfigError(f"{setting}: {file} cannot be read: {error.strerror}.") from error
     except ValueError as error:  # a path with a NUL, or bytes that are not UTF-8
         raise ConfigError(f"{setting}: {file} cannot be read: {error}.") from error
-    if len(content) > _LIMIT_BYTES:
-        raise ConfigError(f"{setting}: {file} is larger than {_LIMIT_BYTES} bytes; put the secret into it alone.")
     secret = text.strip()
     if not secret:
         raise ConfigError(f"{setting}: {file} is empty; write the secret into it.")

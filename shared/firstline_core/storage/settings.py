@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import read_limited
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -151,11 +152,7 @@ def read_text(file: Path) -> str:
         ConfigError: it is missing, too large, not text, or cannot be read.
     """
     try:
-        with file.open("rb") as stream:
-            content = stream.read(_FILE_LIMIT_BYTES + 1)
-        if len(content) > _FILE_LIMIT_BYTES:
-            raise ConfigError(f"The configuration file {file} is larger than {_FILE_LIMIT_BYTES} bytes.")
-        return content.decode()
+        return read_limited(file, _FILE_LIMIT_BYTES).decode()
     except FileNotFoundError as error:
         raise ConfigError(f"There is no configuration file {file}; create it or name another with --config.") from error
     except UnicodeDecodeError as error:

@@ -9,6 +9,7 @@ from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.hardware.readings import Measured, known
 from firstline_core.profile import profile
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
+from firstline_core.storage.files import read_limited
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.dispatch.forecast import Costs
 
@@ -32,8 +33,7 @@ def read(files: tuple[str, ...]) -> list[profile.Profile]:
     found = []
     for file in files:
         try:
-            with Path(file).open("rb") as stream:
-                found.append(profile.decode(stream.read(profile.LIMIT_BYTES + 1), file))
+            found.append(profile.decode(read_limited(Path(file), profile.LIMIT_BYTES), file))
         except OSError as error:
             raise ConfigError(f"The profile {file} cannot be read: {error.strerror}.") from error
         except ProtocolError as error:

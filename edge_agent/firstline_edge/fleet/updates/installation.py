@@ -24,7 +24,7 @@ from firstline_core.fleet.target import Hardware, ListedBundle, choose_variants,
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.storage.artefact import SignedFile
-from firstline_core.storage.files import copy_whole, make_folder, sync_folder
+from firstline_core.storage.files import copy_whole, make_folder, read_limited, sync_folder
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.updates.state_machine import TEMPORARY, Slot
 
@@ -359,8 +359,7 @@ class Installation:
 def manifest_sha256(path: Path) -> str:
     """Returns the digest of a bundle's manifest; "" if the folder is not a bundle."""
     try:
-        with (path / MANIFEST_NAME).open("rb") as stream:
-            return hashlib.sha256(stream.read(MANIFEST_LIMIT_BYTES + 1)).hexdigest()
+        return hashlib.sha256(read_limited(path / MANIFEST_NAME, MANIFEST_LIMIT_BYTES)).hexdigest()
     except OSError:
         return ""
 

@@ -106,7 +106,7 @@ def test_profiles_are_optional_in_both_documents() -> None:
         models: tuple[DesiredModel, ...] = ()
         format: int = 1
 
-    asked = Desired(3, profiles=(DesiredProfile("1", "digits", quick=True),))
+    asked = Desired(3, profiles=(DesiredProfile("digits", quick=True, id="1"),))
     assert msgspec.json.decode(msgspec.json.encode(asked), type=Before) == Before(3)
     told = msgspec.to_builtins(Reported("s", 1, 3))
     del told["profiles"]

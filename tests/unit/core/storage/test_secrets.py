@@ -27,7 +27,7 @@ def test_there_is_no_secret_without_a_file() -> None:
         (b"\xff\xfe", "cannot be read: 'utf-8' codec"),
         (b"hush\ntwo\n", "more than one line"),
         (b"hush\0b", "more than one line, or characters"),
-        (b"hush" * 2000, "larger than 4096 bytes"),
+        (b"hush" * 2000, "has more than 4096 bytes"),
     ],
 )
 def test_an_invalid_secret_is_refused_and_not_shown(tmp_path: Path, content: bytes, said: str) -> None:

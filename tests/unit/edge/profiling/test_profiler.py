@@ -21,7 +21,7 @@ from firstline_core.profile.profile import Profile
 from firstline_edge.profiling.measuring import Measured, OnProgress, Order, Progress
 from firstline_edge.profiling.profiler import Ledger, Profiler, read_ledger, write_ledger
 
-ONE, TWO = DesiredProfile("1", "one"), DesiredProfile("2", "two", anew=True)
+ONE, TWO = DesiredProfile("one", id="1"), DesiredProfile("two", anew=True, id="2")
 
 
 class Device:
@@ -129,7 +129,7 @@ async def test_requests_are_measured_once_in_order_over_restarts(device: Device)
     device.start().desire((ONE, TWO))
     async with device.running():
         await device.is_so(one=DONE, two=DONE)
-        device.profiler.desire((DesiredProfile("3", "one"), TWO))
+        device.profiler.desire((DesiredProfile("one", id="3"), TWO))
         await device.is_so(one=DONE, two=DONE)
     assert [found.bundle for found in device.stored] == ["one", "two", "one"]
 

@@ -16,8 +16,8 @@ from firstline_core.fleet.twin import DesiredProfile, ProfilingState
 from firstline_core.profile.profile import Refused
 from firstline_core.runtime.select import CPU
 
-MEASURING = ProfileRequest("press-7", DesiredProfile("1", "digits"), ProfilingState.MEASURING)
-DONE = ProfileRequest("press-7", DesiredProfile("1", "digits"), ProfilingState.DONE)
+MEASURING = ProfileRequest("press-7", DesiredProfile("digits", id="1"), ProfilingState.MEASURING)
+DONE = ProfileRequest("press-7", DesiredProfile("digits", id="1"), ProfilingState.DONE)
 AWAY = LinkDownError("The gateway cannot be reached.")
 
 

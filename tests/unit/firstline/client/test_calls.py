@@ -53,7 +53,7 @@ def response(status: int = 200, content: bytes = b"", **headers: str) -> httpx.R
 
 def sent(call: calls.Call) -> InferRequest:
     """What a server reads."""
-    return oip.decode_request("m", call.content, http.header_length(call.headers or {}))
+    return oip.decode_request("m", call.content, http.header_length(httpx.Headers(call.headers)))
 
 
 class TestInfer:

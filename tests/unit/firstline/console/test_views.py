@@ -254,7 +254,7 @@ def test_formats() -> None:
     ],
 )
 def test_only_a_fulfilled_request_has_the_good_tone(state: ProfilingState, tone: Tone) -> None:
-    request = ProfileRequest("cam", DesiredProfile("1", "digits"), state, done=2, total=8, message="It is hot.")
+    request = ProfileRequest("cam", DesiredProfile("digits", id="1"), state, done=2, total=8, message="It is hot.")
     (row,) = profiles_view.request_rows([request])
     assert row["state"] == Cell(state.value, tone=tone)
     assert (row["bundle"].text, row["points"].text, row["why"].text) == ("digits", "2 of 8", "It is hot.")

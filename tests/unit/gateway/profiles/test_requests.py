@@ -185,7 +185,7 @@ async def test_an_expired_request_can_be_cancelled(bench: Bench) -> None:
 
 
 NOW_S = 1.8e9
-ASKED = RequestRecord("cam", DesiredProfile("1", "digits"), "application:ops", NOW_S - 86_400, NOW_S + 6 * 86_400)
+ASKED = RequestRecord("cam", DesiredProfile("digits", id="1"), "application:ops", NOW_S - 86_400, NOW_S + 6 * 86_400)
 CAM = Device(
     "cam",
     {},
