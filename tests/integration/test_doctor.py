@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.agent import DIGITS, edge_settings
+from support.agent import DIGITS, edge_settings, serving_agent
 from support.broker import Broker
 from support.gateway import serving
 from support.waiting import until
 
 from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import CapacityError
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings
 from firstline_edge.app import EdgeAgent
+from firstline_edge.cli.doctor_device import outbox_findings
 from firstline_edge.cli.doctor_links import link_findings, served_findings
 from firstline_edge.cli.findings import State
 from firstline_gateway.app import open_gateway
@@ -105,3 +109,18 @@ async def test_a_gateway_with_the_same_bundles_is_ok(tmp_path: Path) -> None:
         *_, token, bundle = (await link_findings(settings))[0]
         assert token.subject.endswith("token") and token.state is State.OK
         assert bundle.subject.endswith("model digits 1") and bundle.state is State.OK
+
+
+async def test_doctor_reports_an_outbox_that_refuses(tmp_path: Path) -> None:
+    settings = edge_settings(tmp_path / "state")
+    assert outbox_findings(settings) == []
+    async with serving_agent(settings) as (agent, url):
+        agent.state.publish_url(url)
+        assert await asyncio.to_thread(outbox_findings, settings) == []
+        with contextlib.closing(sqlite3.connect(agent.state.outbox_path)) as connection, connection:
+            connection.execute("ALTER TABLE answers RENAME TO elsewhere")  # as if its page could not be read
+        with pytest.raises(CapacityError):
+            await agent.outbox.current().delete_old_answers()
+        [finding] = await asyncio.to_thread(outbox_findings, settings)
+    assert finding.state is State.SLOW
+    assert "The outbox could not be written" in finding.detail

@@ -383,3 +383,45 @@ async def test_promises_of_an_unopened_outbox_are_counted(folder: Path, closed: 
     assert {file: content for file in kept.folder.iterdir() if (content := file.read_bytes())} == before
     assert count_promises(folder / "nowhere") == (0, 0)
     assert not (folder / "nowhere").exists()
+
+
+async def test_a_replacement_is_reported_by_the_start_that_succeeds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "outbox.db"
+    path.write_bytes(b"this is no database at all" * 100)
+
+    def refuse(_path: Path) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("firstline_edge.outbox.outbox.open_reader", refuse)
+        with pytest.raises(CapacityError, match="disk I/O error"):
+            Outbox(path, clock=SimulatedClock())
+    said = []
+    for _ in range(2):
+        outbox = Outbox(path, clock=SimulatedClock())
+        said.append(outbox.damage)
+        outbox.close()
+    assert "set aside as outbox.db.damaged; SQLite cannot open it" in said[0]
+    assert said[1] == ""
+
+
+async def test_a_running_outbox_that_sqlite_refuses_is_a_problem(folder: Path) -> None:
+    path = folder / "outbox.db"
+    outbox = ReopeningOutbox(path, lambda _: Outbox(path, clock=SimulatedClock()), SimulatedClock())
+    await outbox.current().put(promise())
+    assert outbox.problem == ""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE items RENAME TO elsewhere")  # as if its page could not be read
+    for refused in (outbox.current().put(promise()), outbox.current().pending(1)):
+        with pytest.raises(CapacityError):
+            await refused
+    assert "could not be written" in outbox.problem
+    assert "could not be read" in outbox.problem
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE elsewhere RENAME TO items")
+    await outbox.current().put(promise())
+    assert len(await outbox.current().pending(10)) == 2
+    assert outbox.problem == ""
+    outbox.close()

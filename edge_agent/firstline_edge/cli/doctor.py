@@ -72,6 +72,7 @@ def _package_dependent_findings(settings: EdgeSettings) -> list[Finding]:
         *links,
         *doctor_device.fleet_findings(settings),
         *doctor_device.state_findings(settings),
+        *doctor_device.outbox_findings(settings),
         doctor_device.clock_finding(clock_offset_s),
         *doctor_device.secret_findings(settings),
     ]

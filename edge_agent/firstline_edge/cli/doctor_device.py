@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from firstline_core.clock import EARLIEST_PLAUSIBLE_WALL_S
-from firstline_core.errors import ConfigError, DeadlineExceededError
+from firstline_core.errors import ConfigError, DeadlineExceededError, FirstlineError
 from firstline_core.hardware.catalogue import Catalogue, ThermalZone
 from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.readings import Absent, Snapshot, describe, known, measured
@@ -28,6 +28,7 @@ from firstline_core.storage.secrets import read_secret
 from firstline_edge.api.access import read_tokens
 from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.findings import Finding, missing, ok, slow, slow_if
+from firstline_edge.cli.status import agent_status
 from firstline_edge.fleet.updates.registry import HTTP_REQUIRED
 from firstline_edge.hardware.sampler import missing_kernel_files
 from firstline_edge.hardware.surveyor import Surveyor
@@ -94,11 +95,23 @@ def state_findings(settings: EdgeSettings) -> list[Finding]:
     ]
     if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
         findings.append(slow("state directory", f"others may read {path}", f"chmod 700 {path}"))
-    aside = StatePaths(path).outbox_path.with_name(StatePaths(path).outbox_path.name + DAMAGED)
+    return findings
+
+
+def outbox_findings(settings: EdgeSettings) -> list[Finding]:
+    """Checks whether a damaged outbox was set aside, and whether the running agent can use its outbox."""
+    path, findings = StatePaths(settings.state_dir).outbox_path, []
+    aside = path.with_name(path.name + DAMAGED)
     if aside.exists():
         detail = f"a damaged outbox was set aside as {aside}; corrections that it promised may be lost"
         findings.append(slow("outbox", detail, "check the disk; delete that file once it is of no use"))
-    return findings
+    try:
+        _, status = agent_status(settings)
+    except FirstlineError:  # no agent runs, or it does not answer
+        return findings
+    advice = "check the disk, and start the agent again: it replaces an outbox that is damaged"
+    problems = [problem for problem in status.get("problems", ()) if problem["path"] == str(path)]
+    return findings + [slow("outbox", problem["message"], advice) for problem in problems]
 
 
 def _stored_bytes(state_dir: Path) -> int:

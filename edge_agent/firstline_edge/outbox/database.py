@@ -41,7 +41,6 @@ _SCHEMA = """
         request_header INTEGER,
         provisional BLOB NOT NULL,
         provisional_header INTEGER,
-        size_bytes INTEGER NOT NULL,
         reached_gateway INTEGER NOT NULL
     );
     CREATE INDEX items_unsent ON items (sequence) WHERE reached_gateway = 0;
@@ -53,14 +52,17 @@ _SCHEMA = """
         stored_wall_s REAL NOT NULL,
         response BLOB NOT NULL,
         response_header INTEGER,
-        size_bytes INTEGER NOT NULL,
         announced INTEGER NOT NULL
     );
     CREATE INDEX answers_by_age ON answers (stored_wall_s);
     CREATE INDEX answers_to_announce ON answers (sequence) WHERE announced = 0;
-    CREATE TABLE identity (id BLOB NOT NULL);
+    CREATE TABLE identity (id BLOB NOT NULL, damage TEXT NOT NULL);
 """
-_NEW_IDENTITY = "INSERT INTO identity VALUES (randomblob(16));"
+_NEW_IDENTITY = "INSERT INTO identity VALUES (randomblob(16), '');"
+ITEM_BYTES = "length(request) + length(provisional) + length(rows) + 512"
+"""Size of a promise in SQL; 512 stands for its other columns and its share of the indexes."""
+ANSWER_BYTES = "length(response)"
+"""Size of an answer in SQL."""
 FORMAT = 1
 APPLICATION = 0x464C_0000
 """Stands in the file's head with the format, so that a damaged format is not mistaken for a newer one."""
@@ -86,7 +88,7 @@ _COUNT = """
 import os, pathlib, sqlite3, sys
 database = sqlite3.connect(pathlib.Path(sys.argv[1]).absolute().as_uri() + "?mode=rw", uri=True)
 database.execute("PRAGMA locking_mode = EXCLUSIVE")
-print(*database.execute("SELECT count(*), coalesce(sum(size_bytes), 0) FROM items").fetchone(), flush=True)
+print(*database.execute(f"SELECT count(*), coalesce(sum({sys.argv[2]}), 0) FROM items").fetchone(), flush=True)
 os._exit(0)
 """
 _HEAD_BYTES = 100
@@ -377,6 +379,21 @@ def skip_rows(connection: sqlite3.Connection, newest: RowNumbers) -> None:
     connection.execute("COMMIT")
 
 
+def unreported_damage(connection: sqlite3.Connection) -> str:
+    """Returns the description of damage that this outbox replaced, until a start has reported it; "" if there is none.
+
+    Raises:
+        sqlite3.Error: the disk refuses.
+    """
+    found = connection.execute("SELECT damage FROM identity").fetchone()
+    return str(found[0]) if found is not None else ""
+
+
+def store_damage(connection: sqlite3.Connection, damage: str) -> None:
+    """Stores a description of damage for the start that succeeds; "" once it has reported the damage."""
+    connection.execute("UPDATE identity SET damage = ?", (damage,))
+
+
 def count_promises(path: Path) -> tuple[int, int]:
     """Counts the promises of an outbox that cannot be opened, and their bytes; zeros if they cannot be read.
 
@@ -385,7 +402,7 @@ def count_promises(path: Path) -> tuple[int, int]:
     without closing: closing would move the log, which may be damaged, into the database.
     """
     try:
-        looking = [sys.executable, "-I", "-c", _COUNT, str(path)]
+        looking = [sys.executable, "-I", "-c", _COUNT, str(path), ITEM_BYTES]
         done = subprocess.run(looking, capture_output=True, timeout=_COUNT_TIMEOUT_S, check=True)  # noqa: S603 (ours)
         items, size_bytes = map(int, done.stdout.split())
     except (OSError, ValueError, subprocess.SubprocessError):

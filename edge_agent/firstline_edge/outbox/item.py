@@ -25,9 +25,6 @@ _NO_LIMITS = Limits(
     body_bytes=_ANY, json_bytes=_ANY, elements=_ANY, byte_elements=_ANY, rows=_ANY, tensors=_ANY, id_chars=_ANY
 )
 
-FIXED_BYTES = 512
-"""Approximate size of a row's columns and of its share of the indexes."""
-
 _REQUEST, _PROVISIONAL, _ANSWER = "request", "provisional", "answer"
 
 
@@ -73,7 +70,8 @@ class StoredItem:
 
     @property
     def size_bytes(self) -> int:
-        return len(self.request) + len(self.provisional) + len(self.rows) + FIXED_BYTES
+        """Size in bytes, as `database.ITEM_BYTES`."""
+        return len(self.request) + len(self.provisional) + len(self.rows) + 512
 
 
 def pack(item: OutboxItem, created_wall_s: float, seal: Seal) -> StoredItem:

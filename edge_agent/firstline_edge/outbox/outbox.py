@@ -33,6 +33,7 @@ from firstline_edge.outbox.database import (
     newest_rows,
     open_reader,
     skip_rows,
+    store_damage,
 )
 from firstline_edge.outbox.item import (
     OutboxItem,
@@ -156,6 +157,11 @@ class Outbox:
         count = len(self._reader.unreadable)
         lost = f"{count} records could not be read, and were given up." if count else ""
         return " ".join(filter(None, (self._damage, lost)))
+
+    @property
+    def problem(self) -> str:
+        """Why the database refuses to be written or read now, in sentences; "" if it does not."""
+        return " ".join(filter(None, (self._writer.trouble, self._reader.trouble)))
 
     async def put(self, item: OutboxItem) -> None:
         """Stores a promise; returns once it is on the disk. The same request again changes nothing.
@@ -366,9 +372,11 @@ class Outbox:
             try:
                 self._reader = undo.enter_context(contextlib.closing(_Reader(self._path, self._seal)))
                 counts = self._load(opened.connection)
-                # Last: the next start must report missing records again if this one fails.
+                # Last: the next start must report damage and missing records again if this one fails.
                 if opened.newest != newest_rows(opened.connection):
                     skip_rows(opened.connection, opened.newest)
+                if opened.damage:
+                    store_damage(opened.connection, "")
             except sqlite3.Error as error:
                 raise CapacityError(f"The outbox {self._path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
@@ -437,7 +445,6 @@ class Outbox:
 
     def _load(self, writer: sqlite3.Connection) -> tuple[int, int, int, int]:
         """Counts the records of earlier processes as `count_records` does, and reads their ages."""
-        tables.correct_sizes(writer)
         newest_wall_s, created = tables.read_times(writer)
         self._ages.load(newest_wall_s, created)
         if created:
@@ -454,6 +461,7 @@ class _Reader:
 
     Attributes:
         unreadable: ids of records that were damaged.
+        trouble: why the database could not be read the last time; "" if it could.
 
     Raises:
         sqlite3.Error: the disk refuses.
@@ -463,6 +471,7 @@ class _Reader:
         self._seal = seal
         self._connection = open_reader(path)
         self.unreadable: set[str] = set()
+        self.trouble = ""
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
 
@@ -540,6 +549,9 @@ class _Reader:
         if self._closed:
             raise CapacityError("The outbox is closed.")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, query, self._connection)
+            found = await asyncio.get_running_loop().run_in_executor(self._thread, query, self._connection)
         except sqlite3.Error as error:
-            raise CapacityError(f"The outbox could not be read: {error}. Is the disk failing?") from error
+            self.trouble = f"The outbox could not be read: {error}. Is the disk failing?"
+            raise CapacityError(self.trouble) from error
+        self.trouble = ""
+        return found

@@ -32,6 +32,8 @@ from firstline_edge.outbox.database import (
     newest_rows,
     open_reader,
     open_writer,
+    store_damage,
+    unreported_damage,
 )
 from firstline_edge.outbox.item import StoredItem, unpack, unpack_answer, unpack_provisional
 
@@ -97,7 +99,7 @@ def open_or_recover(path: Path, seal: Seal) -> Opened:
                 undo.callback(mark.close)
                 acknowledged, there = mark.read(), newest_rows(connection)
                 newest = RowNumbers(*map(max, acknowledged, there))
-                damage = _missing_records(acknowledged, there)
+                damage = " ".join(filter(None, (unreported_damage(connection), _missing_records(acknowledged, there))))
                 undo.pop_all()
                 return Opened(connection, mark, newest, damage)
         why = "Some of it was encrypted with a key that encryption.key_file does not hold"
@@ -129,18 +131,19 @@ def _replace(path: Path, seal: Seal, why: str) -> Opened:
     make_private(fresh)
     with contextlib.closing(open_writer(fresh)) as connection:
         recovered = _recover(connection, path, seal)
+        if recovered is None:
+            became = "SQLite cannot open it, so every promised correction and every answer in it is lost"
+        else:
+            promises, answers = recovered
+            became = (
+                "what could still be read was kept: "
+                f"{counted(promises, 'promised correction')} and {counted(answers, 'answer')}"
+            )
+        damage = f"{why}, and was set aside as {path.name}{DAMAGED}; {became}."
+        store_damage(connection, damage)  # for the next start, if this one fails
         empty_log(connection)  # which does not go with the file into its place
-    aside = set_aside(path)
+    set_aside(path)
     _finish(path)
-    if recovered is None:
-        became = "SQLite cannot open it, so every promised correction and every answer in it is lost"
-    else:
-        promises, answers = recovered
-        became = (
-            "what could still be read was kept: "
-            f"{counted(promises, 'promised correction')} and {counted(answers, 'answer')}"
-        )
-    damage = f"{why}, and was set aside as {aside.name}; {became}."
     log.error("outbox replaced", path=str(path), damage=damage)
     connection = open_writer(path)
     try:
@@ -261,10 +264,10 @@ def _take_item(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
         created_s = _genuine_time(stored, float(created_wall_s), seal)
         unpack_provisional(provisional, provisional_header, request_id, principal, seal)
         values = (sequence, request_id, principal, model, version, created_s or 0.0, positions, request, header)
-        more = (provisional, provisional_header, stored.size_bytes, stored.reached_gateway)
+        more = (provisional, provisional_header, stored.reached_gateway)
     except (FirstlineError, TypeError, ValueError):
         return
-    connection.execute("INSERT OR IGNORE INTO items VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)", (*values, *more))
+    connection.execute("INSERT OR IGNORE INTO items VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, *more))
 
 
 def _genuine_time(stored: StoredItem, created_wall_s: float, seal: Seal) -> float | None:
@@ -279,7 +282,7 @@ def _take_answer(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
     sequence, request_id, principal, stored_wall_s, response, header, announced = row
     try:
         unpack_answer(Encoded(response, header), stored_wall_s, request_id, principal, seal)
-        values = (sequence, request_id, principal, stored_wall_s, response, header, len(response))
+        values = (sequence, request_id, principal, stored_wall_s, response, header)
     except (FirstlineError, TypeError, ValueError):
         return
-    connection.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?,?,?,?,?,?)", (*values, announced != 0))
+    connection.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?,?,?,?,?)", (*values, announced != 0))

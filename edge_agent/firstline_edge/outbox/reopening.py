@@ -35,7 +35,6 @@ class ReopeningOutbox:
 
     Attributes:
         completions: wakes callers that wait for a promise to end.
-        problem: why the outbox is not open, in a sentence; "" once it is.
 
     Raises:
         ConfigError: a newer version wrote it.
@@ -55,8 +54,13 @@ class ReopeningOutbox:
         self._clock = clock
         self._outbox: Outbox | None = None
         self._closed = False
-        self.problem = ""
+        self._unopened_problem = ""
         self._try()
+
+    @property
+    def problem(self) -> str:
+        """Why the outbox is not open, or refuses to be written or read now, in sentences; "" if it works."""
+        return self._outbox.problem if self._outbox is not None else self._unopened_problem
 
     @property
     def depth(self) -> int:
@@ -91,7 +95,7 @@ class ReopeningOutbox:
             CapacityError: it is not open.
         """
         if self._outbox is None:
-            raise CapacityError(self.problem, retry_after_s=_RETRY_S)
+            raise CapacityError(self._unopened_problem, retry_after_s=_RETRY_S)
         return self._outbox
 
     async def answer(self, request_id: str, principal: str) -> InferResponse:
@@ -145,19 +149,19 @@ class ReopeningOutbox:
         try:
             outbox = self._make(self.completions)
         except CapacityError as error:
-            if not self.problem:
+            if not self._unopened_problem:
                 self._unopened_counts = count_promises(self._path)
                 log.error("outbox unavailable; no correction promised", error=error.message)
             # An error about a setting says itself what to do; all other errors come from the disk.
             disk = "" if isinstance(error.__cause__, ConfigError) else " Free space, or correct who may write there."
-            self.problem = f"{error.message}{disk} Until then nothing is promised."
+            self._unopened_problem = f"{error.message}{disk} Until then nothing is promised."
         else:
             if self._closed:  # meanwhile
                 outbox.close()
                 return
-            if self.problem:
+            if self._unopened_problem:
                 log.info("outbox restored", items=outbox.depth)
-            self._outbox, self.problem = outbox, ""
+            self._outbox, self._unopened_problem = outbox, ""
 
 
 def open_outbox(settings: EdgeSettings, path: Path, clock: Clock, completions: Completions) -> Outbox:

@@ -14,8 +14,8 @@ import orjson
 from firstline_core.errors import QueueFullError
 from firstline_core.protocol.oip import Encoded
 from firstline_core.telemetry.wording import counted
-from firstline_edge.outbox.database import Transaction
-from firstline_edge.outbox.item import FIXED_BYTES, StoredItem
+from firstline_edge.outbox.database import ANSWER_BYTES, ITEM_BYTES, Transaction
+from firstline_edge.outbox.item import StoredItem
 
 ITEM_COLUMNS = (
     "request_id, principal, model, version, rows, request, request_header, provisional, provisional_header, "
@@ -50,9 +50,8 @@ def insert_promise(
         )
     values = (getattr(stored, name) for name in ITEM_COLUMNS.split(", "))
     inserted = connection.execute(
-        f"INSERT INTO items ({ITEM_COLUMNS}, created_wall_s, size_bytes) "  # noqa: S608
-        "VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
-        (*values, created_wall_s, stored.size_bytes),
+        f"INSERT INTO items ({ITEM_COLUMNS}, created_wall_s) VALUES (?,?,?,?,?,?,?,?,?,?,?)",  # noqa: S608
+        (*values, created_wall_s),
     )
     totals.newest = totals.newest._replace(items=inserted.lastrowid or 0)
     totals.items += 1
@@ -63,7 +62,8 @@ def insert_promise(
 def delete_promise(transaction: Transaction, request_id: str) -> str | None:
     """Deletes a promise; returns its principal, None if there is no such promise."""
     deleted = transaction.connection.execute(
-        "DELETE FROM items WHERE request_id = ? RETURNING principal, size_bytes", (request_id,)
+        f"DELETE FROM items WHERE request_id = ? RETURNING principal, {ITEM_BYTES}",  # noqa: S608
+        (request_id,),
     ).fetchall()
     if not deleted:
         return None
@@ -105,22 +105,22 @@ def insert_answer(
     transaction: Transaction, encoded: Encoded, *, request_id: str, principal: str, wall_s: float, announced: bool
 ) -> None:
     """Adds an answer; `announced` is true if it need not be announced."""
-    size_bytes, totals = len(encoded.body), transaction.totals
+    totals = transaction.totals
     inserted = transaction.connection.execute(
-        "INSERT INTO answers (request_id, principal, stored_wall_s, response, response_header, size_bytes, announced) "
-        "VALUES (?,?,?,?,?,?,?)",
-        (request_id, principal, wall_s, encoded.body, encoded.header_length, size_bytes, announced),
+        "INSERT INTO answers (request_id, principal, stored_wall_s, response, response_header, announced) "
+        "VALUES (?,?,?,?,?,?)",
+        (request_id, principal, wall_s, encoded.body, encoded.header_length, announced),
     )
     totals.newest = totals.newest._replace(answers=inserted.lastrowid or 0)
     totals.answers += 1
-    totals.answer_bytes += size_bytes
+    totals.answer_bytes += len(encoded.body)
 
 
 def delete_old_answers(transaction: Transaction, oldest_wall_s: float, *, also_unannounced: bool) -> None:
     """Deletes the answers from before `oldest_wall_s`."""
     condition = "stored_wall_s < ?" if also_unannounced else "stored_wall_s < ? AND announced = 1"
     deleted = transaction.connection.execute(
-        f"DELETE FROM answers WHERE {condition} RETURNING size_bytes",  # noqa: S608
+        f"DELETE FROM answers WHERE {condition} RETURNING {ANSWER_BYTES}",  # noqa: S608
         (oldest_wall_s,),
     ).fetchall()
     transaction.totals.answers -= len(deleted)
@@ -130,14 +130,11 @@ def delete_old_answers(transaction: Transaction, oldest_wall_s: float, *, also_u
 def make_room_for_answers(transaction: Transaction, limit_bytes: int) -> None:
     """Deletes the oldest answers until the rest fits, announced ones first."""
     connection, totals = transaction.connection, transaction.totals
+    select = f"SELECT sequence, {ANSWER_BYTES} FROM answers {{}} ORDER BY sequence LIMIT 1"  # noqa: S608
     # The newest answer always stays: it was stored just now.
     while totals.answer_bytes > limit_bytes and totals.answers > 1:
-        oldest = connection.execute(
-            "SELECT sequence, size_bytes FROM answers WHERE announced = 1 ORDER BY sequence LIMIT 1"
-        ).fetchone()
-        if oldest is None:
-            oldest = connection.execute("SELECT sequence, size_bytes FROM answers ORDER BY sequence LIMIT 1").fetchone()
-        sequence, size_bytes = oldest
+        oldest = connection.execute(select.format("WHERE announced = 1")).fetchone()
+        sequence, size_bytes = oldest or connection.execute(select.format("")).fetchone()
         connection.execute("DELETE FROM answers WHERE sequence = ?", (sequence,))
         totals.answers -= 1
         totals.answer_bytes -= size_bytes
@@ -191,21 +188,11 @@ def delete_all(transaction: Transaction) -> list[str]:
     return ended
 
 
-def correct_sizes(connection: sqlite3.Connection) -> None:
-    """Corrects the sizes of records: no seal covers them, and the limits count by them."""
-    sizes = {
-        "items": f"length(request) + length(provisional) + length(rows) + {FIXED_BYTES}",
-        "answers": "length(response)",
-    }
-    for table, size in sizes.items():
-        connection.execute(f"UPDATE {table} SET size_bytes = {size} WHERE size_bytes IS NOT {size}")  # noqa: S608
-
-
 def count_records(connection: sqlite3.Connection) -> tuple[int, int, int, int]:
     """Returns the number of promises, their bytes, the number of answers and their bytes."""
-    count = "SELECT count(*), coalesce(sum(size_bytes), 0) FROM"
-    items, item_bytes = connection.execute(f"{count} items").fetchone()
-    answers, answer_bytes = connection.execute(f"{count} answers").fetchone()
+    count = "SELECT count(*), coalesce(sum({}), 0) FROM {}"
+    items, item_bytes = connection.execute(count.format(ITEM_BYTES, "items")).fetchone()
+    answers, answer_bytes = connection.execute(count.format(ANSWER_BYTES, "answers")).fetchone()
     return items, item_bytes, answers, answer_bytes
 
 
