@@ -29,7 +29,7 @@ from firstline_gateway.store.schema import METADATA
 from firstline_gateway.store.store import Store
 
 ENTRIES = Table(
-    "trail_entries",
+    "audit_log_entries",
     METADATA,
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("at_s", Double, nullable=False),
@@ -42,7 +42,7 @@ ENTRIES = Table(
 )
 
 HEAD = Table(
-    "trail_head",
+    "audit_log_head",
     METADATA,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("number", BigInteger, nullable=False),
@@ -93,7 +93,7 @@ def page(connection: Connection, after: int, limit: int, subject: str = "") -> l
     return [Entry(**row._mapping) for row in connection.execute(query)]
 
 
-KEY_FILE = "trail.key"
+KEY_FILE = "audit-log.key"
 
 
 class AuditLog:

@@ -67,4 +67,4 @@ def _read(file: Path) -> Head:
         with file.open("rb") as stream:
             return msgspec.json.decode(stream.read(_HEAD_BYTES), type=Head)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} holds no head of an audit trail: {error}.") from error
+        raise ConfigError(f"{file} holds no head of an audit log: {error}.") from error

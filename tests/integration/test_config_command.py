@@ -76,8 +76,8 @@ async def test_configuration_is_signed_listed_read_and_removed(site: RegistrySit
     await run(site, "config", "rm", "quiet", "1")
     assert "no configuration" in (await run(site, "config", "rm", "quiet", "1", code=1)).output
     assert "list no configuration" in (await run(site, "config", "show", "quiet", "1", code=1)).output
-    trail = json.loads((await run(site, "audit", "ls", "--subject", "registry", "-o", "json")).stdout)
-    added = [json.loads(entry["details"])["added"] for entry in trail]
+    entries = json.loads((await run(site, "audit", "ls", "--subject", "registry", "-o", "json")).stdout)
+    added = [json.loads(entry["details"])["added"] for entry in entries]
     assert [one for one in added if one] == [["configuration quiet 1"], ["configuration quiet 2"], ["digits 1"]]
 
 

@@ -151,4 +151,4 @@ async def test_the_audit_log_is_verified_against_a_stored_head(site: FleetSite) 
     with site.gateway.store.database.begin() as connection:
         connection.execute(update(ENTRIES).where(ENTRIES.c.number == 1).values(actor="application:nobody"))
     changed = await site("audit", "verify")
-    assert changed.exit_code == 1 and "Entry 1 of the audit trail was changed" in changed.output
+    assert changed.exit_code == 1 and "Entry 1 of the audit log was changed" in changed.output

@@ -63,7 +63,7 @@ JOBS = Table(
 )
 
 USAGE = Table(
-    "jobs_kept",
+    "jobs_usage",
     METADATA,
     Column("sequence", SEQUENCE, primary_key=True, autoincrement=True),
     Column("principal", Text, nullable=False),

@@ -103,12 +103,12 @@ class Profiles:
 
         def store(connection: Connection) -> tuple[ProfileEntry, bool]:
             request = permitted(connection, device, entry.bundle, entry.version, now_s, lock=True)
-            if request.brought_s is not None:
+            if request.delivered_s is not None:
                 if request.sha256 != entry.sha256:
                     raise _fulfilled(request)
-                return replace(entry, kept_s=request.brought_s), False
+                return replace(entry, kept_s=request.delivered_s), False
             records.put(connection, entry, content)
-            fulfilled = replace(request, version=entry.version, sha256=entry.sha256, brought_s=now_s)
+            fulfilled = replace(request, version=entry.version, sha256=entry.sha256, delivered_s=now_s)
             records.put_request(connection, fulfilled)
             return entry, True
 
@@ -157,7 +157,7 @@ def permitted(
         raise ConflictError(f"{what} (any more).")
     if request.has_expired(now_s):
         raise ConflictError(f"{what} any more: the request has ended.")
-    if request.brought_s is not None and request.version != version:
+    if request.delivered_s is not None and request.version != version:
         raise _fulfilled(request)
     return request
 

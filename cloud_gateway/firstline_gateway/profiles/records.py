@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -12,7 +12,6 @@ from sqlalchemy import (
     Double,
     Index,
     LargeBinary,
-    Row,
     String,
     Table,
     Text,
@@ -25,7 +24,7 @@ from firstline_core.fleet.profiles import MACHINE_VERSIONS, ProfileEntry
 from firstline_core.fleet.twin import DesiredProfile
 from firstline_core.protocol.enrolment import device_principal
 from firstline_gateway.store import schema
-from firstline_gateway.store.schema import METADATA
+from firstline_gateway.store.schema import METADATA, Document
 
 _RECENT = 64
 """Latest profiles of one bundle on machines of one fingerprint that are searched for a model's digest."""
@@ -41,7 +40,7 @@ PROFILES = Table(
     Column("machine", String(64), primary_key=True),
     Column("kept_s", Double, nullable=False),
     Column("by", String(128), nullable=False),
-    Column("entry", Text, nullable=False),
+    Column("entry", Document(ProfileEntry), nullable=False),
     Column("content", LargeBinary, nullable=False),
     Column("fingerprint", String(64), nullable=False),  # of `entry`
     Index(None, "bundle", "fingerprint"),
@@ -52,13 +51,13 @@ PROFILE_REQUESTS = Table(
     METADATA,
     Column("device", String(64), primary_key=True),
     Column("bundle", String(64), primary_key=True),
-    Column("wanted", Text, nullable=False),
+    Column("wanted", Document(DesiredProfile), nullable=False),
     Column("by", String(128), nullable=False),
     Column("asked_s", Double, nullable=False),
     Column("until_s", Double, nullable=False, index=True),
     Column("version", BigInteger, nullable=False),
     Column("sha256", String(64), nullable=False),
-    Column("brought_s", Double),
+    Column("delivered_s", Double),
     Column("ended_s", Double),
     Column("why", Text, nullable=False),
 )
@@ -69,7 +68,7 @@ _P, _R = PROFILES.c, PROFILE_REQUESTS.c
 def put(connection: Connection, entry: ProfileEntry, content: bytes) -> None:
     """Stores a profile, replacing the previous one, and deletes the machine's oldest of that bundle."""
     values = {name: getattr(entry, name) for name in ("bundle", "version", "machine", "kept_s", "by", "fingerprint")}
-    values |= {"entry": msgspec.json.encode(entry).decode(), "content": content}
+    values |= {"entry": entry, "content": content}
     _upsert(connection, PROFILES, values)
     same = (_P.bundle == entry.bundle, _P.machine == entry.machine)
     others = select(_P.version).where(*same, _P.version != entry.version).order_by(_P.kept_s.desc(), _P.version.desc())
@@ -80,7 +79,7 @@ def put(connection: Connection, entry: ProfileEntry, content: bytes) -> None:
 def find(connection: Connection, place: Place) -> tuple[ProfileEntry, bytes] | None:
     """Returns one profile; None if it is not stored."""
     row = connection.execute(select(_P.entry, _P.content).where(*_at(place))).first()
-    return (_entry(row.entry), row.content) if row is not None else None
+    return (row.entry, row.content) if row is not None else None
 
 
 def of_hardware(connection: Connection, bundle: str, model_digest: str, fingerprint: str) -> bytes | None:
@@ -91,7 +90,7 @@ def of_hardware(connection: Connection, bundle: str, model_digest: str, fingerpr
     trusted = (_P.bundle == bundle, _P.fingerprint == fingerprint, ~_P.by.startswith(device_principal("")))
     found = select(_P.version, _P.machine, _P.entry).where(*trusted).order_by(_P.kept_s.desc()).limit(_RECENT)
     for row in connection.execute(found).all():
-        if model_digest in _entry(row.entry).models:
+        if model_digest in row.entry.models:
             place = _at((bundle, row.version, row.machine))
             return connection.execute(select(_P.content).where(*place)).scalar_one_or_none()
     return None
@@ -114,7 +113,7 @@ def page(
         if wanted:
             query = query.where(column == wanted)
     rows = connection.execute(query.order_by(_P.bundle, _P.version, _P.machine).limit(limit))
-    return [_entry(text) for text in rows.scalars()]
+    return list(rows.scalars())
 
 
 def remove(connection: Connection, place: Place) -> bool:
@@ -132,7 +131,7 @@ class RequestRecord(Struct, frozen=True):
         until_s: wall time when the request ends, unless it was fulfilled.
         version: that the device uploaded; 0 if none.
         sha256: of the uploaded profile; "" if it is not known.
-        brought_s: wall time of the upload; None before.
+        delivered_s: wall time of the upload; None before.
         ended_s: wall time when the end of the request was recorded; None before.
         why: why the device had not measured when the request ended, in a sentence, or "".
     """
@@ -144,37 +143,38 @@ class RequestRecord(Struct, frozen=True):
     until_s: float
     version: int = 0
     sha256: str = ""
-    brought_s: float | None = None
+    delivered_s: float | None = None
     ended_s: float | None = None
     why: str = ""
 
     def has_expired(self, now_s: float) -> bool:
         """Whether the request can no longer be fulfilled."""
-        return self.brought_s is None and (self.ended_s is not None or self.until_s <= now_s)
+        return self.delivered_s is None and (self.ended_s is not None or self.until_s <= now_s)
+
+
+_REQUEST = [_R[name] for name in RequestRecord.__struct_fields__]
 
 
 def put_request(connection: Connection, request: RequestRecord) -> None:
     """Stores a request, replacing the previous one of that device and bundle."""
-    values = msgspec.structs.asdict(request)
-    wanted = msgspec.json.encode(request.wanted).decode()
-    _upsert(connection, PROFILE_REQUESTS, values | {"bundle": request.wanted.bundle, "wanted": wanted})
+    _upsert(connection, PROFILE_REQUESTS, asdict(request) | {"bundle": request.wanted.bundle})
 
 
 def requests_of(connection: Connection, device: str) -> list[RequestRecord]:
     """Returns all requests of one device, oldest first."""
-    query = select(PROFILE_REQUESTS).where(_R.device == device).order_by(_R.asked_s, _R.bundle)
-    return [_request(row) for row in connection.execute(query)]
+    query = select(*_REQUEST).where(_R.device == device).order_by(_R.asked_s, _R.bundle)
+    return [RequestRecord(**row._mapping) for row in connection.execute(query)]
 
 
 def find_request(connection: Connection, device: str, bundle: str) -> RequestRecord | None:
     """Returns one request; None if it does not exist."""
-    row = connection.execute(select(PROFILE_REQUESTS).where(_R.device == device, _R.bundle == bundle)).first()
-    return _request(row) if row is not None else None
+    row = connection.execute(select(*_REQUEST).where(_R.device == device, _R.bundle == bundle)).first()
+    return RequestRecord(**row._mapping) if row is not None else None
 
 
 def devices_with_expired_requests(connection: Connection, now_s: float, limit: int) -> list[str]:
     """Returns devices with requests whose end has passed and was not recorded."""
-    unrecorded = (_R.until_s <= now_s, _R.brought_s.is_(None), _R.ended_s.is_(None))
+    unrecorded = (_R.until_s <= now_s, _R.delivered_s.is_(None), _R.ended_s.is_(None))
     query = select(_R.device).distinct().where(*unrecorded).order_by(_R.device).limit(limit)
     return list(connection.execute(query).scalars())
 
@@ -200,12 +200,3 @@ def _upsert(connection: Connection, table: Table, values: dict[str, object]) -> 
 def _at(place: Place) -> tuple[ColumnElement[bool], ...]:
     bundle, version, machine = place
     return _P.bundle == bundle, _P.version == version, _P.machine == machine
-
-
-def _entry(text: str) -> ProfileEntry:
-    return msgspec.json.decode(text, type=ProfileEntry)
-
-
-def _request(row: Row[tuple[object, ...]]) -> RequestRecord:
-    values = {name: getattr(row, name) for name in RequestRecord.__struct_fields__}
-    return RequestRecord(**values | {"wanted": msgspec.json.decode(row.wanted, type=DesiredProfile)})

@@ -215,7 +215,7 @@ def why_not(device: Device, request: RequestRecord, now_s: float) -> str:
 def _state(
     device: Device, request: RequestRecord, reported: Profiling | None, now_s: float
 ) -> tuple[ProfilingState, str]:
-    if request.brought_s is not None:
+    if request.delivered_s is not None:
         return ProfilingState.DONE, ""
     if request.has_expired(now_s):
         why = request.why if request.ended_s is not None else why_not(device, request, now_s)

@@ -22,7 +22,7 @@ from firstline_core.types import Sha256
 FIRST = "0" * 64
 """The previous hash of the first entry."""
 
-_CONTEXT = b"firstline audit trail head 1\n"  # separates these signatures from all others of the same key
+_CONTEXT = b"firstline audit log head 1\n"  # separates these signatures from all others of the same key
 _Hex = Annotated[str, Meta(pattern=r"^([0-9a-f]{2})*\Z", max_length=256)]
 
 
@@ -120,15 +120,15 @@ def verify_log(entries: Iterable[Entry], heads: Iterable[Head] = ()) -> tuple[in
     for entry in entries:
         number, previous = last
         if entry.number != number + 1:
-            raise IntegrityError(f"Entry {number + 1} of the audit trail is missing; entry {entry.number} follows.")
+            raise IntegrityError(f"Entry {number + 1} of the audit log is missing; entry {entry.number} follows.")
         if entry.previous != previous or entry.sealed().sha256 != entry.sha256:
-            raise IntegrityError(f"Entry {entry.number} of the audit trail was changed, or one before it was.")
+            raise IntegrityError(f"Entry {entry.number} of the audit log was changed, or one before it was.")
         last = entry.number, entry.sha256
         if entry.number in signed:
             hashes[entry.number] = entry.sha256
     for head in heads:
         if head.number not in hashes:
-            raise IntegrityError(f"The audit trail ends at entry {last[0]}, but had entry {head.number} when signed.")
+            raise IntegrityError(f"The audit log ends at entry {last[0]}, but had entry {head.number} when signed.")
         if hashes[head.number] != head.sha256:
-            raise IntegrityError(f"Entry {head.number} of the audit trail is not the one that was signed.")
+            raise IntegrityError(f"Entry {head.number} of the audit log is not the one that was signed.")
     return last

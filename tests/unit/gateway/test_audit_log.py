@@ -1,4 +1,4 @@
-"""The audit trail in the store: one chain for all writers, in the transaction of the recorded change."""
+"""The audit log in the store: one chain for all writers, in the transaction of the recorded change."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_entries_form_a_chain(database: Database) -> None:
         ]
 
 
-def test_an_empty_trail_has_a_head_too(database: Database, tmp_path: Path) -> None:
+def test_an_empty_log_has_a_head_too(database: Database, tmp_path: Path) -> None:
     with database.reading() as connection:
         last = audit_log.last(connection)
     signed = audit_log.sign(last, audit_log.open_key(tmp_path), 5.0)

@@ -247,7 +247,7 @@ def test_reports_of_another_request_are_ignored() -> None:
 
 def test_an_uploaded_request_is_done() -> None:
     """Even if the response was lost or the request has expired."""
-    brought = replace(ASKED, version=2, brought_s=NOW_S - 5, until_s=NOW_S - 1)
+    brought = replace(ASKED, version=2, delivered_s=NOW_S - 5, until_s=NOW_S - 1)
     found = request_of(replace(CAM, reported=said(ProfilingState.UPLOADING, message="Away.")), brought, NOW_S)
     assert (found.state, found.version, found.message) == (ProfilingState.DONE, 2, "")
 

@@ -19,7 +19,7 @@ def upgrade() -> None:
     _create_registry()
     _create_rollouts()
     _create_store()
-    _create_trail()
+    _create_audit_log()
     op.execute("INSERT INTO service_clock (id, seconds) VALUES (1, 0)")
     op.execute("INSERT INTO identity_version (id, version) VALUES (1, 0)")
 
@@ -217,12 +217,12 @@ def _create_jobs() -> None:
     op.create_index("ix_jobs_service_s", "jobs", ["service_s"])
     op.create_index("ix_jobs_status_priority_sequence", "jobs", ["status", "priority", "sequence"])
     op.create_table(
-        "jobs_kept",
+        "jobs_usage",
         sa.Column("sequence", _SEQUENCE, nullable=False, autoincrement=True),
         sa.Column("principal", sa.Text, nullable=False),
         sa.Column("jobs", sa.Integer, nullable=False),
         sa.Column("size_bytes", sa.BigInteger, nullable=False),
-        sa.PrimaryKeyConstraint("sequence", name="pk_jobs_kept"),
+        sa.PrimaryKeyConstraint("sequence", name="pk_jobs_usage"),
     )
 
 
@@ -250,7 +250,7 @@ def _create_profiles() -> None:
         sa.Column("until_s", sa.Double, nullable=False),
         sa.Column("version", sa.BigInteger, nullable=False),
         sa.Column("sha256", sa.String(64), nullable=False),
-        sa.Column("brought_s", sa.Double, nullable=True),
+        sa.Column("delivered_s", sa.Double, nullable=True),
         sa.Column("ended_s", sa.Double, nullable=True),
         sa.Column("why", sa.Text, nullable=False),
         sa.PrimaryKeyConstraint("device", "bundle", name="pk_profile_requests"),
@@ -332,9 +332,9 @@ def _create_store() -> None:
     )
 
 
-def _create_trail() -> None:
+def _create_audit_log() -> None:
     op.create_table(
-        "trail_entries",
+        "audit_log_entries",
         sa.Column("number", sa.BigInteger, nullable=False, autoincrement=False),
         sa.Column("at_s", sa.Double, nullable=False),
         sa.Column("actor", sa.String(128), nullable=False),
@@ -343,13 +343,13 @@ def _create_trail() -> None:
         sa.Column("details", sa.Text, nullable=False),
         sa.Column("previous", sa.String(64), nullable=False),
         sa.Column("sha256", sa.String(64), nullable=False),
-        sa.PrimaryKeyConstraint("number", name="pk_trail_entries"),
+        sa.PrimaryKeyConstraint("number", name="pk_audit_log_entries"),
     )
-    op.create_index("ix_trail_entries_subject", "trail_entries", ["subject"])
+    op.create_index("ix_audit_log_entries_subject", "audit_log_entries", ["subject"])
     op.create_table(
-        "trail_head",
+        "audit_log_head",
         sa.Column("id", sa.Integer, nullable=False, autoincrement=False),
         sa.Column("number", sa.BigInteger, nullable=False),
         sa.Column("sha256", sa.String(64), nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_trail_head"),
+        sa.PrimaryKeyConstraint("id", name="pk_audit_log_head"),
     )

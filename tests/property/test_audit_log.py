@@ -1,4 +1,4 @@
-"""No change to an audit trail goes unseen, wherever it is made."""
+"""No change to an audit log goes unseen, wherever it is made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PUBLIC = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
 WORDS = st.lists(st.text(max_size=5), min_size=1, max_size=8)
 
 
-def trail_of(words: list[str]) -> list[Entry]:
+def log_of(words: list[str]) -> list[Entry]:
     entries: list[Entry] = []
     head = 0, FIRST
     for word in words:
@@ -31,14 +31,14 @@ def head_of(entries: list[Entry]) -> Head:
 
 
 @given(WORDS)
-def test_a_trail_that_was_left_alone_holds(words: list[str]) -> None:
-    entries = trail_of(words)
+def test_a_log_that_was_left_alone_holds(words: list[str]) -> None:
+    entries = log_of(words)
     assert verify_log(entries, [head_of(entries), head_of(entries[:1])]) == (len(words), entries[-1].sha256)
 
 
 @given(WORDS, st.data())
 def test_an_entry_that_was_changed_left_out_or_exchanged_is_found(words: list[str], data: st.DataObject) -> None:
-    entries = trail_of(words)
+    entries = log_of(words)
     head = head_of(entries)
     at = data.draw(st.integers(0, len(entries) - 1))
     kind = data.draw(st.sampled_from(["actor", "sealed", "dropped", "at_s", "number"]))
@@ -50,19 +50,19 @@ def test_an_entry_that_was_changed_left_out_or_exchanged_is_found(words: list[st
         entries[at] = replace(entries[at], number=entries[at].number + 1)
     else:
         entries[at] = replace(entries[at], **{kind: "somebody else" if kind == "actor" else 3.5})
-    with pytest.raises(IntegrityError, match=r"(?i)entry|trail"):
+    with pytest.raises(IntegrityError, match=r"(?i)entry|log"):
         verify_log(entries, [head])
 
 
 @given(WORDS)
-def test_a_trail_that_was_written_anew_does_not_have_the_head_that_was_kept(words: list[str]) -> None:
-    head = head_of(trail_of(words))
+def test_a_log_that_was_written_anew_does_not_have_the_head_that_was_kept(words: list[str]) -> None:
+    head = head_of(log_of(words))
     with pytest.raises(IntegrityError, match="not the one that was signed"):
-        verify_log(trail_of([*words[:-1], words[-1] + "!"]), [head])
+        verify_log(log_of([*words[:-1], words[-1] + "!"]), [head])
 
 
 def test_a_head_that_somebody_else_signed_is_refused() -> None:
-    entries = trail_of(["a"])
+    entries = log_of(["a"])
     forged = replace(head_of(entries), sha256=FIRST)
     with pytest.raises(IntegrityError, match="not signed"):
         verify_log(entries, [forged])
