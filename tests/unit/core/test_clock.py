@@ -6,7 +6,7 @@ from collections.abc import Callable
 from firstline_core.clock import SYSTEM_CLOCK, SimulatedClock
 
 
-async def test_simulated_time_wakes_sleepers_in_order_and_only_when_due() -> None:
+async def test_simulated_time_wakes_sleepers_in_order() -> None:
     clock = SimulatedClock()
     woken: list[tuple[str, float]] = []
 
@@ -27,7 +27,7 @@ async def test_simulated_time_wakes_sleepers_in_order_and_only_when_due() -> Non
     assert clock.monotonic_s() == 10.9
 
 
-async def test_simulated_time_makes_calls_when_due_and_not_those_that_were_cancelled() -> None:
+async def test_simulated_time_makes_calls_when_due() -> None:
     clock = SimulatedClock(start_s=5.0)
     made: list[tuple[str, float]] = []
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from firstline_core import errors
 
 
-def test_codes_are_unique_and_every_class_is_in_the_drawn_tree() -> None:
+def test_codes_are_unique_and_documented() -> None:
     classes = [
         value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.FirstlineError)
     ]
@@ -13,7 +13,7 @@ def test_codes_are_unique_and_every_class_is_in_the_drawn_tree() -> None:
         assert cls.__name__ in errors.__doc__
 
 
-def test_capacity_and_link_errors_may_be_retried_and_a_request_error_may_not() -> None:
+def test_only_capacity_and_link_errors_are_retryable() -> None:
     assert errors.QueueFullError("x").retryable
     assert errors.LinkDownError("x").retryable
     assert not errors.InvalidTensorError("x").retryable

@@ -6,7 +6,7 @@ from uuid import RFC_4122, UUID
 from firstline_core.ids import new_request_id
 
 
-def test_an_id_is_a_uuid_of_version_7_that_holds_the_time() -> None:
+def test_an_id_is_a_uuid_of_version_7() -> None:
     before_ms = time.time_ns() // 1_000_000
     minted = UUID(new_request_id())
     after_ms = time.time_ns() // 1_000_000
@@ -15,7 +15,7 @@ def test_an_id_is_a_uuid_of_version_7_that_holds_the_time() -> None:
     assert before_ms <= minted.int >> 80 <= after_ms
 
 
-def test_ids_of_one_millisecond_share_nothing_but_the_time() -> None:
+def test_ids_of_one_millisecond_share_only_the_time() -> None:
     ids = [UUID(new_request_id()).int for _ in range(1000)]
     assert len(set(ids)) == 1000
     varied = 0

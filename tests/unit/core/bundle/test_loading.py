@@ -69,7 +69,7 @@ def test_prepared_rows_of_several_requests_run_together(tmp_path: Path) -> None:
         (Tensor("x", np.array([[np.inf, 1]], np.float32)), "Row 0 of input 'x' has NaN or infinity"),
     ],
 )
-def test_an_input_that_does_not_match_the_bundle_is_refused(tmp_path: Path, tensor: Tensor, message: str) -> None:
+def test_an_unsuitable_input_is_refused(tmp_path: Path, tensor: Tensor, message: str) -> None:
     loaded = load_edge(number_bundle(tmp_path), OPTIONS)
     with pytest.raises(InvalidTensorError, match=message):
         loaded.prepare(tensor)
@@ -84,14 +84,14 @@ def test_an_image_input_takes_bytes_or_pixels_only(tmp_path: Path) -> None:
         loaded.prepare(two_axes)
 
 
-def test_rows_of_a_wrong_shape_are_refused_before_they_join_a_batch(tmp_path: Path) -> None:
+def test_rows_of_a_wrong_shape_never_join_a_batch(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path, resize=False), OPTIONS)
     assert loaded.prepare(images(encode(solid(0, 4)))).shape == (1, 3, 4, 4)
     with pytest.raises(InvalidTensorError, match=r"rows of shape \[3, 6, 6\], but model 'colours' takes \[3, 4, 4\]"):
         loaded.prepare(images(encode(solid(0, 6))))
 
 
-def test_a_wrong_label_file_is_detected_at_the_first_run_if_sizes_are_free(tmp_path: Path) -> None:
+def test_the_first_run_detects_a_wrong_label_file(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path, labels=("red", "green"), resize=False, size="side"), OPTIONS)
     with pytest.raises(InferenceError, match=r"gave \[1, 3\] for 1 rows, but the bundle has 2 labels"):
         loaded.predict(images(encode(solid(0))))
@@ -120,7 +120,7 @@ def test_predicts_from_several_threads(tmp_path: Path) -> None:
     assert wrong == []
 
 
-def test_a_label_offset_applies_to_logits_and_a_graph_hides_them(tmp_path: Path) -> None:
+def test_a_label_offset_applies_to_logits(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", np.eye(2, 3, dtype=np.float32))
     steps = (Softmax(), LabelOffset())
     bundle = write_manifest(tmp_path, [model(path, tmp_path, postprocess=steps)], ["a", "b"], input=NUMBERS)
@@ -143,7 +143,7 @@ def test_a_wrong_label_file_is_refused_at_load(tmp_path: Path, resize: bool) -> 
         load_edge(bundle, OPTIONS)
 
 
-def test_steps_that_do_not_fit_the_model_are_refused_at_load(tmp_path: Path) -> None:
+def test_unsuitable_steps_are_refused_at_load(tmp_path: Path) -> None:
     path = average_colours(tmp_path / "colours.onnx", size=4)
     bundle = write_manifest(
         tmp_path, [model(path, tmp_path, preprocess=(Decode(), Resize(5, 5), Layout("NCHW")))], COLOURS
@@ -181,9 +181,7 @@ def test_graphs_of_the_bundle_before_and_after_the_model(tmp_path: Path) -> None
         load_model(bundle, declared, OPTIONS)
 
 
-def test_the_first_variant_that_loads_is_used_and_skipped_ones_are_listed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_first_variant_that_loads_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken = tmp_path / "broken.tflite"
     broken.write_bytes(b"not a model")
     absent, good = linear(tmp_path / "absent.onnx", EYE), linear(tmp_path / "good.onnx", EYE)
@@ -276,7 +274,7 @@ def test_an_infinite_score_becomes_the_largest_finite_number(tmp_path: Path) -> 
     assert np.isnan(none)  # never kept
 
 
-def test_a_score_graph_for_other_classes_is_refused_at_load(tmp_path: Path) -> None:
+def test_loading_refuses_a_score_graph_for_other_classes(tmp_path: Path) -> None:
     graph = score_graph(tmp_path / "score.onnx", 5)
     bundle = number_bundle(tmp_path, policy=Policy(Score("graph", graph=artefact(graph, tmp_path))))
     with pytest.raises(ModelLoadError, match="does not score 2 classes"):

@@ -133,7 +133,7 @@ def test_provenance_round_trips_and_changes_no_digest() -> None:
     assert told.digest == EDGE.digest
 
 
-def test_a_learned_score_and_value_round_trip_and_change_the_score_digest() -> None:
+def test_a_learned_score_is_part_of_the_digest() -> None:
     learned = Logistic((0.1, -2.5, 1e-9, 3.0, 0.0, 1 / 3), -0.7)
     policy = Policy(Score("learned", learned=learned), 0.5, learned)
     found = parse_manifest(encode_manifest(msgspec.structs.replace(MANIFEST, policy=policy)))

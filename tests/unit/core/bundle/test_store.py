@@ -27,7 +27,7 @@ def test_a_bundle_that_matches_its_manifest_opens(root: Path) -> None:
     assert all(bundle.has(found) for found in bundle.manifest.models)
 
 
-def test_an_artefact_that_this_device_does_not_need_may_be_absent(root: Path) -> None:
+def test_an_unneeded_artefact_may_be_absent(root: Path) -> None:
     (root / "full.onnx").unlink()
     bundle = open_bundle(root)
     assert bundle.manifest.full is not None
@@ -52,7 +52,7 @@ def test_a_truncated_file_is_detected(root: Path) -> None:
         open_bundle(root)
 
 
-def test_a_link_out_of_the_bundle_is_refused_even_with_the_right_bytes(root: Path) -> None:
+def test_a_link_out_of_the_bundle_is_refused(root: Path) -> None:
     outside = root.parent / "outside.onnx"
     (root / "full.onnx").rename(outside)
     (root / "full.onnx").symlink_to(outside)
@@ -74,7 +74,7 @@ def test_a_linked_manifest_is_refused(root: Path) -> None:
         open_bundle(root)
 
 
-def test_links_inside_the_bundle_and_to_the_bundle_are_allowed(root: Path) -> None:
+def test_links_within_and_to_the_bundle_are_allowed(root: Path) -> None:
     (root / "full.onnx").rename(root / "other.onnx")
     (root / "full.onnx").symlink_to("other.onnx")
     (root.parent / "current").symlink_to(root)

@@ -70,7 +70,7 @@ def with_keys(repository: SignedRepository, role: str, keys: str, threshold: int
         (("012", 2, "01"), ("012", 1, "0"), False),
     ],
 )
-def test_a_root_needs_enough_signatures_of_old_and_new_keys(
+def test_a_root_needs_old_and_new_signatures(
     tmp_path: Path,
     repository: SignedRepository,
     first: tuple[str, int, str],

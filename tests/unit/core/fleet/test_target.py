@@ -48,7 +48,7 @@ def bundle(asked: dict[str, ExtraNeeds] | None = None) -> ListedBundle:
     return find_bundle(signed(digits(), asked), "digits", 1)
 
 
-def test_a_device_gets_the_files_of_its_variant_and_never_the_full_model() -> None:
+def test_a_device_never_gets_the_full_model() -> None:
     found = bundle()
     assert {variant.id for variant in found.release.variants} == {"edge-onnx", "edge-tflite-float", "edge-tflite-int8"}
     for variant in found.release.variants:
@@ -67,7 +67,7 @@ def test_a_shared_file_lists_each_variant() -> None:
     assert files_for(found, "edge-onnx")[1:] == files_for(found, "edge-tflite-int8")[1:]
 
 
-def test_the_first_suitable_variant_is_chosen_or_each_unmet_need_is_reported() -> None:
+def test_the_first_suitable_variant_is_chosen() -> None:
     assert [variant.id for variant in choose_variants(bundle().release, ONNX)] == ["edge-onnx"]
     (first,) = choose_variants(bundle().release, ONNX._replace(runtimes=frozenset({"tflite"})))
     assert first.id.startswith("edge-tflite")
@@ -113,7 +113,7 @@ def test_only_a_valid_certificate_is_summarised() -> None:
     assert by_id[void.id] is None
 
 
-def test_bundles_are_found_by_path_and_other_targets_are_ignored() -> None:
+def test_bundles_are_found_by_path() -> None:
     files = signed(digits()) | {
         path: SignedFile(path, 1, "0" * 64, {})
         for path in (

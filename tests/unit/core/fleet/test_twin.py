@@ -96,7 +96,7 @@ def test_minutes_of_the_week_begin_on_monday() -> None:
     assert Window(60, 30).wait_s(monday + 30 * 60) == 7 * 86_400 - 30 * 60
 
 
-def test_a_latency_belongs_to_the_bin_with_the_next_bound() -> None:
+def test_a_latency_belongs_to_the_next_bound() -> None:
     assert [latency_bin(ms) for ms in (0.0, 1.0, 1.1, 5000.0, math.inf)] == [0, 0, 1, 11, len(LATENCY_BOUNDS_MS)]
 
 

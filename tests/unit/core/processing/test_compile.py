@@ -121,7 +121,7 @@ def test_garbage_names_its_row(bad: Any, message: str) -> None:
         pre(Decode())(images(GOOD_PNG, bad))
 
 
-def test_a_flipped_byte_is_an_error_or_an_image_but_never_a_crash() -> None:
+def test_a_flipped_byte_never_crashes_the_decoder() -> None:
     run = pre(Decode(), Resize(4, 4))
     for good in (GOOD_PNG, GOOD_JPEG):
         for position in range(0, len(good), 7):
@@ -148,7 +148,7 @@ def test_too_many_pixels_are_refused_from_the_header() -> None:
         pre(Decode(), Resize(8, 8))(images(_png_header(65000, 65000)))
 
 
-def test_many_large_images_cannot_keep_a_session_for_minutes_though_they_are_made_small(
+def test_large_images_are_limited_before_they_are_resized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("firstline_core.processing.images.SOURCE_PIXELS_LIMIT", 1000)
@@ -236,7 +236,7 @@ def test_layout_and_flatten() -> None:
     np.testing.assert_array_equal(pre(Decode(), Flatten())(images(encode(pixels)))[0], pixels.reshape(-1))
 
 
-def test_numbers_pass_and_the_callers_array_stays_as_it_was() -> None:
+def test_the_callers_array_is_not_changed() -> None:
     x = np.array([[1, 2, 3, 4]], np.float32)
     kept = x.copy()
     np.testing.assert_allclose(pre(Scale((1.0,), (2.0,)), spec=NUMBERS)(Tensor("x", x)), [[0, 0.5, 1, 1.5]])
@@ -275,14 +275,14 @@ def test_softmax_is_stable_and_right() -> None:
 
 
 @pytest.mark.parametrize("classes", [1, 2, 7, 8, 9, 10, 32, 33, 129, 1000])
-def test_softmax_says_of_one_row_to_the_bit_what_it_says_of_it_among_others(classes: int) -> None:
+def test_softmax_of_a_row_does_not_depend_on_others(classes: int) -> None:
     logits = (RNG.normal(size=(50, classes)) * 5).astype(np.float32)
     together = softmax(logits)
     for row, found in zip(logits, together, strict=True):
         np.testing.assert_array_equal(softmax(row[None])[0], found)
 
 
-def test_softmax_of_no_number_is_none() -> None:
+def test_softmax_of_nan_is_nan() -> None:
     for row in ([np.nan, 1.0], [1.0, np.nan], [1.0, np.nan, 2.0]):
         assert np.isnan(softmax(np.array([row], np.float32))).all()
 

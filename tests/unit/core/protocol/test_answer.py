@@ -57,7 +57,7 @@ def test_unknown_fields_are_omitted() -> None:
 
 
 @pytest.mark.parametrize("changed", [True, False])
-def test_a_correction_says_whether_it_changed_the_answer(changed: bool) -> None:
+def test_a_correction_states_whether_the_answer_changed(changed: bool) -> None:
     corrected = replace(ANSWER, status=Status.FINAL, changed=changed)
     parameters = to_parameters(corrected)
     assert parameters["changed"] is changed

@@ -95,7 +95,7 @@ def test_messages_are_json() -> None:
         (bytes.fromhex("a003020102"), bytes.fromhex("a003020142")),  # version 67
     ],
 )
-def test_a_certificate_with_an_unknown_key_type_has_no_hash(was: bytes, becomes: bytes) -> None:
+def test_an_unknown_key_type_has_no_hash(was: bytes, becomes: bytes) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
     begins = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

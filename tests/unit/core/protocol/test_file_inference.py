@@ -186,7 +186,7 @@ def test_the_answer_in_words() -> None:
     }
 
 
-def test_at_most_five_classes_are_listed_by_number_without_label() -> None:
+def test_five_classes_are_listed_by_number_without_labels() -> None:
     reply = answer_json(response([np.arange(8) / 28]), LABELS)
     assert [entry["label"] for entry in reply["top"]] == ["7", "6", "5", "4", "3"]
 

@@ -267,7 +267,7 @@ async def test_reading_stops_at_the_limit() -> None:
     assert await http.read_body(whole(), {"content-length": "4"}, Limits(body_bytes=4)) == b"abcd"
 
 
-def test_health_is_200_or_4xx_with_json_that_kserve_reads() -> None:
+def test_health_is_200_or_4xx_with_json() -> None:
     for up, status in ((True, 200), (False, 400)):
         tier = plane(up=up)
         for reply, body in (
@@ -399,7 +399,7 @@ STATUSES = {
 
 
 @pytest.mark.parametrize("code", sorted(BY_CODE))
-def test_every_code_has_its_status_and_finds_its_way_back(code: str) -> None:
+def test_every_code_has_a_status_and_is_restored(code: str) -> None:
     error = BY_CODE[code]("What was wrong.", retry_after_s=1.2)
     reply = error_reply(error)
     assert reply.status == status_of(error) == STATUSES.get(code, 500)

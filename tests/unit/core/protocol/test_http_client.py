@@ -91,7 +91,7 @@ async def post(client: HttpClient, body: bytes = b"body", timeout_s: float = 5) 
     return reply.status, reply.body
 
 
-def test_it_works_on_the_loop_that_a_gateway_s_process_runs_on(connect: Connect) -> None:
+def test_the_client_works_on_uvloop(connect: Connect) -> None:
     async def twice() -> None:
         async with serving(connect, lambda *_: OK) as (server, client):
             assert [await post(client) for _ in range(2)] == [(200, b"hi")] * 2
@@ -135,7 +135,7 @@ async def test_every_form_that_http_allows_is_decoded(connect: Connect, said: by
             assert await post(client) == (200, b"hi")
 
 
-async def test_a_connection_that_was_closed_while_idle_is_replaced_without_a_word(connect: Connect) -> None:
+async def test_an_idle_connection_that_was_closed_is_replaced(connect: Connect) -> None:
     async with serving(connect, lambda connection, count: None if connection == 1 and count else OK) as (
         server,
         client,
@@ -145,7 +145,7 @@ async def test_a_connection_that_was_closed_while_idle_is_replaced_without_a_wor
         assert server.connections == 2
 
 
-async def test_a_fresh_connection_that_is_closed_is_a_server_that_is_away(connect: Connect) -> None:
+async def test_a_closed_fresh_connection_is_a_link_down(connect: Connect) -> None:
     async with serving(connect, lambda *_: None) as (_, client):
         with pytest.raises(LinkDownError, match="closed the connection"):
             await post(client)
@@ -183,7 +183,7 @@ async def test_an_incomplete_answer_is_not_retried(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("cut", [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhi", b"SMTP ready\r\n\r\n"])
-async def test_a_request_is_not_sent_again_after_part_of_an_answer(connect: Connect, cut: bytes) -> None:
+async def test_a_partly_answered_request_is_not_repeated(connect: Connect, cut: bytes) -> None:
     async with serving(connect, lambda _, count: cut if count else OK, ends_after=2) as (server, client):
         assert await post(client) == (200, b"hi")
         with pytest.raises(LinkError):
@@ -200,7 +200,7 @@ async def test_a_request_is_sent_again_only_once(connect: Connect) -> None:
         assert len(server.heads) <= 2
 
 
-async def test_silence_is_cut_off_and_its_late_answer_is_not_the_next_ones(connect: Connect) -> None:
+async def test_a_late_answer_is_not_used_for_another_request(connect: Connect) -> None:
     async with serving(connect, lambda connection, _: b"" if connection == 1 else OK) as (server, client):
         with pytest.raises(RemoteTimeoutError, match=r"within 0\.05 s"):
             await post(client, timeout_s=0.05)

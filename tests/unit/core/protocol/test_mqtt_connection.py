@@ -70,7 +70,7 @@ async def connected(heard: Callable[[Message], None]) -> AsyncIterator[tuple[Con
             broker.writer.close()
 
 
-async def test_packets_that_come_together_are_all_heard_and_half_of_one_waits() -> None:
+async def test_packets_of_one_read_are_all_handled() -> None:
     got: asyncio.Queue[bytes] = asyncio.Queue()
     async with connected(lambda heard: got.put_nowait(heard.payload)) as (_, broker):
         last = message(b"t", b"last")
@@ -94,7 +94,7 @@ async def test_an_acknowledgement_names_its_message_and_goes_out_once() -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [0, 8_000_000])
-async def test_a_publication_is_over_when_the_broker_says_so(size_bytes: int) -> None:
+async def test_a_publication_ends_when_the_broker_acknowledges(size_bytes: int) -> None:
     async with connected(lambda _: None) as (connection, broker):
         publishing = asyncio.create_task(connection.publish(Publication("t", b"x" * size_bytes)))
         head, rest = await broker.packet()  # more than a socket takes at once goes out bit by bit
@@ -128,7 +128,7 @@ async def test_properties_that_a_message_cannot_have_end_the_connection(properti
         assert re.search("not MQTT 5|Protocol error", await connection.lost)
 
 
-async def test_message_with_a_byte_order_mark_in_a_property_is_acknowledged_unread() -> None:
+async def test_a_message_with_a_byte_order_mark_is_dropped() -> None:
     """MQTT 5 allows U+FEFF (1.5.4), and paho does not: a device that may publish must not end the connection."""
     heard: list[Message] = []
     async with connected(heard.append) as (connection, broker):
@@ -151,7 +151,7 @@ async def test_message_with_too_many_properties_is_acknowledged_unread() -> None
         assert (head, answer[:2], heard) == (PUBACK, b"\0\7", [])
 
 
-async def test_a_listener_is_called_in_the_turn_that_reads_the_message() -> None:
+async def test_a_listener_is_called_during_the_read() -> None:
     client = MqttClient(MqttSettings("127.0.0.1"))
     told: list[object] = []
 

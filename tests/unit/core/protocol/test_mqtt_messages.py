@@ -203,14 +203,14 @@ def test_time_spent_with_the_broker_counts() -> None:
 
 
 @pytest.mark.parametrize("deadline_s", [1e10, 1e300, float("inf")])
-def test_a_deadline_beyond_all_reason_still_fits_its_four_bytes(deadline_s: float) -> None:
+def test_a_huge_deadline_fits_the_expiry_field(deadline_s: float) -> None:
     publication = published(request(deadline_s=deadline_s))
     assert publication.expiry_s == 2**32 - 1
     read = mqtt_messages.read_request(delivered(publication), "digits", now_s=7.0, principal="cam")
     assert read.deadline_s is not None
 
 
-def test_no_deadline_is_none() -> None:
+def test_a_request_without_a_deadline_has_no_expiry() -> None:
     publication = published(request())
     assert publication.expiry_s is None
     assert "deadline-ms" not in publication.properties
@@ -225,7 +225,7 @@ def test_a_deadline_that_has_passed_still_travels_as_one() -> None:
 
 @pytest.mark.parametrize("name", ["deadline-ms", "inference-header-content-length"])
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "NaN", "9" * 16, "²"])
-def test_a_property_that_is_not_a_number_is_refused_by_name(name: str, text: str) -> None:
+def test_an_invalid_number_in_a_property_is_refused(name: str, text: str) -> None:
     publication = published()
     broken = delivered(publication, properties=publication.properties | {name: text})
     with pytest.raises(errors.InvalidTensorError, match=name):
@@ -264,7 +264,7 @@ def test_an_error_is_raised_as_it_was(kind: type[errors.FirstlineError]) -> None
         Message("t", b"{}", {"status": "ok", "inference-header-content-length": "x"}),
     ],
 )
-def test_a_message_that_is_not_an_answer_is_a_protocol_error(message: Message) -> None:
+def test_another_message_is_a_protocol_error(message: Message) -> None:
     with pytest.raises(errors.ProtocolError):
         mqtt_messages.read_response(message)
 

@@ -144,7 +144,7 @@ class TestRequest:
     def test_a_priority_below_the_lowest_level_is_the_lowest(self, said: int, level: int) -> None:
         assert decode_request("m", body(parameters={"priority": said}), None).priority == level
 
-    def test_a_deadline_that_has_passed_is_not_sent_as_none(self) -> None:
+    def test_a_passed_deadline_is_sent_as_one_microsecond(self) -> None:
         encoded = encode_request(request(deadline_s=1.0), binary=False, now_s=9.0)
         assert orjson.loads(encoded.body)["parameters"]["timeout"] == 1
 
@@ -300,7 +300,7 @@ class TestResponse:
             encode_response(request(outputs=(RequestedOutput("d"),)), InferResponse("m", "1", outputs))
 
     @pytest.mark.parametrize("array", [np.array([np.nan], np.float32), np.array([b"\xff"], np.object_)])
-    def test_values_that_json_cannot_represent_are_sent_as_binary_data(self, array: np.ndarray[Any, Any]) -> None:
+    def test_values_beyond_json_are_sent_as_binary_data(self, array: np.ndarray[Any, Any]) -> None:
         response = InferResponse("m", "1", (Tensor("y", array),))
         with pytest.raises(InvalidTensorError, match=r"Output 'y'.*binary_data"):
             encode_response(request(), response)
@@ -319,7 +319,7 @@ class TestResponse:
 
 
 @pytest.mark.parametrize("timeout", [2**53, 2**63, 2**64 - 1])
-def test_a_timeout_beyond_all_measure_can_be_sent_on(timeout: int) -> None:
+def test_a_huge_timeout_can_be_forwarded(timeout: int) -> None:
     body = (
         b'{"parameters":{"timeout":%d},"inputs":[{"name":"x","datatype":"BOOL","shape":[1],"data":[true]}]}' % timeout
     )

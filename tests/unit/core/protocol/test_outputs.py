@@ -16,13 +16,13 @@ def asked(**parameters: object) -> bytes:
     return orjson.dumps({"inputs": inputs, "outputs": [{"name": "p", "parameters": parameters}]})
 
 
-def test_the_likeliest_classes_come_first_as_triton_writes_them() -> None:
+def test_classes_are_written_as_by_triton() -> None:
     found = classified(Tensor("p", np.array([[0.25, 0.5, 0.25], [1.0, 0.0, 0.0]], np.float32)), 2, ("a", "b"))
     assert found.datatype == "BYTES"
     assert found.array.tolist() == [[b"0.500000:1:b", b"0.250000:0:a"], [b"1.000000:0:a", b"0.000000:1:b"]]
 
 
-def test_a_class_without_a_label_has_its_number_alone_and_there_are_no_more_than_all() -> None:
+def test_a_class_without_a_label_has_its_number() -> None:
     found = classified(Tensor("p", np.array([[3, 1, 2]], np.int32)), 9, ("a",))
     assert found.array.tolist() == [[b"3.000000:0:a", b"2.000000:2", b"1.000000:1"]]
 
@@ -39,7 +39,7 @@ def test_a_count_is_a_whole_number_from_one_on(count: object) -> None:
         decode_request("m", asked(classification=count), None)
 
 
-def test_a_response_carries_them_in_json_and_as_binary_data_and_a_client_can_ask() -> None:
+def test_classes_travel_in_json_and_as_binary_data() -> None:
     response = InferResponse("m", "1", (Tensor("p", np.array([[0.25, 0.75]], np.float32)),))
     request = decode_request("m", asked(classification=1), None)
     assert decode_request("m", *_parts(encode_request(request))).outputs == request.outputs

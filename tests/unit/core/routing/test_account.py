@@ -29,5 +29,5 @@ def test_heat_raises_the_price_of_energy_before_the_limit() -> None:
     assert [markup(Conditions(heat_c=heat)).joules for heat in (-5, 0, 9)] == pytest.approx([1, 8, 8])
 
 
-def test_a_metered_link_raises_the_price_of_bytes_and_money() -> None:
+def test_a_metered_link_raises_prices() -> None:
     assert markup(Conditions(metered=True), 3.0) == (3.0, 1.0, 3.0)

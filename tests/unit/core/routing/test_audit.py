@@ -16,13 +16,13 @@ def _after(losses: list[float], epsilon: float = 0.05, *, start: AuditState | No
     return reduce(lambda state, loss: update(state, loss, propensity=1, floor=1), losses, start or begin(epsilon))
 
 
-def test_nothing_seen_is_worth_one() -> None:
+def test_the_e_value_starts_at_one() -> None:
     state = begin(0.05)
     assert e_value(state) == state.peak == 1
     assert not alarm(state, 0.999)
 
 
-def test_one_number_for_each_bet_is_the_whole_mixture_over_starts() -> None:
+def test_the_recursion_equals_the_mixture_over_starts() -> None:
     random = np.random.default_rng(4)
     losses = random.random(60).round(3)
     weights = random.choice([0.2, 1.0], 60)
@@ -64,7 +64,7 @@ def test_audits_are_weighted_by_propensity() -> None:
     assert 1 < e_value(often) < e_value(seldom) == e_value(_after([1.0]))
 
 
-def test_evidence_stays_a_number_however_much_there_is() -> None:
+def test_the_wealth_is_bounded() -> None:
     state = _after([1.0] * 2000)
     assert max(state.wealth) == 1e300
     check(state)

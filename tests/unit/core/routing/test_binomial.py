@@ -26,7 +26,7 @@ def test_the_bound_agrees_with_the_beta_quantile(errors: int, trials: int, level
     assert upper_bound(errors, trials, level) == pytest.approx(expected, rel=1e-8)
 
 
-def test_nothing_kept_shows_nothing() -> None:
+def test_no_trials_have_an_upper_bound_of_one() -> None:
     assert upper_bound(0, 0, 0.05) == upper_bound(7, 7, 0.05) == 1
     assert cdf(0, 0, 0.5) == 1
 

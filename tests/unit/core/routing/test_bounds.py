@@ -40,7 +40,7 @@ def test_a_true_mean_is_seldom_excluded(p_value: Any, shape: str) -> None:
     assert excluded <= 45  # 30 expected at most; more than 45 has a probability below 0.3 %
 
 
-def test_betting_wins_most_where_losses_vary_little() -> None:
+def test_betting_is_stronger_if_losses_vary_little() -> None:
     losses = np.random.default_rng(0).uniform(0.02, 0.06, 200)
     bet, average = (upper_bound(partial(p_value, losses), 0.05) for p_value in P_VALUES)
     assert losses.mean() < bet < 0.07 < average

@@ -58,7 +58,7 @@ def simulate(
 
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 0.9])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_budget_is_held_within_5_percent_from_the_first_day(ratio: float, seed: int) -> None:
+def test_a_budget_is_used_within_5_percent(ratio: float, seed: int) -> None:
     days = simulate(ratio, seed=seed)
     assert min(day.used for day in days) >= 0.95
     # A day that is known is not only used up, but used for what is worth most, to its end.
@@ -77,11 +77,11 @@ def test_the_unit_of_worth_does_not_matter() -> None:
     assert day == pytest.approx(rescaled)
 
 
-def test_what_demand_leaves_is_no_price() -> None:
+def test_an_ample_budget_has_no_price() -> None:
     assert simulate(1.6, loads=(1, 1))[1] == pytest.approx((1.0, 1.0, 1.0))
 
 
-def test_nothing_is_carried_over() -> None:
+def test_unspent_amounts_are_not_carried_over() -> None:
     meter = Meter(Budget(10.0, HOUR_S), Ledger())
     now_s = START_DAY * DAY_S
     meter.charge(4.0, now_s, priced=True)
@@ -98,22 +98,22 @@ class TestClock:
         return Meter(meter.budget, meter.ledger)
 
     @pytest.mark.parametrize("wall_s", [0.0, now_s - DAY_S, now_s - 30 * DAY_S])
-    def test_one_that_went_back_gives_no_fresh_budget(self, wall_s: float) -> None:
+    def test_a_clock_set_back_gives_no_fresh_budget(self, wall_s: float) -> None:
         meter = self.spent()
         assert meter.left(wall_s) == 1.0
         assert meter.left(wall_s + 5) == 1.0
 
-    def test_one_that_boots_in_1970_and_is_set_gives_none_either(self) -> None:
+    def test_a_boot_in_1970_gives_no_fresh_budget(self) -> None:
         meter = self.spent()
         assert meter.left(0.0) == 1.0
         assert meter.left(self.now_s + 60) == 1.0
 
-    def test_one_that_was_years_ahead_does_not_stop_the_device_for_years(self) -> None:
+    def test_a_clock_that_was_years_ahead_is_corrected(self) -> None:
         meter = self.spent()
         assert meter.left(self.now_s - 30 * DAY_S) == 1.0
         assert meter.left(self.now_s - 29 * DAY_S) == 10.0
 
-    def test_one_that_is_set_back_while_all_runs_is_noticed_at_once(self) -> None:
+    def test_a_clock_set_back_is_noticed_at_once(self) -> None:
         meter = Meter(Budget(10.0, DAY_S), Ledger())
         account = Account({"bytes/day": meter})
         assert account.take(Cost(9.0), self.now_s + 4 * 365 * DAY_S)
@@ -129,7 +129,7 @@ class TestClock:
         assert not any(demand.usual for demand in meter.ledger.demands)  # ten minutes of 1970 are no day
         assert meter.left(self.now_s + DAY_S) == 10.0
 
-    def test_one_that_is_never_set_still_has_days(self) -> None:
+    def test_an_unset_clock_still_has_days(self) -> None:
         meter = Meter(Budget(10.0, DAY_S), Ledger())
         meter.charge(9.0, 60.0, priced=True)
         assert (meter.left(DAY_S - 1), meter.left(DAY_S)) == (1.0, 10.0)
@@ -156,7 +156,7 @@ class TestForecast:
         demand.add(5.0, 0.5)
         assert demand.forecast(0.5).remaining == pytest.approx(5.0, rel=0.1)
 
-    def test_a_day_that_begins_busier_goes_on_busier_within_reason(self) -> None:
+    def test_a_busier_start_raises_the_forecast(self) -> None:
         demand = Demand()
         for slot in range(SLOTS):
             demand.add(1.0, slot / SLOTS)
@@ -184,7 +184,7 @@ class TestForecast:
 class TestAccount:
     now_s = START_DAY * DAY_S
 
-    def test_what_the_contract_demands_is_not_too_dear_for_a_coin(self) -> None:
+    def test_demanded_escalations_ignore_the_worth_of_money(self) -> None:
         account = Account({}, worth=1.0)
         cost = Cost(money=0.5)
         assert account.judge(0.1, cost, self.now_s, demanded=True) is None
@@ -200,7 +200,7 @@ class TestAccount:
         account.markup = Cost(1.0, 8.0, 1.0)
         assert account.price(Cost(joules=1.0), self.now_s, demanded=False) == pytest.approx(8 * before)
 
-    def test_a_price_above_the_value_denies_what_there_would_be_enough_for(self) -> None:
+    def test_a_price_above_the_value_denies_an_escalation(self) -> None:
         account = Account({"bytes/day": Meter(Budget(100.0, DAY_S), Ledger(prices=[9.0, 9.0]))})
         assert account.judge(1.0, Cost(60.0), self.now_s, demanded=True) == Denial(1.0, 540.0, Cost(60.0))
         denial = account.judge(1.0, Cost(160.0), self.now_s, demanded=True)

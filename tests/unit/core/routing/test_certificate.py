@@ -29,7 +29,7 @@ def test_a_certificate_for_this_very_bundle_is_valid() -> None:
     assert valid_certificate(later, EDGE) is not None
 
 
-def test_without_one_there_is_none() -> None:
+def test_a_variant_without_a_certificate_has_a_reason() -> None:
     assert valid_certificate(BARE, PLAIN) is None
     assert certificate_problem(BARE, PLAIN) == "its bundle carries no certificate for it"
 
@@ -91,7 +91,7 @@ def test_it_cannot_promise_less_risk_than_was_shown() -> None:
         with_certificate(PLAIN, BARE, risk_upper=0.06)
 
 
-def test_its_threshold_takes_the_policys_place_and_the_device_only_tightens() -> None:
+def test_the_certified_threshold_is_only_raised() -> None:
     certificate = EDGE.certificate
     assert threshold_in_use(0.99, certificate) == 0.9
     assert threshold_in_use(0.99, None) == 0.99

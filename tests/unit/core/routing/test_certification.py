@@ -22,7 +22,7 @@ from firstline_core.routing.certification import (
 )
 
 
-def test_299_rows_without_an_error_show_one_percent_at_95() -> None:
+def test_299_error_free_rows_prove_one_percent() -> None:
     assert certify([0.9] * 299, [0] * 299, 0.01, 0.05).certified
     short = certify([0.9] * 298, [0] * 298, 0.01, 0.05)
     assert short == CertificationResult(False, None, 0.0, None, 298, 1)
@@ -35,13 +35,13 @@ def test_equal_scores_are_certified_together() -> None:
     assert not certify(scores, [1] * 20 + [0] * 180 + [1] * 200, 0.05, 0.05).certified
 
 
-def test_errors_in_the_first_tie_do_not_stop_what_holds_for_all() -> None:
+def test_errors_in_the_first_tie_do_not_stop_testing() -> None:
     scores = np.r_[np.ones(100), np.linspace(0, 0.9, 1900)]
     losses = np.r_[np.ones(6), np.zeros(1994)]
     assert certify(scores, losses, 0.05, 0.05).kept == 1
 
 
-def test_start_of_the_walk_is_not_a_threshold_by_itself() -> None:
+def test_a_start_at_a_rank_is_no_threshold() -> None:
     """The 60 surest rows pass and the 61st ends the walk: numbers between them were not tested."""
     scores = np.linspace(1, 0.1, 300)
     found = certify(scores, np.r_[np.zeros(60), np.ones(240)], 0.05, 0.05)
@@ -49,14 +49,14 @@ def test_start_of_the_walk_is_not_a_threshold_by_itself() -> None:
     assert certify(scores, np.r_[np.zeros(61), np.ones(239)], 0.05, 0.05).kept == 61 / 300
 
 
-def test_a_start_within_a_tie_does_not_look_past_riskier_surer_rows() -> None:
+def test_a_start_within_a_tie_includes_surer_rows() -> None:
     """5 errors in the 50 surest rows, none in the 200 that tie: the first test is of 60 rows, not of all 250."""
     scores = np.repeat([1.0, 0.5, 0.1], [50, 200, 50])
     losses = np.repeat([1, 0, 1], [5, 245, 50])
     assert not certify(scores, losses, 0.05, 0.05).certified
 
 
-def test_the_surest_scores_are_one_start_whatever_rounding_left_in_their_last_digit() -> None:
+def test_rounding_does_not_split_the_first_start() -> None:
     """One error in 60 rows shows nothing, in 100 it does."""
     scores = np.float32([0.999999] * 50 + [0.9999989] * 50 + [0.5] * 200)
     losses = np.repeat([1, 0, 1], [1, 99, 200])
@@ -64,12 +64,12 @@ def test_the_surest_scores_are_one_start_whatever_rounding_left_in_their_last_di
     assert not certify(np.linspace(1, 0.5, 300), losses, 0.05, 0.05).certified
 
 
-def test_a_row_without_a_score_is_never_kept_but_counts() -> None:
+def test_a_row_without_a_score_counts_as_escalated() -> None:
     found = certify([0.9] * 100 + [np.nan] * 100, [0] * 100 + [1] * 100, 0.05, 0.05)
     assert (found.certified, found.kept, found.n) == (True, 0.5, 200)
 
 
-def test_a_selection_part_is_seeded_and_certifies_nothing() -> None:
+def test_a_selection_part_does_not_certify() -> None:
     scores = np.random.default_rng(0).random(1000)
     found = certify(scores, np.zeros(1000), 0.05, 0.05, select_fraction=0.2, seed=4)
     assert found == certify(scores, np.zeros(1000), 0.05, 0.05, select_fraction=0.2, seed=4)
@@ -79,7 +79,7 @@ def test_a_selection_part_is_seeded_and_certifies_nothing() -> None:
     assert len(selection) == 200
 
 
-def test_starts_fall_together_where_scores_tie() -> None:
+def test_starts_with_equal_scores_are_merged() -> None:
     assert starts_at([0.5] * 10) == (Start(0.5, 1.0),)
     assert starts_at([]) == starts_at([np.nan]) == ()
 
@@ -128,7 +128,7 @@ RISKS: Any = {
 
 @pytest.mark.parametrize("risk", RISKS)
 @pytest.mark.parametrize("select", [0.0, 0.1])
-def test_the_promise_is_broken_in_at_most_delta_of_calibrations(risk: str, select: float) -> None:
+def test_at_most_delta_of_certificates_are_wrong(risk: str, select: float) -> None:
     random = np.random.default_rng(11)
     grid = np.linspace(0, 1, 257)[1:]
     steps = np.minimum(grid, 0.7 if risk.startswith("quantised") else 1.0)
@@ -156,21 +156,21 @@ def test_one_start_is_fixed_sequence_testing() -> None:
     assert _of([0.2, 0.0], [(0, 1.0)]) == []
 
 
-def test_an_unbroken_walk_collects_what_later_starts_bring() -> None:
+def test_unbroken_testing_adds_the_shares_of_later_starts() -> None:
     assert _of([0.04, 0.04, 0.09, 0.11], [(0, 0.5), (2, 0.5)]) == [RejectedRange(0, 1, 0.05), RejectedRange(2, 2, 0.1)]
 
 
-def test_a_broken_walk_goes_on_at_the_next_start_with_that_share_alone() -> None:
+def test_after_a_failure_testing_continues_at_the_next_start() -> None:
     starts = [(0, 0.5), (2, 0.5)]
     assert _of([0.06, 0.0, 0.05, 0.051], starts) == [RejectedRange(2, 2, 0.05)]
     assert _of([0.01, 0.06, 0.06, 0.0], starts) == [RejectedRange(0, 0, 0.05)]
 
 
-def test_no_start_tests_nothing() -> None:
+def test_without_a_start_nothing_is_tested() -> None:
     assert _of([0.0], []) == []
 
 
-def test_a_start_that_keeps_too_few_rows_joins_the_main_one() -> None:
+def test_a_start_with_too_few_rows_is_merged() -> None:
     assert ranks(2500) == {125: 0.08, 500: 0.86, 1250: 0.03, 2500: 0.03}
     assert ranks(650) == {130: pytest.approx(0.94), 325: 0.03, 650: 0.03}
     assert ranks(250) == {60: pytest.approx(0.94), 125: 0.03, 250: 0.03}
@@ -186,7 +186,7 @@ def test_starts_keep_enough_rows_and_share_out_one_delta(rows: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, -1.0, 2.0**-30, 2.0**30])
-def test_cells_hold_what_only_rounding_tells_apart_and_keep_the_order(scale: float) -> None:
+def test_cells_merge_scores_that_differ_by_rounding(scale: float) -> None:
     ones = np.array([1.0, np.float32(0.99999994), np.float32(1.0000001), 0.99999, 1.00001]) * scale
     cells = cells_of(ones)
     assert cells[0] == cells[1] == cells[2]

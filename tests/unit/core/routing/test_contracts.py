@@ -52,7 +52,7 @@ def test_an_edge_that_is_as_good_keeps_all() -> None:
     assert (found.kept, found.threshold) == (1, 0)
 
 
-def test_too_few_rows_show_nothing_of_a_stream() -> None:
+def test_too_few_rows_certify_no_stream() -> None:
     assert not certify_stream([0.5, 0.6], [0, 0], 0.05, 0.05).certified
     assert not certify_stream([], [], 0.05, 0.05).certified
     with pytest.raises(ConfigError, match="-1, 0 or 1"):
@@ -70,7 +70,7 @@ def test_groups_share_delta() -> None:
         certify_groups(scores, losses, ["cat"], 0.05, 0.1)
 
 
-def test_without_a_selection_part_every_score_is_a_threshold_of_the_stream() -> None:
+def test_every_score_is_a_threshold_of_the_stream() -> None:
     """Reference: one by one from where nothing is kept, until the first that is not shown."""
     random = np.random.default_rng(5)
     scores = random.random(350)
@@ -96,13 +96,13 @@ def drawn(n: int, seed: int, risk_below: float) -> tuple[np.ndarray, ...]:  # ty
     return scores[taken], losses[taken], 1 / propensities[taken]
 
 
-def test_equal_weights_change_nothing() -> None:
+def test_equal_weights_have_no_effect() -> None:
     scores, losses, _ = drawn(1000, 0, 0.2)
     plain = certify(scores, losses, 0.05, 0.1, select_fraction=0.2, seed=3)
     assert certify_weighted(scores, losses, np.full(1000, 7.0), 0.05, 0.1, select_fraction=0.2, seed=3) == plain
 
 
-def test_rows_that_were_drawn_too_often_do_not_spoil_a_certificate() -> None:
+def test_oversampled_rows_are_weighted_down() -> None:
     # Everything may be kept: 6 % are wrong below 0.5, and 0.5 % above, 3.25 % together.
     scores, losses, weights = drawn(2000, 1, 0.06)
     weighted = certify_weighted(scores, losses, weights, 0.05, 0.1)
@@ -113,7 +113,7 @@ def test_rows_that_were_drawn_too_often_do_not_spoil_a_certificate() -> None:
     assert weighted.risk_upper <= 0.05
 
 
-def test_the_promise_is_kept_where_the_draw_hides_errors() -> None:
+def test_weights_correct_a_draw_that_hides_errors() -> None:
     # Errors below 0.5 are drawn rarely: counted plainly, everything would seem to hold.
     broken = {"weighted": 0, "plain": 0}
     for seed in range(30):

@@ -29,7 +29,7 @@ def test_the_bins_hold_the_declared_shares(scores: list[float], bins: int) -> No
     assert not set(found.edges[1:]) & set(scores)  # a last digit moves no score over an edge
 
 
-def test_scores_that_differ_make_bins_of_equal_share_and_nan_counts_as_lowest() -> None:
+def test_bins_have_equal_shares() -> None:
     found = histogram(np.random.default_rng(0).random(1000))
     assert found is not None
     np.testing.assert_allclose(found.shares, 0.05, atol=0.0011)
@@ -39,7 +39,7 @@ def test_scores_that_differ_make_bins_of_equal_share_and_nan_counts_as_lowest() 
     assert half is not None and half.shares == (0.5, 0.5)
 
 
-def test_rows_drawn_with_different_probabilities_give_the_shares_of_the_population() -> None:
+def test_weights_give_the_shares_of_the_population() -> None:
     kept, escalated = np.full(10, 0.9), np.full(90, 0.1)  # of 100 each: a tenth of those kept was drawn
     found = histogram([*kept, *escalated], weights=[10.0] * 10 + [1.0] * 90)
     assert found is not None and found.shares[-1] == pytest.approx(100 / 190)
@@ -80,7 +80,7 @@ def test_invalid_histograms_are_refused(expected: list[float], observed: list[fl
         population_stability_index(expected, observed)
 
 
-def test_the_same_scores_are_stable_beyond_chance_and_others_are_not() -> None:
+def test_other_scores_are_drift_and_chance_is_not() -> None:
     random = np.random.default_rng(1)
     known = histogram(random.random(650))
     assert known is not None

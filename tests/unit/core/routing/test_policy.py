@@ -87,15 +87,15 @@ def test_certified_keeps_from_the_threshold_on(score: float, expected: Decision)
 
 
 class TestValue:
-    def test_the_contract_comes_before_the_price(self) -> None:
+    def test_the_contract_takes_precedence_over_the_price(self) -> None:
         assert make_policy("value").decide(seen(0.7, value=0.0, certified=True), PolicyState()) == ESCALATED
         assert make_policy("value").decide(seen(math.nan, value=0.0, certified=True), PolicyState()) == ESCALATED
 
-    def test_beyond_the_contract_the_price_decides(self) -> None:
+    def test_the_price_decides_on_accepted_rows(self) -> None:
         found = make_policy("value").decide(seen(0.9, certified=True), PolicyState())
         assert (found.tier, found.reason, found.demanded) == (Tier.CLOUD, Reason.VALUABLE, False)
 
-    def test_without_a_certificate_nothing_is_demanded(self) -> None:
+    def test_without_a_certificate_no_escalation_is_demanded(self) -> None:
         assert not make_policy("value").decide(seen(0.1, value=0.9), PolicyState()).demanded
 
     def test_rows_below_the_least_value_are_accepted(self) -> None:
@@ -200,14 +200,14 @@ def test_tempering_probabilities_is_tempering_logits() -> None:
     np.testing.assert_allclose(temper(probabilities, 2.5), expected, rtol=1e-4)
 
 
-def test_a_quantised_row_is_normalised_and_its_zeros_stay_last() -> None:
+def test_a_quantised_row_is_normalised() -> None:
     found = temper(np.array([[0.5, 0.25, 0.0]], np.float32), 1.0)
     np.testing.assert_allclose(found, [[2 / 3, 1 / 3, 0]], atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", SCORES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_row_that_is_no_number_scores_nan_and_harms_no_other(kind: Any, bad: float) -> None:
+def test_a_row_with_nan_scores_nan_alone(kind: Any, bad: float) -> None:
     rows = ROWS.copy()
     rows[1, 0] = bad
     with np.errstate(invalid="ignore"):
@@ -237,7 +237,7 @@ def test_auroc_counts_pairs_and_half_of_ties() -> None:
     assert auroc(scores, np.zeros(80, np.bool_)) is None
 
 
-def test_the_usual_score_is_to_the_bit_that_of_the_tempered_row() -> None:
+def test_the_usual_score_equals_the_tempered_one() -> None:
     rows = np.random.default_rng(3).dirichlet(np.full(10, 0.2), 500).astype(np.float32)
     for found in (rows, np.zeros((1, 3), np.float32), np.array([[np.nan, 1.0]], np.float32)):
         np.testing.assert_array_equal(score("max_probability", found), max_probability(temper(found, 1.0)))
@@ -245,7 +245,7 @@ def test_the_usual_score_is_to_the_bit_that_of_the_tempered_row() -> None:
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.8])
 @pytest.mark.parametrize("classes", [2, 10, 32])
-def test_one_row_alone_reaches_the_threshold_that_it_ties_with(classes: int, temperature: float) -> None:
+def test_a_row_scores_the_same_alone_and_in_a_batch(classes: int, temperature: float) -> None:
     """Of an overconfident model a large share of the rows ties, and a certificate may end just there."""
     random = np.random.default_rng(5)
     logits = random.normal(size=(500, classes)) * random.choice([1, 5, 30], size=(500, 1))

@@ -16,7 +16,7 @@ def test_invalid_durations_are_refused(seconds: float) -> None:
         DecayedQuantiles().add(seconds, 0.0)
 
 
-def test_censored_ones_count_for_what_lies_beyond_them() -> None:
+def test_censored_observations_follow_kaplan_and_meier() -> None:
     found = DecayedQuantiles(1e9, 1e9)
     for seconds in (0.1, 0.1, 0.4, 0.8):
         found.add(seconds, 0.0)

@@ -40,7 +40,7 @@ def most_in_an_hour(drawn: list[tuple[float, int]], weigh: bool) -> int:
 
 
 @pytest.mark.parametrize("every_s", [0.5, 5, 60])
-def test_a_steady_stream_spends_most_of_the_audits_and_no_hour_more_than_allowed(every_s: float) -> None:
+def test_a_steady_stream_uses_most_of_the_allowance(every_s: float) -> None:
     allowance = Allowance(per_hour=60, bytes_per_hour=1e12, max_share=1)
     arrivals = [(number * every_s, 1000) for number in range(int(6 * HOUR / every_s))]
     drawn = spent(allowance, arrivals)
@@ -48,7 +48,7 @@ def test_a_steady_stream_spends_most_of_the_audits_and_no_hour_more_than_allowed
     assert len(drawn) > 0.6 * 60 * min(6, len(arrivals) / 60)
 
 
-def test_bursts_after_quiet_hours_stay_within_both_budgets_but_for_one_payload() -> None:
+def test_bursts_exceed_the_budgets_by_one_payload() -> None:
     allowance = Allowance(per_hour=100, bytes_per_hour=1_000_000, max_share=1)
     arrivals = [(hour * HOUR + number * 0.01, 40_000) for hour in (0, 3, 4, 5, 9) for number in range(5_000)]
     drawn = spent(allowance, arrivals)
@@ -65,13 +65,13 @@ def test_a_device_with_little_traffic_audits_its_largest_share() -> None:
     assert len(drawn) == pytest.approx(500, rel=0.15)
 
 
-def test_the_budget_begins_empty_and_none_is_no_audit() -> None:
+def test_the_budget_begins_empty() -> None:
     assert propensity(AuditBudget(0.0), Allowance(60, 1e9, 1)) == 0
     never = Allowance(0, 1e9, 1)
     assert propensity(after_time(AuditBudget(0.0), 9 * HOUR, never), never) == 0
 
 
-def test_the_present_answer_has_no_say_in_its_own_propensity() -> None:
+def test_a_propensity_does_not_depend_on_its_answer() -> None:
     allowance = Allowance(60, 1e6, 1)
     budget = after_time(AuditBudget(0.0), HORIZON_S, allowance)
     before = propensity(budget, allowance)
@@ -107,7 +107,7 @@ def alarms(risk: float, runs: int, allowance: Allowance, *, shifted: float | Non
     return len(found), found
 
 
-def test_audits_that_a_budget_draws_alarm_no_more_often_than_promised_and_find_a_shift() -> None:
+def test_drawn_audits_find_a_shift_and_seldom_alarm_falsely() -> None:
     allowance = Allowance(per_hour=120, bytes_per_hour=1e9, max_share=0.5)
     false, _ = alarms(0.2, 60, allowance)
     assert false <= 6 + 3 * (60 * 0.1 * 0.9) ** 0.5
@@ -115,7 +115,7 @@ def test_audits_that_a_budget_draws_alarm_no_more_often_than_promised_and_find_a
     assert detected >= 19
 
 
-def test_time_that_goes_backwards_earns_nothing() -> None:
+def test_a_clock_set_back_earns_no_audits() -> None:
     allowance = Allowance(60, 1e6, 1)
     budget = after_time(AuditBudget(100.0), 50.0, allowance)
     assert (budget.audits, budget.rows) == (0, 0)

@@ -15,7 +15,7 @@ def test_old_quiet_audits_are_left_out() -> None:
     assert since_change([0.0] * 99 + [1.0], np.ones(100), 0.05) == 0  # nor is one loss a change
 
 
-def test_where_low_scores_went_bad_the_high_ones_are_kept() -> None:
+def test_high_scores_are_still_accepted() -> None:
     scores = np.linspace(0.5, 1.0, 200)
     losses = (scores < 0.7).astype(float)
     order = np.random.default_rng(0).permutation(200)
@@ -25,7 +25,7 @@ def test_where_low_scores_went_bad_the_high_ones_are_kept() -> None:
     assert losses[kept].mean() <= 0.05
 
 
-def test_where_all_went_bad_nothing_is_kept() -> None:
+def test_everything_is_escalated_if_all_scores_fail() -> None:
     scores = np.linspace(0.5, 1.0, 200)
     assert tightened(scores, np.ones(200), np.ones(200), 0.05, 0.5) == EVERYTHING
 
@@ -39,7 +39,7 @@ def test_it_takes_so_many_audits_to_keep_anything(audits: int, kept: bool) -> No
     assert (backwards == EVERYTHING) is not kept
 
 
-def test_equal_scores_are_dropped_together_and_what_was_not_kept_does_not_count() -> None:
+def test_equal_scores_are_escalated_together() -> None:
     scores = [0.9] * 30 + [0.8] * 30 + [0.2] * 30
     losses = [0.0] * 30 + [0.0, 1.0] * 15 + [1.0] * 30
     assert tightened(scores[::-1], losses[::-1], [0.5] * 90, 0.05, 0.5) == 0.9

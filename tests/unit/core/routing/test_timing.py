@@ -28,13 +28,13 @@ def test_one_size_predicts_others() -> None:
     assert found.quantile(60_000, 0.5) == pytest.approx(0.05, rel=0.1)
 
 
-def test_sizes_that_hardly_differ_say_nothing_of_others() -> None:
+def test_similar_sizes_do_not_predict_others() -> None:
     found = fed(0.05, 0.0, [119, 120, 121, 122, 123], spread=0.3, times=500)
     assert found.quantile(121, 0.95) == pytest.approx(0.05 * 1.64, rel=0.25)
     assert (found.quantile(30_000, 0.5) or 0) < 0.5
 
 
-def test_other_sizes_become_usual() -> None:
+def test_the_usual_size_follows_the_traffic() -> None:
     found = fed(0.05, 2.0, [3_000])
     rng = random.Random(2)
     for count in range(40):
@@ -43,14 +43,14 @@ def test_other_sizes_become_usual() -> None:
     assert found.quantile(3_000, 0.5) == pytest.approx(0.056, rel=0.5)
 
 
-def test_larger_is_never_predicted_to_be_quicker() -> None:
+def test_a_larger_payload_is_never_predicted_faster() -> None:
     found = TimesBySize()
     for count, (size_bytes, seconds) in enumerate([(1_000, 1.0), (1_000_000, 0.1)] * 20):
         found.add(size_bytes, seconds, count)
     assert (found.quantile(1_000, 0.95) or 0) <= (found.quantile(1_000_000, 0.95) or 0)
 
 
-def test_a_dozen_quick_ones_in_a_row_end_the_memory_of_a_slow_link() -> None:
+def test_a_dozen_fast_answers_discard_older_ones() -> None:
     found = fed(1.0, 0.0, [30_000], times=200)
     for count in range(11):
         found.add(30_000, 0.1, 20.0 + count)
@@ -60,7 +60,7 @@ def test_a_dozen_quick_ones_in_a_row_end_the_memory_of_a_slow_link() -> None:
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.5])
-def test_chance_ends_no_memory(spread: float) -> None:
+def test_chance_discards_no_observations(spread: float) -> None:
     found = fed(0.1, 0.0, [30_000], spread=spread, times=5_000)
     assert found.weight(500.0) > 30
 
@@ -93,7 +93,7 @@ def test_bytes_ahead_delay_a_payload() -> None:
     assert far_s == pytest.approx(0.02 + 31 / 20, rel=0.25)  # many more than it ever saw
 
 
-def test_where_there_is_room_for_all_nothing_waits_for_what_is_ahead() -> None:
+def test_a_wide_link_is_not_delayed_by_bytes_ahead() -> None:
     rng, found = random.Random(4), TimesBySize()
     for count in range(300):
         size_bytes, ahead_bytes = int(rng.lognormvariate(10, 1)), int(rng.uniform(0, 500_000))
@@ -102,12 +102,12 @@ def test_where_there_is_room_for_all_nothing_waits_for_what_is_ahead() -> None:
     assert found.quantile(30_000, 0.5, 500_000) == pytest.approx(0.08, rel=0.15)
 
 
-def test_one_after_the_other_tell_nothing_of_what_is_ahead() -> None:
+def test_single_calls_do_not_measure_bytes_ahead() -> None:
     found = fed(0.05, 2.0, [4_000, 40_000, 400_000])
     assert found.quantile(40_000, 0.95, 10**7) == found.quantile(40_000, 0.95)
 
 
-def test_of_a_size_and_what_is_ahead_each_explains_its_own() -> None:
+def test_size_and_bytes_ahead_are_separated() -> None:
     rng, found = random.Random(5), TimesBySize()
     for count in range(300):
         size_bytes, ahead_bytes = rng.choice((4_000, 40_000, 200_000)), rng.choice((0, 100_000, 400_000))
@@ -118,7 +118,7 @@ def test_of_a_size_and_what_is_ahead_each_explains_its_own() -> None:
     assert found.line == (pytest.approx(0.05, rel=0.3), pytest.approx(3e-6, rel=0.15))
 
 
-def test_a_call_is_in_flight_until_it_ends_however_it_does() -> None:
+def test_a_call_is_in_flight_until_it_ends() -> None:
     timing = LinkTiming(in_turn=True)
     with timing.carrying(1_000) as first:
         assert (first.ahead_bytes, timing.ahead_bytes(7)) == (0, 1_000)
@@ -129,14 +129,14 @@ def test_a_call_is_in_flight_until_it_ends_however_it_does() -> None:
     assert timing.ahead_bytes(7) == 0
 
 
-def test_where_payloads_share_the_link_a_large_one_is_little_ahead_of_a_small_one() -> None:
+def test_on_a_shared_link_a_large_payload_counts_less() -> None:
     timing = LinkTiming()
     with timing.carrying(1_000_000), timing.carrying(500):
         assert timing.ahead_bytes(700) == 1_200
         assert timing.ahead_bytes(2_000_000) == 1_000_500
 
 
-def test_what_was_in_flight_as_the_link_went_down_is_ahead_of_nothing_when_it_works_again() -> None:
+def test_calls_of_an_outage_delay_no_others() -> None:
     timing = LinkTiming()
     with timing.carrying(1_000) as before:
         timing.returned()
@@ -147,7 +147,7 @@ def test_what_was_in_flight_as_the_link_went_down_is_ahead_of_nothing_when_it_wo
     assert (before.lost, after.lost) == (True, False)
 
 
-def test_a_link_that_was_slow_for_all_is_not_held_for_a_crowded_one() -> None:
+def test_a_slow_link_is_not_taken_for_congestion() -> None:
     """Where answers take long, more is in flight: one follows from the other either way."""
     timing = LinkTiming()
     for count in range(100):
@@ -158,7 +158,7 @@ def test_a_link_that_was_slow_for_all_is_not_held_for_a_crowded_one() -> None:
         assert (timing.predicted_s(1_000, 0.95, 36.0) or 0) < 0.15
 
 
-def test_a_prediction_is_of_what_is_sent_behind_all_that_is_in_flight() -> None:
+def test_a_prediction_includes_calls_in_flight() -> None:
     timing = LinkTiming(in_turn=True)
     for count in range(60):
         ahead = count % 6
@@ -172,7 +172,7 @@ def test_a_prediction_is_of_what_is_sent_behind_all_that_is_in_flight() -> None:
     assert report is not None and report.total_p50_ms == pytest.approx(45, rel=0.25)  # as measured recently
 
 
-def test_nothing_is_predicted_without_evidence_or_with_stale_evidence() -> None:
+def test_stale_observations_predict_nothing() -> None:
     timing = LinkTiming()
     assert timing.predicted_s(1_000, 0.95, 0.0) is None
     assert timing.report(0.0) is None
@@ -181,7 +181,7 @@ def test_nothing_is_predicted_without_evidence_or_with_stale_evidence() -> None:
     assert timing.predicted_s(1_000, 0.95, 61.0) is None
 
 
-def test_bad_evidence_of_any_amount_is_forgotten_in_minutes() -> None:
+def test_slow_observations_are_forgotten_in_minutes() -> None:
     timing = LinkTiming()
     for _ in range(1000):
         timing.waited(1_000, 2.0, 0.0)
@@ -197,7 +197,7 @@ def test_a_probe_stands_in_until_something_was_answered() -> None:
     assert timing.predicted_s(1_000, 0.95, 1.0) == pytest.approx(0.1, rel=0.05)
 
 
-def test_a_link_that_returns_is_learnt_anew() -> None:
+def test_a_link_is_measured_again_after_an_outage() -> None:
     timing = LinkTiming()
     for _ in range(100):
         timing.answered(1_000, 2.0, 0.0)
@@ -207,7 +207,7 @@ def test_a_link_that_returns_is_learnt_anew() -> None:
     assert timing.predicted_s(1_000, 0.8, 1.0) == pytest.approx(0.1, rel=0.05)
 
 
-def test_the_models_time_and_the_links_are_told_apart() -> None:
+def test_service_and_network_times_are_separated() -> None:
     timing = LinkTiming()
     for _ in range(20):
         timing.answered(30_000, 0.3, 0.0, service_s=0.1)
@@ -220,7 +220,7 @@ def test_the_models_time_and_the_links_are_told_apart() -> None:
     assert report.service_p95_ms == pytest.approx(100, rel=0.05)
 
 
-def test_payloads_of_several_sizes_tell_round_trip_and_bandwidth() -> None:
+def test_several_sizes_measure_round_trip_and_bandwidth() -> None:
     timing = LinkTiming()
     for size_bytes in (1_000, 20_000, 60_000) * 20:  # 20 ms there and back, 1 MB/s, and the gateway's own time
         timing.answered(size_bytes, 0.02 + size_bytes / 1e6 + 0.1, 0.0, service_s=0.1)
@@ -230,7 +230,7 @@ def test_payloads_of_several_sizes_tell_round_trip_and_bandwidth() -> None:
     assert report.bytes_per_s == pytest.approx(1e6, rel=0.1)
 
 
-def test_payloads_of_one_size_tell_neither() -> None:
+def test_one_size_measures_no_bandwidth() -> None:
     timing = LinkTiming()
     for size_bytes in (29_000, 30_000, 31_000) * 20:
         timing.answered(size_bytes, 0.02 + size_bytes / 1e6, 0.0, service_s=0.0)
@@ -238,7 +238,7 @@ def test_payloads_of_one_size_tell_neither() -> None:
     assert report is not None and (report.round_trip_ms, report.bytes_per_s) == (None, None)
 
 
-def test_a_gateway_that_claims_more_time_than_passed_is_not_believed() -> None:
+def test_a_service_time_above_the_total_is_limited() -> None:
     timing = LinkTiming()
     timing.answered(1_000, 0.1, 0.0, service_s=5.0)
     report = timing.report(0.0)

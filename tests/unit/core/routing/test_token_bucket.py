@@ -20,7 +20,7 @@ def test_shares_are_earned_up_to_the_burst() -> None:
     assert [bucket.take(0.0) for _ in range(2)] == [True, False]
 
 
-def test_tokens_come_by_the_second() -> None:
+def test_a_bucket_refills_with_time() -> None:
     bucket = TokenBucket(2, per_second=0.5)
     assert bucket.take(10.0) and bucket.take(10.0)
     assert bucket.wait_s(10.0) == 2.0

@@ -110,7 +110,7 @@ def test_a_float_model_has_no_range() -> None:
     assert load(FLOAT).ranges == {}
 
 
-def test_values_outside_of_the_quantised_range_are_clipped_not_wrapped() -> None:
+def test_values_outside_the_quantised_range_are_clipped() -> None:
     runtime = load(INT8)
     spec = runtime.inputs[0]
     huge, limit = (np.full((1, *spec.shape[1:]), value, np.float32) for value in (1e6, 1e3))
@@ -194,7 +194,7 @@ def _module_that_fails(name: str) -> ModuleType:
     return module
 
 
-def test_an_interpreter_that_imports_but_does_not_build_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_that_does_not_build_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     working = LiteRtRuntime(FLOAT, threads=1).provider.removeprefix("tflite/")
     other = next(name for name in litert._MODULES if name != working)
     monkeypatch.setattr(litert, "_MODULES", {other: "broken_interpreter", working: litert._MODULES[working]})
@@ -202,7 +202,7 @@ def test_an_interpreter_that_imports_but_does_not_build_is_passed_over(monkeypat
     assert load(FLOAT).provider == f"tflite/{working}"
 
 
-def test_where_none_builds_every_cause_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_interpreter_every_cause_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(litert, "_MODULES", {"litert": "no_such_interpreter", "tflite-runtime": "broken_interpreter"})
     monkeypatch.setitem(sys.modules, "broken_interpreter", _module_that_fails("broken_interpreter"))
     with pytest.raises(ModelLoadError, match=r"litert: No module.*tflite-runtime: numpy.*'firstline\[litert\]'"):

@@ -19,7 +19,7 @@ print(os.nice(0), os.sched_getscheduler(0) == os.SCHED_IDLE)
 
 
 @pytest.mark.parametrize(("forbidden", "said"), [(False, "19 True"), (True, "19 False")])
-def test_it_is_idle_where_that_is_allowed_and_nice_in_any_case(forbidden: bool, said: str) -> None:
+def test_the_priority_is_the_lowest_that_is_allowed(forbidden: bool, said: str) -> None:
     script = _SAYS.format(forbidden=forbidden)
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == said

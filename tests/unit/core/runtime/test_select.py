@@ -15,7 +15,7 @@ from firstline_core.runtime.select import RuntimeOptions, check_options, load_ru
 DIGITS_TFLITE = Path(__file__).parents[4] / "models" / "digits" / "artefacts" / "edge.tflite"
 
 
-def test_loads_by_the_declared_runtime_whatever_the_file_is_called(tmp_path: Path) -> None:
+def test_the_declared_runtime_loads_the_file(tmp_path: Path) -> None:
     odd = linear(tmp_path / "model.bin", np.ones((2, 2), np.float32))
     assert isinstance(load_runtime(odd, "onnx", RuntimeOptions()), OnnxRuntime)
     assert isinstance(load_runtime(DIGITS_TFLITE, "tflite", RuntimeOptions(threads=2)), LiteRtRuntime)

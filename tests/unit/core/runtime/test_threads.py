@@ -51,11 +51,11 @@ async def test_a_caller_may_leave_before_the_call_returns() -> None:
     await asyncio.to_thread(thread.join)  # an error in it would be a warning
 
 
-def test_a_call_that_never_returns_does_not_keep_the_process() -> None:
+def test_an_endless_call_does_not_delay_the_exit() -> None:
     subprocess.run([sys.executable, "-c", _ENDS], check=True, timeout=30)
 
 
-def test_a_program_without_a_loop_waits_for_so_long_and_no_longer() -> None:
+def test_a_call_has_a_time_limit_without_a_loop() -> None:
     go = threading.Event()
     assert within(30.0, lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):

@@ -53,9 +53,7 @@ def test_a_file_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.M
     assert names(tmp_path) == ["file"]
 
 
-def test_only_a_file_of_the_folders_owner_is_given_to_another_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_given_to_the_folders_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_descriptor: int, _user: int, _group: int) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -152,7 +150,7 @@ def test_erased_files_are_overwritten_first(tmp_path: Path) -> None:
     assert erase(tmp_path / "never" / "there") == 0
 
 
-def test_holes_are_left_as_they_are_and_content_between_them_is_not(tmp_path: Path) -> None:
+def test_only_content_between_holes_is_zeroed(tmp_path: Path) -> None:
     sparse, beside = tmp_path / "sparse", tmp_path / "beside"
     with sparse.open("wb") as stream:
         for at in (1 << 20, 3 << 20):

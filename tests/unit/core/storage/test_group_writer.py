@@ -144,7 +144,7 @@ def test_operations_submitted_during_shutdown_are_refused(store: Store, monkeypa
     assert writer.close()  # twice is harmless
 
 
-def test_threads_that_submit_until_the_end_all_get_an_outcome(store: Store) -> None:
+def test_every_submission_gets_an_outcome(store: Store) -> None:
     taken: list[Future[int]] = []
     begun = threading.Barrier(5)
 

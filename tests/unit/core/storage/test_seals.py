@@ -45,7 +45,7 @@ def test_a_seal_is_bound_to_its_context(seal: Seal, content: bytes, about: bytes
             seal.open(sealed[:cut], about)
 
 
-def test_a_key_encrypts_and_is_rotated_by_a_new_first_key() -> None:
+def test_a_new_first_key_replaces_the_old_one() -> None:
     old = KeySeal([KEY]).close(b"payload", b"")
     assert b"payload" not in old
     both = KeySeal([OTHER, KEY])
@@ -62,7 +62,7 @@ def test_a_key_encrypts_and_is_rotated_by_a_new_first_key() -> None:
     assert both.open(plain, b"") == b"before"  # written before there was a key
 
 
-def test_keys_come_from_a_file_or_from_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_read_from_a_file_or_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "key"
     file.write_text(f"{OTHER.hex()}\n{KEY.hex()}\n")
     assert read_keys(str(file), "encryption.key_file") == (OTHER, KEY)

@@ -91,13 +91,13 @@ def test_lists_in_the_environment_are_json() -> None:
         ("[api\n", "is not valid TOML"),
     ],
 )
-def test_a_bad_key_is_named_with_file_line_and_suggestion(tmp_path: Path, text: str, said: str) -> None:
+def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(Settings, file=written(tmp_path, text))
     assert said in caught.value.message
 
 
-def test_a_variable_or_flag_that_makes_no_sense_is_named() -> None:
+def test_an_invalid_variable_or_flag_is_named() -> None:
     with pytest.raises(ConfigError, match=r"environment variable X_API__PRT has an unknown key 'api.prt'"):
         load(Settings, environ={"X_API__PRT": "1"}, prefix="X_")
     with pytest.raises(ConfigError, match=r"flag for api.port, 'api.port': expected `int`"):
@@ -144,7 +144,7 @@ def test_warnings_go_to_the_log_by_default(caplog: pytest.LogCaptureFixture) -> 
     assert "did you mean X_API__PORT?" in caplog.text
 
 
-def test_a_whole_section_may_come_as_json() -> None:
+def test_a_section_can_be_set_as_json() -> None:
     value: Any = {"host": "::1", "port": 3}
     assert load(Settings, environ={"X_API": json.dumps(value)}, prefix="X_").api == Api(**value)
 

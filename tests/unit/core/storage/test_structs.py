@@ -36,6 +36,6 @@ def test_unknown_fields_are_ignored(kind: type[Note] | type[Plain]) -> None:
         (b" " * 41, "note.json has 41 bytes; at most 40 are read."),
     ],
 )
-def test_everything_else_is_refused_with_its_reason(content: bytes, said: str) -> None:
+def test_another_document_is_refused_with_a_reason(content: bytes, said: str) -> None:
     with pytest.raises(ProtocolError, match=said.replace(".", r"\.")):
         _read(content)

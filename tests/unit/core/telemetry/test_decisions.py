@@ -9,7 +9,7 @@ from firstline_core.telemetry.decisions import DecisionLog, find
 from firstline_core.types import Status
 
 
-def test_the_decision_log_has_records_in_order_and_no_payload(tmp_path: Path) -> None:
+def test_records_are_in_order_and_have_no_payload(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     log = DecisionLog(path)
     log.write(answered("a", Status.PROVISIONAL), wall_s=1.0, ms=2.0)
@@ -22,7 +22,7 @@ def test_the_decision_log_has_records_in_order_and_no_payload(tmp_path: Path) ->
     assert "probabilities" not in path.read_text()
 
 
-def test_a_damaged_line_is_skipped_and_older_ones_are_read(tmp_path: Path) -> None:
+def test_a_damaged_line_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     log = DecisionLog(path)
     for number in range(3):
@@ -68,7 +68,7 @@ def test_the_decision_log_recovers_from_an_interrupted_rotation(tmp_path: Path) 
     assert find(path, "first") and find(path, "second")
 
 
-def test_the_decision_log_is_bounded_and_survives_a_torn_line(tmp_path: Path) -> None:
+def test_the_log_is_bounded_and_survives_torn_lines(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     log = DecisionLog(path, max_bytes=2000)
     for number in range(50):

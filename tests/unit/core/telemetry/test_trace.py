@@ -9,7 +9,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"
 
 
-def test_a_caller_s_context_gets_a_span_of_this_tier_s_own() -> None:
+def test_a_received_context_gets_a_new_span() -> None:
     found = received(PARENT, "congo=t61rcWkgMzE, rojo=00f067aa0ba902b7")
     assert found is not None
     assert (found.trace_id, found.parent_id, found.flags) == (TRACE, SPAN, 1)
@@ -25,7 +25,7 @@ def test_a_caller_s_context_gets_a_span_of_this_tier_s_own() -> None:
 
 
 @pytest.mark.parametrize(("sent", "goes_on"), [("00", 0), ("01", 1), ("02", 2), ("03", 3), ("ff", 3), ("fc", 0)])
-def test_whether_it_is_sampled_and_random_goes_on_and_no_other_flag(sent: str, goes_on: int) -> None:
+def test_only_defined_flags_are_forwarded(sent: str, goes_on: int) -> None:
     found = received(f"00-{TRACE}-{SPAN}-{sent}")
     assert found is not None
     assert found.traceparent.endswith(f"-0{goes_on}")
@@ -86,7 +86,7 @@ def test_headers_without_a_trace_are_ignored(value: str) -> None:
         ("=1", ""),
     ],
 )
-def test_a_list_of_vendors_goes_on_whole_or_not_at_all(sent: str, goes_on: str) -> None:
+def test_a_tracestate_is_forwarded_as_a_whole(sent: str, goes_on: str) -> None:
     found = received(PARENT, sent)
     assert found is not None
     assert found.state == goes_on

@@ -94,7 +94,7 @@ def wrong(change: Any) -> Any:
         (lambda made: setattr(made.parameters["timeout"], "string_param", "5"), "'timeout' is '5'"),
     ],
 )  # fmt: skip
-def test_a_request_that_makes_no_sense_is_refused_with_a_reason(change: Any, said: str) -> None:
+def test_an_invalid_request_is_refused_with_a_reason(change: Any, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         read(wrong(change))
 
