@@ -13,10 +13,10 @@ _LAST_DATA = slice(52, 56)
 
 def age_s(connection: socket.socket) -> float:
     """Returns for how many seconds the latest bytes have waited to be read; 0 if the system does not know."""
-    if _TCP_INFO is None or connection.family == socket.AF_UNIX:
+    if _TCP_INFO is None:
         return 0.0
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _LAST_DATA.stop)
-    except OSError:  # the connection has ended
+    except OSError:  # the connection has ended, or is a Unix socket
         return 0.0
     return int.from_bytes(info[_LAST_DATA], sys.byteorder) / 1000

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from urllib.parse import parse_qsl
 
-from firstline_core.protocol.http import Reply, limited_chunks, timed_chunks
+from firstline_core.protocol.http import Reply, body_time_limit, check_declared_size
 from firstline_core.protocol.http_server import Receive, Scope, Send, request_info
 from firstline_core.protocol.limits import Limits
 from firstline_core.telemetry.trace import from_lines
+from firstline_core.types import TRACEPARENT
 
 _NO_CONTENT = 204
 _NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
@@ -63,9 +64,7 @@ class Request:
         self.query_string: bytes = scope["query_string"]
         self.peer: tuple[str, int] | None = scope.get("client")
         self.info = request_info(scope)
-        self.trace = None
-        if "traceparent" in self.headers:
-            self.trace = from_lines([line for line in lines if line[0].startswith(b"trace")])
+        self.trace = from_lines(lines) if TRACEPARENT in self.headers else None
         self.parameters: Mapping[str, str] = _NO_PARAMETERS
         self._receive = receive
 
@@ -87,22 +86,21 @@ class Request:
             ClientDisconnectedError: the client left before its end.
         """
         if self.info.whole:
-            body = (await self._message())[0]
+            body, _ = await self._message()
             limits.check_body(len(body))
             take(len(body))
             return body
-        parts = []
-        async for chunk in limited_chunks(timed_chunks(self._chunks()), self.headers, limits):
-            take(len(chunk))
-            parts.append(chunk)
+        check_declared_size(self.headers, limits)
+        parts, size_bytes, has_more = [], 0, True
+        async with body_time_limit() as note_bytes:
+            while has_more:
+                part, has_more = await self._message()
+                size_bytes += len(part)
+                limits.check_body(size_bytes)
+                take(len(part))
+                note_bytes(len(part))
+                parts.append(part)
         return b"".join(parts)
-
-    async def _chunks(self) -> AsyncIterator[bytes]:
-        more = True
-        while more:
-            chunk, more = await self._message()
-            if chunk:
-                yield chunk
 
     async def _message(self) -> tuple[bytes, bool]:
         message = await self._receive()

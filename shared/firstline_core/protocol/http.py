@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -231,20 +231,9 @@ class BodyBudget:
         self.held_bytes = 0
         self._of_principal: dict[str, int] = {}
 
-    @contextmanager
-    def share(self, principal: str) -> Iterator[Callable[[int], None]]:
-        """Yields the function that reserves bytes for one request, see `take`; releases them at the end."""
-        share_bytes = 0
-
-        def take(size_bytes: int) -> None:
-            nonlocal share_bytes
-            self.take(principal, size_bytes)
-            share_bytes += size_bytes
-
-        try:
-            yield take
-        finally:
-            self._release(principal, share_bytes)
+    def share(self, principal: str) -> BodyShare:
+        """Returns the bytes of one request, a context manager that releases them at its end."""
+        return BodyShare(self, principal)
 
     def take(self, principal: str, size_bytes: int) -> None:
         """Reserves bytes of a client. Bytes count when they arrive, not when they are announced.
@@ -262,13 +251,41 @@ class BodyBudget:
         self.held_bytes += size_bytes
         self._of_principal[principal] = of_client + size_bytes
 
-    def _release(self, principal: str, size_bytes: int) -> None:
+    def release(self, principal: str, size_bytes: int) -> None:
+        """Releases bytes of a client that `take` reserved."""
         self.held_bytes -= size_bytes
         remaining_bytes = self._of_principal.get(principal, 0) - size_bytes
         if remaining_bytes:
             self._of_principal[principal] = remaining_bytes
         else:
             self._of_principal.pop(principal, None)
+
+
+class BodyShare:
+    """The bytes that one request holds of a `BodyBudget`, as a context manager.
+
+    Args:
+        budget: limits them.
+        principal: the client.
+    """
+
+    __slots__ = ("_budget", "_principal", "_size_bytes")
+
+    def __init__(self, budget: BodyBudget, principal: str) -> None:
+        self._budget = budget
+        self._principal = principal
+        self._size_bytes = 0
+
+    def __enter__(self) -> Callable[[int], None]:
+        """Returns the function that reserves bytes; see `BodyBudget.take`."""
+        return self._take
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.release(self._principal, self._size_bytes)
+
+    def _take(self, size_bytes: int) -> None:
+        self._budget.take(self._principal, size_bytes)
+        self._size_bytes += size_bytes
 
 
 async def limited_chunks(
@@ -284,9 +301,7 @@ async def limited_chunks(
     Raises:
         PayloadTooLargeError: over the limit.
     """
-    declared = header(headers, "Content-Length")
-    if declared is not None and declared.isascii() and declared.isdigit():
-        limits.check_body(int(declared[:_LENGTH_DIGITS]))
+    check_declared_size(headers, limits)
     size_bytes = 0
     async for chunk in chunks:
         size_bytes += len(chunk)
@@ -295,19 +310,34 @@ async def limited_chunks(
 
 
 async def timed_chunks(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Yields the chunks of a body while they arrive fast enough. Requires a running task.
+    """Yields the chunks of a body while they arrive fast enough; see `body_time_limit`."""
+    async with body_time_limit() as note_bytes:
+        async for chunk in chunks:
+            note_bytes(len(chunk))
+            yield chunk
+
+
+@asynccontextmanager
+async def body_time_limit() -> AsyncIterator[Callable[[int], None]]:
+    """Bounds the time in which a body is read. Requires a running task.
+
+    Yields:
+        A function to call with the size of each part that arrives.
 
     Raises:
-        RemoteTimeoutError: they arrive too slowly.
+        RemoteTimeoutError: the parts arrive too slowly.
     """
     received_bytes = 0
     start_s = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout_at(start_s + GRACE_S) as deadline:
-            async for chunk in chunks:
-                received_bytes += len(chunk)
+
+            def note_bytes(size_bytes: int) -> None:
+                nonlocal received_bytes
+                received_bytes += size_bytes
                 deadline.reschedule(start_s + GRACE_S + received_bytes / LEAST_BYTES_PER_S)
-                yield chunk
+
+            yield note_bytes
     except TimeoutError as error:
         raise RemoteTimeoutError(
             f"Only {received_bytes} bytes of the body came in time; send at least {LEAST_BYTES_PER_S} bytes a second."
@@ -317,6 +347,17 @@ async def timed_chunks(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 async def read_body(chunks: AsyncIterable[bytes], headers: Mapping[str, str], limits: Limits) -> bytes:
     """Returns a whole body; see `limited_chunks`."""
     return b"".join([chunk async for chunk in limited_chunks(chunks, headers, limits)])
+
+
+def check_declared_size(headers: Mapping[str, str], limits: Limits) -> None:
+    """Checks the Content-Length of a body that is not read yet.
+
+    Raises:
+        PayloadTooLargeError: over the limit.
+    """
+    declared = header(headers, "Content-Length")
+    if declared is not None and declared.isascii() and declared.isdigit():
+        limits.check_body(int(declared[:_LENGTH_DIGITS]))
 
 
 def decompressed(headers: Mapping[str, str], body: bytes, limits: Limits) -> bytes:
@@ -420,11 +461,12 @@ async def read_infer_request(
         RequestError: the request is invalid.
     """
     length = header_length(headers)
+    is_compressed = header(headers, "Content-Encoding") is not None
 
     def decode() -> InferRequest:
         return decode_request(
             model,
-            decompressed(headers, body, limits),
+            decompressed(headers, body, limits) if is_compressed else body,
             length,
             version=version,
             now_s=arrived_s,
@@ -434,8 +476,7 @@ async def read_infer_request(
             trace=trace,
         )
 
-    json_bytes = len(body) if length is None else length
-    return await run_decoder(decode, json_bytes, compressed=header(headers, "Content-Encoding") is not None)
+    return await run_decoder(decode, len(body) if length is None else length, compressed=is_compressed)
 
 
 def response_reply(plane: DataPlane, request: InferRequest, response: InferResponse) -> Reply:

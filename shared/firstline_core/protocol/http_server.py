@@ -317,13 +317,15 @@ class Connection(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         if not self._replaying:
-            self._count(len(url))
+            self._head_bytes += len(url)
             self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._replaying:
             return
-        self._count(len(name) + len(value))
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > self._limits.head_bytes:
+            raise self._too_long()
         if self._in_head:  # a trailer is not a header (RFC 9110, section 6.5.1)
             self.headers.append((name.lower(), value))
 
@@ -360,11 +362,6 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         if self._lingering:
             self.transport.close()
-
-    def _count(self, size_bytes: int) -> None:
-        self._head_bytes += size_bytes
-        if self._head_bytes > self._limits.head_bytes:
-            raise self._too_long()
 
     def _too_long(self) -> _RequestFaultError:
         part = "request line and headers are" if self._in_head else "chunk's extension or the trailer is"
@@ -411,7 +408,7 @@ class Connection(HttpToolsProtocol):
         if message["type"] == "http.response.start" and not cycle.response_started:
             if start is not None:
                 cycle.keep_alive = False
-            if any(name == b"content-length" for name, _ in message["headers"]):
+            if b"content-length" in dict(message["headers"]):
                 held.append(message)
                 return
         elif start is not None:
@@ -439,6 +436,10 @@ class Connection(HttpToolsProtocol):
         cycle.on_response()
 
     def on_response_complete(self) -> None:
+        if self._answering is not None:
+            vars(self._answering).pop(
+                "send", None
+            )  # it refers to the cycle: only the garbage collector would free both
         if self._refusal and not self.pipeline and not self.transport.is_closing():
             self._end_refusing()
         else:
@@ -531,18 +532,19 @@ def _without_chunks(cycle: RequestResponseCycle, app: AsgiApp) -> AsgiApp:
 def _whole_head(cycle: RequestResponseCycle, start: Message, body_bytes: int) -> bytes | None:
     """Returns the head of an answer with one body of the declared length; None if uvicorn has to send it."""
     headers = start["headers"]
-    names = {name for name, _ in headers}
+    names, values = zip(*headers, strict=True)
     if (
         (b"content-length", b"%d" % body_bytes) not in headers
-        or not names.isdisjoint((b"transfer-encoding", b"connection"))
+        or b"transfer-encoding" in names
+        or b"connection" in names
         or not cycle.keep_alive
         or cycle.scope["method"] == "HEAD"
+        or HEADER_RE.search(b"".join(names))
+        or HEADER_VALUE_RE.search(b"".join(values))
     ):
         return None
-    lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
-    if HEADER_RE.search(b"".join(names)) or HEADER_VALUE_RE.search(b"".join([value for _, value in headers])):
-        return None
-    return b"".join([STATUS_LINE[start["status"]], *lines, b"\r\n"])
+    lines = b"\r\n".join(map(b": ".join, (*cycle.default_headers, *headers)))
+    return b"".join([STATUS_LINE[start["status"]], lines, b"\r\n\r\n"])
 
 
 @lru_cache(1)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
 import orjson
@@ -60,7 +61,16 @@ def _add_facts(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
     return event if read is None else {**read(), **event}
 
 
-_PROCESSORS: list[Processor] = [
+def _add_origin(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Adds level, logger and time as structlog's processors do for the lines of libraries, in a third of their time."""
+    event["level"] = "error" if method == "exception" else method
+    event["logger"] = logger.name
+    event["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return event
+
+
+_PROCESSORS: list[Processor] = [_add_facts, _add_origin, _limit_values]
+_LIBRARY_PROCESSORS: list[Processor] = [
     _add_facts,
     structlog.stdlib.add_log_level,
     structlog.stdlib.add_logger_name,
@@ -123,7 +133,7 @@ class _LibraryHandler(logging.StreamHandler):  # type: ignore[type-arg]
         self.render = render
         self.setFormatter(
             structlog.stdlib.ProcessorFormatter(
-                foreign_pre_chain=_PROCESSORS,
+                foreign_pre_chain=_LIBRARY_PROCESSORS,
                 processors=[
                     structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                     structlog.processors.format_exc_info,
@@ -169,6 +179,10 @@ def _write(logger: WrappedLogger, method: str, event: EventDict) -> None:
     getattr(logger, method)(f"{text} {facts}".rstrip(), **keywords)
 
 
+# Types whose text is the same with `str` and `repr`, and text, which is checked.
+_PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
+
+
 def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     return orjson.dumps(event, default=repr).decode()
 
@@ -179,11 +193,21 @@ def _render_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     head = f"{pop('timestamp')} [{pop('level'):<9}] {pop('event')} [{pop('logger')}]"
     below = [pop(key) for key in ("stack", "exception") if event.get(key)]
     fields = sorted(event.items())
-    if _needs_quotes("".join([value for _, value in fields if isinstance(value, str)])):
-        facts = [f"{key}={_quoted(value)}" for key, value in fields]
-    else:
-        facts = [f"{key}={value}" if isinstance(value, str) else f"{key}={value!r}" for key, value in fields]
-    return "\n".join([" ".join([head, *facts]), *below])
+    facts = " ".join([f"{key}={value}" for key, value in fields])
+    if not _is_plain(facts, len(fields)) or not _PLAIN_TYPES.issuperset(map(type, event.values())):
+        facts = " ".join([f"{key}={_quoted(value)}" for key, value in fields])
+    return "\n".join([f"{head} {facts}" if facts else head, *below])
+
+
+def _is_plain(facts: str, fields: int) -> bool:
+    """Returns whether no value of these fields has white space, quotes or an equals sign."""
+    return (
+        facts.count("=") == fields
+        and facts.count(" ") == fields - 1
+        and facts.isprintable()
+        and '"' not in facts
+        and "'" not in facts
+    )
 
 
 def _needs_quotes(text: str) -> bool:

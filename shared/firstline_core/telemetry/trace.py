@@ -25,6 +25,10 @@ _FLAGS = 0x03
 # Section 3.3.1: a key, which may name a tenant, and a printable value without a comma, an equals sign or a last space.
 _MEMBER = re.compile(r"([a-z0-9][a-z0-9_\-*/@]{0,255})=[ -+\--<>-~]{0,255}[!-+\--<>-~]")
 _STATE_CHARS, _STATE_MEMBERS = 512, 32
+# HTTP's names are bytes, gRPC's text.
+_NAMES: dict[bytes | str, str] = {
+    written: name for name in (TRACEPARENT, TRACESTATE) for written in (name, name.encode())
+}
 
 
 CURRENT: ContextVar[TraceContext | None] = ContextVar("trace", default=None)
@@ -33,8 +37,8 @@ CURRENT: ContextVar[TraceContext | None] = ContextVar("trace", default=None)
 
 def received(traceparent: str, tracestate: str = "") -> TraceContext | None:
     """Returns the context of a request with these headers, with a new span; None if they name no trace."""
-    caller = restored(traceparent, tracestate)
-    return None if caller is None else child(caller.trace_id, caller.span_id, caller.flags, caller.state)
+    caller = _parsed(traceparent)
+    return None if caller is None else child(*caller, _passed_on(tracestate) if tracestate else "")
 
 
 def child(trace_id: str, parent_id: str, flags: int, state: str = "") -> TraceContext:
@@ -44,13 +48,22 @@ def child(trace_id: str, parent_id: str, flags: int, state: str = "") -> TraceCo
 
 def restored(traceparent: str, tracestate: str = "") -> TraceContext | None:
     """Returns the span that the headers name, as written by `TraceContext.headers`; None if they name none."""
+    caller = _parsed(traceparent)
+    if caller is None:
+        return None
+    trace_id, span_id, flags = caller
+    return TraceContext(trace_id, span_id, "", flags, _passed_on(tracestate) if tracestate else "")
+
+
+def _parsed(traceparent: str) -> tuple[str, str, int] | None:
+    """Returns trace id, span id and flags; None if the header is malformed."""
     match = _PARENT.fullmatch(traceparent.strip(" \t")) if len(traceparent) <= _PARENT_CHARS else None
     if match is None:
         return None
     version, trace_id, span_id, flags, more = match.groups()
     if trace_id == _NO_TRACE or span_id == _NO_SPAN or version == _NO_VERSION or (more and version == _VERSION):
         return None
-    return TraceContext(trace_id, span_id, "", int(flags, 16) & _FLAGS, _passed_on(tracestate) if tracestate else "")
+    return trace_id, span_id, int(flags, 16) & _FLAGS
 
 
 def from_lines(lines: Iterable[tuple[bytes | str, bytes | str]]) -> TraceContext | None:
@@ -58,13 +71,17 @@ def from_lines(lines: Iterable[tuple[bytes | str, bytes | str]]) -> TraceContext
 
     Several `traceparent` headers count as none; several `tracestate` headers are one list.
     """
-    values_by_name: dict[str, list[str]] = {TRACEPARENT: [], TRACESTATE: []}
+    values: dict[str, list[bytes | str]] = {TRACEPARENT: [], TRACESTATE: []}
     for name, value in lines:
-        values = values_by_name.get(name if isinstance(name, str) else name.decode("latin-1"))
-        if values is not None:
-            values.append(value if isinstance(value, str) else value.decode("latin-1"))
-    parents = values_by_name[TRACEPARENT]
-    return received(parents[0], ",".join(values_by_name[TRACESTATE])) if len(parents) == 1 else None
+        if name in _NAMES:
+            values[_NAMES[name]].append(value)
+    if len(values[TRACEPARENT]) != 1:
+        return None
+    return received(_text(values[TRACEPARENT][0]), ",".join(map(_text, values[TRACESTATE])))
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode("latin-1")
 
 
 def _passed_on(tracestate: str) -> str:

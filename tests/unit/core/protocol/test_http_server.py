@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import re
 import resource
 import socket
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -196,6 +198,26 @@ async def test_a_late_message_of_an_answer_leaves_the_next_answer_whole() -> Non
     async with running(app) as (_, port), connected(port) as (reader, writer):
         writer.write(asking(b"") * 2)
         assert [await answered(reader) for _ in range(2)] == [(200, b"whole")] * 2
+
+
+async def test_an_answered_request_is_freed_without_the_garbage_collector() -> None:
+    tasks: list[weakref.ref[asyncio.Task[Any]]] = []
+
+    async def noting(request: Request) -> Reply:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(weakref.ref(task))
+        return await echo(request)
+
+    async with served(noting) as (_, port), connected(port) as (reader, writer):
+        gc.disable()
+        try:
+            for _ in range(3):
+                writer.write(asking(b"xy"))
+                await answered(reader)
+            await until(lambda: [each() for each in tasks[:-1]] == [None, None])
+        finally:
+            gc.enable()
 
 
 async def test_packets_may_end_anywhere() -> None:
