@@ -51,7 +51,7 @@ from firstline_gateway.models.residency import Residency
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.profiles import records as profile_records
 from firstline_gateway.profiles.profiles import Profiles, priors_in
-from firstline_gateway.profiles.requests import Requests
+from firstline_gateway.profiles.requests import RequestedProfiles
 from firstline_gateway.registry import metrics as registry_metrics
 from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
 from firstline_gateway.rollouts.engine import Engine
@@ -230,7 +230,7 @@ class Gateway:
             delete_with_device=(profile_records.delete_device,),
         )
         self.profiles = Profiles(self.store, clock=clock)
-        self.profile_requests = Requests(
+        self.profile_requests = RequestedProfiles(
             self.store,
             age_s=settings.fleet.profile_requests_age_s,
             clock=clock,

@@ -12,14 +12,13 @@ import msgspec
 import typer
 
 from firstline.cli.command import Report, command, command_group
-from firstline.cli.options import GatewayOptions
+from firstline.cli.options import GatewayOptions, check_name
 from firstline.cli.output import Output, OutputOption, date, print_json, table
 from firstline.fleet import wording
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.rest import FleetDevice, Tag
 from firstline_core.hardware.catalogue import catalogue_lines
 from firstline_core.protocol.enrolment import DeviceState, Invitation
-from firstline_core.types import Name
 
 _CSV_LIMIT_BYTES = 16 * 1024 * 1024
 _DAY_S = 86_400.0
@@ -52,7 +51,7 @@ def enroll(
     if not devices:
         raise ConfigError("No device is named; give names, or a list with --csv.")
     for name in devices:
-        _check_name(name, "The device's name")
+        check_name(name, "The device's name")
     with gateway.fleet() as fleet:
         invitations = fleet.invite(list(dict.fromkeys(devices)), max(60.0, valid_days * _DAY_S))
     if out is not None:
@@ -210,20 +209,11 @@ def _names_in(file: Path) -> list[str]:
             names = []
             for row in rows:
                 name = (row["name"] or "").strip()
-                _check_name(name, f"{file}:{rows.line_num}: the name")
+                check_name(name, f"{file}:{rows.line_num}: the name")
                 names.append(name)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{file} cannot be read as CSV: {error}.") from error
     return names
-
-
-def _check_name(name: str, what: str) -> None:
-    try:
-        msgspec.convert(name, Name)
-    except msgspec.ValidationError:
-        raise ConfigError(
-            f"{what} {name[:80]!a} cannot be used; take 1 to 64 letters, digits, '.', '_', '-'; no sign first."
-        ) from None
 
 
 def _write(out: Path, invitations: Sequence[Invitation]) -> None:

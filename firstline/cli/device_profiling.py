@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import typer
 
-from firstline.cli.options import GatewayOptions
+from firstline.cli.options import GatewayOptions, is_name
 from firstline.cli.output import Output, print_json, progress
-from firstline.cli.profile_source import is_name, print_profile
+from firstline.cli.profile_source import print_profile
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from firstline.cli.command import Report
-from firstline.cli.options import BundleArgument, require_bundle
+from firstline.cli.options import BundleArgument, LimitOption, ThreadsOption, require_bundle
 from firstline.cli.output import progress, table
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import Evaluation, Latency, figures, measure
@@ -23,14 +23,12 @@ def evaluate_bundle(
     bundle: BundleArgument,
     *,
     data: Annotated[Path, typer.Option(help="Folder with labels.csv (columns file, label) and images/ or images.zip.")],
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Use this many images, spread evenly over labels.csv.")
-    ] = None,
+    limit: LimitOption = None,
     edge: Annotated[
         list[str] | None,
         typer.Option(help="Edge variant by id, or 'all'; may be repeated. Default: the first that loads."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=0, help="Threads for each model; 0 uses the runtime's default.")] = 1,
+    threads: ThreadsOption = 1,
     plots: Annotated[
         Path | None,
         typer.Option(help="Folder for plots (PNG) and one page with all of them (index.html); needs matplotlib."),

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from firstline.fleet.client import Fleet, open_fleet
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.errors import ConfigError
 from firstline_core.storage.secrets import read_secret
+from firstline_core.types import Name
 
 if TYPE_CHECKING:  # a command that uses a gateway's fleet API alone needs no python-tuf
     from firstline.release.keyring import Keyring
@@ -24,6 +26,8 @@ if TYPE_CHECKING:  # a command that uses a gateway's fleet API alone needs no py
 _GATEWAY, _KEY, _PASSPHRASE = "FIRSTLINE_GATEWAY_URL", "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle.", show_default=False)]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="Use this many images, spread evenly over labels.csv.")]
+ThreadsOption = Annotated[int, typer.Option(min=0, help="Threads for each model; 0 uses the runtime's default.")]
 CaOption = Annotated[
     Path | None, typer.Option("--ca", metavar="FILE", help="CA certificate used to verify the gateway (PEM).")
 ]
@@ -146,6 +150,27 @@ class RootKeys(SigningKeys):
 def is_there(path: Path) -> bool:
     """Whether something lies there that can be seen. `Path.exists` raises where no such name is possible."""
     return os.path.exists(path)  # noqa: PTH110
+
+
+def is_name(text: str) -> bool:
+    """Whether the text is a valid name of a bundle, a device or a machine."""
+    try:
+        msgspec.convert(text, Name)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def check_name(text: str, what: str) -> None:
+    """Checks a name; `what` says in the error where it is from.
+
+    Raises:
+        ConfigError: it is not valid.
+    """
+    if not is_name(text):
+        raise ConfigError(
+            f"{what} {text[:80]!a} cannot be used; take 1 to 64 letters, digits, '.', '_', '-'; no sign first."
+        )
 
 
 def require_bundle(path: Path) -> Path:

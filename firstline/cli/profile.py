@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from firstline.cli.device_profiling import bundle_named, cancel_on, profile_on
-from firstline.cli.options import GatewayOptions, require_bundle
+from firstline.cli.options import GatewayOptions, check_name, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
 from firstline.cli.profile_source import print_profile
 from firstline.workbench.dataset import open_dataset
@@ -31,7 +30,7 @@ from firstline_core.profile.measure import (
 )
 from firstline_core.profile.summary import accuracies
 from firstline_core.runtime.select import CPU
-from firstline_core.types import Name, Sha256
+from firstline_core.types import Sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,9 @@ def profile_command(
     opened = open_bundle(require_bundle(bundle))
     wanted = points.wanted(opened.manifest.name, 0)
     known = accuracy.of(opened, wanted.variants)  # fail before measuring if the data does not fit
-    machine = _named(local.machine) if local.machine else machine_name()
+    if local.machine:
+        check_name(local.machine, "--machine")
+    machine = local.machine or machine_name()
     path = profile_path(opened.path.resolve().parent, opened.manifest.name, machine)
     options = ProfileOptions(
         threads=wanted.threads,
@@ -211,15 +212,6 @@ def _refuse_local_options(local: LocalOptions) -> None:
         raise ConfigError(f"{option} is for this machine; a device measures by its own settings.")
     if local.sustained:
         raise ConfigError("--sustained heats a machine for minutes, which no request may do to one that serves.")
-
-
-def _named(machine: str) -> str:
-    try:
-        return msgspec.convert(machine, Name)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"--machine {machine[:80]!r} is no name: take letters, digits, '.', '_' and '-', at most 64."
-        ) from error
 
 
 def _numbers(text: str, option: str, least: int) -> tuple[int, ...]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 import typer
 
-from firstline.cli.options import GatewayOptions, is_there
+from firstline.cli.options import GatewayOptions, is_name, is_there
 from firstline.cli.output import Output, print_json
 from firstline.fleet.profiles import Profiles
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile.files import read_profile
 from firstline_core.profile.profile import Profile
 from firstline_core.profile.summary import profile_lines
-from firstline_core.types import Name, Sha256
+from firstline_core.types import Sha256
 
 
 def profile_in(file: Path) -> Profile:
@@ -75,15 +74,6 @@ def _latest(profiles: Profiles, bundle: str, machine: str) -> Profile:
             f"device measure it, `firstline model profile ls {bundle}` shows those that are there."
         )
     return profiles.get(kept.bundle, kept.version, kept.machine)
-
-
-def is_name(text: str) -> bool:
-    """Whether the text is a valid name of a bundle or machine."""
-    try:
-        msgspec.convert(text, Name)
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 def _is_version(text: str) -> bool:

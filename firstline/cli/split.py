@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from firstline.cli.command import Report
-from firstline.cli.options import BundleArgument, require_bundle
+from firstline.cli.options import BundleArgument, LimitOption, ThreadsOption, require_bundle
 from firstline.cli.output import progress, size, table
 from firstline.workbench.bundle import staged_folder
 from firstline.workbench.dataset import open_dataset
@@ -29,8 +29,8 @@ def split_command(
     *,
     data: Annotated[Path, typer.Option(help="Folder of images; labels.csv where accuracy is to be measured too.")],
     at: Annotated[str, typer.Option(help="Tensor to cut at, or 'auto': those narrower than all before them.")] = AUTO,
-    limit: Annotated[int, typer.Option(min=1, help="Take this many images, spread evenly.")] = 200,
-    threads: Annotated[int, typer.Option(min=0, help="Threads a model may use; 0 leaves it to the runtime.")] = 1,
+    limit: LimitOption = 200,
+    threads: ThreadsOption = 1,
     round_trip: Annotated[float, typer.Option(min=0, metavar="MS", help="Of the link.")] = 20.0,
     device_slowdown: Annotated[float, typer.Option(min=0.001, help="Device's time over this machine's.")] = 1.0,
     gateway_slowdown: Annotated[float, typer.Option(min=0.001, help="Gateway's time over this machine's.")] = 1.0,

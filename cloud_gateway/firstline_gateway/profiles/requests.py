@@ -30,7 +30,7 @@ _UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 log = logger(__name__)
 
 
-class Requests:
+class RequestedProfiles:
     """The requests of one gateway, or of the replicas that share its store.
 
     Args:

@@ -11,7 +11,7 @@ from firstline_core.hardware.readings import Snapshot, measured
 from firstline_core.hardware.sensors import Sensors
 from firstline_core.routing.account import MIB, Account, Conditions, Cost, LinkTariff, Tariff
 from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
-from firstline_edge.budgets.spending import AROUND_BYTES, Books, LedgerFile, Spending
+from firstline_edge.budgets.spending import AROUND_BYTES, LedgerFile, Spending, StoredSpending
 from firstline_edge.hardware.sampler import Sampler
 from firstline_edge.settings.settings import BudgetSection, EdgeSettings, link_names
 
@@ -37,13 +37,13 @@ def open_spending(
     if not budgets and settings.policy.kind != "value" and not settings.fleet.enabled:  # a fleet may set some later
         return None
     costs, file = settings.costs, LedgerFile(path)
-    books = file.read() if budgets else Books()
+    stored = file.read() if budgets else StoredSpending()
     return Spending(
-        _account(settings, books.ledgers),
+        _account(settings, stored.ledgers),
         tariff_of(settings, link_names(settings.links)),
         clock,
         file=file,
-        around_bytes=books.around_bytes,
+        around_bytes=stored.around_bytes,
         links=links,
         sense=lambda: conditions_of(sampler.latest, costs.heat_limit_c),
         metered_factor=costs.metered_factor,

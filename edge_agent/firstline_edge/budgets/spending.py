@@ -34,7 +34,7 @@ from firstline_edge.telemetry.link_traffic import Traffic, counted
 AROUND_BYTES = 2048.0
 
 
-class Books(msgspec.Struct, frozen=True):
+class StoredSpending(msgspec.Struct, frozen=True):
     """The state that survives a restart.
 
     Args:
@@ -47,7 +47,7 @@ class Books(msgspec.Struct, frozen=True):
 
 
 class LedgerFile(StateFile):
-    """The file of the books.
+    """The file of the spending.
 
     Args:
         path: the file.
@@ -56,15 +56,15 @@ class LedgerFile(StateFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path, "spending", "A restart would forget the spending.")
 
-    def read(self) -> Books:
-        """Returns the books that were written last; empty books if the file is missing or lost, which is logged."""
+    def read(self) -> StoredSpending:
+        """Returns the spending that was written last; none if the file is missing or lost, which is logged."""
         try:
-            return read_struct(self.path, Books)
+            return read_struct(self.path, StoredSpending)
         except FileNotFoundError:
-            return Books()
+            return StoredSpending()
         except (IntegrityError, OSError) as error:
             self.lost(f"The earlier spending cannot be read ({error}), so the budgets start again.")
-        return Books()
+        return StoredSpending()
 
 
 SAVE_EVERY_S = 5.0
@@ -80,7 +80,7 @@ class Spending:
         account: budgets and their prices.
         tariff: prices of traffic and runs.
         clock: its wall clock ends the hours and days of the budgets.
-        file: stores the books; None to store nothing.
+        file: stores the spending; None to store nothing.
         around_bytes: estimated bytes that cross the link in addition to a payload.
         links: returns the names of the links that a request would try now, in order.
         sense: returns battery and heat without blocking.
@@ -235,8 +235,8 @@ class Spending:
             self._file.write(self._books())
 
     def _books(self) -> bytes:
-        """Returns the encoded books. The caller encodes on its own thread, because the ledgers change meanwhile."""
-        return msgspec.json.encode(Books(self.account.ledgers(self._clock.wall_s()), self._around_bytes))
+        """Returns the encoded spending. The caller encodes on its own thread, because the ledgers change meanwhile."""
+        return msgspec.json.encode(StoredSpending(self.account.ledgers(self._clock.wall_s()), self._around_bytes))
 
     @property
     def problem(self) -> str:

@@ -38,7 +38,7 @@ from firstline_gateway.api.messages import (
 )
 from firstline_gateway.profiles.profiles import Profiles, read_uploaded
 from firstline_gateway.profiles.records import Place
-from firstline_gateway.profiles.requests import Requests
+from firstline_gateway.profiles.requests import RequestedProfiles
 
 _DOCUMENT = Limits(body_bytes=BODY_BYTES)
 _ONE = PROFILES_PATH + "/{bundle}/versions/{version}/machines/{machine}"
@@ -95,7 +95,7 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
     return router
 
 
-def request_routes(requests: Requests, access: Access) -> APIRouter:
+def request_routes(requests: RequestedProfiles, access: Access) -> APIRouter:
     """Returns the routes of requests to devices, for operators."""
     router = APIRouter(tags=["profiles"], dependencies=[Depends(access.fleet)])
 

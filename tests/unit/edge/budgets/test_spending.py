@@ -18,7 +18,7 @@ from firstline_core.errors import BudgetExceededError, LinkDownError
 from firstline_core.routing.account import Conditions, LinkTariff, Tariff
 from firstline_core.routing.budget import DAY_S, Ledger
 from firstline_core.types import AuditNote
-from firstline_edge.budgets.spending import SAVE_EVERY_S, Books, LedgerFile, Spending
+from firstline_edge.budgets.spending import SAVE_EVERY_S, LedgerFile, Spending, StoredSpending
 from firstline_edge.telemetry.link_traffic import count
 
 AUDIT = AuditNote(predicted=0, propensity=0.5, floor=0.5, epsilon=0.05, threshold=0.8, edge_digest="e" * 64)
@@ -185,7 +185,7 @@ class TestKeep:
         async with running(spending):
             await settled(clock)
             await clock.advance(10 * SAVE_EVERY_S)
-        assert LedgerFile(tmp_path / "spending.json").read() == Books()
+        assert LedgerFile(tmp_path / "spending.json").read() == StoredSpending()
 
     async def test_a_draining_battery_raises_the_price_of_energy(self) -> None:
         clock = SimulatedClock()
@@ -287,13 +287,13 @@ _STRANGE = [
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"ledgers": {"bytes/day": {"spent": "much"}}}', b"\xff", *_STRANGE])
 def test_a_file_that_makes_no_sense_is_no_failure(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "spending.json").write_bytes(content)
-    assert LedgerFile(tmp_path / "spending.json").read() == Books()
+    assert LedgerFile(tmp_path / "spending.json").read() == StoredSpending()
 
 
 def test_a_damaged_file_is_reported_and_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "spending.json"
     file = LedgerFile(path)
-    file.write(msgspec.json.encode(Books({"bytes/day": Ledger(period=20_500, spent=12.5)})))
+    file.write(msgspec.json.encode(StoredSpending({"bytes/day": Ledger(period=20_500, spent=12.5)})))
     whole = path.read_bytes()
     assert LedgerFile(path).read().ledgers["bytes/day"].spent == 12.5
     found = 0
@@ -302,16 +302,16 @@ def test_a_damaged_file_is_reported_and_set_aside(tmp_path: Path) -> None:
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         file = LedgerFile(path)
-        books = file.read()
+        stored = file.read()
         if file.loss:
-            assert books == Books()
+            assert stored == StoredSpending()
             assert path.with_name("spending.json.damaged").read_bytes() == damaged
             if not bit % 8:  # an fsync
                 file.write(b"{}")
             assert file.problem == file.loss
             found += 1
         else:
-            assert books.ledgers["bytes/day"].spent == 12.5
+            assert stored.ledgers["bytes/day"].spent == 12.5
     assert found > 8 * (len(whole) - 2)
     path.write_bytes(whole)
     assert LedgerFile(path).read().ledgers["bytes/day"].spent == 12.5

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
-from firstline.cli.certificate_text import groups_text
+from firstline.cli.certify import groups_text
 from firstline.cli.command import Report, print_report
 from firstline.cli.output import Output
 from firstline.workbench.certify import (

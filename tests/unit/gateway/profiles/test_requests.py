@@ -20,7 +20,7 @@ from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.profiles import records
 from firstline_gateway.profiles.profiles import Profiles, read_uploaded
 from firstline_gateway.profiles.records import RequestRecord
-from firstline_gateway.profiles.requests import Requests, request_of, why_not
+from firstline_gateway.profiles.requests import RequestedProfiles, request_of, why_not
 from firstline_gateway.settings.settings import Fleet as FleetSettings
 from firstline_gateway.settings.settings import Store
 
@@ -35,7 +35,9 @@ class Bench:
         self.kept = Kept(store)
         self.clock = SimulatedClock()
         self.told = 0
-        self.requests = Requests(self.kept.store, age_s=7 * DAY_S, clock=self.clock, on_desired=self._on_desired)
+        self.requests = RequestedProfiles(
+            self.kept.store, age_s=7 * DAY_S, clock=self.clock, on_desired=self._on_desired
+        )
         self.profiles = Profiles(self.kept.store, clock=self.clock)
         with self.kept.database.begin() as connection:
             devices.mark_seen(connection, "cam", "s", self.clock.wall_s(), accept=True)
