@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -106,18 +106,13 @@ def test_the_label_offset_drops_the_background(tmp_path: Path) -> None:
 
 def test_predicts_from_several_threads(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path), OPTIONS)
-    wrong: list[int] = []
 
-    def work(channel: int) -> None:
+    def work(channel: int) -> bool:
         row = images(encode(solid(channel)))
-        wrong.extend(channel for _ in range(50) if loaded.predict(row).argmax() != channel)
+        return all(loaded.predict(row).argmax() == channel for _ in range(50))
 
-    threads = [threading.Thread(target=work, args=(channel,)) for channel in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(work, range(3)))
 
 
 def test_a_label_offset_applies_to_logits(tmp_path: Path) -> None:
@@ -130,10 +125,6 @@ def test_a_label_offset_applies_to_logits(tmp_path: Path) -> None:
     assert edge.shows_logits
     assert not msgspec.structs.replace(edge, postprocess=(Softmax(), Graph(edge.artefact))).shows_logits
     assert not msgspec.structs.replace(edge, postprocess=()).shows_logits
-
-
-OPTIONS = RuntimeOptions()
-EYE = np.eye(2, dtype=np.float32)
 
 
 @pytest.mark.parametrize("resize", [True, False])

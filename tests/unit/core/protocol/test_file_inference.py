@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from support.answers import answer
 
 from firstline_core.errors import (
     InferenceError,
@@ -20,7 +21,6 @@ from firstline_core.protocol.file_inference import answer_json, read_request, re
 from firstline_core.protocol.limits import Limits
 from firstline_core.types import (
     Answer,
-    Attempt,
     InferRequest,
     InferResponse,
     ModelMetadata,
@@ -146,21 +146,11 @@ def test_a_bad_query(query: dict[str, str], says: str) -> None:
     assert refused.value.code == "invalid_request"
 
 
-ANSWER = Answer(
-    request_id="id",
-    status=Status.FINAL,
-    certified=True,
-    durable=False,
-    tier=Tier.EDGE,
-    reason=Reason.CONFIDENT,
-    confidence=0.5,
-    model_digest="d",
-    attempts=(Attempt(Tier.EDGE, "ok", 1.0),),
-)
+ANSWER = answer()
 
 
-def response(rows: Any, name: str = "probabilities", answer: Answer | None = ANSWER) -> InferResponse:
-    return InferResponse("m", "1", (Tensor(name, np.array(rows, np.float32)),), answer=answer)
+def response(rows: Any, name: str = "probabilities", described: Answer | None = ANSWER) -> InferResponse:
+    return InferResponse("m", "1", (Tensor(name, np.array(rows, np.float32)),), answer=described)
 
 
 def test_the_answer_in_words() -> None:
@@ -193,14 +183,9 @@ def test_five_classes_are_listed_by_number_without_labels() -> None:
 
 def test_several_rows() -> None:
     row = RowAnswer(Tier.EDGE, Reason.CONFIDENT, Status.FINAL, True, 0.5, "d")
-    said = response([[1, 0, 0], [0, 0, 1]], answer=None)
+    said = response([[1, 0, 0], [0, 0, 1]], described=None)
     assert [each["label"] for each in answer_json(said, LABELS)["results"]] == ["cat", "owl"]
-    two = InferResponse(
-        "m",
-        "1",
-        said.outputs,
-        answer=Answer("id", Status.FINAL, True, False, Tier.EDGE, Reason.CONFIDENT, 0.5, "d", (), (row, row)),
-    )
+    two = InferResponse("m", "1", said.outputs, answer=answer(rows=(row, row)))
     assert len(answer_json(two, LABELS)["rows"]) == 2
 
 

@@ -9,13 +9,13 @@ from uuid import UUID
 import numpy as np
 import orjson
 import pytest
+from support.answers import answer
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, ProtocolError, RequestError
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request, encode_response
 from firstline_core.protocol.parameters import timeout_us
 from firstline_core.types import (
-    Answer,
     Attempt,
     InferRequest,
     InferResponse,
@@ -62,24 +62,6 @@ def body(*inputs: object, **more: object) -> bytes:
 def request(**changes: Any) -> InferRequest:
     inputs = (Tensor("x", np.array([[1, 2]], np.float32)),)
     return InferRequest(**({"model": "m", "inputs": inputs, "request_id": REQUEST_ID} | changes))
-
-
-def answer(**changes: Any) -> Answer:
-    return Answer(
-        **(
-            {
-                "request_id": REQUEST_ID,
-                "status": Status.FINAL,
-                "certified": True,
-                "durable": False,
-                "tier": Tier.EDGE,
-                "reason": Reason.CONFIDENT,
-                "confidence": 0.5,
-                "model_digest": "sha256:ab",
-            }
-            | changes
-        )
-    )
 
 
 class TestTritonsBytes:
@@ -279,6 +261,7 @@ class TestResponse:
     def test_what_is_encoded_is_decoded(self) -> None:
         row = RowAnswer(Tier.EDGE, Reason.LINK_DOWN, Status.PROVISIONAL, False, None, "sha256:ab")
         said = answer(
+            request_id=REQUEST_ID,
             confidence=None,
             attempts=(Attempt(Tier.EDGE, "ok", 1.5), Attempt(Tier.CLOUD, "link_down", 0.0)),
             rows=(row, row),

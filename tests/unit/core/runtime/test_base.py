@@ -1,12 +1,83 @@
+"""What holds for every runtime, and the casts of inputs."""
+
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from firstline_core.errors import InvalidTensorError
-from firstline_core.runtime.base import cast_feed
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.runtime.base import Runtime, cast_feed
+from firstline_core.types import Array
+
+DIGITS_TFLITE = Path(__file__).parents[4] / "models" / "digits" / "artefacts" / "edge_int8.tflite"
+Load = Callable[[Path], Runtime]
+
+
+def load_onnx(path: Path) -> Runtime:
+    from firstline_core.runtime.onnx import OnnxRuntime
+
+    return OnnxRuntime(path, providers=("CPUExecutionProvider",), threads=1)
+
+
+def load_tflite(path: Path) -> Runtime:
+    from firstline_core.runtime.litert import LiteRtRuntime
+
+    return LiteRtRuntime(path, threads=1)
+
+
+@pytest.fixture(params=[load_onnx, pytest.param(load_tflite, marks=pytest.mark.tflite)])
+def load(request: pytest.FixtureRequest) -> Load:
+    chosen: Load = request.param
+    return chosen
+
+
+@pytest.fixture
+def runtime(load: Load, tmp_path: Path) -> Runtime:
+    if load is load_tflite:
+        return load(DIGITS_TFLITE)
+    from bench.support.onnx_models import linear  # needs onnx, which the environment of `make tflite` does not have
+
+    return load(linear(tmp_path / "m.onnx", np.arange(6, dtype=np.float32).reshape(2, 3), batch=2))
+
+
+def output(runtime: Runtime, rows: int, seed: int = 0) -> Array:
+    spec = runtime.inputs[0]
+    feed = np.random.default_rng(seed).random((rows, *spec.shape[1:])).astype(np.float32)
+    return runtime.run({spec.name: feed})[runtime.outputs[0].name]
+
+
+def test_runs_from_several_threads(runtime: Runtime) -> None:
+    expected = [output(runtime, 3, seed) for seed in range(4)]
+
+    def work(seed: int) -> bool:
+        return all(np.array_equal(output(runtime, 3, seed), expected[seed]) for _ in range(100))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(4)))
+
+
+def test_closes_twice_and_runs_no_more(runtime: Runtime) -> None:
+    runtime.close()
+    runtime.close()
+    with pytest.raises(InferenceError, match="closed"):
+        output(runtime, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x00" * 64, b"TFL3" * 20, b"\x08\x07" * 50])
+def test_a_file_that_is_no_model_is_refused(load: Load, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.model").write_bytes(content)
+    with pytest.raises(ModelLoadError, match=r"m\.model"):
+        load(tmp_path / "m.model")
+
+
+def test_an_absent_file_is_refused(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="No such file"):
+        load(tmp_path / "m.model")
 
 
 @pytest.mark.parametrize(

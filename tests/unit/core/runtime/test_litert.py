@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.errors import InvalidTensorError, ModelLoadError
 from firstline_core.runtime import litert
 from firstline_core.runtime.litert import LiteRtRuntime
 
@@ -143,45 +142,6 @@ def test_answers_do_not_change_when_the_model_runs_again() -> None:
     np.testing.assert_array_equal(first, kept)
     first[:] = 0  # and are the caller's own
     np.testing.assert_array_equal(outputs(runtime, digits(1, runtime, seed=0)), kept)
-
-
-def test_runs_from_several_threads() -> None:
-    runtime = load(INT8)
-    expected = [outputs(runtime, digits(3, runtime, seed)) for seed in range(4)]
-    wrong: list[int] = []
-
-    def work(seed: int) -> None:
-        for _ in range(100):
-            if not np.array_equal(outputs(runtime, digits(3, runtime, seed)), expected[seed]):
-                wrong.append(seed)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def test_closes_twice_and_runs_no_more() -> None:
-    runtime = load(FLOAT)
-    feeds = digits(1, runtime)
-    runtime.close()
-    runtime.close()
-    with pytest.raises(InferenceError, match="closed"):
-        runtime.run(feeds)
-
-
-@pytest.mark.parametrize("content", [b"", b"hello", b"\x08\x07" * 50])
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "m.tflite").write_bytes(content)
-    with pytest.raises(ModelLoadError, match=r"m\.tflite"):
-        load(tmp_path / "m.tflite")
-
-
-def test_an_absent_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="No such file"):
-        load(tmp_path / "m.tflite")
 
 
 def _module_that_fails(name: str) -> ModuleType:

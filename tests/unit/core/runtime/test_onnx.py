@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import builtins
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -116,18 +115,6 @@ def test_a_missing_onnxruntime_names_the_command(tmp_path: Path, monkeypatch: py
         load(tmp_path / "m.onnx")
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"\x00" * 64, b"TFL3" * 20])
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "m.onnx").write_bytes(content)
-    with pytest.raises(ModelLoadError, match=r"m\.onnx"):
-        load(tmp_path / "m.onnx")
-
-
-def test_an_absent_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="No such file"):
-        load(tmp_path / "m.onnx")
-
-
 def test_weights_in_another_file_are_refused(tmp_path: Path) -> None:
     path = linear(tmp_path / "inside.onnx", np.ones((64, 64), np.float32))
     assert not has_external_data(path.read_bytes())
@@ -176,29 +163,3 @@ def test_a_failing_run_is_an_inference_error(tmp_path: Path) -> None:
     )
     with pytest.raises(InferenceError, match="ONNX Runtime failed"):
         load(path).run({"x": np.array([7], np.int64)})
-
-
-def test_closes_twice_and_runs_no_more(tmp_path: Path) -> None:
-    runtime = load(linear(tmp_path / "m.onnx", WEIGHTS))
-    runtime.close()
-    runtime.close()
-    with pytest.raises(InferenceError, match="closed"):
-        runtime.run({"x": np.zeros((1, 2), np.float32)})
-
-
-def test_runs_from_several_threads(tmp_path: Path) -> None:
-    runtime = load(linear(tmp_path / "m.onnx", WEIGHTS, batch=2))
-    wrong: list[int] = []
-
-    def work(seed: int) -> None:
-        x = np.random.default_rng(seed).normal(size=(5, 2)).astype(np.float32)
-        for _ in range(50):
-            if not np.allclose(runtime.run({"x": x})["logits"], x @ WEIGHTS, rtol=1e-4):
-                wrong.append(seed)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
