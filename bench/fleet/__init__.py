@@ -2,7 +2,7 @@
 
 population      devices that differ, and the effect of a model on their answers
 judged          stages judged in memory, by the thousand
-driven          the rollouts' engine over a store, on a simulated clock
+driven          the rollout driver over a store, on a simulated clock
 agents          devices that update with the agent's own code on a simulated clock and link
 world           many of these agents, and the bundles that they run
 shelf           the registry from which they fetch

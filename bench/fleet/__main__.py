@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rollouts", type=int, default=1000, help="of the same model, and of a worse one")
-    parser.add_argument("--devices", type=int, default=1000, help="simulated, under the engine")
+    parser.add_argument("--devices", type=int, default=1000, help="simulated, under the driver")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that judge and simulate at once")
     parser.add_argument("--only", choices=PARTS, action="append", help="parts that are left out keep their figures")
     options = parser.parse_args()

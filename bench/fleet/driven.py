@@ -1,4 +1,4 @@
-"""The real engine over a real store, at the pace of a simulated clock."""
+"""The real rollout driver over a real store, at the pace of a simulated clock."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.fleet.totals import COUNTS, HISTORY, Totals, added
 from firstline_gateway.rollouts.commands import Command
-from firstline_gateway.rollouts.definition import Definition, Stage
-from firstline_gateway.rollouts.engine import Engine
+from firstline_gateway.rollouts.driver import RolloutDriver
 from firstline_gateway.rollouts.judgement.verdict import Rules
+from firstline_gateway.rollouts.rollout import Definition, Stage
 from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.settings import settings
 from firstline_gateway.store.database import open_database
@@ -53,7 +53,7 @@ def definition(
 
 
 class Fleet(Protocol):
-    """Devices under the engine, such as the agents of `world.World`."""
+    """Devices under the driver, such as the agents of `world.World`."""
 
     manifest_sha256: str
 
@@ -83,13 +83,13 @@ class Driven:
         self._sessions: dict[str, str] = {}
         service = ServiceClock(store.database, self.clock)
         self.rollouts = Rollouts(store, clock=self.clock, service=service, on_change=lambda: None)
-        self.engine = Engine(store, clock=self.clock, service=service, on_desired=lambda: None)
+        self.driver = RolloutDriver(store, clock=self.clock, service=service, on_desired=lambda: None)
 
     async def pass_time(self, hours: float) -> None:
-        """Devices live, hear, report and count; then the engine does what is to be done."""
+        """Devices live, hear, report and count; then the driver does what is to be done."""
         await self.clock.advance(hours * HOUR_S)
         await asyncio.to_thread(self._pass, hours)
-        await self.engine.drive()
+        await self.driver.drive()
 
     def _pass(self, hours: float) -> None:
         """Puts down what all devices say in a few statements: how single words are taken is measured elsewhere."""
@@ -135,7 +135,7 @@ class Driven:
         """Starts a rollout, and lets so many hours pass, or as many as it takes to its end."""
         made = await self.rollouts.create(found, "application:ops")
         await self.rollouts.command(made.id, Command.START, "application:ops")
-        await self.engine.drive()
+        await self.driver.drive()
         for _ in range(hours):
             await self.pass_time(1.0)
             made = await self.rollouts.get(made.id)
@@ -164,6 +164,6 @@ async def driven(found: settings.Store, fleet: Fleet) -> AsyncIterator[Driven]:
         await made.pass_time(23.0)
         yield made
     finally:
-        await made.engine.close()
+        await made.driver.close()
         store.close()
         store.database.close()

@@ -22,7 +22,7 @@ from bench.fleet.judged import Ended, judged
 from bench.fleet.population import NEW, NOTHING, OLD, Effect
 from bench.fleet.world import world
 from firstline_core.telemetry import logs
-from firstline_gateway.rollouts.definition import Stage
+from firstline_gateway.rollouts.rollout import Stage
 from firstline_gateway.settings.settings import Store
 
 PARTS = ("same", "worse", "devices")
@@ -58,7 +58,7 @@ class Effort(NamedTuple):
 
     Attributes:
         rollouts: of a model that changes nothing, and of one that is worse, judged in memory.
-        devices: simulated, under the engine.
+        devices: simulated, under the driver.
         processes: that judge and simulate at once.
     """
 

@@ -54,7 +54,7 @@ from firstline_gateway.profiles.profiles import Profiles, priors_in
 from firstline_gateway.profiles.requests import RequestedProfiles
 from firstline_gateway.registry import metrics as registry_metrics
 from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
-from firstline_gateway.rollouts.engine import Engine
+from firstline_gateway.rollouts.driver import RolloutDriver
 from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.serving.data_plane import GatewayDataPlane, ServingStatistics
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
@@ -237,7 +237,7 @@ class Gateway:
             on_desired=desired_changed.set,
         )
         self.audit_log = AuditLog(self.store, Path(settings.identity.directory), clock=clock)
-        self.engine = Engine(self.store, clock=clock, service=service, on_desired=desired_changed.set)
+        self.rollout_driver = RolloutDriver(self.store, clock=clock, service=service, on_desired=desired_changed.set)
         self._periodic = [
             PeriodicTask(name, action, interval_s=interval_s, clock=clock)
             for name, action, interval_s in (
@@ -254,7 +254,7 @@ class Gateway:
             clock=clock,
             service=service,
             signed_digest=self.registry.catalogue.digest if self.registry is not None else None,
-            on_change=self.engine.wake,
+            on_change=self.rollout_driver.wake,
             before_start=self.full_models.prepare if self.full_models is not None else None,
         )
         self._fleet_broker = (
@@ -350,7 +350,7 @@ class Gateway:
             self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))
         if self._mqtt is not None:
             await self._mqtt.start()
-        self.engine.start()
+        self.rollout_driver.start()
         if self.full_models is not None:
             self.full_models.start()
         if self._fleet_broker is not None:
@@ -398,7 +398,7 @@ class Gateway:
             await task.close()
         if self._fleet_broker is not None:
             await self._fleet_broker.close()
-        await self.engine.close()
+        await self.rollout_driver.close()
         if self.full_models is not None:
             await self.full_models.close()
         if self._broker is not None:

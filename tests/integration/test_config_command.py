@@ -97,8 +97,8 @@ async def test_rollout_applies_and_reverts_a_configuration(site: RegistrySite, t
     await device_says(site, 1, 0)
     assert "1 device," in (await run(site, "rollout", "plan", "quiet", "1", *AT_ONCE)).stdout
     rollout = (await run(site, "rollout", "start", "quiet", "1", *AT_ONCE)).stdout.strip()
-    engine = site.gateway.engine
-    await engine.drive()
+    driver = site.gateway.rollout_driver
+    await driver.drive()
     desired = (await device_says(site, 2, 0)).configuration
     assert desired is not None and (desired.name, desired.version, desired.sha256, desired.rollout) == (
         "quiet",
@@ -108,7 +108,7 @@ async def test_rollout_applies_and_reverts_a_configuration(site: RegistrySite, t
     )
     update = Update("quiet", 1, UpdateState.COMMITTED, what="configuration", rollout=rollout)
     await device_says(site, 3, 1, update)
-    await engine.drive()
+    await driver.drive()
     assert "configuration quiet 1: completed" in (await run(site, "rollout", "get", rollout)).stdout
 
     assert "configuration quiet" in (await run(site, "rollout", "ls")).stdout
@@ -117,17 +117,17 @@ async def test_rollout_applies_and_reverts_a_configuration(site: RegistrySite, t
     assert "update to configuration quiet 1: committed" in shown
 
     await run(site, "rollout", "rollback", rollout)
-    await engine.drive()
+    await driver.drive()
     desired = (await device_says(site, 4, 1, update)).configuration
     assert desired is not None and desired.undone
     await device_says(site, 5, 0)
-    await engine.drive()
+    await driver.drive()
     assert "rolled_back" in (await run(site, "rollout", "get", rollout)).stdout
 
 
 async def test_configurations_of_rollouts_stay_signed(site: RegistrySite, tmp_path: Path) -> None:
     """Also bundles: rollouts of bundles, rollouts of configurations and unused targets are distinguished."""
-    file, engine = tmp_path / "quiet.toml", site.gateway.engine
+    file, driver = tmp_path / "quiet.toml", site.gateway.rollout_driver
     for version in (1, 2):
         file.write_text(QUIET.format(version, version))
         await run(site, "config", "push", file)
@@ -137,36 +137,36 @@ async def test_configurations_of_rollouts_stay_signed(site: RegistrySite, tmp_pa
 
     at_once = AT_ONCE[1:]
     brings = (await run(site, "rollout", "start", "digits", "2", *at_once)).stdout.strip()
-    await engine.drive()
+    await driver.drive()
     refused = (await run(site, "model", "rm", "digits", "2", code=1)).stderr
     assert f"The rollout {brings} is running" in refused and "run or may go back to digits version 2" in refused
     assert "go back to digits version 1" in (await run(site, "model", "rm", "digits", "1", code=1)).stderr
     await run(site, "rollout", "abort", brings)
-    await engine.drive()
+    await driver.drive()
     assert "no longer signed" in (await run(site, "model", "rm", "digits", "2")).stdout
 
     rollouts = {}
     for version in (1, 2):
         rollouts[version] = (await run(site, "rollout", "start", "quiet", str(version), *AT_ONCE)).stdout.strip()
-        await engine.drive()
+        await driver.drive()
         refused = (await run(site, "config", "rm", "quiet", "1", code=1)).stderr
         assert f"The rollout {rollouts[version]} is running" in refused and "configuration quiet version 1" in refused
         word = (await device_says(site, 2 * version, version - 1)).configuration
         assert word is not None and word.version == version
         done = Update("quiet", version, UpdateState.COMMITTED, what="configuration", rollout=word.rollout)
         await device_says(site, 2 * version + 1, version, done)
-        await engine.drive()
+        await driver.drive()
     refused = (await run(site, "config", "rm", "quiet", "2", code=1)).stderr
     assert f"quiet version 2 by the completed rollout {rollouts[2]}" in refused
 
     await run(site, "config", "rm", "quiet", "1")  # no device runs it, and no rollout is under way
     await run(site, "rollout", "rollback", rollouts[2])
-    await engine.drive()
+    await driver.drive()
     back = (await device_says(site, 6, 2)).configuration
     assert back is not None and (back.version, back.rollout) == (1, rollouts[1])
     lost = Update("quiet", 1, UpdateState.REJECTED, what="configuration", rollout=rollouts[1], reason="not_found")
     await device_says(site, 7, 2, lost)
-    await engine.drive()
+    await driver.drive()
     shown = (await run(site, "rollout", "get", rollouts[2])).stdout
     assert "rolled_back" in shown and "1 device could not go back (not_found)" in shown
 

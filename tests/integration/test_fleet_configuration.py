@@ -26,8 +26,8 @@ from firstline_edge.api.status import birth_message
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.rollouts.commands import Command
-from firstline_gateway.rollouts.definition import Definition, Stage, Subject
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
+from firstline_gateway.rollouts.rollout import Definition, Stage, Subject
 
 CAREFUL = """
 name = "careful"
@@ -104,7 +104,7 @@ async def test_a_rollout_configures_a_running_agent_and_rolls_back(
     site: RegistrySite, settings: EdgeSettings, tmp_path: Path
 ) -> None:
     signed = await pushed(site, tmp_path, CAREFUL)
-    rollouts, engine = site.gateway.rollouts, site.gateway.engine
+    rollouts, driver = site.gateway.rollouts, site.gateway.rollout_driver
     definition = Definition(
         signed.name,
         signed.version,
@@ -137,7 +137,7 @@ async def test_a_rollout_configures_a_running_agent_and_rolls_back(
         await rollouts.command(rollout, Command.START, "application:ops")
 
         async def completed() -> bool:
-            await engine.drive()
+            await driver.drive()
             return (await rollouts.get(rollout)).state == "completed"
 
         await until(completed, 60)
@@ -166,7 +166,7 @@ async def test_a_rollout_configures_a_running_agent_and_rolls_back(
         await rollouts.command(rollout, Command.ROLLBACK, "application:ops")
 
         async def back() -> bool:
-            await engine.drive()
+            await driver.drive()
             return (await rollouts.get(rollout)).state == "rolled_back"
 
         await until(back, 60)

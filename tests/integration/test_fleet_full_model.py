@@ -41,9 +41,9 @@ from firstline_edge.app import EdgeAgent
 from firstline_edge.fleet.updates.installation import manifest_sha256
 from firstline_gateway.app import open_gateway
 from firstline_gateway.rollouts.commands import Command
-from firstline_gateway.rollouts.definition import Definition, Stage, place
 from firstline_gateway.rollouts.full_models import FullModels
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
+from firstline_gateway.rollouts.rollout import Definition, Stage, place
 
 DEVICES = ("device-1", "device-2", "device-3")
 OLD, NEW = ModelKey("digits", 1), ModelKey("digits", 2)
@@ -206,7 +206,7 @@ async def test_both_full_models_answer_during_a_rollout_and_the_old_one_is_retir
     assert 0.05 < share_before < 0.6 and {each.digest for each in escalated(before)} == {full[1]}
 
     # While one device of three has moved, and on the way there.
-    rollouts, engine = site.gateway.rollouts, site.gateway.engine
+    rollouts, driver = site.gateway.rollouts, site.gateway.rollout_driver
     traffic = Traffic(agents)
     asking = asyncio.create_task(traffic.go())
     rollout = (await rollouts.create(definition(tmp_path / "new"), BY)).id
@@ -214,7 +214,7 @@ async def test_both_full_models_answer_during_a_rollout_and_the_old_one_is_retir
     assert set(repository.models) == {OLD, NEW}  # before any device was told
 
     async def moved(count: int) -> bool:
-        await engine.drive()
+        await driver.drive()
         found = await rollouts.get(rollout)
         return found.devices.get("done") == count and found.phase == "observing"
 

@@ -50,21 +50,21 @@ async def test_a_model_is_rolled_out_to_a_device_and_back(
     assert made.status_code == 201 and made.json()["state"] == "approved"
     one = f"{ROLLOUTS}/{made.json()['id']}"
     await keeper.post(f"{one}/start", headers={"If-Match": made.headers["etag"]})
-    await gateway.engine.drive()
+    await gateway.rollout_driver.drive()
     told = await desired(cam)
     assert told.models[0].version == 2 and told.models[0].rollout == made.json()["id"]
     await report(cam, 2, told.revision, 2, Update("digits", 2, UpdateState.COMMITTED, rollout=made.json()["id"]))
-    await gateway.engine.drive()
+    await gateway.rollout_driver.drive()
     found = (await keeper.get(one)).json()
     assert found["state"] == "completed" and found["devices"] == {"done": 1}, found["sentence"]
     looks = (await keeper.get(f"{one}/looks")).json()["looks"]
     assert [look["decision"] for look in looks] == ["promote"]
     assert (await keeper.post(f"{one}/rollback")).json()["state"] == "rolling_back"
-    await gateway.engine.drive()
+    await gateway.rollout_driver.drive()
     told = await desired(cam)
     assert told.models[0].undone
     await report(cam, 3, told.revision, 1)
-    await gateway.engine.drive()
+    await gateway.rollout_driver.drive()
     assert (await keeper.get(one)).json()["state"] == "rolled_back"
 
 
@@ -93,14 +93,14 @@ async def test_a_second_person_approves_and_a_newer_rollout_supersedes(
     async with fleet_client(gateway, gateway_url, "second", "operator") as second:
         assert (await second.post(f"{one}/approve")).json()["approved_by"] == "application:second"
     assert (await keeper.post(f"{one}/start")).json()["state"] == "running"
-    await gateway.engine.drive()
+    await gateway.rollout_driver.drive()
     newer = (await keeper.post(ROLLOUTS, json=DEFINITION | {"version": 3})).json()
     planned = msgspec.json.decode(
         (await keeper.post(f"{ROLLOUTS}/plan?size_bytes=7", json=DEFINITION)).content, type=Plan
     )
     assert planned.supersedes == (made["id"],) and planned.bytes == 7
     await keeper.post(f"{ROLLOUTS}/{newer['id']}/start")
-    await gateway.engine.drive()
+    await gateway.rollout_driver.drive()
     older = msgspec.json.decode((await keeper.get(one)).content, type=RolloutSummary)
     assert older.state == "aborted" and older.superseded_by == newer["id"]
     assert (await desired(cam)).models[0].version == 3

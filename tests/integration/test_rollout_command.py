@@ -71,11 +71,11 @@ async def test_rollout_from_plan_to_rollback(site: FleetSite) -> None:
     started = await site("rollout", "start", "digits", "2", "--file", file, *OPTIONS)
     assert started.exit_code == 0, started.output
     rollout = started.stdout.strip()
-    await site.gateway.engine.drive()
+    await site.gateway.rollout_driver.drive()
     told = await site.device_says("cam", 1)
     assert told.models[0].version == 2
     await site.device_says("cam", 2, Update("digits", 2, UpdateState.COMMITTED, rollout=rollout))
-    await site.gateway.engine.drive()
+    await site.gateway.rollout_driver.drive()
     shown = await site("rollout", "get", rollout, "--watch")
     assert shown.exit_code == 0 and "digits 2: completed" in shown.stdout, shown.output
     assert "promote" in shown.stdout and "rollback: What ran before runs again on 1 device" in shown.stdout
@@ -83,9 +83,9 @@ async def test_rollout_from_plan_to_rollback(site: FleetSite) -> None:
     assert [one["id"] for one in json.loads(listed.stdout)] == [rollout]
     back = await site("rollout", "rollback", rollout)
     assert back.exit_code == 0 and back.stdout.startswith("rolling_back")
-    await site.gateway.engine.drive()
+    await site.gateway.rollout_driver.drive()
     await site.device_says("cam", 1)
-    await site.gateway.engine.drive()
+    await site.gateway.rollout_driver.drive()
     ended = await site("rollout", "get", rollout, "--watch", "-o", "json")
     assert ended.exit_code == 1 and json.loads(ended.stdout)["rollout"]["state"] == "rolled_back"
     refused = await site("rollout", "pause", rollout)

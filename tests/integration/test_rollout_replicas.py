@@ -20,11 +20,11 @@ from firstline_core.fleet.audit_log import verify_log
 from firstline_core.fleet.twin import Desired
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices, totals
-from firstline_gateway.rollouts import engine, records
+from firstline_gateway.rollouts import driver, records
 from firstline_gateway.rollouts.commands import Command
-from firstline_gateway.rollouts.definition import Stage
-from firstline_gateway.rollouts.engine import Engine
+from firstline_gateway.rollouts.driver import RolloutDriver
 from firstline_gateway.rollouts.judgement.verdict import Rules
+from firstline_gateway.rollouts.rollout import Stage
 from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database
@@ -42,7 +42,7 @@ class Replica:
         self.database = self.kept.database
         service = ServiceClock(self.database, clock)
         self.rollouts = Rollouts(self.kept.store, clock=clock, service=service, on_change=lambda: None)
-        self.engine = Engine(self.kept.store, clock=clock, service=service, on_desired=lambda: None)
+        self.driver = RolloutDriver(self.kept.store, clock=clock, service=service, on_desired=lambda: None)
 
     def close(self) -> None:
         self.kept.close()
@@ -77,7 +77,7 @@ def live(database: Database, fleet: dict[str, PretendedDevice], now_s: float) ->
 @contextmanager
 def held_up(patch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Steps that are begun meanwhile have seen everything, say so, and wait until they may go on."""
-    seen, goes_on, real = threading.Event(), threading.Event(), engine._compute_step
+    seen, goes_on, real = threading.Event(), threading.Event(), driver._compute_step
 
     def stepped(*args: Any, **kwargs: Any) -> Any:
         found = real(*args, **kwargs)
@@ -86,7 +86,7 @@ def held_up(patch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thread
         return found
 
     with patch.context() as meanwhile:
-        meanwhile.setattr(engine, "_compute_step", stepped)
+        meanwhile.setattr(driver, "_compute_step", stepped)
         yield seen, goes_on
 
 
@@ -99,20 +99,20 @@ async def test_a_replica_that_dies_in_a_step_loses_and_repeats_nothing(
         stages = Stage(0.5, per_minute=0.1, soak_s=HOUR_S), Stage(1.0, soak_s=HOUR_S)
         made = await first.rollouts.create(definition(*stages, rules=Rules(promote_unseen=True)), OPS)
         await first.rollouts.command(made.id, Command.START, OPS)
-        await first.engine.drive()
+        await first.driver.drive()
         for hour in range(60):
             await clock.advance(HOUR_S)
             live(first.database, fleet, clock.wall_s())
             # What the first has seen is old when it goes on: the second has led meanwhile, and devices have answered.
             with held_up(monkeypatch) as (seen, goes_on):
-                dying = asyncio.create_task(first.engine.drive())
+                dying = asyncio.create_task(first.driver.drive())
                 done = asyncio.create_task(asyncio.to_thread(seen.wait, 60))
                 await asyncio.wait((dying, done), return_when=asyncio.FIRST_COMPLETED)
-            assert await second.engine.drive() == 0 or dying.done()  # the lease is the first's as long as it lasts
+            assert await second.driver.drive() == 0 or dying.done()  # the lease is the first's as long as it lasts
             await clock.advance(31.0)
-            await second.engine.drive()
+            await second.driver.drive()
             live(second.database, fleet, clock.wall_s())
-            await second.engine.drive()
+            await second.driver.drive()
             before = standing(second, made.id)
             goes_on.set()
             await asyncio.gather(dying, done)
@@ -163,11 +163,11 @@ async def test_a_rollout_created_first_and_started_last_rolls_back_to_the_previo
         older = await first.rollouts.create(definition(Stage(1.0), rules=rules, version=3), OPS)
         newer = await first.rollouts.create(definition(Stage(1.0), rules=rules), OPS)
         await first.rollouts.command(newer.id, Command.START, OPS)
-        await first.engine.drive()  # the devices are informed, and have not answered
+        await first.driver.drive()  # the devices are informed, and have not answered
         await first.rollouts.command(older.id, Command.START, OPS)
-        await first.engine.drive()
+        await first.driver.drive()
         await first.rollouts.command(older.id, Command.ROLLBACK, OPS)
-        await first.engine.drive()
+        await first.driver.drive()
         with first.database.reading() as connection:
             found = [devices.find(connection, name) for name in fleet]
         told = [each.desired.models[0] for each in found if each is not None and each.desired.models]
@@ -182,18 +182,18 @@ async def test_a_failing_rollout_does_not_delay_the_others(store: Store, monkeyp
         broken, sound = [
             await first.rollouts.create(definition(Stage(1.0), version=version), OPS) for version in (2, 3)
         ]
-        real = engine._compute_step
+        real = driver._compute_step
 
         def stepped(connection: object, rollout_id: str, **now: object) -> object:
             if rollout_id == broken.id:
                 raise ZeroDivisionError
             return real(connection, rollout_id, **now)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(engine, "_compute_step", stepped)
+        monkeypatch.setattr(driver, "_compute_step", stepped)
         await first.rollouts.command(broken.id, Command.START, OPS)
-        await first.engine.drive()
+        await first.driver.drive()
         await first.rollouts.command(sound.id, Command.START, OPS)
-        await first.engine.drive()
+        await first.driver.drive()
         assert (await first.rollouts.get(sound.id)).devices == {"offered": 4}
 
 
@@ -206,7 +206,7 @@ async def test_a_late_joiner_is_offered_the_model_and_rolls_back_with_the_others
         made = await first.rollouts.create(found, OPS)
         await first.rollouts.command(made.id, Command.START, OPS)
         for _ in range(4):
-            await first.engine.drive()
+            await first.driver.drive()
             await clock.advance(HOUR_S)
             live(first.database, fleet, clock.wall_s())
         assert (await first.rollouts.get(made.id)).devices == {"done": 4}
@@ -214,7 +214,7 @@ async def test_a_late_joiner_is_offered_the_model_and_rolls_back_with_the_others
         for _ in range(4):
             await clock.advance(HOUR_S)
             live(first.database, fleet, clock.wall_s())
-            await second.engine.drive()
+            await second.driver.drive()
         assert (await first.rollouts.get(made.id)).devices == {"done": 5}
         assert late.version == NEW
         with second.database.reading() as connection:
@@ -223,7 +223,7 @@ async def test_a_late_joiner_is_offered_the_model_and_rolls_back_with_the_others
             '{"devices":1,"names":["camera-00004"]}'
         ]
         await first.rollouts.command(made.id, Command.ROLLBACK, OPS)
-        await second.engine.drive()
+        await second.driver.drive()
         with second.database.reading() as connection:
             said = devices.find(connection, late.name)
         assert said is not None and said.desired.models[0].undone

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline_core.errors import RequestError
-from firstline_gateway.rollouts.definition import Stage, divide, due, place
+from firstline_gateway.rollouts.rollout import Stage, divide, due, place
 
 NAMES = [f"device-{number}" for number in range(300)]
 FLEET = [(name, {"site": "berlin" if number % 3 else "paris"}) for number, name in enumerate(NAMES)]

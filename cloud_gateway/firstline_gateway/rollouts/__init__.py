@@ -1,13 +1,10 @@
 """Brings a model or a configuration to a fleet in stages, and judges each stage before the next one begins.
 
 Rules: pure functions without I/O
-    definition       what a rollout is to do: its subject, its stages, and which devices each stage takes
-    state            the states of a rollout and of its devices
+    rollout          what a rollout is to do, which devices each stage takes, and the states of both
     device_progress  the state of one device in a rollout, from what it reports
     judgement/       whether devices with the new model do worse than those without: promote, hold or abort
-    changes          the input and the changes of a step, and how a stage ends
-    evaluation       observes both groups of a stage, and judges it
-    step             one step: begins a stage, offers the model, evaluates, goes back
+    step             one step: begins a stage, offers the model, observes and judges both groups, goes back
     late_joiners     offers a completed rollout's model to devices that join later
     commands         the commands of an operator: when they are allowed, and what they change
     plan             what a rollout would do
@@ -19,6 +16,6 @@ Store
 
 Services
     rollouts         the requests of operators
-    engine           runs steps for as long as there is work; one replica at a time
+    driver           runs steps for as long as there is work; one replica at a time
     full_models      fetches the full models that the fleet needs, and retires the others
 """

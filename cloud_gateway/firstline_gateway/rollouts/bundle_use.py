@@ -14,7 +14,7 @@ from firstline_gateway.registry.bundle_use import SignedVersion
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.fleet_view import FleetCache
 from firstline_gateway.rollouts.late_joiners import in_force
-from firstline_gateway.rollouts.state import Rollout
+from firstline_gateway.rollouts.rollout import Rollout
 
 
 class RolloutBundleUse:

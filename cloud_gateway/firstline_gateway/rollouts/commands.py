@@ -1,6 +1,6 @@
 """The commands of an operator: the states that allow each, its effect on devices, and the changes that it makes. Pure.
 
-Devices hear of a command in the next steps of the engine.
+Devices hear of a command in the next steps of the rollout.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from firstline_core.errors import RequestError
 from firstline_core.telemetry.wording import counted
-from firstline_gateway.rollouts.changes import Changes, Now
-from firstline_gateway.rollouts.state import BEGUN, Assignment, DeviceState, Phase, Rollout, RolloutState
+from firstline_gateway.rollouts.rollout import BEGUN, Assignment, DeviceState, Phase, Rollout, RolloutState
+from firstline_gateway.rollouts.step import Changes, Now
 
 
 class Command(StrEnum):
@@ -37,7 +37,7 @@ _LEADS: Mapping[Command, Mapping[RolloutState, RolloutState]] = MappingProxyType
         Command.START: {RolloutState.APPROVED: RolloutState.RUNNING},
         Command.PAUSE: {RolloutState.RUNNING: RolloutState.PAUSED},
         Command.RESUME: {RolloutState.PAUSED: RolloutState.RUNNING},
-        # The engine determines the next stage, or that there is none.
+        # The next step determines the next stage, or that there is none.
         Command.PROMOTE: dict.fromkeys(BEGUN, RolloutState.RUNNING),
         Command.RETRY: {state: state for state in BEGUN},
         Command.ABORT: dict.fromkeys((RolloutState.DRAFT, RolloutState.APPROVED, *BEGUN), RolloutState.ABORTED),

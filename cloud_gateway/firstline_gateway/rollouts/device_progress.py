@@ -21,8 +21,7 @@ from firstline_core.fleet.twin import (
     withdrawn_after,
 )
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
-from firstline_gateway.rollouts.definition import Subject
-from firstline_gateway.rollouts.state import Assignment, DeviceState, Rollout
+from firstline_gateway.rollouts.rollout import Assignment, DeviceState, Rollout, Subject
 
 _S = DeviceState
 

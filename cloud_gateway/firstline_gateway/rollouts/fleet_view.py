@@ -19,10 +19,9 @@ from firstline_gateway.fleet import totals
 from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.device_progress import DeviceView, desired_of, update_of, version_of
 from firstline_gateway.rollouts.judgement.figures import Period
-from firstline_gateway.rollouts.state import Assignment
+from firstline_gateway.rollouts.rollout import Assignment, Definition
 from firstline_gateway.store.schema import batched
 
 _C = DEVICES.c

@@ -28,7 +28,7 @@ from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency import Orders
 from firstline_gateway.registry.catalogue import CatalogueReader
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.definition import Definition, Subject
+from firstline_gateway.rollouts.rollout import Definition, Subject
 from firstline_gateway.store.schema import Document
 from firstline_gateway.store.store import Store
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from firstline_gateway.fleet.selector import parse_selector
-from firstline_gateway.rollouts.changes import Changes, Now, View
 from firstline_gateway.rollouts.device_progress import after_offer, after_report, offer
-from firstline_gateway.rollouts.state import Assignment, DeviceState, Rollout
-from firstline_gateway.rollouts.step import selected
+from firstline_gateway.rollouts.rollout import Assignment, DeviceState, Rollout
+from firstline_gateway.rollouts.step import Changes, Now, View, selected
 
 _AT_ONCE = 1000
 _NAMED = 20  # in the audit log

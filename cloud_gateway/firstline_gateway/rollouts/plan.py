@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
-from firstline_gateway.rollouts.changes import Now, View
-from firstline_gateway.rollouts.definition import Definition, Stage, divide
 from firstline_gateway.rollouts.device_progress import is_reachable
 from firstline_gateway.rollouts.judgement.figures import FIGURES, between
 from firstline_gateway.rollouts.judgement.statistics import (
@@ -19,8 +17,8 @@ from firstline_gateway.rollouts.judgement.statistics import (
     spread_error,
 )
 from firstline_gateway.rollouts.judgement.verdict import Limit, finite
-from firstline_gateway.rollouts.state import Rollout, RolloutState
-from firstline_gateway.rollouts.step import selected
+from firstline_gateway.rollouts.rollout import Definition, Rollout, RolloutState, Stage, divide
+from firstline_gateway.rollouts.step import Now, View, selected
 
 _WINDOWS_H = (1, 2, 4, 8, 24, 47)
 _FEWEST = 3  # devices for a meaningful standard deviation

@@ -29,10 +29,10 @@ from firstline_core.fleet.rollout import Look
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.totals import Totals
-from firstline_gateway.rollouts.changes import Changes
 from firstline_gateway.rollouts.device_progress import with_desired
 from firstline_gateway.rollouts.judgement.figures import Period
-from firstline_gateway.rollouts.state import LIVE, Assignment, Rollout, RolloutState
+from firstline_gateway.rollouts.rollout import LIVE, Assignment, Rollout, RolloutState
+from firstline_gateway.rollouts.step import Changes
 from firstline_gateway.store import schema
 from firstline_gateway.store.schema import METADATA, Document, batched
 
@@ -42,7 +42,7 @@ ROLLOUTS = Table(
     Column("id", String(64), primary_key=True),
     Column("bundle", String(64), nullable=False, index=True),
     Column("state", String(16), nullable=False),
-    Column("active", Boolean, nullable=False, index=True),  # whether the engine has anything to do
+    Column("active", Boolean, nullable=False, index=True),  # whether steps are due
     Column("revision", BigInteger, nullable=False),
     Column("idempotency", String(64), unique=True),  # hash of the creator and the key; NULL without a key
     Column("record", Document(Rollout), nullable=False),

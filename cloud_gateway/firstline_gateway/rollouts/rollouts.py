@@ -20,12 +20,11 @@ from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.changes import Now
 from firstline_gateway.rollouts.commands import Command, command_changes, consequences, state_after
-from firstline_gateway.rollouts.definition import Definition, Subject
 from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView
 from firstline_gateway.rollouts.plan import no_device_warning, plan
-from firstline_gateway.rollouts.state import DeviceState, Rollout, RolloutState
+from firstline_gateway.rollouts.rollout import Definition, DeviceState, Rollout, RolloutState, Subject
+from firstline_gateway.rollouts.step import Now
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 
@@ -44,7 +43,7 @@ class Rollouts:
         clock: for wall time.
         service: measures the durations of rollouts.
         signed_digest: returns the signed digest of a version; None if this gateway has no registry.
-        on_change: called when the engine has something to do.
+        on_change: called when a step is due.
         before_start: prepares the start; a rollout does not start if it raises.
     """
 

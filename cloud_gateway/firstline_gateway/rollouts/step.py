@@ -3,23 +3,37 @@
 installing      the stage's devices are offered the model, at its pace, until they finish or its patience ends
 observing       both groups are observed, and the stage is judged
 going back      devices under way stop after an abort; those that are done go back after a rollback, too
+
+The changes of a step are carried out as a whole, or not at all. A stage is judged eight times within its time, then at
+growing intervals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
+from firstline_core.fleet.rollout import Look
+from firstline_core.fleet.twin import DesiredVersion
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.fleet.totals import Totals
-from firstline_gateway.rollouts.changes import Changes, Now, View
-from firstline_gateway.rollouts.definition import divide, due, place
-from firstline_gateway.rollouts.device_progress import after_offer, after_report, is_reachable, offer, rollback
-from firstline_gateway.rollouts.evaluation import abort_early, evaluate, observe
-from firstline_gateway.rollouts.judgement.figures import BEFORE_S, between
-from firstline_gateway.rollouts.state import (
+from firstline_gateway.rollouts.device_progress import (
+    DeviceView,
+    after_offer,
+    after_report,
+    is_reachable,
+    offer,
+    rollback,
+)
+from firstline_gateway.rollouts.judgement.figures import BEFORE_S, Device, Period, between, compared
+from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE
+from firstline_gateway.rollouts.judgement.verdict import Decision, Verdict, judge
+from firstline_gateway.rollouts.rollout import (
     EVER_OFFERED,
     UNFINISHED,
     Assignment,
@@ -27,11 +41,111 @@ from firstline_gateway.rollouts.state import (
     Phase,
     Rollout,
     RolloutState,
+    divide,
+    due,
+    place,
     stage_devices,
 )
 
 _AT_ONCE = 1000  # devices whose desired state one step changes; the next step is due at once
 _S = DeviceState
+_SHORTEST_S = 60.0  # between two evaluations
+
+
+class Now(NamedTuple):
+    """The store's service clock, for durations; and wall time, for people and for the history of counts."""
+
+    service_s: float
+    wall_s: float
+
+
+class View(Protocol):
+    """The fleet as a step sees it: all of it at one moment."""
+
+    @property
+    def devices(self) -> Mapping[str, DeviceView]:
+        """Returns the devices that belong to the fleet."""
+        ...
+
+    def totals(self, names: Iterable[str]) -> Mapping[str, Totals]:
+        """Returns the counts of devices so far."""
+        ...
+
+    def totals_before(self, names: Iterable[str], at_s: float) -> Mapping[str, Totals]:
+        """Returns the counts of devices at a wall time."""
+        ...
+
+    def baselines(self) -> Mapping[str, tuple[Period | None, Totals]]:
+        """Returns, for each observed device, the period before its stage and its counts at the start of observation."""
+        ...
+
+
+@dataclass
+class Changes:
+    """The changes of one step.
+
+    Args:
+        rollout: its new state.
+        assigned: devices whose assignment has changed.
+        desired: new desired versions of devices.
+        before: for devices of a new stage, the period before it.
+        start: counts of devices at the start of the observation.
+        look: an evaluation.
+        notes: for the audit log: an action, its actor, and its details.
+        more: whether the next step is due at once.
+    """
+
+    rollout: Rollout
+    assigned: dict[str, Assignment] = field(default_factory=dict)
+    desired: dict[str, DesiredVersion] = field(default_factory=dict)
+    before: dict[str, Period | None] = field(default_factory=dict)
+    start: dict[str, Totals] = field(default_factory=dict)
+    look: Look | None = None
+    notes: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    more: bool = False
+
+    def note(self, action: str, actor: str, **details: Any) -> None:
+        """Adds an entry to the audit log."""
+        self.notes.append((f"rollout.{action}", actor, details))
+
+    def promote(self, actor: str, sentence: str) -> None:
+        """Begins the next stage; after the devices held back the rollout is complete."""
+        rollout = self.rollout
+        if rollout.is_rest:
+            self.end(RolloutState.COMPLETED, sentence)
+            return
+        self.note("promote", actor, stage=rollout.stage, sentence=sentence)
+        self.rollout = replace(
+            rollout,
+            state=RolloutState.RUNNING,
+            stage=rollout.stage + 1,
+            phase=Phase.NONE,
+            look=0,
+            paused_s=None,
+            lost_s=0.0,
+            sentence=f"{rollout.stage_title} was promoted: {sentence}",
+        )
+        self.more = True
+
+    def abort(self, verdict: Verdict, now: Now) -> None:
+        """Rolls back every device that was offered the model, because a rule failed the stage."""
+        sentence = f"{self.rollout.stage_title} was aborted: {verdict.sentence}"
+        self.note("abort", f"rule:{verdict.rule}", stage=self.rollout.stage, sentence=sentence)
+        self.rollout = replace(
+            self.rollout, state=RolloutState.ROLLING_BACK, phase=Phase.NONE, sentence=sentence, since_s=now.service_s
+        )
+        self.desired = {}  # the next step says what devices run instead
+        self.more = True
+
+    def pause(self, sentence: str, now: Now) -> None:
+        """Pauses the rollout until a person decides."""
+        self.note("pause", "rule:patience", stage=self.rollout.stage, sentence=sentence)
+        self.rollout = replace(self.rollout, state=RolloutState.PAUSED, paused_s=now.service_s, sentence=sentence)
+
+    def end(self, state: RolloutState, sentence: str) -> None:
+        """Ends the rollout."""
+        self.note(state, "rule:order", sentence=sentence)
+        self.rollout = replace(self.rollout, state=state, phase=Phase.NONE, paused_s=None, sentence=sentence)
 
 
 def step(rollout: Rollout, assignments: Mapping[str, Assignment], view: View, now: Now) -> Changes:
@@ -189,3 +303,128 @@ def _stranded(rollout: Rollout, assignments: Mapping[str, Assignment]) -> str:
         f" {counted(len(stranded), 'device')} could not go back ({reasons}), and {rollout.definition.title} runs "
         "there: start a rollout of a version that is signed for."
     )
+
+
+def observe(changes: Changes, assignments: Mapping[str, Assignment], view: View, now: Now) -> None:
+    """Begins the observation of both groups, after the installations have ended."""
+    rollout = changes.rollout
+    names = [name for name, each in assignments.items() if each.stage == rollout.stage]
+    totals = view.totals(names)
+    changes.start = {name: totals.get(name, Totals()) for name in names}
+    soak_s = rollout.current.soak_s
+    changes.rollout = replace(
+        rollout,
+        phase=Phase.OBSERVING,
+        since_s=now.service_s,
+        patience_s=now.service_s + soak_s,
+        look_due_s=now.service_s + min(soak_s, _interval_s(soak_s, 0.0)),
+        sentence=f"{rollout.stage_title} is observed for {soak_s:g} s.",
+    )
+    changes.more = not soak_s
+    changes.note("observe", "rule:order", stage=rollout.stage, devices=len(names))
+
+
+def evaluate(changes: Changes, assignments: Mapping[str, Assignment], view: View, now: Now) -> None:
+    """Judges the stage by the counts so far: promotes it, aborts the rollout, or waits."""
+    rollout, stage = changes.rollout, changes.rollout.current
+    devices = stage_devices(rollout, assignments)
+    failed = sum(each.state in (_S.FAILED, _S.SILENT) for each in devices)
+    installed = sum(each.state is _S.DONE for each in devices)
+    elapsed_s = now.service_s - rollout.since_s
+    over = elapsed_s >= stage.soak_s
+    verdict = _judged(rollout, installed, failed, *_groups(rollout, assignments, view), over=over)
+    # A person who resumed the rollout within the stage's time resumed it for the rest of that time.
+    patient_s = max(rollout.patience_s, rollout.since_s + stage.soak_s) + stage.patience_s
+    due_s = now.service_s + _interval_s(stage.soak_s, elapsed_s)
+    changes.rollout = replace(
+        rollout,
+        look_due_s=min(due_s, patient_s) if over and patient_s > now.service_s else due_s,
+        sentence=f"{rollout.stage_title}: {verdict.sentence}",
+    )
+    _record(changes, verdict, now)
+    if verdict.decision is Decision.ABORT:
+        changes.abort(verdict, now)
+    elif verdict.decision is Decision.PROMOTE:
+        changes.promote(f"rule:{verdict.rule}", verdict.sentence)
+    elif over and now.service_s >= patient_s:
+        changes.pause(
+            f"{rollout.stage_title}: {verdict.sentence} Resume continues the evaluation; promote and abort end it.", now
+        )
+
+
+def abort_early(changes: Changes, devices: Iterable[Assignment], now: Now) -> bool:
+    """Aborts if so many devices failed that the first evaluation will abort in any case; returns whether it did."""
+    tried = [each for each in devices if each.state not in (_S.AWAY, _S.WITHDRAWN)]
+    failed = sum(each.state is _S.FAILED for each in tried)
+    if not failed:
+        return False
+    verdict = _judged(changes.rollout, len(tried) - failed, failed, (), (), over=False)
+    if verdict.decision is not Decision.ABORT:
+        return False
+    _record(changes, verdict, now)
+    changes.abort(verdict, now)
+    return True
+
+
+def _groups(
+    rollout: Rollout, assignments: Mapping[str, Assignment], view: View
+) -> tuple[Sequence[Device], Sequence[Device]]:
+    """Returns the stage's devices that were online when it began, and its control group likewise."""
+    definition, baselines = rollout.definition, view.baselines()
+    reachable = [
+        each
+        for each in assignments.values()
+        if each.stage == rollout.stage and each.reachable and each.device in baselines
+    ]
+    totals = view.totals(each.device for each in reachable)
+    treated: list[Device] = []
+    control: list[Device] = []
+    for each in reachable:
+        before, start = baselines[each.device]
+        silent = not is_reachable(view.devices.get(each.device), definition.silent_s)
+        device = compared(definition.judged_bundle, before, start, totals.get(each.device), silent=silent)
+        (treated if each.treated else control).append(device)
+    return treated, control
+
+
+def _judged(
+    rollout: Rollout,
+    installed: int,
+    failed: int,
+    treated: Sequence[Device],
+    control: Sequence[Device],
+    *,
+    over: bool,
+) -> Verdict:
+    definition = rollout.definition
+    return judge(
+        definition.rules,
+        stages=len(definition.stages) + 1,  # + 1: the last stage, all remaining devices, judged by their installations
+        look=rollout.look + 1,
+        over=over,
+        installed=installed,
+        failed=failed,
+        treated=treated,
+        control=control,
+        seed=(rollout.seed + 1_000_003 * rollout.stage) % 2**63,
+    )
+
+
+def _record(changes: Changes, verdict: Verdict, now: Now) -> None:
+    rollout = changes.rollout
+    changes.rollout = replace(rollout, look=verdict.look)
+    changes.look = Look(
+        rollout.stage,
+        verdict.look,
+        now.wall_s,
+        verdict.decision.value,
+        verdict.rule,
+        verdict.sentence,
+        verdict.findings,
+    )
+    changes.note("look", f"rule:{verdict.rule}", **msgspec.to_builtins(changes.look))
+
+
+def _interval_s(soak_s: float, elapsed_s: float) -> float:
+    """Returns the time until the next evaluation; a stage that is held for weeks has some dozens of them."""
+    return max(_SHORTEST_S, soak_s / LOOKS_PER_STAGE, elapsed_s / LOOKS_PER_STAGE)

@@ -22,7 +22,7 @@ from firstline_gateway.api.messages import (
 )
 from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.rollouts.commands import Command
-from firstline_gateway.rollouts.definition import Definition
+from firstline_gateway.rollouts.rollout import Definition
 from firstline_gateway.rollouts.rollouts import Rollouts
 
 _ONE = wire.ROLLOUTS_PATH + "/{rollout_id}"

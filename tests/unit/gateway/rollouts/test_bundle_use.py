@@ -12,8 +12,7 @@ from firstline_core.fleet.twin import DesiredModel
 from firstline_gateway.registry.bundle_use import CONFIGURATION, MODEL, SignedVersion
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
-from firstline_gateway.rollouts.definition import Definition
-from firstline_gateway.rollouts.state import Assignment, DeviceState, Rollout, RolloutState
+from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState, Rollout, RolloutState
 from firstline_gateway.store.database import open_database
 
 S = RolloutState

@@ -8,8 +8,7 @@ import pytest
 
 from firstline_core.errors import RequestError
 from firstline_gateway.rollouts.commands import Command, allowed_commands, consequences, state_after
-from firstline_gateway.rollouts.definition import Definition, Stage
-from firstline_gateway.rollouts.state import LIVE, Rollout, RolloutState
+from firstline_gateway.rollouts.rollout import LIVE, Definition, Rollout, RolloutState, Stage
 
 S = RolloutState
 FOLLOWERS = {

@@ -10,8 +10,8 @@ from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import Desired, DesiredVersion, Reported, RunningModel, Update, Window
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.fleet.totals import Totals, gained
-from firstline_gateway.rollouts.definition import Definition, Subject
 from firstline_gateway.rollouts.device_progress import desired_of, update_of, version_of, with_desired
+from firstline_gateway.rollouts.rollout import Definition, Subject
 
 QUIET = DesiredVersion("quiet", 2, "1" * 64, "r1", 1.0, 2.0, Window(60, 30), attempt=3, undone=True)
 DIGITS = DesiredVersion("digits", 1, "0" * 64)

@@ -13,10 +13,9 @@ from support.databases import sqlite_store
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel
 from firstline_gateway.fleet import devices
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.device_progress import DeviceView
 from firstline_gateway.rollouts.fleet_view import FleetCache
-from firstline_gateway.rollouts.state import Assignment, DeviceState
+from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState
 from firstline_gateway.store.database import Database, open_database
 
 NOW_S = 1.7e9

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from firstline_core.fleet.twin import DesiredModel
-from firstline_gateway.rollouts.changes import Changes, Now
-from firstline_gateway.rollouts.definition import Definition, Subject
 from firstline_gateway.rollouts.device_progress import DeviceView, target
 from firstline_gateway.rollouts.late_joiners import in_force, join_changes
-from firstline_gateway.rollouts.state import Assignment, DeviceState, Rollout, RolloutState
+from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState, Rollout, RolloutState, Subject
+from firstline_gateway.rollouts.step import Changes, Now
 
 NOW = Now(5000.0, 1.7e9)
 

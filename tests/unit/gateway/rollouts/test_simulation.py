@@ -13,7 +13,7 @@ from bench.fleet.driven import HOUR_S, definition, driven
 from bench.fleet.population import NEW, NOTHING, OLD, Effect
 from firstline_core.fleet.audit_log import verify_log
 from firstline_gateway import audit_log
-from firstline_gateway.rollouts.definition import Stage
+from firstline_gateway.rollouts.rollout import Stage
 
 DEVICES = 240  # `make -C bench fleet` has a thousand
 FIRST = Stage(0.4, soak_s=8 * HOUR_S)

@@ -12,15 +12,13 @@ from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import DesiredModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.fleet.totals import Totals
-from firstline_gateway.rollouts.changes import Changes, Now
 from firstline_gateway.rollouts.commands import Command, command_changes
-from firstline_gateway.rollouts.definition import Definition, Stage
 from firstline_gateway.rollouts.device_progress import DeviceView
 from firstline_gateway.rollouts.judgement.figures import FIGURES, Period
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
 from firstline_gateway.rollouts.plan import plan
-from firstline_gateway.rollouts.state import Assignment, DeviceState, Phase, Rollout, RolloutState
-from firstline_gateway.rollouts.step import step
+from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState, Phase, Rollout, RolloutState, Stage
+from firstline_gateway.rollouts.step import Changes, Now, step
 
 S = DeviceState
 UNSEEN = Rules(limits={name: Limit(1e9) for name in FIGURES})

@@ -17,11 +17,10 @@ from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.changes import Changes, Now
 from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView
 from firstline_gateway.rollouts.late_joiners import in_force, join_changes
-from firstline_gateway.rollouts.state import Assignment, Rollout
-from firstline_gateway.rollouts.step import step
+from firstline_gateway.rollouts.rollout import Assignment, Rollout
+from firstline_gateway.rollouts.step import Changes, Now, step
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 
@@ -37,11 +36,11 @@ _T = TypeVar("_T")
 _Computed = tuple[Rollout, Changes] | None
 
 
-class Engine:
+class RolloutDriver:
     """Belongs to one event loop.
 
     Args:
-        store: a step reads one snapshot of it in the engine's own thread, because it reads the whole fleet.
+        store: a step reads one snapshot of it in a thread of its own, because it reads the whole fleet.
         clock: monotonic and wall time.
         service: measures the durations of rollouts and of the lease.
         on_desired: called when the desired state of devices has changed.
@@ -58,14 +57,14 @@ class Engine:
         self._store = store
         self._clock = clock
         self._service = service
-        self._on_told = on_desired
+        self._on_desired = on_desired
         self._holder = new_request_id()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         self._wake = asyncio.Event()
         self._driving = asyncio.Lock()
         self._task = PeriodicTask("rollouts", self.drive, interval_s=_LOOK_S, clock=clock, wake=self._wake)
         self._joining_s = clock.monotonic_s()
-        self._mirrors: dict[str, FleetCache] = {}  # by rollout; used on that thread
+        self._caches: dict[str, FleetCache] = {}  # by rollout; used on that thread
 
     def wake(self) -> None:
         """Runs the next steps at once."""
@@ -89,14 +88,14 @@ class Engine:
             steps = 0
             active = await self._read(records.active)
             for each in active:
-                steps += await self._follow(partial(_compute_step, rollout_id=each, caches=self._mirrors))
+                steps += await self._follow(partial(_compute_step, rollout_id=each, caches=self._caches))
             if self._clock.monotonic_s() >= self._joining_s:
                 self._joining_s = self._clock.monotonic_s() + _JOIN_S
                 joinable = [rollout.id for rollout in in_force(await self._read(records.completed))]
                 for each in joinable:
-                    steps += await self._follow(partial(_compute_join, rollout_id=each, caches=self._mirrors))
-                for each in self._mirrors.keys() - {*active, *joinable}:
-                    del self._mirrors[each]
+                    steps += await self._follow(partial(_compute_join, rollout_id=each, caches=self._caches))
+                for each in self._caches.keys() - {*active, *joinable}:
+                    del self._caches[each]
             return steps
 
     async def _follow(self, make: partial[_Computed]) -> int:
@@ -110,7 +109,7 @@ class Engine:
             raise
         except Exception:
             log.exception("rollout step failed", rollout=make.keywords["rollout_id"])
-            self._mirrors.pop(make.keywords["rollout_id"], None)
+            self._caches.pop(make.keywords["rollout_id"], None)
         return steps
 
     async def _leads(self) -> bool:
@@ -135,7 +134,7 @@ class Engine:
         if await self._store.write(carry_out) is None:
             return True  # another replica was faster
         if changes.desired:
-            self._on_told()
+            self._on_desired()
         for action, actor, details in changes.notes:
             log.info(action, rollout=before.id, by=actor, sentence=details.get("sentence", ""))
         return changes.more
