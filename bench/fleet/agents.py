@@ -31,7 +31,7 @@ from firstline_core.storage.artefact import SignedFile
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.fleet.report import running_models
 from firstline_edge.fleet.start import note_start
-from firstline_edge.fleet.twin import read_desired, store_desired
+from firstline_edge.fleet.twin import read_desired
 from firstline_edge.fleet.updates.installation import manifest_sha256
 from firstline_edge.fleet.updates.model_store import ModelStore
 from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
@@ -42,6 +42,7 @@ from firstline_edge.models.loading import load_bundle
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
+from firstline_edge.state import store
 
 _HOUR_S = 3600.0
 _TRIP_S, _TRIP_SPREAD, _PART_BYTES, _BYTES_PER_S = 0.1, 0.5, 512, 20_000.0
@@ -226,7 +227,7 @@ class Agent:
     def hear(self, desired: Desired) -> None:
         """Stores and applies the desired state if the process runs."""
         if self._running is not None and desired != self._desired:
-            store_desired(self._folder / "fleet" / "desired", desired)
+            store(self._folder / "fleet" / "desired", desired, "desired state")
             self._desired = desired
             self._updater.desire(desired.models)
 

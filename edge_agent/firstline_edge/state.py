@@ -8,14 +8,20 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import TypeVar
 
-from firstline_core.errors import CapacityError, ConfigError
+from msgspec import Struct
+
+from firstline_core.errors import CapacityError, ConfigError, IntegrityError
 from firstline_core.storage.files import make_folder, set_aside, with_checksum, write_whole
 from firstline_core.storage.seals import Seal, make_seal, read_keys
+from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.settings.settings import EncryptionSection
 
 log = logger(__name__)
+
+T = TypeVar("T", bound=Struct)
 
 # `edge-agent status` holds the lock for microseconds when it checks whether an agent runs.
 _LOCK_TRIES = 20
@@ -163,11 +169,49 @@ class StateFile:
         """Notes that the earlier content cannot be used, and sets the file aside if there is one."""
         self.loss = sentences
         log.error(f"{self._content} lost", path=str(self.path), error=sentences)
-        try:
-            if self.path.exists():
-                set_aside(self.path)
-        except OSError as error:
-            log.error("file not set aside", path=str(self.path), error=str(error))
+        put_aside(self.path)
+
+
+def read_or(path: Path, default: T, content: str) -> T:
+    """Returns what `store` wrote; `default` if there is no file, or it cannot be used, which is logged.
+
+    Args:
+        path: of the file.
+        default: of the type that the file holds.
+        content: what the file holds, for log events.
+    """
+    try:
+        return read_struct(path, type(default))
+    except FileNotFoundError:
+        return default
+    except (OSError, IntegrityError) as error:
+        log.warning(f"{content} lost", error=str(error))
+        return default
+
+
+def store(path: Path, value: Struct, content: str) -> bool:
+    """Writes a small file; returns whether the disk took it, and logs a refusal.
+
+    Args:
+        path: of the file.
+        value: its content.
+        content: what the file holds, for log events.
+    """
+    try:
+        write_struct(path, value)
+    except OSError as error:
+        log.warning(f"{content} not stored", error=str(error))
+        return False
+    return True
+
+
+def put_aside(path: Path) -> None:
+    """Sets a damaged file aside if there is one; a refusal of the disk is logged."""
+    try:
+        if path.exists():
+            set_aside(path)
+    except OSError as error:
+        log.error("file not set aside", path=str(path), error=str(error))
 
 
 def open_seal(section: EncryptionSection) -> Seal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from firstline_core.clock import SimulatedClock
 from firstline_core.routing.account import Account, Tariff
 from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
-from firstline_edge.budgets.spending import AROUND_BYTES, LedgerFile, Spending
+from firstline_edge.budgets.spending import AROUND_BYTES, Spending, SpendingFile
 
 COST_BYTES = 4 + AROUND_BYTES  # one row
 
@@ -16,7 +16,7 @@ def purse(
     resource: str = "bytes/day",
     tariff: Tariff = Tariff(),  # noqa: B008 (frozen)
     prices: tuple[float, float] = (0.0, 0.0),
-    file: LedgerFile | None = None,
+    file: SpendingFile | None = None,
     clock: SimulatedClock | None = None,
     link: str = "http",
 ) -> Spending:

@@ -11,7 +11,7 @@ from firstline_core.hardware.readings import Snapshot, measured
 from firstline_core.hardware.sensors import Sensors
 from firstline_core.routing.account import MIB, Account, Conditions, Cost, LinkTariff, Tariff
 from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
-from firstline_edge.budgets.spending import AROUND_BYTES, LedgerFile, Spending, StoredSpending
+from firstline_edge.budgets.spending import AROUND_BYTES, Spending, SpendingFile, StoredSpending
 from firstline_edge.hardware.sampler import Sampler
 from firstline_edge.settings.settings import BudgetSection, EdgeSettings, link_names
 
@@ -36,7 +36,7 @@ def open_spending(
     budgets = budgets_of(settings.budget)
     if not budgets and settings.policy.kind != "value" and not settings.fleet.enabled:  # a fleet may set some later
         return None
-    costs, file = settings.costs, LedgerFile(path)
+    costs, file = settings.costs, SpendingFile(path)
     stored = file.read() if budgets else StoredSpending()
     return Spending(
         _account(settings, stored.ledgers),

@@ -46,7 +46,7 @@ class StoredSpending(msgspec.Struct, frozen=True):
     around_bytes: float = AROUND_BYTES
 
 
-class LedgerFile(StateFile):
+class SpendingFile(StateFile):
     """The file of the spending.
 
     Args:
@@ -93,7 +93,7 @@ class Spending:
         tariff: Tariff,
         clock: Clock,
         *,
-        file: LedgerFile | None = None,
+        file: SpendingFile | None = None,
         around_bytes: float = AROUND_BYTES,
         links: Callable[[], Sequence[str]] = tuple,
         sense: Callable[[], Conditions] = Conditions,
@@ -225,17 +225,17 @@ class Spending:
             if self._file is not None and self.account.meters and (self._changed or self._file.refusal):
                 self._changed = False
                 try:
-                    await asyncio.to_thread(self._file.write, self._books())
+                    await asyncio.to_thread(self._file.write, self._encoded())
                 except REFUSED as error:  # no thread or no memory; battery and heat are still read
                     self._file.refused(str(error) or type(error).__name__)
 
     def save(self) -> None:
         """Stores the spending if there are a file and budgets."""
         if self._file is not None and self.account.meters:
-            self._file.write(self._books())
+            self._file.write(self._encoded())
 
-    def _books(self) -> bytes:
-        """Returns the encoded spending. The caller encodes on its own thread, because the ledgers change meanwhile."""
+    def _encoded(self) -> bytes:
+        """Returns the content of the file; encoded on the caller's thread, because the ledgers change meanwhile."""
         return msgspec.json.encode(StoredSpending(self.account.ledgers(self._clock.wall_s()), self._around_bytes))
 
     @property

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import httpx
+from typing import Any
 
-from firstline_core.errors import CapacityError
+import httpx
+import orjson
+
+from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.protocol.http import error_from
-from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_client
+from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, check_url, open_client
 from firstline_edge.api.access import first_token
+from firstline_edge.cli.output import as_agents_user
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths, is_in_use
+
+NOT_AN_AGENT = "What answers at {url} is no edge agent, or one of another version; name yours with --url."
+_ADVICE = "start it with `edge-agent run`, or name another with --url"
+_STATUS_TIMEOUT_S = 5.0
 
 
 def agent_url(settings: EdgeSettings) -> str | None:
@@ -21,16 +29,12 @@ def agent_url(settings: EdgeSettings) -> str | None:
     Raises:
         CapacityError: this user may not read the state directory.
     """
-    try:
+    with as_agents_user(settings.state_dir, "read"):
         if not is_in_use(settings.state_dir):
             return None
         note = StatePaths(settings.state_dir).url_path
         configured = f"http://{settings.api.host}:{settings.api.port}"
         return (note.read_text().strip() if note.exists() else "") or configured
-    except OSError as error:
-        raise CapacityError(
-            f"{settings.state_dir} cannot be read: {error.strerror}; run this as the user that the agent runs as."
-        ) from error
 
 
 def call_agent(
@@ -63,3 +67,34 @@ def call_agent(
         refusal = error_from(response.status_code, response.content)
         raise type(refusal)(f"{url}: {refusal.message}", retry_after_s=refusal.retry_after_s)
     return response
+
+
+def agent_status(settings: EdgeSettings, url: str | None = None) -> tuple[str, dict[str, Any]]:
+    """Returns the address and the status of the running agent.
+
+    Args:
+        settings: of the agent.
+        url: its address, if it differs from the one that the settings lead to.
+
+    Raises:
+        ConfigError: the token's file cannot be read.
+        CapacityError: no agent runs or answers, or the address is not a URL.
+        FirstlineError: the agent's error.
+    """
+    url = url or agent_url(settings)
+    if url is None:
+        raise CapacityError(
+            f"No agent runs with {settings.state_dir}; start it with `edge-agent run`, or name one with --url."
+        )
+    try:
+        check_url(url)
+    except ConfigError as error:
+        raise CapacityError(f"No agent answers at {url} ({error}); {_ADVICE}.") from error
+    response = call_agent(settings, url, "GET", "/firstline/v1/status", timeout_s=_STATUS_TIMEOUT_S, advice=_ADVICE)
+    try:
+        status = orjson.loads(response.content)
+    except ValueError as error:
+        raise CapacityError(NOT_AN_AGENT.format(url=url)) from error
+    if not isinstance(status, dict):
+        raise CapacityError(NOT_AN_AGENT.format(url=url))
+    return url, status

@@ -8,7 +8,7 @@ import sys
 
 from firstline_core.errors import ConfigError
 from firstline_edge.audits.samples import Sample, read, table
-from firstline_edge.cli.output import print_error, print_json
+from firstline_edge.cli.output import as_agents_user, print_error, print_json
 from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.state import StatePaths
 
@@ -17,11 +17,8 @@ def command(arguments: argparse.Namespace) -> int:
     """Prints the samples of one certificate; the agent need not run."""
     settings = load_settings(arguments)
     path = StatePaths(settings.state_dir).samples_path
-    try:
+    with as_agents_user(path, "read"):
         samples = list(read(path))
-    except OSError as error:
-        print_error(f"{path} cannot be read: {error.strerror}; run this as the agent's user.")
-        return FAILED
     try:
         chosen = latest_samples(samples, arguments.model, arguments.since)
     except ConfigError as error:

@@ -27,8 +27,8 @@ from firstline_core.storage.seals import CREDENTIAL, read_keys
 from firstline_core.storage.secrets import read_secret
 from firstline_edge.api.access import read_tokens
 from firstline_edge.budgets.from_settings import device_sensors
+from firstline_edge.cli.agent_api import agent_status
 from firstline_edge.cli.findings import Finding, missing, ok, slow, slow_if
-from firstline_edge.cli.status import agent_status
 from firstline_edge.fleet.updates.registry import HTTP_REQUIRED
 from firstline_edge.hardware.sampler import missing_kernel_files
 from firstline_edge.hardware.surveyor import Surveyor

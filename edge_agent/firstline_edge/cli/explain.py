@@ -11,7 +11,7 @@ from typing import Any
 from firstline_core.errors import BudgetExceededError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import HEDGED, Reason, Status, Wait
-from firstline_edge.cli.output import print_error, print_json, print_lines
+from firstline_edge.cli.output import as_agents_user, print_error, print_json, print_lines
 from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.state import StatePaths
 
@@ -41,11 +41,8 @@ def command(arguments: argparse.Namespace) -> int:
         return import_module("firstline_edge.cli.plan").command(arguments)  # type: ignore[no-any-return]
     settings = load_settings(arguments)
     path = StatePaths(settings.state_dir).decisions_path
-    try:
+    with as_agents_user(path, "read"):
         lines = find(path, arguments.request_id)
-    except OSError as error:
-        print_error(f"The decision log {path} cannot be read: {error.strerror}.")
-        return FAILED
     if not lines:
         print_error(
             f"The decision log {path} knows no request {arguments.request_id}; it is older than the log goes back, "

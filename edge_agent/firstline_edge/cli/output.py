@@ -1,10 +1,14 @@
-"""The output of commands: results on stdout, the sentence of a failure on stderr."""
+"""The output of commands: results on stdout, the sentence of a failure on stderr. Needs no wheel."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from firstline_core.errors import CapacityError
 
 
 def print_line(text: str) -> None:
@@ -31,3 +35,22 @@ def print_error(sentence: str) -> None:
 def print_progress(text: str) -> None:
     """Writes one line to stderr."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+@contextlib.contextmanager
+def as_agents_user(path: Path, done: str) -> Iterator[None]:
+    """Explains a refusal of the system: only the agent's user may use the agent's files.
+
+    Args:
+        path: of the files.
+        done: what could not be done with them, such as "read".
+
+    Raises:
+        CapacityError: the system refused.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CapacityError(
+            f"{path} cannot be {done}: {error.strerror}; run this as the user that the agent runs as."
+        ) from error

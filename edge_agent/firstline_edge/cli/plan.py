@@ -23,9 +23,9 @@ from firstline_core.profile import profile
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Profile
 from firstline_core.storage.files import read_limited
+from firstline_edge.cli.agent_api import agent_status
 from firstline_edge.cli.output import print_json, print_lines
 from firstline_edge.cli.parser import OK, load_settings
-from firstline_edge.cli.status import agent_status
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.models.loading import bundle_paths
 from firstline_edge.settings.settings import EdgeSettings

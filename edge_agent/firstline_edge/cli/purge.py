@@ -6,10 +6,9 @@ import argparse
 import contextlib
 import secrets
 
-from firstline_core.errors import CapacityError
 from firstline_edge.api import erasure
 from firstline_edge.cli.agent_api import agent_url, call_agent
-from firstline_edge.cli.output import print_json, print_line
+from firstline_edge.cli.output import as_agents_user, print_json, print_line
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory, StatePaths, leave_proof
@@ -21,15 +20,11 @@ def command(arguments: argparse.Namespace) -> int:
     """Erases, or prints what would be erased."""
     settings = load_settings(arguments)
     places = list(dict.fromkeys(arguments.what or erasure.PLACES))
-    try:
+    with as_agents_user(settings.state_dir, "erased"):
         before = erasure.sizes_bytes(settings.state_dir)
         if arguments.yes:
             _erase(settings, places)
         after = erasure.sizes_bytes(settings.state_dir)
-    except OSError as error:
-        raise CapacityError(
-            f"{settings.state_dir} cannot be erased: {error.strerror}; run this as the user that the agent runs as."
-        ) from error
     if arguments.output == "json":
         counts = {place: {"before_bytes": before[place], "after_bytes": after[place]} for place in places}
         print_json({"state_dir": str(settings.state_dir), "erased": arguments.yes, "places": counts})

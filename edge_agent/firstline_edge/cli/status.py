@@ -5,20 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import orjson
-
-from firstline_core.errors import CapacityError, ConfigError
-from firstline_core.protocol.http_client import check_url
+from firstline_core.errors import CapacityError
 from firstline_core.telemetry.wording import counted
-from firstline_edge.cli.agent_api import agent_url, call_agent
+from firstline_edge.cli.agent_api import NOT_AN_AGENT, agent_status
 from firstline_edge.cli.output import print_error, print_json, print_lines
 from firstline_edge.cli.parser import OK
 from firstline_edge.settings.load import load_or_last_good
-from firstline_edge.settings.settings import EdgeSettings
 
-_TIMEOUT_S = 5.0
-_ADVICE = "start it with `edge-agent run`, or name another with --url"
-_NOT_AN_AGENT = "What answers at {url} is no edge agent, or one of another version; name yours with --url."
 _LINK_STATES = {"probing": "down, being tried"}
 
 
@@ -31,43 +24,12 @@ def command(arguments: argparse.Namespace) -> int:
     try:
         lines = describe(url, status)
     except (KeyError, TypeError, AttributeError) as error:
-        raise CapacityError(_NOT_AN_AGENT.format(url=url)) from error
+        raise CapacityError(NOT_AN_AGENT.format(url=url)) from error
     if arguments.output == "json":
         print_json({"url": url, **status})
     else:
         print_lines(lines)
     return OK
-
-
-def agent_status(settings: EdgeSettings, url: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Returns the address and the status of the running agent.
-
-    Args:
-        settings: of the agent.
-        url: its address, if it differs from the one that the settings lead to.
-
-    Raises:
-        ConfigError: the token's file cannot be read.
-        CapacityError: no agent runs or answers, or the address is not a URL.
-        FirstlineError: the agent's error.
-    """
-    url = url or agent_url(settings)
-    if url is None:
-        raise CapacityError(
-            f"No agent runs with {settings.state_dir}; start it with `edge-agent run`, or name one with --url."
-        )
-    try:
-        check_url(url)
-    except ConfigError as error:
-        raise CapacityError(f"No agent answers at {url} ({error}); {_ADVICE}.") from error
-    response = call_agent(settings, url, "GET", "/firstline/v1/status", timeout_s=_TIMEOUT_S, advice=_ADVICE)
-    try:
-        status = orjson.loads(response.content)
-    except ValueError as error:
-        raise CapacityError(_NOT_AN_AGENT.format(url=url)) from error
-    if not isinstance(status, dict):
-        raise CapacityError(_NOT_AN_AGENT.format(url=url))
-    return url, status
 
 
 def describe(url: str, status: dict[str, Any]) -> list[str]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from firstline_core.errors import CapacityError
-from firstline_edge.cli.output import print_json, print_line
+from firstline_edge.cli.output import as_agents_user, print_json, print_line
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.fleet.configuration.configuration_store import read_state
 from firstline_edge.fleet.updates.model_store import ModelStore
@@ -19,13 +18,9 @@ from firstline_edge.state import StatePaths
 def command(arguments: argparse.Namespace) -> int:
     """Prints one line for each model that the fleet ever updated here, and one for its configuration."""
     settings = load_settings(arguments)
-    try:
+    with as_agents_user(settings.state_dir, "read"):
         store = ModelStore(StatePaths(settings.state_dir).updates_path, repair=False)
         configuration = read_state(StatePaths(settings.state_dir).configuration_path)
-    except OSError as error:
-        raise CapacityError(
-            f"{settings.state_dir} cannot be read: {error.strerror}; run this as the user that the agent runs as."
-        ) from error
     updates = [(record.update(), store.pointer(name)) for name, record in sorted(store.records.items())]
     own = [configuration.record.update()] if configuration.record is not None else []
     if arguments.output == "json":

@@ -84,7 +84,7 @@ class LinkState:
     """A link with its breaker, its last failure and its response times.
 
     Attributes:
-        hurry: ends the prober's wait for an open breaker.
+        retry: ends the prober's wait for an open breaker.
         up: whether requests were allowed at the last check.
         used: whether the link has worked or failed at all.
         refused: whether the gateway refuses this device's credentials.
@@ -93,7 +93,7 @@ class LinkState:
 
     link: Link
     breaker: CircuitBreaker
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    retry: asyncio.Event = field(default_factory=asyncio.Event)
     timing: LinkTiming = field(init=False)
     up: bool = True
     used: bool = False
@@ -117,7 +117,7 @@ class LinkState:
         """Forgets earlier failures, because the device has a new certificate."""
         self.breaker.forget()
         self.link.probe_wanted.set()
-        self.hurry.set()
+        self.retry.set()
 
     def timed(self, flight: Flight, seconds: float, now_s: float, outcome: InferResponse | BaseException) -> None:
         """Records the duration of a call that was answered, or whose caller stopped waiting.
@@ -408,8 +408,8 @@ async def _keep_probing(state: LinkState, clock: Clock, timeout_s: float, note_s
             await state.link.probe_wanted.wait()
         state.link.probe_wanted.clear()
         if not state.breaker.allows_requests:
-            await first_of(clock.sleep(state.breaker.retry_in_s), state.hurry.wait())
-            state.hurry.clear()
+            await first_of(clock.sleep(state.breaker.retry_in_s), state.retry.wait())
+            state.retry.clear()
         if state.breaker.try_probe():
             note_states()
             await _probe(state, clock, timeout_s)

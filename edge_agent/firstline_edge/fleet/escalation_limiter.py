@@ -15,14 +15,11 @@ from typing import Any
 from msgspec import Struct
 
 from firstline_core.clock import Clock
-from firstline_core.errors import BudgetExceededError, IntegrityError
+from firstline_core.errors import BudgetExceededError
 from firstline_core.fleet.twin import Brake
-from firstline_core.storage.structs import read_struct, write_struct
-from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest
 from firstline_edge.cloud.chain import BudgetGate
-
-log = logger(__name__)
+from firstline_edge.state import read_or, store
 
 SAVE_EVERY_S = 5.0
 _HOUR_S = 3600
@@ -49,7 +46,7 @@ class EscalationLimiter:
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
         self._clock = clock
-        self._used = self._saved = _read(path)
+        self._used = self._saved = read_or(path, Used(), "escalations under the brake")
         self.brake: Brake | None = None
 
     @property
@@ -99,11 +96,7 @@ class EscalationLimiter:
         if self._used == self._saved:
             return
         used = self._used
-        try:
-            write_struct(self._path, used)
-        except OSError as error:
-            log.warning("escalations under the brake not stored", error=str(error))
-        else:
+        if store(self._path, used, "escalations under the brake"):
             self._saved = used
 
     def status(self) -> dict[str, Any] | None:
@@ -117,13 +110,3 @@ class EscalationLimiter:
             "reason": brake.reason,
             "until_s": brake.until_s or None,
         }
-
-
-def _read(path: Path) -> Used:
-    try:
-        return read_struct(path, Used)
-    except FileNotFoundError:
-        return Used()
-    except (OSError, IntegrityError) as error:
-        log.warning("escalations under the brake lost; counting restarts in this hour", error=str(error))
-        return Used()

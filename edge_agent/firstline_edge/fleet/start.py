@@ -10,16 +10,12 @@ import msgspec
 from msgspec import Struct
 
 from firstline_core.clock import Clock
-from firstline_core.errors import ConfigError, IntegrityError
-from firstline_core.storage.structs import read_struct, write_struct
-from firstline_core.telemetry.logs import logger
+from firstline_core.errors import ConfigError
 from firstline_edge.fleet.configuration.configuration_store import ConfigurationStore, start_configuration
 from firstline_edge.fleet.escalation_limiter import EscalationLimiter
 from firstline_edge.fleet.updates.model_store import ModelStore
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import StateDirectory
-
-log = logger(__name__)
+from firstline_edge.state import StateDirectory, read_or, store
 
 
 class Starts(Struct, frozen=True):
@@ -70,8 +66,8 @@ def start_fleet(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> 
     if not settings.links:
         raise ConfigError("fleet.enabled is true, but there is no way to a gateway; join one, or add [[links]].")
     folder, changes = state.fleet_path, asyncio.Event()
-    store = ModelStore(state.updates_path)
-    store.start(clock.wall_s())
+    models = ModelStore(state.updates_path)
+    models.start(clock.wall_s())
     configuration, configured = start_configuration(state.configuration_path, settings, clock)
     return FleetStart(
         folder=folder,
@@ -79,7 +75,7 @@ def start_fleet(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> 
         settings=configured,
         starts=note_start(folder),
         limiter=EscalationLimiter(folder / "brake", clock),
-        store=store,
+        store=models,
         configuration=ConfigurationStore(state.configuration_path, configuration, changed=changes.set),
         changes=changes,
     )
@@ -87,25 +83,12 @@ def start_fleet(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> 
 
 def note_start(folder: Path) -> Starts:
     """Notes that a process starts; returns the new counts."""
-    try:
-        before = read_struct(folder / "starts", Starts)
-    except FileNotFoundError:
-        before = Starts()
-    except (OSError, IntegrityError) as error:
-        log.warning("start count lost", error=str(error))
-        before = Starts()
+    before = read_or(folder / "starts", Starts(), "start count")
     now = Starts(before.starts + 1, before.unclean + before.running, running=True)
-    _write(folder, now)
+    store(folder / "starts", now, "start count")
     return now
 
 
 def note_end(folder: Path, starts: Starts) -> None:
     """Notes that the process ends cleanly."""
-    _write(folder, msgspec.structs.replace(starts, running=False))
-
-
-def _write(folder: Path, starts: Starts) -> None:
-    try:
-        write_struct(folder / "starts", starts)
-    except OSError as error:
-        log.warning("start count not stored", error=str(error))
+    store(folder / "starts", msgspec.structs.replace(starts, running=False), "start count")

@@ -20,9 +20,9 @@ from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported, read_document
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.storage.files import read_checked
-from firstline_core.storage.structs import write_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.transports import TwinTransport
+from firstline_edge.state import store
 
 log = logger(__name__)
 
@@ -43,14 +43,6 @@ def read_desired(path: Path) -> Desired | None:
     except (OSError, IntegrityError, ProtocolError) as error:
         log.warning("desired state lost", error=str(error))
         return None
-
-
-def store_desired(path: Path, desired: Desired) -> None:
-    """Stores the desired state; if the disk refuses, a restart has to receive it again."""
-    try:
-        write_struct(path, desired)
-    except OSError as error:
-        log.warning("desired state not stored", error=str(error))
 
 
 @dataclass(kw_only=True)
@@ -103,7 +95,7 @@ class Twin:
             desired = await self.transport.desired(self._revision)
             if desired != self.desired:
                 log.info("desired state received", revision=desired.revision, models=len(desired.models))
-                await asyncio.to_thread(store_desired, self.path, desired)
+                await asyncio.to_thread(store, self.path, desired, "desired state")
                 self.desired = desired
                 self.apply(desired)
             self.changes.set()

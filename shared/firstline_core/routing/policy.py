@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import random
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
@@ -357,7 +358,7 @@ class PolicyState:
     draws: random.Random = field(default_factory=lambda: random.Random(0))  # noqa: S311 (no secret)
 
 
-class Policy:
+class Policy(ABC):
     """Decides which tier answers a row; the dataclass fields of a subclass are its parameters.
 
     Attributes:
@@ -368,9 +369,9 @@ class Policy:
     kind: ClassVar[PolicyKind]
     certifies: ClassVar[tuple[Contract, ...]] = ()
 
+    @abstractmethod
     def decide(self, seen: RowEvidence, state: PolicyState) -> Decision:
         """Returns which tier answers the row, and updates `state`."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from firstline_core.errors import ConfigError, IntegrityError, RequestError
 from firstline_core.fleet.configuration import parse_configuration
 from firstline_core.fleet.twin import DesiredConfiguration, Update
 from firstline_core.fleet.update import UpdateState
-from firstline_core.storage.files import set_aside
 from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.configuration.settings_changes import changed_settings
 from firstline_edge.fleet.updates.state_machine import Record
 from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import put_aside
 
 log = logger(__name__)
 
@@ -231,7 +231,7 @@ def start_configuration(path: Path, own: EdgeSettings, clock: Clock) -> tuple[Co
         before = read_state(path)
     except (IntegrityError, OSError) as error:
         log.error("configuration lost; using the device's own settings", error=str(error))
-        _set_aside(path)
+        put_aside(path)
         before = ConfigurationState()
     now_s = clock.wall_s()
     state, settings = _usable(before.started(now_s), own, now_s)
@@ -254,14 +254,6 @@ def _usable(state: ConfigurationState, own: EdgeSettings, now_s: float) -> tuple
         except ConfigError as error:
             log.error("configuration not applicable any more", error=error.message)
             state = state.rolled_back("invalid", error.message, now_s)
-
-
-def _set_aside(path: Path) -> None:
-    try:
-        if path.exists():
-            set_aside(path)
-    except OSError as error:
-        log.error("file not set aside", path=str(path), error=str(error))
 
 
 def _write_if_different(path: Path, state: ConfigurationState) -> None:

@@ -21,11 +21,11 @@ from firstline_core.clock import Clock
 from firstline_core.errors import IntegrityError, RequestError, UnknownModelError, UpdateError
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.fleet.update import UpdateState
-from firstline_core.storage.files import set_aside
 from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.updates.state_machine import Record, Slot
 from firstline_edge.models.models import DeviceModel
+from firstline_edge.state import put_aside
 
 log = logger(__name__)
 
@@ -133,11 +133,8 @@ class ModelStore:
             self._pointers[path.name] = Pointer(slot, slot)
 
     def _set_aside(self, path: Path) -> None:
-        try:
-            if self._repair and path.exists():
-                set_aside(path)
-        except OSError as error:
-            log.error("file not set aside", path=str(path), error=str(error))
+        if self._repair:
+            put_aside(path)
 
     def start(self, wall_s: float) -> None:
         """Notes a start of the agent: trials use up a try, and records that a power cut left behind are corrected.

@@ -18,7 +18,7 @@ from firstline_core.errors import BudgetExceededError, LinkDownError
 from firstline_core.routing.account import Conditions, LinkTariff, Tariff
 from firstline_core.routing.budget import DAY_S, Ledger
 from firstline_core.types import AuditNote
-from firstline_edge.budgets.spending import SAVE_EVERY_S, LedgerFile, Spending, StoredSpending
+from firstline_edge.budgets.spending import SAVE_EVERY_S, Spending, SpendingFile, StoredSpending
 from firstline_edge.telemetry.link_traffic import count
 
 AUDIT = AuditNote(predicted=0, propensity=0.5, floor=0.5, epsilon=0.05, threshold=0.8, edge_digest="e" * 64)
@@ -168,7 +168,7 @@ def _price(spending: Spending) -> float:
 
 class TestKeep:
     async def test_spending_outlives_a_restart(self, tmp_path: Path) -> None:
-        clock, file = SimulatedClock(), LedgerFile(tmp_path / "spending.json")
+        clock, file = SimulatedClock(), SpendingFile(tmp_path / "spending.json")
         spending = purse(file=file, clock=clock)
         async with running(spending):
             with spending.paid(TestPaid.asked):
@@ -176,16 +176,16 @@ class TestKeep:
             await settled(clock)
             await clock.advance(SAVE_EVERY_S)
             await written(file)
-        (ledger,) = LedgerFile(tmp_path / "spending.json").read().ledgers.values()
+        (ledger,) = SpendingFile(tmp_path / "spending.json").read().ledgers.values()
         assert ledger.spent == 400
 
     async def test_nothing_is_written_while_nothing_is_spent(self, tmp_path: Path) -> None:
         clock = SimulatedClock()
-        spending = purse(file=LedgerFile(tmp_path / "spending.json"), clock=clock)
+        spending = purse(file=SpendingFile(tmp_path / "spending.json"), clock=clock)
         async with running(spending):
             await settled(clock)
             await clock.advance(10 * SAVE_EVERY_S)
-        assert LedgerFile(tmp_path / "spending.json").read() == StoredSpending()
+        assert SpendingFile(tmp_path / "spending.json").read() == StoredSpending()
 
     async def test_a_draining_battery_raises_the_price_of_energy(self) -> None:
         clock = SimulatedClock()
@@ -196,7 +196,7 @@ class TestKeep:
         assert spending.account.markup.joules == 8.0
 
     async def test_a_disk_that_refused_is_tried_again_though_nothing_more_is_spent(self, tmp_path: Path) -> None:
-        clock, file = SimulatedClock(), LedgerFile(tmp_path / "missing" / "spending.json")
+        clock, file = SimulatedClock(), SpendingFile(tmp_path / "missing" / "spending.json")
         (tmp_path / "missing").touch()  # not a directory
         spending = purse(file=file, clock=clock)
         async with running(spending):
@@ -214,13 +214,13 @@ class TestKeep:
             await clock.advance(SAVE_EVERY_S)
             await written(file)
 
-    async def test_a_system_without_a_thread_to_give_ends_neither_books_nor_the_look_at_battery_and_heat(
+    async def test_a_system_without_a_thread_to_give_ends_neither_saving_nor_the_look_at_battery_and_heat(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def refuse(*_: object) -> None:
             raise RuntimeError("can't start new thread")
 
-        clock, file = SimulatedClock(1000.0), LedgerFile(tmp_path / "spending.json")
+        clock, file = SimulatedClock(1000.0), SpendingFile(tmp_path / "spending.json")
         looks: list[int] = []
 
         def sense() -> Conditions:
@@ -245,7 +245,7 @@ class TestKeep:
 
     def test_a_refusing_disk_is_reported_and_retried(self, tmp_path: Path) -> None:
         (tmp_path / "missing").touch()  # not a directory
-        spending = purse(file=LedgerFile(tmp_path / "missing" / "spending.json"))
+        spending = purse(file=SpendingFile(tmp_path / "missing" / "spending.json"))
         spending.save()
         assert "A restart would forget the spending." in spending.problem
         (tmp_path / "missing").unlink()
@@ -270,7 +270,7 @@ async def settled(clock: SimulatedClock) -> None:
     await until(waits)
 
 
-async def written(file: LedgerFile) -> None:
+async def written(file: SpendingFile) -> None:
     async def there() -> bool:
         return bool(file.read().ledgers)
 
@@ -287,21 +287,21 @@ _STRANGE = [
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"ledgers": {"bytes/day": {"spent": "much"}}}', b"\xff", *_STRANGE])
 def test_a_file_that_makes_no_sense_is_no_failure(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "spending.json").write_bytes(content)
-    assert LedgerFile(tmp_path / "spending.json").read() == StoredSpending()
+    assert SpendingFile(tmp_path / "spending.json").read() == StoredSpending()
 
 
 def test_a_damaged_file_is_reported_and_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "spending.json"
-    file = LedgerFile(path)
+    file = SpendingFile(path)
     file.write(msgspec.json.encode(StoredSpending({"bytes/day": Ledger(period=20_500, spent=12.5)})))
     whole = path.read_bytes()
-    assert LedgerFile(path).read().ledgers["bytes/day"].spent == 12.5
+    assert SpendingFile(path).read().ledgers["bytes/day"].spent == 12.5
     found = 0
     for bit in range(8 * len(whole)):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        file = LedgerFile(path)
+        file = SpendingFile(path)
         stored = file.read()
         if file.loss:
             assert stored == StoredSpending()
@@ -314,4 +314,4 @@ def test_a_damaged_file_is_reported_and_set_aside(tmp_path: Path) -> None:
             assert stored.ledgers["bytes/day"].spent == 12.5
     assert found > 8 * (len(whole) - 2)
     path.write_bytes(whole)
-    assert LedgerFile(path).read().ledgers["bytes/day"].spent == 12.5
+    assert SpendingFile(path).read().ledgers["bytes/day"].spent == 12.5

@@ -35,7 +35,8 @@ from firstline_edge.fleet.escalation_limiter import EscalationLimiter
 from firstline_edge.fleet.report import FleetCounts
 from firstline_edge.fleet.start import note_end, note_start
 from firstline_edge.fleet.transports import MqttTransport
-from firstline_edge.fleet.twin import Twin, read_desired, store_desired
+from firstline_edge.fleet.twin import Twin, read_desired
+from firstline_edge.state import store
 
 
 def limiter_at(path: Path, clock: SimulatedClock, per_hour: float, until_s: float = 0.0) -> EscalationLimiter:
@@ -112,7 +113,7 @@ def test_the_desired_state_is_stored_and_damage_is_detected(tmp_path: Path, cont
     path = tmp_path / "fleet" / "desired"
     assert read_desired(path) is None
     desired = Desired(7, brake=Brake(1.0, "why"))
-    store_desired(path, desired)
+    assert store(path, desired, "desired state")
     assert read_desired(path) == desired
     path.write_bytes(content)
     assert read_desired(path) is None
