@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,14 @@ import httpx
 import pytest
 from msgspec.structs import replace
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
-from support.console import ROLLOUTS, Fleet, GatewayProcess, console
+from support.console import ROLLOUTS, Fleet, console, console_gateway
 from support.needs import missing
+from support.processes import TierProcess
 from support.profiles import point, profile
+from support.waiting import wait_until
 
 from firstline_core.fleet.update import UpdateState
+from firstline_gateway.settings.settings import Store
 
 NAMES = [f"cam-{number:02}" for number in range(20)]
 PATIENT_MS = 60_000
@@ -38,16 +40,20 @@ _FOCUS = """() => { const on = document.activeElement, style = getComputedStyle(
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    found = GatewayProcess(tmp_path_factory.mktemp("gateway"))
-    found.start()
-    yield found
-    found.kill()
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TierProcess, Store]]:
+    gateway, store = console_gateway(tmp_path_factory.mktemp("gateway"))
+    with gateway:
+        yield gateway, store
 
 
 @pytest.fixture(scope="module")
-def fleet(gateway: GatewayProcess) -> Iterator[Fleet]:
-    found = Fleet(gateway, NAMES)
+def gateway(served: tuple[TierProcess, Store]) -> TierProcess:
+    return served[0]
+
+
+@pytest.fixture(scope="module")
+def fleet(served: tuple[TierProcess, Store]) -> Iterator[Fleet]:
+    found = Fleet(*served, NAMES)
     for number, name in enumerate(NAMES):
         found.count(name, 70 + number, 20, 10 - number // 2)
     yield found
@@ -55,7 +61,7 @@ def fleet(gateway: GatewayProcess) -> Iterator[Fleet]:
 
 
 @pytest.fixture(scope="module")
-def url(gateway: GatewayProcess, fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(gateway: TierProcess, fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with console(gateway.url, fleet.key, tmp_path_factory.mktemp("console") / "log") as found:
         yield found
 
@@ -103,17 +109,10 @@ def page(browser: Browser, fleet: Fleet) -> Iterator[Page]:
         yield context.new_page()
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + PATIENT_MS / 1000
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
-
-
 def started(fleet: Fleet, patience_s: float, bundle: str = "digits") -> tuple[str, list[str]]:
     """A rollout of which the devices of the first stage were told."""
     rollout = fleet.start(patience_s, bundle)
-    until(lambda: bool(fleet.offered(rollout)))
+    wait_until(lambda: bool(fleet.offered(rollout)))
     return rollout, fleet.offered(rollout)
 
 
@@ -149,7 +148,7 @@ def test_a_stalled_rollout_pauses_and_is_aborted_by_a_click(
     def undone(name: str) -> bool:
         return any(model.undone for model in fleet.say(name).models if model.name == "digits")
 
-    until(lambda: all(undone(name) for name in told[1:]))
+    wait_until(lambda: all(undone(name) for name in told[1:]))
     assert not undone(told[0])
     found = fleet.ask("GET", f"{ROLLOUTS}/{rollout}")
     assert found["state"] == "aborted" and found["devices"]["done"] == 1
@@ -307,7 +306,7 @@ def test_pages_fit_the_width_of_a_phone(browser: Browser, url: str, fleet: Fleet
 
 
 def test_pages_are_stale_without_the_gateway_and_recover(
-    browser: Browser, url: str, fleet: Fleet, gateway: GatewayProcess
+    browser: Browser, url: str, fleet: Fleet, gateway: TierProcess
 ) -> None:
     rollout, _ = started(fleet, patience_s=3600)
     with watched(browser, [fleet.key]) as context:
@@ -317,24 +316,24 @@ def test_pages_are_stale_without_the_gateway_and_recover(
             page.goto(url + path)
             expect(page.get_by_text("As of")).to_be_visible()
             pages.append(page)
-        until(lambda: pages[0].evaluate(_GREEN) > 0)
+        wait_until(lambda: pages[0].evaluate(_GREEN) > 0)
         gateway.kill()
         late = context.new_page()
         late.goto(f"{url}/devices")
         for page in (*pages, late):
             expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Stale since \d\d:\d\d:\d\d UTC"))
-            until(lambda page=page: page.evaluate(_GREEN) == 0)
+            wait_until(lambda page=page: page.evaluate(_GREEN) == 0)
         expect(pages[2].get_by_role("button", name="Abort…")).to_be_disabled()
         gateway.start()
         for page in (*pages, late):
             expect(page.get_by_text("As of")).to_be_visible()
             expect(page.get_by_role("alert")).to_be_empty()
         expect(pages[2].get_by_role("button", name="Abort…")).to_be_enabled()
-        until(lambda: pages[0].evaluate(_GREEN) > 0)
+        wait_until(lambda: pages[0].evaluate(_GREEN) > 0)
 
 
 def test_pages_need_the_password_and_are_stale_without_the_console(
-    browser: Browser, fleet: Fleet, gateway: GatewayProcess, tmp_path: Path
+    browser: Browser, fleet: Fleet, gateway: TierProcess, tmp_path: Path
 ) -> None:
     shown = {"username": "any", "password": PASSWORD}
     with watched(browser, [fleet.key, PASSWORD], http_credentials=shown) as context:
@@ -342,9 +341,9 @@ def test_pages_need_the_password_and_are_stale_without_the_console(
             page = context.new_page()
             page.goto(url)
             expect(page.get_by_text("As of")).to_be_visible()
-            until(lambda: page.evaluate(_GREEN) > 0)
+            wait_until(lambda: page.evaluate(_GREEN) > 0)
             for auth, status in ((None, 401), (("any", "wrong password!"), 401), (("any", PASSWORD), 200)):
                 assert httpx.get(url, auth=auth).status_code == status
-        until(lambda: page.evaluate(_GREEN) == 0)
+        wait_until(lambda: page.evaluate(_GREEN) == 0)
         expect(page.get_by_text("Connection lost")).to_be_visible()
     assert (tmp_path / "log").read_text() == ""

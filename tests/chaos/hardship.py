@@ -109,7 +109,6 @@ def _start(
             stdout=subprocess.PIPE,
             stderr=log,
         )
-        assert process.stdout is not None
         line = process.stdout.readline()  # empty where it ended
         answered = bool(line) and _answers(json.loads(line)["url"])
         code = None if line else process.wait(_WAIT_S)

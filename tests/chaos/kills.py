@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+from support.digits import scans
 from support.proxy import FINE, drawn
 
 from chaos.victims import DEVICE, MODEL, Tier, Victims, victims
-from firstline.demo.site import digits_folder
-from firstline.workbench.dataset import open_dataset
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Topics
@@ -106,7 +105,7 @@ async def campaign(
                 asyncio.create_task(proxy.follow(drawn(seed + at, 3600))) for at, proxy in enumerate(house.proxies)
             ]
             stopping = asyncio.Event()
-            contents = scans(seed)
+            contents = fresh_scans(seed)
             asking = [asyncio.create_task(_ask(house, contents, seen, stopping)) for _ in range(_CLIENTS)]
             rng = random.Random(seed)
             await asyncio.gather(
@@ -199,7 +198,6 @@ async def _heard(house: Victims, seen: Campaign) -> AsyncIterator[None]:
 
     async def note(message: Message) -> None:
         answer = mqtt_messages.read_response(message).answer
-        assert answer is not None
         seen.announced[answer.request_id] += 1
         seen.unlike += first.setdefault(answer.request_id, message.payload) != message.payload
 
@@ -211,10 +209,9 @@ async def _heard(house: Victims, seen: Campaign) -> AsyncIterator[None]:
         yield
 
 
-def scans(seed: int) -> Iterator[bytes]:
+def fresh_scans(seed: int) -> Iterator[bytes]:
     """Pictures that no cache has seen: a PNG's readers stop at its end, a digest does not."""
-    contents = [content for content, _ in open_dataset(digits_folder() / "heldout", 50).read()]
-    for number, content in enumerate(itertools.cycle(contents)):
+    for number, content in enumerate(itertools.cycle(scans(50))):
         yield content + b"%d %d" % (seed, number)
 
 

@@ -25,7 +25,6 @@ _IMPORTED = {
     "firstline_gateway": ("firstline_gateway.api.server", "firstline_gateway.app", "uvloop"),
 }
 _START_TIMEOUT_S = 60.0
-_END_TIMEOUT_S = 20.0
 _LOOK_S = 0.005
 
 

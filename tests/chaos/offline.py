@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.simulation.network import Weather
 from bench.simulation.simulated_time import LoopClock, simulate
-from chaos.kills import scans
+from chaos.kills import fresh_scans
 from chaos.simulation.book import Book
 from chaos.simulation.cloud import Cloud
 from chaos.simulation.device import Device
@@ -119,7 +119,7 @@ async def drain_rate(promises: int, seed: int) -> float:
         async with victims(Path(folder), seed, mqtt=False) as house:
             await house.agent.start()
             url = await house.agent.ready()
-            contents = scans(seed)
+            contents = fresh_scans(seed)
             async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
 
                 async def ask(count: int) -> None:

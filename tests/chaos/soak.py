@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from chaos.kills import scans
+from chaos.kills import fresh_scans
 from chaos.nursery import Process
 from chaos.victims import MODEL, Tier, victims
 
@@ -99,7 +99,7 @@ async def soak(seconds: float, seed: int, tell: Callable[[float], None] = lambda
 
 async def _ask(url: str, seconds: float, seed: int) -> tuple[int, int]:
     """Requests that were answered, and those that were not; a slow answer delays no other request."""
-    contents, failures, count = scans(seed), 0, int(seconds * RATE)
+    contents, failures, count = fresh_scans(seed), 0, int(seconds * RATE)
     began_s = time.monotonic()
 
     async def one(client: httpx.AsyncClient, number: int) -> None:

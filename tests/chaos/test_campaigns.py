@@ -43,7 +43,7 @@ def test_a_slope_has_a_bound_above_it() -> None:
     assert slope == pytest.approx(1.8) and bound > slope
 
 
-def test_a_violation_takes_the_place_of_the_figures_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_violation_replaces_earlier_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     def violated(*_: object) -> list[Figure]:
         raise AssertionError("one was lost")
 

@@ -28,7 +28,7 @@ class TestReadOnlyRoot:
         started = hardship.read_only(tier, with_state=True)
         assert started.answered and started.honest, started.log
 
-    def test_without_it_it_says_so(self, tier: str) -> None:
+    def test_read_only_state_is_reported(self, tier: str) -> None:
         started = hardship.read_only(tier, with_state=False)
         assert not started.answered and started.honest, started.log
         assert "Read-only file system" in started.log

@@ -67,7 +67,7 @@ async def is_silent(streams: Streams, for_s: float = 0.15) -> bool:
         return True
 
 
-async def test_a_fine_network_carries_both_ways_and_ends_as_its_sides_do() -> None:
+async def test_undisturbed_network_forwards_both_ways() -> None:
     async with echo_behind() as (proxy, echo), connected(proxy) as streams:
         assert await echoed_s(streams, bytes(200_000)) < 5
         streams[1].write_eof()
@@ -83,13 +83,13 @@ async def test_delay_counts_each_way_and_jitter_on_top() -> None:
         assert max([await echoed_s(streams) for _ in range(5)]) > 0.01
 
 
-async def test_the_rate_bounds_what_a_connection_carries() -> None:
+async def test_rate_limits_a_connection() -> None:
     async with echo_behind() as (proxy, _), connected(proxy) as streams:
         await proxy.become(Network(rate_bytes_s=100_000))
         assert await echoed_s(streams, bytes(20_000)) >= 0.2
 
 
-async def test_the_total_bounds_what_all_connections_carry_together() -> None:
+async def test_total_rate_limits_all_connections() -> None:
     async with echo_behind() as (proxy, _), connected(proxy) as one, connected(proxy) as other:
         await proxy.become(Network(total_bytes_s=100_000))
         assert max(await asyncio.gather(echoed_s(one, bytes(10_000)), echoed_s(other, bytes(10_000)))) >= 0.2
@@ -104,7 +104,7 @@ async def test_a_stall_holds_up_and_loses_nothing() -> None:
         assert await streams[0].readexactly(8) == b"anybody?"
 
 
-async def test_a_black_hole_takes_all_and_says_nothing() -> None:
+async def test_black_hole_swallows_data() -> None:
     async with echo_behind() as (proxy, _), connected(proxy) as streams:
         assert await echoed_s(streams) < 5
         await proxy.become(Network(black_hole=True))
@@ -134,7 +134,7 @@ async def test_half_open_leaves_the_client_in_the_dark() -> None:
             assert await echoed_s(later) < 5
 
 
-async def test_an_answer_is_cut_off_where_it_says() -> None:
+async def test_answer_is_truncated() -> None:
     async with echo_behind() as (proxy, _), connected(proxy) as streams:
         await proxy.become(Network(truncate_bytes=3))
         streams[1].write(b"hello")
@@ -151,13 +151,13 @@ async def test_refused_is_refused_and_the_port_stays() -> None:
             assert await echoed_s(streams) < 5
 
 
-async def test_a_server_that_is_gone_is_a_connection_that_ends() -> None:
+async def test_absent_server_ends_the_connection() -> None:
     async with ChaosProxy(1) as proxy, connected(proxy) as streams:
         with pytest.raises(ConnectionResetError):
             await streams[0].read(1)
 
 
-async def test_a_script_is_played_in_its_order_and_ends_fine() -> None:
+async def test_script_is_played_in_order() -> None:
     async with echo_behind() as (proxy, _), connected(proxy) as streams:
         await echoed_s(streams)
         playing = asyncio.create_task(proxy.follow([(0.0, Network(stalled=True)), (0.1, FINE), (0.2, "reset")]))
@@ -167,7 +167,7 @@ async def test_a_script_is_played_in_its_order_and_ends_fine() -> None:
         await playing
 
 
-def test_a_seed_draws_the_same_script_and_every_kind_of_trouble() -> None:
+def test_seed_determines_the_script() -> None:
     script = drawn(3, 300)
     assert script == drawn(3, 300) != drawn(4, 300)
     assert [at_s for at_s, _ in script] == sorted(at_s for at_s, _ in script)

@@ -46,7 +46,7 @@ def test_every_seed_has_an_outage_a_restart_and_a_clock_jump() -> None:
         assert all(end <= plan.quiet_from_s for _, end in plan.weather.off)
 
 
-def test_the_same_seed_is_the_same_story_in_another_process() -> None:
+def test_seed_determines_the_simulation() -> None:
     told = (
         "import sys; sys.path[:0] = sys.argv[1:]; from chaos.simulation.run import run_seed; print(run_seed(7).trace)"
     )

@@ -79,7 +79,6 @@ class Tier:
         self.process = await self._home.start(self._config)
 
     async def ready(self) -> str:
-        assert self.process is not None
         self.url = await self.process.ready()
         if self._proxy is not None:
             self._proxy.server_port = urlsplit(self.url).port or 0

@@ -81,7 +81,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     thread.join()
 
 
-def test_metadata_is_refreshed_and_kept_under_plain_names(server: Server) -> None:
+def test_metadata_is_refreshed_and_stored(server: Server) -> None:
     assert server.run("refresh") == (0, "")
     names = [
         "/metadata/2.root.json",
@@ -98,7 +98,7 @@ def test_metadata_is_refreshed_and_kept_under_plain_names(server: Server) -> Non
     assert [server.version(role) for role in ("root", "timestamp", "snapshot", "targets")] == [2, 2, 2, 2]
 
 
-def test_what_is_refused_ends_with_1_and_leaves_what_was_kept(server: Server) -> None:
+def test_refused_metadata_exits_with_1_and_keeps_the_trusted(server: Server) -> None:
     assert server.run("refresh") == (0, "")
     older = server.repository.files["timestamp.json"]
     server.repository.publish()
@@ -113,7 +113,7 @@ def test_what_is_refused_ends_with_1_and_leaves_what_was_kept(server: Server) ->
     assert code == 1 and said.startswith("MetadataExpiredError")
 
 
-def test_a_target_is_downloaded_once_and_only_as_it_was_signed(server: Server) -> None:
+def test_target_is_downloaded_once_and_verified(server: Server) -> None:
     server.repository.add("a/model.onnx", b"weights")
     server.repository.publish()
     name = f"a/{hashlib.sha256(b'weights').hexdigest()}.model.onnx"

@@ -27,7 +27,7 @@ def connack(broker: Broker, user: str | None = None, password: str | None = None
     return answers[0]
 
 
-def test_stop_cuts_the_link_and_start_mends_it_on_the_same_port(mosquitto: Broker) -> None:
+def test_broker_restarts_on_the_same_port(mosquitto: Broker) -> None:
     port = mosquitto.port
     connect(mosquitto)
     mosquitto.stop()
@@ -38,17 +38,17 @@ def test_stop_cuts_the_link_and_start_mends_it_on_the_same_port(mosquitto: Broke
     connect(mosquitto)
 
 
-def test_speaks_mqtt_5_to_anybody_unless_told_otherwise(mosquitto: Broker) -> None:
+def test_broker_accepts_anonymous_mqtt_5_clients(mosquitto: Broker) -> None:
     assert connack(mosquitto) == "Success"
 
 
-def test_users_are_asked_for_their_password(start_mosquitto: Callable[..., Broker]) -> None:
+def test_users_need_their_password(start_mosquitto: Callable[..., Broker]) -> None:
     broker = start_mosquitto(users={"a": "right"})
     assert connack(broker, "a", "right") == "Success"
     assert connack(broker, "a", "wrong") == "Not authorized"
     assert connack(broker) == "Not authorized"
 
 
-def test_a_broker_that_cannot_start_says_why(start_mosquitto: Callable[..., Broker], mosquitto: Broker) -> None:
+def test_failed_start_states_the_reason(start_mosquitto: Callable[..., Broker], mosquitto: Broker) -> None:
     with pytest.raises(RuntimeError, match="Unknown configuration variable"):
         start_mosquitto(settings=["no_such_setting true"])

@@ -61,12 +61,12 @@ def test_each_service_is_confined_and_watched(service: str) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_what_is_mounted_is_in_the_checkout(service: str) -> None:
+def test_mounted_files_exist(service: str) -> None:
     missing = [source for source in mounts(service).values() if not (CHECKOUT / source).exists()]
     assert missing == []
 
 
-def test_secrets_are_files_that_git_ignores_and_each_is_declared_and_used() -> None:
+def test_secrets_are_ignored_files() -> None:
     declared = COMPOSE["secrets"]
     ignored = (CHECKOUT / ".gitignore").read_text().splitlines()
     assert "secrets/" in ignored
@@ -89,7 +89,7 @@ def test_the_gateway_understands_its_environment() -> None:
     assert (found.mqtt.username, found.broker.hosts) == (BROKER_USER, ("mosquitto",))
 
 
-def test_the_broker_starts_on_what_the_gateway_writes() -> None:
+def test_broker_starts_with_the_generated_files() -> None:
     broker, gateway = SERVICES["mosquitto"], SERVICES["gateway"]
     found = firstline_gateway.settings.load.load(None, environ=gateway["environment"])
     shell, script, folder = broker["entrypoint"]
@@ -127,13 +127,13 @@ def test_a_service_has_the_same_port_everywhere(service: str, default: int, heal
 
 
 @pytest.mark.parametrize("service", ["gateway", "edge-agent"])
-def test_a_tier_has_time_to_answer_what_is_in_flight(service: str) -> None:
+def test_stop_period_covers_the_drain(service: str) -> None:
     given_s = float(SERVICES[service]["stop_grace_period"].removesuffix("s"))
     assert given_s >= firstline_gateway.settings.settings.Settings().api.drain_s + 15
 
 
 @pytest.mark.parametrize("service", DOCKERFILES)
-def test_what_an_image_copies_is_in_the_build_context(service: str) -> None:
+def test_copied_files_are_in_the_build_context(service: str) -> None:
     ignore = (CHECKOUT / ".dockerignore").read_text().splitlines()
     let_in = [line.removeprefix("!") for line in ignore if line.startswith("!")]
     for instruction, arguments in instructions(DOCKERFILES[service]):
@@ -145,7 +145,7 @@ def test_what_an_image_copies_is_in_the_build_context(service: str) -> None:
             assert any(fnmatch(source, pattern) for pattern in let_in)
 
 
-def test_what_lies_beside_an_example_configuration_is_in_no_build_context() -> None:
+def test_private_files_are_not_in_the_build_context() -> None:
     """A tier started from the example keeps its authority's key and its store there."""
     ignore = (CHECKOUT / ".dockerignore").read_text().splitlines()
     folders = [folder for line in ignore if line.startswith("!") for folder in CHECKOUT.glob(line.removeprefix("!"))]
@@ -153,7 +153,7 @@ def test_what_lies_beside_an_example_configuration_is_in_no_build_context() -> N
 
 
 @pytest.mark.parametrize("service", DOCKERFILES)
-def test_an_image_runs_an_installed_command_as_nobody_special(service: str) -> None:
+def test_image_runs_an_installed_command_unprivileged(service: str) -> None:
     steps = instructions(DOCKERFILES[service])
     last_stage = steps[max(i for i, (name, _) in enumerate(steps) if name == "FROM") :]
     users = [arguments for name, arguments in last_stage if name == "USER"]
@@ -168,7 +168,7 @@ def test_an_image_runs_an_installed_command_as_nobody_special(service: str) -> N
         assert SERVICES[service]["command"]
 
 
-def test_the_unit_starts_what_the_image_starts() -> None:
+def test_unit_and_image_start_the_same_command() -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(UNIT)

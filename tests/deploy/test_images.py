@@ -157,7 +157,6 @@ class Container:
             text=True,
         )
         try:
-            assert process.stdout is not None
             line = process.stdout.readline()
             scheme = "https" if self.environment.get("FIRSTLINE_GATEWAY_TLS__ENABLED") == "true" else "http"
             assert line == f"listening on {scheme}://127.0.0.1:{self.port}\n", (line, (self._root / "log").read_text())

@@ -56,7 +56,7 @@ def validate(manifest: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("what", FOLDERS)
-def test_each_is_what_kubernetes_describes(what: str) -> None:
+def test_manifests_match_the_schema(what: str) -> None:
     for name, manifest in manifests(FOLDERS[what]).items():
         validate(manifest)
         assert manifest["metadata"]["name"] == what, name
@@ -84,7 +84,7 @@ def test_the_configuration_is_one_of_the_files_put_together() -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS.values(), ids=FOLDERS)
-def test_kustomize_makes_what_kubernetes_describes(folder: Path) -> None:
+def test_kustomize_output_matches_the_schema(folder: Path) -> None:
     made = kustomized(folder)
     for manifest in made:
         validate(manifest)
@@ -124,7 +124,7 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS.values(), ids=FOLDERS)
-def test_nobody_has_more_rights_than_it_needs(folder: Path) -> None:
+def test_containers_are_unprivileged(folder: Path) -> None:
     found, dockerfile = pod(folder), (folder.parent / "Dockerfile").read_text()
     assert found["securityContext"]["runAsNonRoot"] is True
     assert f"--uid {found['securityContext']['runAsUser']}" in dockerfile
@@ -183,7 +183,7 @@ def test_the_authority_s_copy_is_private_and_whole(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_asked_and_served_is_one_port() -> None:
+def test_ports_match() -> None:
     (port,) = GATEWAY["ports"]
     assert port == {"name": "https", "containerPort": SETTINGS.api.port}
     assert SETTINGS.tls.enabled
@@ -198,7 +198,7 @@ def test_what_is_asked_and_served_is_one_port() -> None:
     assert ways_out == {53, 5432, SETTINGS.mqtt.port}
 
 
-def test_a_pod_has_time_to_answer_what_is_in_flight() -> None:
+def test_termination_period_covers_the_drain() -> None:
     command, seconds = GATEWAY["lifecycle"]["preStop"]["exec"]["command"]
     assert command == "sleep"
     ready = GATEWAY["readinessProbe"]
@@ -207,7 +207,7 @@ def test_a_pod_has_time_to_answer_what_is_in_flight() -> None:
     assert POD["terminationGracePeriodSeconds"] >= takes_s + 5
 
 
-def test_one_selector_finds_the_pods_and_some_are_always_there() -> None:
+def test_selectors_match_and_a_disruption_budget_exists() -> None:
     assert DEPLOYMENT["spec"]["template"]["metadata"]["labels"] == LABELS
     selectors = [
         DEPLOYMENT["spec"]["selector"]["matchLabels"],
@@ -223,7 +223,7 @@ def test_one_selector_finds_the_pods_and_some_are_always_there() -> None:
     assert DEPLOYMENT["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
 
 
-def test_what_the_balancer_lets_everybody_reach_wants_a_key() -> None:
+def test_public_addresses_need_a_key() -> None:
     assert MANIFESTS["service.yaml"]["spec"]["type"] == "LoadBalancer"
     assert not SETTINGS.api.open_metrics
     assert SETTINGS.auth.mode == "tokens"
@@ -235,7 +235,7 @@ def test_replicas_share_a_database_and_a_subscription() -> None:
     assert SETTINGS.mqtt.group
 
 
-def test_the_console_is_given_what_its_options_name() -> None:
+def test_console_environment_matches_its_options() -> None:
     (container,) = pod(CONSOLE_FOLDER)["containers"]
     options = dict(argument.removeprefix("--").split("=") for argument in container["args"])
     volumes = {volume["name"]: volume["secret"] for volume in pod(CONSOLE_FOLDER)["volumes"] if "secret" in volume}
@@ -250,7 +250,7 @@ def test_the_console_is_given_what_its_options_name() -> None:
     assert all(mount["mountPath"] == "/tmp" or mount["readOnly"] for mount in container["volumeMounts"])
 
 
-def test_the_console_asks_the_gateways_alone() -> None:
+def test_console_may_reach_only_the_gateways() -> None:
     (container,) = pod(CONSOLE_FOLDER)["containers"]
     (port,) = container["ports"]
     assert f"--port={port['containerPort']}" in container["args"]

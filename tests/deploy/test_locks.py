@@ -77,7 +77,7 @@ def test_a_lock_holds_pins_and_hashes_and_nothing_else(lock: Path) -> None:
 
 
 @pytest.mark.parametrize("lock", LOCKED_EXTRA_AND_GROUPS)
-def test_a_lock_answers_what_pyproject_asks(lock: str) -> None:
+def test_locks_satisfy_pyproject(lock: str) -> None:
     pins = locked(CHECKOUT / "requirements" / f"{lock}.lock")
     for requirement in asked(lock):
         versions = [version for version, _ in pins.get(canonicalize_name(requirement.name), [])]
@@ -88,7 +88,7 @@ def test_a_lock_answers_what_pyproject_asks(lock: str) -> None:
 
 
 @pytest.mark.parametrize("lock", ["build", "console", "demo", "edge", "gateway", "installer"])
-def test_what_is_deployed_is_what_was_tested(lock: str) -> None:
+def test_deployed_versions_are_the_tested_ones(lock: str) -> None:
     tested = locked(CHECKOUT / "requirements" / "dev.lock")
     for name, pins in locked(CHECKOUT / "requirements" / f"{lock}.lock").items():
         assert {version for version, _ in pins} <= {version for version, _ in tested[name]}

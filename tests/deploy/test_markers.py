@@ -83,7 +83,7 @@ def test_with_all_there_they_run(tmp_path: Path) -> None:
     assert outcome(tmp_path, FIRSTLINE_SHARED_DATA=str(tmp_path), CI="true") == "4 passed"
 
 
-def test_without_the_clients_a_person_s_tests_skip_and_ci_fails(tmp_path: Path) -> None:
+def test_missing_clients_skip_locally_and_fail_in_ci(tmp_path: Path) -> None:
     folder = tmp_path / "checkout" / "tests"
     folder.mkdir(parents=True)
     assert outcome(folder, CLIENTS) == "2 skipped"

@@ -51,7 +51,7 @@ def connect(broker: GeneratedBroker) -> Iterator[Connect]:
         peer.close()
 
 
-def test_what_is_shipped_is_what_a_gateway_writes() -> None:
+def test_shipped_files_equal_generated_ones() -> None:
     folder = PurePosixPath("/mosquitto/config")
     plan = Plan(folder=folder, data_folder=folder / "data")
     assert (SHIPPED / "mosquitto.conf").read_text() == config.configuration(plan)
@@ -64,14 +64,14 @@ def test_private_files_are_private(broker: GeneratedBroker) -> None:
 
 
 @pytest.mark.parametrize("leaf", ["birth", "state", "req/digits", "results", "reported", "telemetry"])
-def test_a_device_publishes_its_own_facts_and_no_other_device_s(connect: Connect, leaf: str) -> None:
+def test_device_publishes_only_its_own_topics(connect: Connect, leaf: str) -> None:
     device = connect("a")
     assert device.publish(f"{PREFIX}/a/{leaf}") == "Success"
     assert device.publish(f"{PREFIX}/b/{leaf}") == "Not authorized"
 
 
 @pytest.mark.parametrize("leaf", ["res", "desired"])
-def test_only_the_gateway_writes_what_a_device_obeys(connect: Connect, leaf: str) -> None:
+def test_only_the_gateway_publishes_desired_state(connect: Connect, leaf: str) -> None:
     device, other, gateway = connect("a"), connect("b"), connect("gateway")
     device.subscribe(f"{PREFIX}/a/{leaf}")
     other.subscribe(f"{PREFIX}/+/{leaf}")
@@ -99,7 +99,7 @@ def test_the_gateway_cannot_pass_for_a_device(connect: Connect) -> None:
     assert connect("gateway").publish(f"{PREFIX}/a/req/digits") == "Not authorized"
 
 
-def test_nobody_without_the_password_gets_in_beside_the_gateways(broker: GeneratedBroker, issuer: Issuer) -> None:
+def test_gateway_listener_needs_the_password(broker: GeneratedBroker, issuer: Issuer) -> None:
     device = issuer.folder / "a.pem"
     assert not broker.stranger_at_gateways(None).is_in
     assert not broker.stranger_at_gateways(device, client_id="b").is_in
@@ -114,12 +114,12 @@ def test_client_ids_do_not_collide_between_devices(connect: Connect) -> None:
     assert not a.gone
 
 
-def test_replicas_of_a_gateway_share_the_user_and_stay_side_by_side(connect: Connect) -> None:
+def test_replicas_share_the_broker_user(connect: Connect) -> None:
     one, other = connect("gateway", client_id="one"), connect("gateway", client_id="other")
     assert one.publish(f"{PREFIX}/a/res") == other.publish(f"{PREFIX}/a/res") == "Success"
 
 
-def test_a_will_is_published_below_the_device_s_own_name_only(connect: Connect) -> None:
+def test_will_is_limited_to_the_devices_topics(connect: Connect) -> None:
     gateway = connect("gateway")
     gateway.subscribe(f"{PREFIX}/+/state")
     connect("a", will=f"{PREFIX}/b/state").vanish()
@@ -128,7 +128,7 @@ def test_a_will_is_published_below_the_device_s_own_name_only(connect: Connect) 
     assert [topic for topic, _ in gateway.received] == [f"{PREFIX}/b/state"]  # b's own; a's forgery never came
 
 
-def test_who_sends_too_much_is_cut_off_alone(tmp_path: Path, issuer: Issuer) -> None:
+def test_oversized_message_ends_only_its_connection(tmp_path: Path, issuer: Issuer) -> None:
     with GeneratedBroker(tmp_path, issuer, body_bytes=1000, connections=2) as small:
         a, b = (small.device(issuer.folder / f"{name}.pem") for name in "ab")
         assert a.publish(f"{PREFIX}/a/telemetry", bytes(1000)) == "Success"
@@ -138,7 +138,7 @@ def test_who_sends_too_much_is_cut_off_alone(tmp_path: Path, issuer: Issuer) -> 
         b.close()
 
 
-def test_no_more_devices_than_allowed_and_the_gateway_gets_in_all_the_same(tmp_path: Path, issuer: Issuer) -> None:
+def test_device_limit_does_not_block_the_gateway(tmp_path: Path, issuer: Issuer) -> None:
     with GeneratedBroker(tmp_path, issuer, connections=1) as small:
         first = small.device(issuer.folder / "a.pem")
         assert first.is_in
@@ -160,7 +160,7 @@ def test_retained_facts_outlive_a_restart(tmp_path: Path, issuer: Issuer) -> Non
         gateway.close()
 
 
-def test_in_a_container_the_broker_waits_for_its_files_and_notices_changes(tmp_path: Path, issuer: Issuer) -> None:
+def test_containerised_broker_waits_for_files_and_reloads(tmp_path: Path, issuer: Issuer) -> None:
     written = GeneratedBroker(tmp_path / "written", issuer)
     files = written.files.path
     conf = files / config.CONFIGURATION

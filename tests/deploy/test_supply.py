@@ -38,7 +38,7 @@ def test_a_bill_of_materials_is_the_lock(extra: str, tmp_path: Path) -> None:
     )
 
 
-def test_a_package_with_an_advisory_and_one_that_is_not_known() -> None:
+def test_vulnerable_and_unknown_packages_are_reported() -> None:
     advisory = {"id": "PYSEC-1", "fix_versions": ["1.1", "2.0"], "aliases": [], "description": ""}
     unfixed = {"id": "PYSEC-2", "fix_versions": [], "aliases": [], "description": ""}
     found = audit.verdict(

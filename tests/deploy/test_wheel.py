@@ -45,7 +45,7 @@ def elsewhere(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_packages_lie_at_the_top_and_nothing_else_does(contents: set[str]) -> None:
+def test_wheel_holds_only_the_packages(contents: set[str]) -> None:
     tops = {name.split("/")[0] for name in contents}
     assert tops == {*PACKAGES, f"firstline-{PROJECT['version']}.dist-info"}
 

@@ -102,7 +102,7 @@ async def settled(device: Device) -> dict[str, Any]:
     return await contract(device)
 
 
-async def test_a_broken_contract_is_noticed_told_and_remembered(tmp_path: Path, promised: Path) -> None:
+async def test_broken_contract_is_detected_reported_and_stored(tmp_path: Path, promised: Path) -> None:
     folder = tmp_path / "site"
     folder.mkdir()
     async with open_site(folder, promised, mosquitto=False) as built:
@@ -165,9 +165,7 @@ def told(folder: Path, command: str, *arguments: str) -> str:
 
 
 @pytest.mark.mosquitto
-async def test_what_one_device_shows_the_gateway_others_hear_with_their_next_answer(
-    tmp_path: Path, promised: Path
-) -> None:
+async def test_alarm_by_one_device_reaches_the_others(tmp_path: Path, promised: Path) -> None:
     folder = tmp_path / "site"
     folder.mkdir()
     alone = SETTINGS + "fleet_devices = 1_000_000\n"  # by itself it would hardly ever alarm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -12,16 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
-from PIL import Image
+from support.digits import predictions
+from support.images import noise
 
 from firstline.client.async_client import AsyncClient
 from firstline.demo.site import Device, Site, Transport, digits_folder, open_site
-from firstline.workbench.dataset import open_dataset
-from firstline_core.bundle.loading import load_edge, load_model, load_scorer
-from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import LinkDownError, RequestError, UnauthorizedError, UnknownAnswerError
-from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import InferResponse, Reason, Status, Tensor, Tier
+from firstline_core.types import InferResponse, Reason, Status, Tier
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,24 +38,13 @@ class Scans:
 
 @pytest.fixture(scope="module")
 def scans() -> Scans:
-    bundle = open_bundle(digits_folder() / "bundle")
-    options = RuntimeOptions()
-    assert bundle.manifest.full is not None
-    edge, full = load_edge(bundle, options), load_model(bundle, bundle.manifest.full, options)
-    score = load_scorer(bundle, options)
-    contents = [content for content, _ in open_dataset(digits_folder() / "heldout", 150).read()]
-    said = {content: edge.predict(tensor_of(content)) for content in contents}
-    sure = [content for content in contents if score(said[content])[0] >= bundle.manifest.policy.threshold]
+    found = predictions(150)
     return Scans(
-        sure=sure,
-        unsure=[content for content in contents if content not in sure],
-        edge={content: rows[0] for content, rows in said.items()},
-        full={content: full.predict(tensor_of(content))[0] for content in contents},
+        sure=[content for content, sure in zip(found.contents, found.sure, strict=True) if sure],
+        unsure=[content for content, sure in zip(found.contents, found.sure, strict=True) if not sure],
+        edge=dict(zip(found.contents, found.edge, strict=True)),
+        full=dict(zip(found.contents, found.full, strict=True)),
     )
-
-
-def tensor_of(content: bytes) -> Tensor:
-    return Tensor("image", np.array([content], dtype=np.object_))
 
 
 @pytest.fixture(scope="module", params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
@@ -98,7 +83,6 @@ async def asked(device: Device, *contents: bytes, **wishes: object) -> InferResp
 
 
 def check(response: InferResponse, tier: Tier, reason: Reason, status: Status = Status.FINAL) -> None:
-    assert response.answer is not None
     assert (response.answer.tier, response.answer.reason, response.answer.status) == (tier, reason, status)
 
 
@@ -106,16 +90,8 @@ def rows_of(response: InferResponse) -> np.ndarray:
     return response.output("probabilities")
 
 
-def noise(side: int, seed: int = 0) -> bytes:
-    """A PNG that does not compress: some side * side bytes."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (side, side), dtype=np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG")
-    return stream.getvalue()
-
-
 def heavy_scan() -> bytes:
-    scan = noise(100)
+    scan = noise(side=100)
     assert len(scan) > LIMIT_BYTES
     return scan
 
@@ -129,14 +105,12 @@ async def test_online_requests_are_answered_by_the_right_tier(device: Device, sc
 
     escalated = await asked(device, unsure)
     check(escalated, Tier.CLOUD, Reason.UNCERTAIN)
-    assert escalated.answer is not None
     assert escalated.answer.certified
     assert escalated.answer.confidence is not None
     np.testing.assert_allclose(rows_of(escalated)[0], scans.full[unsure], atol=1e-5)
 
     for content, first in ((sure, confident), (unsure, escalated)):
         again = await asked(device, content)
-        assert again.answer is not None
         assert again.answer.tier is Tier.CACHE
         np.testing.assert_array_equal(rows_of(again), rows_of(first))
 
@@ -153,11 +127,10 @@ async def test_online_requests_are_answered_by_the_right_tier(device: Device, sc
 async def test_local_only_never_crosses_the_link(device: Device) -> None:
     carried_bytes = device.wire.bytes_sent
     for seed in range(5):
-        scan = noise(60, seed)
+        scan = noise(seed, side=60)
         assert len(scan) < LIMIT_BYTES
         answered = await asked(device, scan, privacy="local_only")
         check(answered, Tier.EDGE, Reason.LOCAL_ONLY)
-        assert answered.answer is not None
         assert not answered.answer.certified
     # Probes and keep-alives pass, but not even one of the scans.
     assert device.wire.bytes_sent - carried_bytes < len(scan)
@@ -167,7 +140,6 @@ async def test_only_uncertain_rows_of_a_batch_are_sent(device: Device, scans: Sc
     batch = [scans.unsure[0], scans.sure[0], scans.sure[1], scans.unsure[1], scans.sure[2]]
     mixed = await asked(device, *batch)
     check(mixed, Tier.CLOUD, Reason.UNCERTAIN)
-    assert mixed.answer is not None
     assert [row.tier for row in mixed.answer.rows] == [Tier.CLOUD, Tier.EDGE, Tier.EDGE, Tier.CLOUD, Tier.EDGE]
     expected = [scans.full[content] if content in scans.unsure else scans.edge[content] for content in batch]
     np.testing.assert_allclose(rows_of(mixed), expected, atol=1e-5)
@@ -180,7 +152,6 @@ async def test_offline_answers_are_corrected_after_reconnection(device: Device, 
     provisional = [await asked(device, content) for content in scans.unsure[:4]]
     for content, response in zip(scans.unsure, provisional, strict=False):
         check(response, Tier.EDGE, Reason.LINK_DOWN, Status.PROVISIONAL)
-        assert response.answer is not None
         assert response.answer.durable
         np.testing.assert_allclose(rows_of(response)[0], scans.edge[content], atol=1e-5)
     with pytest.raises(LinkDownError) as refused:
@@ -190,9 +161,7 @@ async def test_offline_answers_are_corrected_after_reconnection(device: Device, 
 
     await device.wire.restore()
     for content, response in zip(scans.unsure, provisional, strict=False):
-        assert response.answer is not None
         final = await device.client.wait_for_final(response.answer.request_id)
-        assert final.answer is not None
         assert final.answer.status is Status.FINAL
         assert final.answer.certified
         np.testing.assert_allclose(rows_of(final)[0], scans.full[content], atol=1e-5)
@@ -215,7 +184,6 @@ async def test_kill_loses_no_correction(running: Site, transport: Transport, sca
 
         async def promise(content: bytes) -> None:
             response = await asked(device, content)
-            assert response.answer is not None
             if response.answer.durable:
                 promised[response.answer.request_id] = content
 
@@ -230,7 +198,6 @@ async def test_kill_loses_no_correction(running: Site, transport: Transport, sca
     async with running.device(transport, SETTINGS) as device:
         for request_id, content in promised.items():
             final = await device.client.wait_for_final(request_id)
-            assert final.answer is not None
             assert final.answer.status is Status.FINAL
             np.testing.assert_allclose(rows_of(final)[0], scans.full[content], atol=1e-5)
 

@@ -46,10 +46,9 @@ def test_the_readme_is_true(reader: Reader) -> None:
     assert left_for_git(reader.folder) == ours
 
 
-def test_the_way_to_a_finished_rollout_is_true_and_takes_ten_commands(reader: Reader) -> None:
+def test_rollout_guide_takes_ten_commands(reader: Reader) -> None:
     page = (CHECKOUT / "docs" / "rollout.md").read_text()
     ended = re.search(r"firstline rollout rollback (\S+)", page)
-    assert ended is not None
     back = f'$ firstline rollout get {ended[1]} --watch || echo "exit code $?"\ndigits 3: rolled_back\n...\nexit code 1'
     on_version_1 = "$ firstline device ls -o json | grep -c '\"version\": *1,'\n1"
     reader.follow(page, f"```console\n{back}\n{on_version_1}\n```\n")
@@ -73,7 +72,7 @@ def test_the_pages_are_true(reader: Reader, page: str) -> None:
     assert reader.executed
 
 
-def test_what_no_test_can_type_is_there() -> None:
+def test_shell_blocks_name_existing_targets() -> None:
     """Installing needs an index, and these tests are a part of `make test`: what is named must at least exist."""
     targets = set(re.findall(r"^([a-z]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
     extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -118,7 +117,7 @@ def test_a_wrong_page_is_found_out(reader: Reader, page: str, fault: str) -> Non
         reader.follow(page)
 
 
-def test_what_differs_from_run_to_run_is_no_fault() -> None:
+def test_varying_output_matches() -> None:
     said = ("up 4 s at http://127.0.0.1:8070", "a  b", "done")
     assert matches(("up 117.5 s at http://127.0.0.1:4711", "...", "done"), said)
     assert matches(("...",), said)

@@ -18,14 +18,14 @@ import httpx
 import numpy as np
 import psycopg
 import pytest
-from chaos.kills import scans
+from chaos.kills import fresh_scans
 from chaos.nursery import Process, nursery
 from support.balancer import Balancer
 from support.broker import Broker
 from support.databases import PostgreSql
 from support.gateway import DIGITS
 from support.keys import bearer, create_key, revoke_key
-from support.pictures import ask, expected, picture, said
+from support.pictures import ask, expected, picture, probabilities
 
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
@@ -113,7 +113,6 @@ class Site:
         """Of the jobs, those of which this holds (SQL)."""
         with psycopg.connect(self.store.url.replace("+psycopg", "")) as connection:
             found = connection.execute(f"SELECT count(*) FROM jobs WHERE {jobs}".encode()).fetchone()
-        assert found is not None
         return int(found[0])
 
     @property
@@ -164,7 +163,8 @@ class Load:
         self.promises: dict[str, list[str]] = {device: [] for device in found.agents}
         asking = [self._ask(first) for first in range(3)]
         near = [
-            self._promise(device, url, scans(seed)) for seed, (device, url) in enumerate(2 * [*found.agents.items()])
+            self._promise(device, url, fresh_scans(seed))
+            for seed, (device, url) in enumerate(2 * [*found.agents.items()])
         ]
         self._tasks = [asyncio.create_task(each) for each in [*asking, *near, self._hand_in()]]
 
@@ -234,7 +234,7 @@ async def requests_of(url: str) -> float:
     )
 
 
-async def test_a_replica_is_killed_under_load_and_nothing_is_lost_or_done_twice(
+async def test_killed_replica_loses_and_repeats_nothing(
     tmp_path: Path, mosquitto: Broker, postgresql: PostgreSql
 ) -> None:
     async with site(tmp_path, mosquitto, Store(url=postgresql.new_database())) as found:
@@ -249,7 +249,7 @@ async def test_a_replica_is_killed_under_load_and_nothing_is_lost_or_done_twice(
 
         right = expected(list(range(50)))
         for number, reply in load.answers:
-            np.testing.assert_allclose(said(reply), right[number], atol=1e-5)
+            np.testing.assert_allclose(probabilities(reply), right[number], atol=1e-5)
         assert load.retries <= 6, "only what the dead one had"
 
         for device, promised in load.promises.items():
@@ -283,8 +283,11 @@ async def killed_at_work(found: Site, url: str, process: Process, load: Load) ->
             os.kill(process.pid, signal.SIGSTOP)
             load.jobs += taken
             ids = ", ".join(f"'{location.rpartition('/')[2]}'" for location in taken)
-            if found.count(f"status = 0 AND holder <> '' AND job_id IN ({ids})"):
-                break
+            begun = f"status = 0 AND holder <> '' AND job_id IN ({ids})"
+            if found.count(begun):
+                await asyncio.sleep(1)  # another replica that holds the job answers it meanwhile
+                if found.count(begun):
+                    break
             os.kill(process.pid, signal.SIGCONT)
         await process.end()
 

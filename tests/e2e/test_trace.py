@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.digits import scans
 
 from bench.support.line import line
 from firstline.client.sync_client import Client
-from firstline.demo.site import Transport, digits_folder
-from firstline.workbench.dataset import open_dataset
+from firstline.demo.site import Transport
 from firstline_core.telemetry import decisions
 from firstline_core.types import Answer, InferResponse, Status
 from firstline_edge.state import StatePaths
@@ -31,9 +31,9 @@ def lines_of(log: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("transport", ["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
-def test_a_trace_is_the_same_in_the_lines_of_both_tiers(tmp_path: Path, transport: Transport) -> None:
+def test_trace_is_logged_by_both_tiers(tmp_path: Path, transport: Transport) -> None:
     escalated, kept, private = (f"{number:032x}" for number in range(1, 4))
-    contents = [content for content, _ in open_dataset(digits_folder() / "heldout", 150).read()]
+    contents = scans(150)
     with (
         line(tmp_path, transport=transport, environ=JSON) as running,
         Client(running.agent.url, timeout_s=60) as client,
@@ -73,7 +73,7 @@ def test_a_trace_is_the_same_in_the_lines_of_both_tiers(tmp_path: Path, transpor
 
 def _check_deferred(agent: list[dict[str, Any]], gateway: list[dict[str, Any]], final: InferResponse) -> None:
     """Its promise was kept later, in the same trace."""
-    assert final.answer is not None and final.answer.status is Status.FINAL
+    assert final.answer.status is Status.FINAL
     assert {said["event"] for said in agent} == {"answered", "corrected"}
     assert len(agent) == 2, "answers are written down a moment later, so the order is either"
     assert len({said["span_id"] for said in agent}) == 1

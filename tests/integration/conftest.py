@@ -7,11 +7,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.fleet_gateway import fleet_client
-from support.gateway import DIGITS, serving
+from support.gateway import client_of, serving_gateway
 
-from firstline_gateway.app import Gateway, open_gateway
-from firstline_gateway.settings.load import load
+from firstline_gateway.app import Gateway
 from firstline_gateway.settings.settings import Store
 
 
@@ -24,15 +22,8 @@ def _own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 async def served_gateway(store_settings: Store, tmp_path: Path) -> AsyncIterator[tuple[Gateway, str]]:
     """Serves a gateway with an identity; returns it with its URL."""
-    overrides = {
-        "models.directory": str(DIGITS.parent),
-        "store.url": store_settings.url,
-        "identity.directory": str(tmp_path / "identity"),
-        "execution.sessions": 1,
-    }
-    gateway = open_gateway(load(None, overrides=overrides))
-    async with serving(gateway) as url:
-        yield gateway, url
+    async with serving_gateway(tmp_path, store__url=store_settings.url) as found:
+        yield found
 
 
 @pytest.fixture
@@ -48,12 +39,12 @@ def gateway_url(served_gateway: tuple[Gateway, str]) -> str:
 @pytest.fixture
 async def cam(gateway: Gateway, gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
     """Sends requests of a device."""
-    async with fleet_client(gateway, gateway_url, "cam", "device") as client:
+    async with client_of(gateway, gateway_url, "cam", "device") as client:
         yield client
 
 
 @pytest.fixture
-async def keeper(gateway: Gateway, gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
+async def operator(gateway: Gateway, gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
     """Sends requests of an operator."""
-    async with fleet_client(gateway, gateway_url, "ops", "operator") as client:
+    async with client_of(gateway, gateway_url, "ops", "operator") as client:
         yield client

@@ -66,7 +66,7 @@ def test_on_budget(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(0.5 < record.spent <= 1 for record in records)
 
 
-def test_shifts_change_what_they_say(pool: Pool) -> None:
+def test_shifts_change_images_and_labels(pool: Pool) -> None:
     image = np.zeros((16, 16, 3), np.uint8)
     image[:, 8:] = 255
     encoded = encode(image)

@@ -36,7 +36,7 @@ def _listens(port: int) -> bool:
 
 
 @pytest.mark.timeout(180)
-def test_the_gateway_beside_raw_asgi(results: Path) -> None:
+def test_every_figure_of_the_gateway_is_measured(results: Path) -> None:
     assert run.main(["--quick", "--only", "rest"]) == 0
     said = told(results, "serving")
     assert [row["figure"] for row in said["figures"] if row["value"] is None] == []
@@ -48,7 +48,7 @@ def test_the_gateway_beside_raw_asgi(results: Path) -> None:
     assert said["machine"]["rest"]["cores"] >= 1
 
 
-def test_another_part_leaves_the_first_as_it_was(results: Path) -> None:
+def test_another_part_keeps_the_figures_of_the_first(results: Path) -> None:
     first = run.Found([figures.Figure("rest: a", 1.0, "")], [])
     run.keep("serving", {"rest": first}, {"when": "then"}, QUICK)
     run.keep("serving", {"device": run.Found([figures.Figure("device: b", 2.0, "")], [])}, {"when": "now"}, QUICK)
@@ -57,7 +57,7 @@ def test_another_part_leaves_the_first_as_it_was(results: Path) -> None:
     assert [said["machine"][part]["when"] for part in ("rest", "device")] == ["then", "now"]
 
 
-def test_a_peer_that_does_not_start_is_told_with_the_reason(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_without_an_environment_is_reported(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare_peers.peer, "_CHECKOUT", results)  # without any peer's environment
     assert compare_peers.main(["--quick", "--only", "LitServe"]) == 0
     assert "has no environment" in told(results, "peers")["not measured"]["LitServe"]
@@ -65,7 +65,7 @@ def test_a_peer_that_does_not_start_is_told_with_the_reason(results: Path, monke
 
 @pytest.mark.skipif(not compare_peers.peer.PEERS[1].python.exists(), reason="needs `make .venv-peers/mlserver/stamp`")
 @pytest.mark.timeout(180)
-def test_a_peer_beside_the_gateway(results: Path) -> None:
+def test_gateway_is_compared_with_a_peer(results: Path) -> None:
     assert compare_peers.main(["--quick", "--only", "gateway", "MLServer"]) == 0
     said = told(results, "peers")
     assert said["not measured"] == {}
@@ -75,7 +75,7 @@ def test_a_peer_beside_the_gateway(results: Path) -> None:
     assert aimed[0]["value"] > 0
 
 
-def test_a_server_takes_with_it_all_that_it_started(tmp_path: Path) -> None:
+def test_stopping_a_server_ends_its_child_processes(tmp_path: Path) -> None:
     """Also what has left its session, as Ray's processes do."""
     port = free_port()
     script = (
@@ -95,7 +95,7 @@ def test_a_server_takes_with_it_all_that_it_started(tmp_path: Path) -> None:
     assert marked(server.mark) == []
 
 
-def test_a_server_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_failed_start_quotes_the_servers_log(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('no such thing')"]
     with (
         pytest.raises(StartError, match=r"ended with 1.*no such thing"),

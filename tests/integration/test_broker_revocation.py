@@ -83,7 +83,7 @@ async def room(broker: GeneratedBroker) -> AsyncIterator[Room]:
     await found.keeper.close()
 
 
-async def test_a_live_session_is_silenced_and_then_ended(broker: GeneratedBroker, room: Room) -> None:
+async def test_revoked_session_is_silenced_and_then_ended(broker: GeneratedBroker, room: Room) -> None:
     revoked, other, gateway = device(broker, "a", will=f"{PREFIX}/a/state"), device(broker, "b"), broker.gateway()
     gateway.subscribe(f"{PREFIX}/+/state")
     revoked.subscribe(f"{PREFIX}/a/res")
@@ -106,7 +106,7 @@ async def test_a_live_session_is_silenced_and_then_ended(broker: GeneratedBroker
     gateway.close()
 
 
-def test_between_the_reload_and_its_end_a_session_can_do_nothing(broker: GeneratedBroker) -> None:
+def test_revoked_session_can_do_nothing_until_it_is_ended(broker: GeneratedBroker) -> None:
     revoked, gateway = device(broker, "a"), broker.gateway()
     gateway.subscribe(f"{PREFIX}/+/req/+")
     revoked.subscribe(f"{PREFIX}/a/res")
@@ -127,7 +127,7 @@ def test_between_the_reload_and_its_end_a_session_can_do_nothing(broker: Generat
     gateway.close()
 
 
-async def test_a_device_that_enrolled_anew_is_let_in_while_its_stolen_certificate_is_not(
+async def test_reenrolled_device_connects_and_its_stolen_certificate_does_not(
     broker: GeneratedBroker, room: Room
 ) -> None:
     thief = device(broker, "a")
@@ -142,7 +142,7 @@ async def test_a_device_that_enrolled_anew_is_let_in_while_its_stolen_certificat
     owner.close()
 
 
-async def test_a_session_that_was_revoked_before_the_keeper_began_is_ended(broker: GeneratedBroker) -> None:
+async def test_session_revoked_before_the_start_is_ended(broker: GeneratedBroker) -> None:
     """A gateway brings the files up to date before it runs; a stolen certificate may be connected by then."""
     room, thief = Room(broker), device(broker, "a")
     room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
@@ -152,7 +152,7 @@ async def test_a_session_that_was_revoked_before_the_keeper_began_is_ended(broke
     await room.keeper.close()
 
 
-async def test_a_session_that_could_not_be_ended_is_ended_later(
+async def test_ending_a_session_is_retried(
     broker: GeneratedBroker, room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = asyncio.Event()
@@ -172,9 +172,7 @@ async def test_a_session_that_could_not_be_ended_is_ended_later(
     assert failed.is_set()
 
 
-async def test_a_revocation_that_came_while_the_broker_was_away_holds_when_it_returns(
-    broker: GeneratedBroker, room: Room
-) -> None:
+async def test_revocation_during_an_outage_holds_afterwards(broker: GeneratedBroker, room: Room) -> None:
     broker.broker.stop()
     room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
     room.revocations.revoked_devices.add("a")
@@ -187,7 +185,7 @@ async def test_a_revocation_that_came_while_the_broker_was_away_holds_when_it_re
     other.close()
 
 
-def test_files_are_written_where_something_changed_and_not_otherwise(broker: GeneratedBroker) -> None:
+def test_only_changed_files_are_written(broker: GeneratedBroker) -> None:
     def written() -> dict[str, int]:
         return {path.name: path.stat().st_ino for path in broker.files.path.iterdir() if path.is_file()}
 

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.agent import edge_settings, serving_agent
+from support.digits import HELDOUT
 from support.gateway import DIGITS
 from typer.testing import CliRunner
 
@@ -25,7 +26,6 @@ from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError, LinkDownError
 
-HELDOUT = DIGITS.parent / "heldout"
 PROMISE = ("--data", HELDOUT, "--epsilon", 0.03, "--delta", 0.1)
 
 
@@ -70,7 +70,7 @@ def test_device_and_gateway_certify_a_bundle(running: Line, tmp_path: Path) -> N
     assert found["certified"] and found == here
     manifest = open_bundle(out).manifest
     certificate = valid_certificate(manifest, manifest.edge[0])
-    assert certificate is not None and certificate.threshold == found["threshold"]
+    assert certificate.threshold == found["threshold"]
 
 
 def test_cached_outputs_give_the_same_certificate(running: Line, scans: Dataset) -> None:
@@ -82,7 +82,7 @@ def test_cached_outputs_give_the_same_certificate(running: Line, scans: Dataset)
             for _ in range(2)
         ]
         again = agent.infer("digits", {"image": next(scans.read())[0]}, route="edge").answer
-    assert again is not None and again.tier == "cache"
+    assert again.tier == "cache"
     here = gather(bundle, scans)
     for found in rows:
         assert found.variant.id == here.variant.id == "edge-onnx"

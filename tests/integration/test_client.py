@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from support.digits import predictions
 from support.gateway import DIGITS
+from support.images import noise
 
 import firstline
 from bench.support.line import Line, line
 from firstline import AsyncClient, Client, Prediction
-from firstline.workbench.dataset import open_dataset
-from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import (
     FirstlineError,
@@ -34,8 +34,7 @@ from firstline_core.errors import (
     UnknownAnswerError,
     UnknownModelError,
 )
-from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import InferResponse, Status, Tensor, Tier
+from firstline_core.types import InferResponse, Status, Tier
 
 BODY_LIMIT_BYTES = 200_000
 
@@ -98,32 +97,18 @@ async def agent(running: Line, kind: str) -> AsyncIterator[Asker]:
 
 @pytest.fixture(scope="module")
 def unsure() -> tuple[bytes, np.ndarray]:
-    """A scan that the edge model is unsure of, and what the full model says of it."""
-    bundle = open_bundle(DIGITS)
-    options = RuntimeOptions()
-    assert bundle.manifest.full is not None
-    contents = [content for content, _ in open_dataset(DIGITS.parent / "heldout", 100).read()]
-    tensor = Tensor("image", np.array(contents, dtype=np.object_))
-    scores = load_scorer(bundle, options)(load_edge(bundle, options).predict(tensor))
-    row = int(np.argmin(scores))
-    return contents[row], load_model(bundle, bundle.manifest.full, options).predict(tensor)[row]
-
-
-def picture(side: int = 8) -> bytes:
-    with io.BytesIO() as file:
-        pixels = np.random.default_rng(0).integers(0, 256, (side, side), dtype=np.uint8)
-        Image.fromarray(pixels).save(file, "PNG")
-        return file.getvalue()
+    """A scan that the edge model is unsure of, and the full model's answer to it."""
+    found = predictions(100)
+    return found.least_sure, found.full[int(found.scores.argmin())]
 
 
 async def test_tensors_are_sent_and_returned(ask: Asker) -> None:
-    images: InferResponse = await ask("infer", "digits", {"image": [picture()] * 3}, id="mine", route="cloud")
-    pixels = np.asarray(Image.open(io.BytesIO(picture())))[None, ..., None]
+    images: InferResponse = await ask("infer", "digits", {"image": [noise()] * 3}, id="mine", route="cloud")
+    pixels = np.asarray(Image.open(io.BytesIO(noise())))[None, ..., None]
     one: InferResponse = await ask("infer", "digits", {"image": pixels}, version="1", outputs=["probabilities"])
     assert images.id == "mine"
     assert images.output("probabilities").shape == (3, 10)
     assert one.output("probabilities").shape == (1, 10)
-    assert images.answer is not None
     assert images.answer.tier in (Tier.CLOUD, Tier.CACHE)
     with pytest.raises(InvalidTensorError, match="no output 'logits'; it has: probabilities"):
         one.output("logits")
@@ -131,8 +116,8 @@ async def test_tensors_are_sent_and_returned(ask: Asker) -> None:
 
 async def test_file_is_sent_and_label_returned(ask: Asker, tmp_path: Path) -> None:
     file = tmp_path / "scan.png"
-    file.write_bytes(picture())
-    found: list[Prediction] = [await ask("infer_file", "digits", form) for form in (file, str(file), picture())]
+    file.write_bytes(noise())
+    found: list[Prediction] = [await ask("infer_file", "digits", form) for form in (file, str(file), noise())]
     assert {prediction.label for prediction in found} == {found[0].top[0][0]}
     assert len(found[0].top) == 5
     assert found[0].probability == pytest.approx(found[0].top[0][1])
@@ -150,14 +135,14 @@ async def test_metadata_describes_the_model(ask: Asker) -> None:
 @pytest.mark.parametrize(
     ("call", "kind_of_error"),
     [
-        (("infer", "nobody", {"image": picture()}), UnknownModelError),
-        (("infer_file", "nobody", picture()), UnknownModelError),
+        (("infer", "nobody", {"image": noise()}), UnknownModelError),
+        (("infer_file", "nobody", noise()), UnknownModelError),
         (("metadata", "nobody"), UnknownModelError),
         (("infer", "digits", {"image": np.ones((1, 8, 8, 1), np.float32)}), InvalidTensorError),
-        (("infer", "digits", {"picture": picture()}), InvalidTensorError),
+        (("infer", "digits", {"picture": noise()}), InvalidTensorError),
         (("infer_file", "digits", b"no image"), InvalidTensorError),
-        (("infer", "digits", {"image": picture(600)}), PayloadTooLargeError),
-        (("infer_file", "digits", picture(600)), PayloadTooLargeError),
+        (("infer", "digits", {"image": noise(side=600)}), PayloadTooLargeError),
+        (("infer_file", "digits", noise(side=600)), PayloadTooLargeError),
     ],
 )
 async def test_refusal_is_raised_as_its_class(
@@ -173,7 +158,7 @@ async def test_refusal_is_raised_as_its_class(
 async def test_missing_token_is_unauthorized(running: Line, kind: str, token: str | None) -> None:
     ask = Asker(kind, running.gateway.url, token=token)
     try:
-        for call in (("infer_file", "digits", picture()), ("metadata", "digits")):
+        for call in (("infer_file", "digits", noise()), ("metadata", "digits")):
             with pytest.raises(UnauthorizedError, match="API key"):
                 await ask(*call)
     finally:
@@ -182,7 +167,7 @@ async def test_missing_token_is_unauthorized(running: Line, kind: str, token: st
 
 async def test_misspelt_option_sends_nothing(agent: Asker) -> None:
     with pytest.raises(TypeError, match="privcy"):
-        await agent("infer_file", "digits", picture(), privcy="local_only")
+        await agent("infer_file", "digits", noise(), privcy="local_only")
 
 
 async def test_correction_is_found_by_its_id(agent: Asker, running: Line, unsure: tuple[bytes, np.ndarray]) -> None:
@@ -192,7 +177,6 @@ async def test_correction_is_found_by_its_id(agent: Asker, running: Line, unsure
     running.cut()
     try:
         provisional: InferResponse = await agent("infer", "digits", {"image": scan})
-        assert provisional.answer is not None
         assert provisional.answer.status is Status.PROVISIONAL
         request_id = provisional.answer.request_id
         kept: InferResponse = await agent("answer", request_id)
@@ -204,7 +188,6 @@ async def test_correction_is_found_by_its_id(agent: Asker, running: Line, unsure
     finally:
         running.restore()
     final: InferResponse = await agent("wait_for_final", request_id)
-    assert final.answer is not None
     assert final.answer.status is Status.FINAL
     np.testing.assert_allclose(final.output("probabilities")[0], expected, atol=1e-5)
     in_words: Prediction = await agent("prediction", request_id)
@@ -220,14 +203,12 @@ async def test_events_deliver_the_correction_at_once(
     running.cut()
     try:
         provisional: InferResponse = await agent("infer", "digits", {"image": scan}, wait="first")
-        assert provisional.answer is not None
         heard = agent.begin("events", provisional.answer.request_id)
         first: InferResponse = await anext(heard)
         assert first.answer == provisional.answer
     finally:
         running.restore()
     final: InferResponse = await anext(heard)
-    assert final.answer is not None
     assert (final.answer.request_id, final.answer.status) == (provisional.answer.request_id, Status.FINAL)
     assert final.answer.changed == (expected.argmax() != provisional.output("probabilities").argmax())
     np.testing.assert_allclose(final.output("probabilities")[0], expected, atol=1e-5)

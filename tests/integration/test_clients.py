@@ -15,15 +15,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.broker import free_port
+from support.digits import predictions
 from support.gateway import DIGITS
 from support.keys import bearer, create_key
 
 from bench.support.line import Line, line
-from firstline.workbench.dataset import open_dataset
-from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.store import open_bundle
-from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Tensor
 from firstline_gateway.settings.settings import Store
 
 pytestmark = pytest.mark.clients
@@ -55,21 +52,14 @@ class Served:
 
 @pytest.fixture(scope="module")
 def asked() -> Asked:
-    bundle = open_bundle(DIGITS)
-    options = RuntimeOptions()
-    assert bundle.manifest.full is not None
-    edge, full = load_edge(bundle, options), load_model(bundle, bundle.manifest.full, options)
-    contents = [content for content, _ in open_dataset(DIGITS.parent / "heldout", 60).read()]
-    tensor = Tensor("image", np.array(contents, dtype=np.object_))
-    on_edge, in_full = edge.predict(tensor), full.predict(tensor)
-    sure = load_scorer(bundle, options)(on_edge) >= bundle.manifest.policy.threshold
+    found = predictions(60)
     # Rows of both kinds, so that the agent's answer is the edge model's for some and the full model's for others.
-    chosen = [*np.flatnonzero(sure)[: ROWS - 1], np.flatnonzero(~sure)[0]]
+    chosen = [*np.flatnonzero(found.sure)[: ROWS - 1], np.flatnonzero(~found.sure)[0]]
     assert len(chosen) == ROWS
-    images = [contents[row] for row in chosen]
-    pixels = np.stack([np.asarray(Image.open(io.BytesIO(content)).convert("L")) for content in images])[..., None]
-    expected = np.where(sure[chosen, None], on_edge[chosen], in_full[chosen])
-    return Asked(images, pixels, {"agent": expected, "gateway": in_full[chosen]})
+    encoded = [found.contents[row] for row in chosen]
+    pixels = np.stack([np.asarray(Image.open(io.BytesIO(content)).convert("L")) for content in encoded])[..., None]
+    expected = np.where(found.sure[chosen, None], found.edge[chosen], found.full[chosen])
+    return Asked(encoded, pixels, {"agent": expected, "gateway": found.full[chosen]})
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +175,12 @@ def test_triton_sends_one_row(triton: ClientResults, asked: Asked, tier: str, pr
     check_rows(triton[f"{prefix}one_row"], asked.expected[tier][:1])
 
 
-def test_triton_asks_from_several_threads(triton: ClientResults, asked: Asked, tier: str) -> None:
+def test_triton_sends_from_several_threads(triton: ClientResults, asked: Asked, tier: str) -> None:
     for found in triton["threads"]:
         check_rows(found, asked.expected[tier])
 
 
-def test_triton_reads_what_the_answer_says_of_itself(triton: ClientResults, tier: str) -> None:
+def test_triton_reads_the_answers_parameters(triton: ClientResults, tier: str) -> None:
     response = triton["response"]
     assert response["id"] == "mine"
     assert response["model_name"] == "digits"
@@ -220,7 +210,7 @@ def test_triton_raises_the_servers_sentence(
     assert refused["message"].endswith(".")
 
 
-def test_triton_is_told_of_an_unknown_model_by_its_metadata_too(triton: ClientResults) -> None:
+def test_triton_gets_404_for_metadata_of_an_unknown_model(triton: ClientResults) -> None:
     assert int(triton["unknown_metadata"]["status"]) == 404
     assert "'nobody'" in triton["unknown_metadata"]["message"]
 
@@ -266,7 +256,7 @@ def check_statistics(found: ClientResults) -> None:
     assert sum(int(batch["compute_infer"]["count"]) for batch in model["batch_stats"]) == int(model["execution_count"])
 
 
-def test_triton_finds_what_is_served_how_and_how_often(triton: ClientResults, triton_grpc: ClientResults) -> None:
+def test_triton_reads_index_statistics_and_configuration(triton: ClientResults, triton_grpc: ClientResults) -> None:
     assert triton["index"] == [{"name": "digits", "version": "1", "state": "READY", "reason": ""}]
     assert triton_grpc["index"] == {"models": [{"name": "digits", "version": "1", "state": "READY"}]}
     for found in (triton, triton_grpc):
@@ -313,7 +303,7 @@ def test_triton_gets_the_same_over_grpc(
     check_rows(triton_grpc[prefix + name], asked.expected[tier])
 
 
-def test_triton_reads_what_the_answer_says_of_itself_over_grpc(triton_grpc: ClientResults) -> None:
+def test_triton_reads_the_answers_parameters_over_grpc(triton_grpc: ClientResults) -> None:
     response = triton_grpc["response"]
     assert (response["id"], response["model_name"]) == ("mine", "digits")
     assert response["parameters"]["status"] == {"string_param": "final"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,12 +10,12 @@ import httpx
 import msgspec
 import pytest_asyncio
 from click.testing import Result
+from support.commands import firstline
+from support.digits import digits_bundle
 from support.gateway import DIGITS
 from support.keys import bearer
-from support.registry_site import RegistrySite, digits_bundle, registry_site
-from typer.testing import CliRunner
+from support.registry_site import RegistrySite, registry_site
 
-from firstline.cli.app import app
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 
@@ -31,11 +30,8 @@ async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
         yield found
 
 
-async def run(site: RegistrySite, *arguments: str | Path, code: int = 0) -> Result:
-    environment = {"FIRSTLINE_GATEWAY_URL": site.url, "FIRSTLINE_TOKEN": site.operator}
-    result = await asyncio.to_thread(CliRunner().invoke, app, [*map(str, arguments)], env=environment)
-    assert result.exit_code == code, result.output
-    return result
+async def run(site: RegistrySite, *arguments: object, code: int = 0) -> Result:
+    return await firstline(site.url, site.operator, *arguments, code=code)
 
 
 async def device_says(site: RegistrySite, sequence: int, version: int, *updates: Update) -> Desired:
@@ -119,7 +115,7 @@ async def test_rollout_applies_and_reverts_a_configuration(site: RegistrySite, t
     await run(site, "rollout", "rollback", rollout)
     await driver.drive()
     desired = (await device_says(site, 4, 1, update)).configuration
-    assert desired is not None and desired.undone
+    assert desired.undone
     await device_says(site, 5, 0)
     await driver.drive()
     assert "rolled_back" in (await run(site, "rollout", "get", rollout)).stdout
@@ -152,7 +148,7 @@ async def test_configurations_of_rollouts_stay_signed(site: RegistrySite, tmp_pa
         refused = (await run(site, "config", "rm", "quiet", "1", code=1)).stderr
         assert f"The rollout {rollouts[version]} is running" in refused and "configuration quiet version 1" in refused
         word = (await device_says(site, 2 * version, version - 1)).configuration
-        assert word is not None and word.version == version
+        assert word.version == version
         done = Update("quiet", version, UpdateState.COMMITTED, what="configuration", rollout=word.rollout)
         await device_says(site, 2 * version + 1, version, done)
         await driver.drive()
@@ -163,7 +159,7 @@ async def test_configurations_of_rollouts_stay_signed(site: RegistrySite, tmp_pa
     await run(site, "rollout", "rollback", rollouts[2])
     await driver.drive()
     back = (await device_says(site, 6, 2)).configuration
-    assert back is not None and (back.version, back.rollout) == (1, rollouts[1])
+    assert (back.version, back.rollout) == (1, rollouts[1])
     lost = Update("quiet", 1, UpdateState.REJECTED, what="configuration", rollout=rollouts[1], reason="not_found")
     await device_says(site, 7, 2, lost)
     await driver.drive()

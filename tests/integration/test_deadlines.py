@@ -5,33 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from support.broker import Broker
-from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
+from support.gateway import GatedExecutor, gated_gateway, serving
 from support.waiting import until
 
 from firstline_core.errors import DeadlineExceededError, RemoteTimeoutError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.mqtt_messages import MqttSettings, Topics
-from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
 from firstline_edge.cloud.link import Link
 from firstline_edge.cloud.mqtt_link import MqttLink
 from firstline_gateway.app import Gateway
-from firstline_gateway.models.folder import load_repository
-from firstline_gateway.models.repository import Repository
-from firstline_gateway.settings.load import load
 
 LATE = (DeadlineExceededError, RemoteTimeoutError)  # whichever side is the first to know
-
-
-@pytest.fixture(scope="module")
-def repository() -> Repository:
-    return load_repository(DIGITS, RuntimeOptions())
 
 
 class House:
@@ -51,10 +43,9 @@ class House:
 
 
 @pytest.fixture(params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
-async def house(request: pytest.FixtureRequest, repository: Repository) -> AsyncIterator[House]:
-    executor = GatedExecutor()
+async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[House]:
     if request.param == "http":
-        gateway = gateway_of(load(None, overrides={"auth.mode": "off"}), repository, executor)
+        gateway, executor = gated_gateway(tmp_path)
         async with serving(gateway) as url:
             link = HttpLink(HttpLinkSettings(url))
             await link.start()
@@ -62,8 +53,7 @@ async def house(request: pytest.FixtureRequest, repository: Repository) -> Async
             await link.close()
         return
     broker: Broker = request.getfixturevalue("mosquitto")
-    overrides = {"mqtt.enabled": True, "mqtt.port": broker.port, "auth.mode": "off"}
-    gateway = gateway_of(load(None, overrides=overrides), repository, executor)
+    gateway, executor = gated_gateway(tmp_path, broker=broker)
     await gateway.start()
     mqtt = MqttLink(MqttSettings(broker.host, broker.port, client_id="press-7"), Topics("press-7"))
     await mqtt.start()
@@ -80,7 +70,7 @@ def asked(value: float = 3, priority: int = 0) -> InferRequest:
     return InferRequest("digits", (pixels,), new_request_id(), binary_output=True, priority=priority)
 
 
-async def test_what_is_late_in_the_gateways_queue_never_runs(house: House) -> None:
+async def test_expired_requests_in_the_queue_never_run(house: House) -> None:
     busy = await house.busy()
     with pytest.raises(LATE):
         await house.link.infer(asked(), 0.2)
@@ -90,7 +80,7 @@ async def test_what_is_late_in_the_gateways_queue_never_runs(house: House) -> No
     assert len(house.executor.batches) == 1
 
 
-async def test_the_gateway_knows_what_is_left(house: House) -> None:
+async def test_remaining_time_reaches_the_gateway(house: House) -> None:
     busy = await house.busy()
     waits = asyncio.create_task(house.link.infer(asked(), 75.0))
     await until(lambda: house.waiting == 1)
@@ -123,10 +113,9 @@ async def test_a_higher_priority_goes_first(house: House) -> None:
     assert ran[10] < ran[31] <= ran[32]  # though it came last
 
 
-async def test_a_request_that_is_cancelled_leaves_the_gateways_queue(repository: Repository) -> None:
+async def test_cancelled_request_leaves_the_gateways_queue(tmp_path: Path) -> None:
     """Like an unneeded hedge. MQTT has no way to cancel it, so its deadline ends it."""
-    executor = GatedExecutor()
-    gateway = gateway_of(load(None, overrides={"auth.mode": "off"}), repository, executor)
+    gateway, executor = gated_gateway(tmp_path)
     async with serving(gateway) as url:
         link = HttpLink(HttpLinkSettings(url))
         house = House(link, gateway, executor)
@@ -141,9 +130,8 @@ async def test_a_request_that_is_cancelled_leaves_the_gateways_queue(repository:
         await link.close()
 
 
-async def test_a_slow_upload_uses_up_the_deadline(repository: Repository) -> None:
-    executor = GatedExecutor()
-    gateway = gateway_of(load(None, overrides={"auth.mode": "off"}), repository, executor)
+async def test_a_slow_upload_uses_up_the_deadline(tmp_path: Path) -> None:
+    gateway, executor = gated_gateway(tmp_path)
     content = b"any ten bytes, and then some"
 
     async def slowly() -> AsyncIterator[bytes]:

@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
@@ -17,43 +16,29 @@ import pytest
 from support.agent import edge_settings
 from support.broker import Broker, free_port
 from support.databases import PostgreSql
-from support.deliveries import answered, counted, delivery, picture, post, promise, read, same
-from support.gateway import DIGITS, serving
+from support.deliveries import answered, counted, delivery, picture, promise, same
+from support.gateway import DIGITS, serving_gateway
+from support.inference import post, read
 from support.mqtt_device import device_at
 from support.proxy import FINE, ChaosProxy, Network
 from support.waiting import until
 
 from firstline_core.types import InferRequest, Status
 from firstline_edge.app import EdgeAgent
-from firstline_gateway.app import Gateway, open_gateway
-from firstline_gateway.settings.load import load
 
 DELIVERIES = 6
-
-
-def gateway_settings(url: str, **overrides: object) -> dict[str, object]:
-    return {"auth.mode": "off", "models.directory": str(DIGITS), "store.url": url} | overrides
-
-
-@asynccontextmanager
-async def serving_at(url: str, **overrides: object) -> AsyncIterator[tuple[Gateway, str]]:
-    gateway = open_gateway(load(None, overrides=gateway_settings(url, **overrides)))
-    async with serving(gateway) as address:
-        yield gateway, address
 
 
 async def all_final(agent: EdgeAgent, request_ids: list[str]) -> None:
     await until(lambda: agent.outbox.depth == 0)
     for request_id in request_ids:
         answer = (await agent.outbox.answer(request_id, "local")).answer
-        assert answer is not None
         assert answer.status is Status.FINAL
 
 
-async def test_answers_that_are_lost_are_given_again(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'gateway.db'}"
+async def test_lost_answers_are_repeated(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        gateway, address = await stack.enter_async_context(serving_at(url))
+        gateway, address = await stack.enter_async_context(serving_gateway(tmp_path, auth__mode="off"))
         network = await stack.enter_async_context(ChaosProxy(httpx.URL(address).port or 0))
         link = {"kind": "http", "url": f"http://127.0.0.1:{network.port}"}
         agent = await stack.enter_async_context(EdgeAgent(edge_settings(tmp_path / "device", links=[link])))
@@ -96,13 +81,17 @@ def started(program: list[str], settings: dict[str, object], port: int) -> subpr
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     assert json.loads(process.stdout.readline())["event"] == "ready"
     return process
 
 
-async def test_a_gateway_that_dies_between_commit_and_answer_has_answered(tmp_path: Path) -> None:
-    settings, port, asked = gateway_settings(f"sqlite:///{tmp_path / 'gateway.db'}"), free_port(), delivery(1)
+async def test_delivery_committed_before_a_kill_is_answered_again(tmp_path: Path) -> None:
+    port, asked = free_port(), delivery(1)
+    settings = {
+        "auth.mode": "off",
+        "models.directory": str(DIGITS),
+        "store.url": f"sqlite:///{tmp_path / 'gateway.db'}",
+    }
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
         with started(["-c", _DIES_BEFORE_IT_ANSWERS], settings, port) as process:
             with pytest.raises(httpx.TransportError):
@@ -117,9 +106,13 @@ async def test_a_gateway_that_dies_between_commit_and_answer_has_answered(tmp_pa
     assert not any(line.startswith("firstline_gateway_requests_total{") for line in told)  # nothing ran
 
 
-async def test_replicas_answer_each_delivery_once(postgresql: PostgreSql) -> None:
-    url = postgresql.new_database()
-    async with serving_at(url) as (one, here), serving_at(url) as (other, there), httpx.AsyncClient() as client:
+async def test_replicas_answer_each_delivery_once(tmp_path: Path, postgresql: PostgreSql) -> None:
+    shared = {"auth__mode": "off", "store__url": postgresql.new_database()}
+    async with (
+        serving_gateway(tmp_path, **shared) as (one, here),
+        serving_gateway(tmp_path, **shared) as (other, there),
+        httpx.AsyncClient() as client,
+    ):
         for seed in range(20):
             asked = delivery(seed)
             replies = await asyncio.gather(*(post(client, asked, address) for address in (here, there, here, there)))
@@ -137,9 +130,11 @@ async def test_replicas_answer_each_delivery_once(postgresql: PostgreSql) -> Non
 
 
 @pytest.mark.mosquitto
-async def test_a_delivery_is_one_over_mqtt_too(mosquitto: Broker, tmp_path: Path) -> None:
-    url, mqtt = f"sqlite:///{tmp_path / 'gateway.db'}", {"mqtt.enabled": True, "mqtt.port": mosquitto.port}
-    async with serving_at(url, **mqtt) as (gateway, _), device_at(mosquitto, "cam") as device:
+async def test_delivery_takes_effect_once_over_mqtt(mosquitto: Broker, tmp_path: Path) -> None:
+    async with (
+        serving_gateway(tmp_path, broker=mosquitto, auth__mode="off") as (gateway, _),
+        device_at(mosquitto, "cam") as device,
+    ):
         asked = delivery(1)
         assert same(await device.infer(asked), await device.infer(asked))
         assert (counted(gateway, "recorded"), counted(gateway, "repeated"), answered(gateway)) == (1, 1, 1)

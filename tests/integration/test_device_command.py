@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from click.testing import Result
-from support.tls_site import Site, site
+from support.tls_site import TlsSite, tls_site
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
@@ -24,20 +24,20 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    async with site(tmp_path_factory.mktemp("site")) as found:
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TlsSite]:
+    async with tls_site(tmp_path_factory.mktemp("site")) as found:
         yield found
 
 
-async def command(gateway: Site, *arguments: str | Path, key: str | None = None) -> Result:
+async def command(gateway: TlsSite, *arguments: str | Path, key: str | None = None) -> Result:
     authority = gateway.folder / "identity" / "authorities.pem"
-    key = gateway.keeper.headers["authorization"].removeprefix("Bearer ") if key is None else key
+    key = gateway.operator.headers["authorization"].removeprefix("Bearer ") if key is None else key
     first, *others = map(str, arguments)
     argv = ["device", first, "--gateway", gateway.url, "--ca", str(authority), *others]
     return await asyncio.to_thread(CliRunner().invoke, app, argv, env={"FIRSTLINE_TOKEN": key})
 
 
-async def test_printed_token_lets_the_device_join(gateway: Site, tmp_path: Path) -> None:
+async def test_printed_token_lets_the_device_join(gateway: TlsSite, tmp_path: Path) -> None:
     made = await command(gateway, "enroll", "press-7")
     assert made.exit_code == 0, made.output
     identity = await join_gateway(gateway.url, parse_join_token(made.stdout), IdentityFiles(tmp_path))
@@ -57,7 +57,7 @@ async def test_printed_token_lets_the_device_join(gateway: Site, tmp_path: Path)
     assert "invited until" in _state(DeviceState(**known))
 
 
-async def test_tokens_are_written_to_files_or_one_csv(gateway: Site, tmp_path: Path) -> None:
+async def test_tokens_are_written_to_files_or_one_csv(gateway: TlsSite, tmp_path: Path) -> None:
     names = [f"cam-{number}" for number in range(1200)]
     (tmp_path / "list.csv").write_text("site,name\n" + "".join(f"hall,{name}\n" for name in names))
     made = await command(gateway, "enroll", "--csv", tmp_path / "list.csv", "--out", tmp_path / "tokens")
@@ -86,14 +86,14 @@ async def test_tokens_are_written_to_files_or_one_csv(gateway: Site, tmp_path: P
     ],
 )
 async def test_invalid_arguments_print_one_sentence_and_exit_2(
-    gateway: Site, arguments: tuple[str, ...], sentence: str
+    gateway: TlsSite, arguments: tuple[str, ...], sentence: str
 ) -> None:
     found = await command(gateway, *arguments)
     assert (found.exit_code, found.stdout) == (2, "")
     assert sentence in found.stderr
 
 
-async def test_gateway_errors_are_printed(gateway: Site, tmp_path: Path) -> None:
+async def test_gateway_errors_are_printed(gateway: TlsSite, tmp_path: Path) -> None:
     found = await command(gateway, "revoke", "nobody")
     assert (found.exit_code, "no device" in found.stderr.lower()) == (1, True)
     found = await command(gateway, "list", key="flk_wrong")
@@ -102,7 +102,7 @@ async def test_gateway_errors_are_printed(gateway: Site, tmp_path: Path) -> None
     assert (found.exit_code, "There is no API key" in found.stderr) == (2, True)
 
 
-async def test_invalid_line_of_the_list_is_named(gateway: Site, tmp_path: Path) -> None:
+async def test_invalid_line_of_the_list_is_named(gateway: TlsSite, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("name\ngood\nnot good\n")
     found = await command(gateway, "enroll", "--csv", tmp_path / "list.csv")
     assert found.exit_code == 2

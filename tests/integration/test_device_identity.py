@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import json
 import ssl
 import time
@@ -12,17 +11,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from PIL import Image
 from support.identities import DAY_S, Device, certificate, csr, invite
-from support.site import REFRESH_S, Site, refusal, site
+from support.images import grey, images
+from support.inference import digits_request, post
+from support.tls_site import REFRESH_S, TlsSite, refusal, tls_site
 
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import oip
 from firstline_core.protocol.enrolment import (
     CA_PATH,
     DEVICES_PATH,
@@ -31,26 +29,18 @@ from firstline_core.protocol.enrolment import (
     parse_join_token,
     public_key_hash,
 )
-from firstline_core.protocol.http import HEADER_LENGTH
-from firstline_core.types import InferRequest, Tensor
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority
 
 
-def picture() -> bytes:
-    with io.BytesIO() as file:
-        Image.new("L", (8, 8), 100).save(file, "PNG")
-        return file.getvalue()
-
-
 @pytest.fixture
-async def at(tmp_path: Path) -> AsyncIterator[Site]:
-    async with site(tmp_path) as found:
+async def at(tmp_path: Path) -> AsyncIterator[TlsSite]:
+    async with tls_site(tmp_path) as found:
         yield found
 
 
-async def test_a_device_enrols_with_nothing_but_its_token(at: Site) -> None:
-    (token,) = await invite(at.keeper, "press-7")
+async def test_a_device_enrols_with_nothing_but_its_token(at: TlsSite) -> None:
+    (token,) = await invite(at.operator, "press-7")
     assert at.url.startswith("https://")
     unverified = ssl.create_default_context()
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
@@ -66,12 +56,12 @@ async def test_a_device_enrols_with_nothing_but_its_token(at: Site) -> None:
     assert made.public_key() == device.key.public_key()
     async with device.client() as client:
         assert (await client.get("/v2/models/digits")).status_code == 200
-    (listed,) = (await at.keeper.get(DEVICES_PATH)).json()["devices"]
+    (listed,) = (await at.operator.get(DEVICES_PATH)).json()["devices"]
     assert (listed["device"], listed["revoked_s"], listed["invited_until_s"]) == ("press-7", None, None)
     assert listed["certificate_expires_s"] == pytest.approx(time.time() + 90 * DAY_S, abs=60)
 
 
-async def test_without_certificate_and_key_only_health_is_open(at: Site) -> None:
+async def test_without_certificate_and_key_only_health_is_open(at: TlsSite) -> None:
     async with at.device().client() as client:
         assert (await client.get("/v2/health/ready")).status_code == 200
         assert "needs an API key, or a device's certificate" in await refusal(client)
@@ -79,7 +69,7 @@ async def test_without_certificate_and_key_only_health_is_open(at: Site) -> None
             assert (await client.request(method, path)).status_code == 401
 
 
-async def test_a_device_may_infer_and_renew_and_nothing_else(at: Site) -> None:
+async def test_a_device_may_infer_and_renew_and_nothing_else(at: TlsSite) -> None:
     device = await at.enrolled()
     async with device.client() as client:
         for method, path in (
@@ -98,8 +88,8 @@ async def test_a_device_may_infer_and_renew_and_nothing_else(at: Site) -> None:
         assert (await client.get("/v2")).status_code == 200
 
 
-async def test_a_token_enrols_one_key_once_and_gives_that_key_its_answer_again(at: Site) -> None:
-    (token,) = await invite(at.keeper, "press-7")
+async def test_token_enrols_one_key_and_repeats_its_certificate(at: TlsSite) -> None:
+    (token,) = await invite(at.operator, "press-7")
     device, thief = at.device(), at.device("thief")
     answers = await asyncio.gather(*(device.enrol(token) for _ in range(4)))
     assert {reply.status_code for reply in answers} == {200}
@@ -109,24 +99,24 @@ async def test_a_token_enrols_one_key_once_and_gives_that_key_its_answer_again(a
     assert "it was used" in refused.json()["error"] and token not in refused.text
 
 
-async def test_of_many_that_have_one_token_one_comes_in(at: Site) -> None:
-    (token,) = await invite(at.keeper, "press-7")
+async def test_one_of_many_users_of_a_token_is_enrolled(at: TlsSite) -> None:
+    (token,) = await invite(at.operator, "press-7")
     replies = await asyncio.gather(*(at.device(f"thief-{number}").enrol(token) for number in range(8)))
     assert sorted(reply.status_code for reply in replies) == [200] + [401] * 7
 
 
-async def test_a_newer_invitation_ends_the_one_before(at: Site) -> None:
-    (first,) = await invite(at.keeper, "press-7")
-    (second,) = await invite(at.keeper, "press-7")
+async def test_newer_invitation_invalidates_the_older(at: TlsSite) -> None:
+    (first,) = await invite(at.operator, "press-7")
+    (second,) = await invite(at.operator, "press-7")
     assert (await at.device().enrol(first)).status_code == 401
     assert (await at.device().enrol(second)).status_code == 200
 
 
-async def test_enrolling_a_name_again_ends_its_older_certificates(at: Site) -> None:
+async def test_enrolling_a_name_again_ends_its_older_certificates(at: TlsSite) -> None:
     before = await at.enrolled()
     async with before.client() as client:
         assert (await client.get("/v2")).status_code == 200
-        (token,) = await invite(at.keeper, "press-7")
+        (token,) = await invite(at.operator, "press-7")
         assert (await client.get("/v2")).status_code == 200, "an invitation alone ends nothing"
         after = Device(at.folder / "reset", at.url, at.authority.pem)
         assert (await after.enrol(token)).status_code == 200
@@ -135,12 +125,12 @@ async def test_enrolling_a_name_again_ends_its_older_certificates(at: Site) -> N
         assert (await client.get("/v2")).status_code == 200
 
 
-async def test_a_revocation_closes_open_connections_and_reaches_the_list(at: Site) -> None:
+async def test_a_revocation_closes_open_connections_and_reaches_the_list(at: TlsSite) -> None:
     device, other = await at.enrolled(), await at.enrolled("press-8")
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(at.url).port, ssl=device.context())
     async with other.client() as unharmed:
         assert (await unharmed.get("/v2")).status_code == 200
-        assert (await at.keeper.post(f"{DEVICES_PATH}/press-7/revoke")).json() == {"revoked": "press-7"}
+        assert (await at.operator.post(f"{DEVICES_PATH}/press-7/revoke")).json() == {"revoked": "press-7"}
         async with asyncio.timeout(5):
             assert await reader.read() == b""
         assert (await unharmed.get("/v2")).status_code == 200
@@ -153,31 +143,31 @@ async def test_a_revocation_closes_open_connections_and_reaches_the_list(at: Sit
     assert [entry.serial_number for entry in listed] == [shown.serial_number]
     assert listed.is_signature_valid(at.authority.key.public_key())
     assert at.gateway.identity.gatekeeper.credentials.is_revoked("press-7")
-    assert (await at.keeper.post(f"{DEVICES_PATH}/nobody/revoke")).status_code == 400
+    assert (await at.operator.post(f"{DEVICES_PATH}/nobody/revoke")).status_code == 400
 
 
-async def test_a_revocation_by_another_replica_closes_connections_within_the_stated_time(tmp_path: Path) -> None:
-    async with site(tmp_path) as first, site(tmp_path) as second:
+async def test_revocation_by_another_replica_closes_connections(tmp_path: Path) -> None:
+    async with tls_site(tmp_path) as first, tls_site(tmp_path) as second:
         device = await first.enrolled()
         device.url = second.url  # which has not heard of it yet
         async with device.client() as client:
             assert (await client.get("/v2")).status_code == 200
         reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(second.url).port, ssl=device.context())
         started_s = time.monotonic()
-        assert (await first.keeper.post(f"{DEVICES_PATH}/press-7/revoke")).status_code == 200
+        assert (await first.operator.post(f"{DEVICES_PATH}/press-7/revoke")).status_code == 200
         async with asyncio.timeout(20):
             assert await reader.read() == b""
         assert time.monotonic() - started_s < REFRESH_S + 4  # and what a busy machine takes
         writer.close()
 
 
-async def test_an_expired_certificate_is_told_so_and_renews_within_the_grace(at: Site) -> None:
+async def test_expired_certificate_is_renewed_only_within_the_grace_period(at: TlsSite) -> None:
     device, now_s = at.device(), time.time()
     for days_ago, sentence in ((5, "; renew it."), (120, "; enrol the device with a new join token.")):
         ended = certificate(
             at.authority, device.key.public_key(), start_s=now_s - 200 * DAY_S, end_s=now_s - days_ago * DAY_S
         )
-        at.issued("press-7", ended)
+        at.record_certificate("press-7", ended)
         device.keep(ended)
         async with device.client() as client:
             said = await refusal(client)
@@ -190,17 +180,17 @@ async def test_an_expired_certificate_is_told_so_and_renews_within_the_grace(at:
                 assert (await client.get("/v2")).status_code == 200
 
 
-async def test_a_certificate_of_the_future_is_refused_by_what_the_gateway_takes_the_time_for(at: Site) -> None:
+async def test_certificate_from_the_future_is_refused(at: TlsSite) -> None:
     device, now_s = at.device(), time.time()
     early = certificate(at.authority, device.key.public_key(), start_s=now_s + DAY_S, end_s=now_s + 2 * DAY_S)
-    at.issued("press-7", early)
+    at.record_certificate("press-7", early)
     device.keep(early)
     async with device.client() as client:
         assert "is the gateway's clock right?" in await refusal(client)
     assert (await device.renew()).status_code == 401
 
 
-async def test_a_certificate_that_the_store_does_not_know_is_nobodys(at: Site) -> None:
+async def test_certificate_unknown_to_the_store_is_refused(at: TlsSite) -> None:
     """An attacker with a copy of the authority's key makes certificates that are wrong only in this."""
     device, now_s = at.device(), time.time()
     device.keep(certificate(at.authority, device.key.public_key(), start_s=now_s - DAY_S, end_s=now_s + DAY_S))
@@ -209,7 +199,7 @@ async def test_a_certificate_that_the_store_does_not_know_is_nobodys(at: Site) -
     assert (await device.renew()).status_code == 401
 
 
-async def test_one_devices_serial_number_under_another_name_is_refused(at: Site) -> None:
+async def test_one_devices_serial_number_under_another_name_is_refused(at: TlsSite) -> None:
     await at.enrolled()
     (serial,) = at.gateway.identity.gatekeeper.credentials._certificates
     other, now_s = at.device("press-8"), time.time()
@@ -234,7 +224,7 @@ async def fails_in_the_handshake(device: Device) -> None:
             await client.get("/v2/health/live")
 
 
-async def test_strangers_certificates_do_not_pass_the_handshake(at: Site) -> None:
+async def test_foreign_certificates_fail_the_handshake(at: TlsSite) -> None:
     device, now_s = at.device(), time.time()
     foreign = ca.create_authority(ca.new_key(), now_s)
     times = {"start_s": now_s - DAY_S, "end_s": now_s + DAY_S}
@@ -248,7 +238,7 @@ async def test_strangers_certificates_do_not_pass_the_handshake(at: Site) -> Non
     await fails_in_the_handshake(device)
 
 
-async def test_a_certificate_without_its_key_proves_nothing(at: Site) -> None:
+async def test_certificate_without_its_key_is_refused(at: TlsSite) -> None:
     """What a thief has who read it from a log; he signs the handshake with a key of his own."""
     device, thief = await at.enrolled(), at.device("thief")
     stolen = (device.folder / "device.pem").read_text()
@@ -271,10 +261,10 @@ def disguised(key: ec.EllipticCurvePrivateKey, public_key: ec.EllipticCurvePubli
     return f"-----BEGIN EC PRIVATE KEY-----\n{text}-----END EC PRIVATE KEY-----\n".encode()
 
 
-async def test_a_device_without_a_clock_enrols_and_renews(at: Site, tmp_path: Path) -> None:
+async def test_a_device_without_a_clock_enrols_and_renews(at: TlsSite, tmp_path: Path) -> None:
     """Its TLS stack takes the time for 1970, when none of these certificates was valid."""
     faketime = ["-attime", "86400"]
-    (token,) = await invite(at.keeper, "press-7")
+    (token,) = await invite(at.operator, "press-7")
     device = at.device()
     body = json.dumps({"secret": parse_join_token(token).secret, "csr": csr(device.key)})
     (tmp_path / "ca.pem").write_text(at.authority.pem)
@@ -287,7 +277,7 @@ async def test_a_device_without_a_clock_enrols_and_renews(at: Site, tmp_path: Pa
     assert "200 OK" in await asked_by_openssl(at, tmp_path, [*shown, "-no_check_time"], RENEW_PATH, renewal)
 
 
-async def asked_by_openssl(at: Site, folder: Path, arguments: list[str], path: str, body: str) -> str:
+async def asked_by_openssl(at: TlsSite, folder: Path, arguments: list[str], path: str, body: str) -> str:
     """What `openssl s_client` prints when it sends a request, verifying the server as a device does."""
     url = httpx.URL(at.url)
     request = (
@@ -304,18 +294,14 @@ async def asked_by_openssl(at: Site, folder: Path, arguments: list[str], path: s
     return said.decode()
 
 
-async def test_a_device_gets_no_other_devices_answers(at: Site) -> None:
+async def test_device_cannot_read_another_devices_answers(at: TlsSite) -> None:
     """Request ids are kept per principal, which the certificate decides and no header."""
     first, second = await at.enrolled("press-7"), await at.enrolled("press-8")
     request_id = new_request_id()
-    request = InferRequest(
-        model="digits", inputs=(Tensor("image", np.array([picture()], np.object_)),), request_id=request_id
-    )
-    encoded = oip.encode_request(request)
-    headers = {HEADER_LENGTH: str(encoded.header_length)}
+    request = digits_request(images(grey()), request_id=request_id, binary_output=False)
     for device in (first, second):
         async with device.client() as client:
-            reply = await client.post("/v2/models/digits/infer", content=encoded.body, headers=headers)
+            reply = await post(client, request)
             assert (reply.status_code, reply.json()["parameters"]["request_id"]) == (200, request_id)
             spoofed = await client.get("/v2", headers={"X-Client-Cert": "x", "Authorization": "Bearer flk_x"})
             assert spoofed.status_code == 200, "a certificate goes before whatever a header says"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import sys
 import time
@@ -11,12 +12,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 import pytest_asyncio
 from support.gateway import DIGITS
-from support.images import encode
-from support.tls_site import Site, site
+from support.images import noise
+from support.tls_site import TlsSite, tls_site
 from support.waiting import until
 
 from firstline_core.clock import SYSTEM_CLOCK
@@ -37,17 +37,17 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
 
 # What docs/identities.md promises: twice `auth.refresh_s`, and two seconds for the broker; thrice on a busy machine.
 SILENT_WITHIN_S = 3 * (2 * 0.2 + 2.0)
-_RNG = np.random.default_rng(7)
+_IMAGES = map(noise, itertools.count())  # no cache has seen them
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    async with site(tmp_path_factory.mktemp("site"), mosquitto=True) as found:
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TlsSite]:
+    async with tls_site(tmp_path_factory.mktemp("site"), mosquitto=True) as found:
         yield found
 
 
 @asynccontextmanager
-async def joined(gateway: Site, folder: Path, name: str, kind: str = "") -> AsyncIterator[EdgeAgent]:
+async def joined(gateway: TlsSite, folder: Path, name: str, kind: str = "") -> AsyncIterator[EdgeAgent]:
     """An agent that has joined as `name`, with both links, or the one of a kind."""
     state_dir = folder / name
     token = parse_join_token((await gateway.token_file(name)).read_text())
@@ -70,20 +70,14 @@ async def joined(gateway: Site, folder: Path, name: str, kind: str = "") -> Asyn
         yield agent
 
 
-def image() -> bytes:
-    """One that no cache has seen."""
-    return encode(_RNG.integers(0, 255, (8, 8), np.uint8))
-
-
 async def asked(agent: EdgeAgent) -> str:
     """The tier that answered where the gateway was asked for."""
-    answer = (await agent.data_plane.infer_file("digits", image(), route="cloud", timeout="5000000")).answer
-    assert answer is not None
+    answer = (await agent.data_plane.infer_file("digits", next(_IMAGES), route="cloud", timeout="5000000")).answer
     return answer.tier
 
 
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
-async def test_both_links_work_with_only_the_certificate(gateway: Site, tmp_path: Path, kind: str) -> None:
+async def test_both_links_work_with_only_the_certificate(gateway: TlsSite, tmp_path: Path, kind: str) -> None:
     async with joined(gateway, tmp_path, f"works-{kind}", kind) as agent:
         assert await asked(agent) == "cloud"
         assert agent.operations.status()["links"][kind]["state"] is LinkStatus.UP
@@ -92,7 +86,7 @@ async def test_both_links_work_with_only_the_certificate(gateway: Site, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
-async def test_a_renewal_under_load_loses_no_request(gateway: Site, tmp_path: Path, kind: str) -> None:
+async def test_a_renewal_under_load_loses_no_request(gateway: TlsSite, tmp_path: Path, kind: str) -> None:
     async with joined(gateway, tmp_path, f"renews-{kind}", kind) as agent:
         credentials, renewal = agent.identity.credentials, agent.renewal
         assert credentials is not None
@@ -121,7 +115,7 @@ async def test_a_renewal_under_load_loses_no_request(gateway: Site, tmp_path: Pa
         assert agent.operations.status()["problems"] == []
 
 
-async def test_the_old_certificate_is_not_needed_after_a_renewal(gateway: Site, tmp_path: Path) -> None:
+async def test_the_old_certificate_is_not_needed_after_a_renewal(gateway: TlsSite, tmp_path: Path) -> None:
     """Every connection shows the new one: the old one is revoked, and nothing happens."""
     async with joined(gateway, tmp_path, "swaps") as agent:
         credentials, renewal = agent.identity.credentials, agent.renewal
@@ -140,7 +134,7 @@ async def test_the_old_certificate_is_not_needed_after_a_renewal(gateway: Site, 
 
 
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
-async def test_a_revoked_device_is_disconnected_and_answers_alone(gateway: Site, tmp_path: Path, kind: str) -> None:
+async def test_a_revoked_device_is_disconnected_and_answers_alone(gateway: TlsSite, tmp_path: Path, kind: str) -> None:
     async with joined(gateway, tmp_path, f"thief-{kind}", kind) as agent:
         assert await asked(agent) == "cloud"
         await gateway.revoke(f"thief-{kind}")
@@ -155,7 +149,7 @@ async def test_a_revoked_device_is_disconnected_and_answers_alone(gateway: Site,
             await until(lambda: agent.operations.status()["links"][kind]["state"] is not LinkStatus.UP)
 
 
-async def test_doctor_checks_the_identity_without_disturbing_the_agent(gateway: Site, tmp_path: Path) -> None:
+async def test_doctor_checks_the_identity_without_disturbing_the_agent(gateway: TlsSite, tmp_path: Path) -> None:
     async with joined(gateway, tmp_path, "patient") as agent:
         assert await asked(agent) == "cloud"
         (link,) = agent.links.mqtt
@@ -171,14 +165,14 @@ async def test_doctor_checks_the_identity_without_disturbing_the_agent(gateway: 
         assert link.connections == connections
 
 
-async def test_doctor_reports_a_revoked_device(gateway: Site, tmp_path: Path) -> None:
+async def test_doctor_reports_a_revoked_device(gateway: TlsSite, tmp_path: Path) -> None:
     async with joined(gateway, tmp_path, "banned") as agent:
         await gateway.revoke("banned")
         told, _ = await link_findings(agent.settings, DeviceIdentity(agent.settings, SYSTEM_CLOCK).credentials)
         assert any(one.state is State.MISSING and "was revoked" in one.detail for one in told), told
 
 
-async def test_a_device_that_has_not_joined_is_refused(gateway: Site, tmp_path: Path) -> None:
+async def test_a_device_that_has_not_joined_is_refused(gateway: TlsSite, tmp_path: Path) -> None:
     async with joined(gateway, tmp_path, "stranger") as agent:
         settings = agent.settings
     alone = msgspec.structs.replace(settings.agent, use_identity=False)
@@ -189,7 +183,7 @@ async def test_a_device_that_has_not_joined_is_refused(gateway: Site, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
 async def test_a_device_that_joins_again_needs_no_restart(
-    gateway: Site, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    gateway: TlsSite, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(identity_renewal, "CHECK_S", 0.1)
     name = f"returns-{kind}"
@@ -215,7 +209,7 @@ async def test_a_device_that_joins_again_needs_no_restart(
 
 
 async def test_a_device_that_joins_as_another_needs_a_restart(
-    gateway: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gateway: TlsSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(identity_renewal, "CHECK_S", 0.02)
     async with joined(gateway, tmp_path, "was", "http") as agent:

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from support.agent import DIGITS, edge_settings, serving_agent
 from support.broker import Broker
-from support.gateway import serving
+from support.gateway import serving_gateway
 from support.waiting import until
 
 from firstline_core.bundle.store import open_bundle
@@ -25,8 +25,6 @@ from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.doctor_device import outbox_findings
 from firstline_edge.cli.doctor_links import link_findings, served_findings
 from firstline_edge.cli.findings import State
-from firstline_gateway.app import open_gateway
-from firstline_gateway.settings.load import load as load_gateway_settings
 
 ACL = Path(__file__).parents[2] / "cloud_gateway" / "mosquitto" / "acl"
 
@@ -103,8 +101,7 @@ async def test_bundles_of_the_gateway_are_compared(digest: str, version: str, sa
 
 
 async def test_a_gateway_with_the_same_bundles_is_ok(tmp_path: Path) -> None:
-    overrides = {"auth.mode": "off", "models.directory": str(DIGITS.parent)}
-    async with serving(open_gateway(load_gateway_settings(None, environ={}, overrides=overrides))) as url:
+    async with serving_gateway(tmp_path, auth__mode="off") as (_, url):
         settings = edge_settings(tmp_path / "state", links=[{"kind": "http", "url": url}])
         *_, token, bundle = (await link_findings(settings))[0]
         assert token.subject.endswith("token") and token.state is State.OK

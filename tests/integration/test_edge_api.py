@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import zipfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,67 +11,38 @@ import httpx
 import numpy as np
 import orjson
 import pytest
-from support.agent import CHECKOUT, DIGITS, edge_settings, serving_agent
+from support.agent import DIGITS, edge_settings, serving_agent
 from support.broker import Broker, free_port
-from support.gateway import serving
+from support.digits import predictions, scan
+from support.gateway import serving_gateway
+from support.images import images
+from support.inference import digits_request, infer
 from support.waiting import until
 
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import linear
 from firstline_core.errors import ConfigError
-from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import InputSpec
-from firstline_core.protocol import oip
-from firstline_core.protocol.http import HEADER_LENGTH
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings
-from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.decisions import find
-from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_core.types import InferResponse
 from firstline_edge.api import server
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cascade.cascade import Cascade
 from firstline_edge.cli.explain import describe
-from firstline_edge.models.loading import load_bundle
 from firstline_edge.models.models import Models
 from firstline_edge.models.workers import Workers
 from firstline_edge.requests.context import RequestContext
-from firstline_gateway.app import open_gateway
-from firstline_gateway.settings.load import load as load_gateway_settings
 
 SHORT = "/firstline/v1/models/digits/infer"
 V2 = "/v2/models/digits/infer"
 
 
-def pictures() -> list[bytes]:
-    with zipfile.ZipFile(CHECKOUT / "models" / "digits" / "heldout" / "images.zip") as archive:
-        return [archive.read(name) for name in sorted(archive.namelist()) if name.endswith(".png")]
-
-
 @pytest.fixture(scope="module")
 def sure_and_unsure() -> tuple[bytes, bytes]:
-    """A picture that the edge model is sure of, and one that it is not."""
-    held = load_bundle(DIGITS, RuntimeOptions(), Workers(1, 1))
-    assert held.edge is not None
-    content = pictures()[:200]
-    scores = [said.score or 0.0 for said in held.edge.run(tensor(*content))]
-    held.edge.loaded.close()
-    return content[int(np.argmax(scores))], content[int(np.argmin(scores))]
-
-
-def tensor(*encoded: bytes) -> Tensor:
-    array = np.empty(len(encoded), dtype=np.object_)
-    array[:] = encoded
-    return Tensor("image", array)
-
-
-async def infer(http: httpx.AsyncClient, *encoded: bytes, binary: bool = True, **fields: Any) -> InferResponse:
-    asked = InferRequest("digits", (tensor(*encoded),), new_request_id(), binary_output=binary, **fields)
-    body = oip.encode_request(asked, binary=True)
-    reply = await http.post(V2, content=body.body, headers={HEADER_LENGTH: str(body.header_length)})
-    assert reply.status_code == 200, reply.text
-    length = reply.headers.get(HEADER_LENGTH)
-    return oip.decode_response(reply.content, int(length) if length else None)
+    """A scan that the edge model is sure of, and one that it is not."""
+    return predictions(200).surest, predictions(200).least_sure
 
 
 @pytest.fixture
@@ -103,16 +72,20 @@ async def test_errors_are_sentences(alone: httpx.AsyncClient) -> None:
         assert reply.json()["error"].endswith(".") and reply.json()["code"]
 
 
-async def test_v2_json_and_binary_say_the_same(alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]) -> None:
-    binary = await infer(alone, *sure_and_unsure)
-    plain = await infer(alone, *sure_and_unsure, binary=False)
+async def test_json_and_binary_answers_are_equal(
+    alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]
+) -> None:
+    binary = await infer(alone, digits_request(images(*sure_and_unsure)))
+    plain = await infer(alone, digits_request(images(*sure_and_unsure), binary_output=False))
     np.testing.assert_array_equal(binary.output("probabilities"), plain.output("probabilities"))
     assert binary.answer is not None and plain.answer is not None
     assert [row.tier.value for row in binary.answer.rows] == ["edge", "edge"]
     assert [row.tier.value for row in plain.answer.rows] == ["cache", "cache"]
 
 
-async def test_the_short_way_and_its_wishes(alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]) -> None:
+async def test_file_inference_takes_query_parameters(
+    alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]
+) -> None:
     sure, unsure = sure_and_unsure
     reply = (await alone.post(SHORT, content=sure)).json()
     assert (reply["tier"], reply["reason"], reply["status"]) == ("edge", "confident", "final")
@@ -123,7 +96,7 @@ async def test_the_short_way_and_its_wishes(alone: httpx.AsyncClient, sure_and_u
     assert refused.status_code == 400
 
 
-async def test_a_body_over_the_limit_is_refused_with_and_without_its_length(tmp_path: Path) -> None:
+async def test_body_over_the_limit_is_refused(tmp_path: Path) -> None:
     async def in_pieces() -> AsyncIterator[bytes]:
         for _ in range(50):
             yield b"\0" * 65536
@@ -135,18 +108,18 @@ async def test_a_body_over_the_limit_is_refused_with_and_without_its_length(tmp_
             assert (reply.status_code, reply.json()["code"]) == (413, "payload_too_large")
 
 
-async def test_only_loopbacks_names_are_answered_to(alone: httpx.AsyncClient) -> None:
+async def test_only_loopback_hosts_are_served(alone: httpx.AsyncClient) -> None:
     assert (await alone.get("/v2", headers={"Host": "evil.example"})).status_code == 400
     assert (await alone.get("/v2", headers={"Host": "localhost:1"})).status_code == 200
     assert (await alone.get("/v2", headers={"Host": "[::1]:1"})).status_code == 200
 
 
-async def test_a_page_from_elsewhere_cannot_post(alone: httpx.AsyncClient) -> None:
+async def test_cross_origin_posts_are_refused(alone: httpx.AsyncClient) -> None:
     for origin in ("https://evil.example", "http://127.0.0.1.evil.example", "null"):
-        reply = await alone.post(SHORT, content=pictures()[0], headers={"Origin": origin})
+        reply = await alone.post(SHORT, content=scan(), headers={"Origin": origin})
         assert reply.status_code == 400
         assert "does not answer to web pages from elsewhere" in reply.json()["error"]
-    reply = await alone.post(SHORT, content=pictures()[0], headers={"Origin": "http://localhost:3000"})
+    reply = await alone.post(SHORT, content=scan(), headers={"Origin": "http://localhost:3000"})
     assert reply.status_code == 200
 
 
@@ -155,12 +128,12 @@ async def test_bodies_share_one_budget(tmp_path: Path) -> None:
     go_on = asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
-        yield pictures()[0]
+        yield scan()
         yield b"\0" * 600
         first_half_sent.set()
         await go_on.wait()
 
-    size_bytes = len(pictures()[0]) + 600
+    size_bytes = len(scan()) + 600
     limits = {"api__body_limit_bytes": size_bytes, "api__bodies_limit_bytes": size_bytes + 10}
     settings = edge_settings(tmp_path / "state", **limits)
     async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
@@ -168,13 +141,13 @@ async def test_bodies_share_one_budget(tmp_path: Path) -> None:
         await first_half_sent.wait()
 
         async def refused() -> bool:
-            reply = await http.post(SHORT, content=pictures()[0])
+            reply = await http.post(SHORT, content=scan())
             return reply.status_code == 503 and reply.json()["code"] == "queue_full" and "Retry-After" in reply.headers
 
         await until(refused)
         go_on.set()
         assert (await uploading).status_code == 200
-        assert (await http.post(SHORT, content=pictures()[0])).status_code == 200  # the share was given back
+        assert (await http.post(SHORT, content=scan())).status_code == 200  # the share was given back
 
 
 class TestTokens:
@@ -207,17 +180,17 @@ class TestTokens:
             assert (refused.status_code, refused.json()["code"]) == (404, "unknown_answer")
 
 
-async def test_heavy_and_offline_says_when_to_come_back(tmp_path: Path) -> None:
+async def test_large_input_without_a_link_gets_retry_after(tmp_path: Path) -> None:
     links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
     settings = edge_settings(tmp_path / "state", links=links, policy__limit_bytes=10)
     async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
-        reply = await http.post(SHORT, content=pictures()[0])
+        reply = await http.post(SHORT, content=scan())
         assert (reply.status_code, reply.json()["code"]) == (503, "link_down")
         assert int(reply.headers["Retry-After"]) >= 1
 
 
 async def test_status_and_metrics(alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]) -> None:
-    await infer(alone, sure_and_unsure[0])
+    await infer(alone, digits_request(images(sure_and_unsure[0])))
     status = (await alone.get("/firstline/v1/status")).json()
     assert (status["ready"], status["device_id"], status["cache"]["entries"]) == (True, "device-1", 1)
     assert status["models"][0]["edge"] == "edge-onnx" and status["models"][0]["row_ms"] > 0
@@ -242,7 +215,7 @@ async def test_local_only_leaves_no_trace(tmp_path: Path, sure_and_unsure: tuple
         assert "firstline_edge_cache_entries 0.0" in told and "firstline_edge_cache_bytes 0.0" in told
     async with EdgeAgent(settings) as again:  # what was answered before is not on the disk either
         response = await again.data_plane.infer_file("digits", sure_and_unsure[1], privacy="local_only")
-        assert response.answer is not None and response.answer.tier.value == "edge"
+        assert response.answer.tier.value == "edge"
 
 
 async def test_a_refusal_can_be_explained(alone: httpx.AsyncClient, tmp_path: Path) -> None:
@@ -258,7 +231,7 @@ async def test_a_refusal_can_be_explained(alone: httpx.AsyncClient, tmp_path: Pa
     assert story[1].startswith("  this device's model failed (invalid_tensor)")
 
 
-async def test_ready_means_that_something_could_be_answered(tmp_path: Path) -> None:
+async def test_ready_needs_a_model_or_a_link(tmp_path: Path) -> None:
     broken = tmp_path / "models" / "broken"
     broken.mkdir(parents=True)
     (broken / "manifest.json").write_text("{}")
@@ -274,7 +247,7 @@ async def test_ready_means_that_something_could_be_answered(tmp_path: Path) -> N
             assert (await http.get("/v2/health/live")).status_code == 200
 
 
-async def test_a_bundle_that_cannot_be_used_is_told_and_the_rest_works(tmp_path: Path) -> None:
+async def test_invalid_bundle_is_reported_and_others_are_served(tmp_path: Path) -> None:
     broken = tmp_path / "models" / "broken"
     broken.mkdir(parents=True)
     (broken / "manifest.json").write_text("{}")
@@ -282,10 +255,10 @@ async def test_a_bundle_that_cannot_be_used_is_told_and_the_rest_works(tmp_path:
     async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
         status = (await http.get("/firstline/v1/status")).json()
         assert "not a manifest" in status["problems"][0]["message"]
-        assert (await http.post(SHORT, content=pictures()[0])).status_code == 200
+        assert (await http.post(SHORT, content=scan())).status_code == 200
 
 
-async def test_runs_end_before_the_models_that_they_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_close_before_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     for kind in (Workers, Models):
         close = kind.close
@@ -300,7 +273,7 @@ async def test_runs_end_before_the_models_that_they_use(tmp_path: Path, monkeypa
     assert ended == ["Workers", "Models"]
 
 
-async def test_one_state_directory_one_agent(tmp_path: Path) -> None:
+async def test_state_directory_is_used_by_one_agent(tmp_path: Path) -> None:
     settings = edge_settings(tmp_path / "state")
     async with EdgeAgent(settings):
         with pytest.raises(ConfigError, match="in use by another agent"):
@@ -314,7 +287,7 @@ class TestWithGateway:
     @pytest.fixture
     async def pair(self, tmp_path: Path) -> AsyncIterator[tuple[EdgeAgent, httpx.AsyncClient]]:
         """An agent whose gateway runs the full model."""
-        async with gateway() as gateway_url:
+        async with serving_gateway(tmp_path, auth__mode="off") as (_, gateway_url):
             settings = edge_settings(tmp_path / "state", links=[{"kind": "http", "url": gateway_url}])
             async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url) as http:
                 yield agent, http
@@ -324,20 +297,19 @@ class TestWithGateway:
     ) -> None:
         agent, http = pair
         sure, unsure = sure_and_unsure
-        response = await infer(http, unsure, sure, unsure)
-        assert response.answer is not None
+        response = await infer(http, digits_request(images(unsure, sure, unsure)))
         assert [row.tier.value for row in response.answer.rows] == ["cloud", "edge", "cloud"]
         assert [row.certified for row in response.answer.rows] == [True, True, True]
         full = agent.models.all[0].manifest.full_digest
         assert response.answer.model_digest == full
-        again = await infer(http, unsure)
-        assert again.answer is not None and again.answer.tier.value == "cache" and again.answer.certified
+        again = await infer(http, digits_request(images(unsure)))
+        assert again.answer.tier.value == "cache" and again.answer.certified
         assert again.output("probabilities")[0].tolist() == response.output("probabilities")[0].tolist()
 
-    async def test_the_short_way_to_a_model_that_only_the_gateway_holds(
+    async def test_file_inference_by_a_model_of_the_gateway_alone(
         self, tmp_path: Path, sure_and_unsure: tuple[bytes, bytes]
     ) -> None:
-        async with gateway() as gateway_url:
+        async with serving_gateway(tmp_path, auth__mode="off") as (_, gateway_url):
             links = [{"kind": "http", "url": gateway_url}]
             settings = edge_settings(tmp_path / "state", models__directories=[], links=links)
             async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url) as http:
@@ -345,7 +317,7 @@ class TestWithGateway:
                 assert (reply["tier"], reply["reason"], reply["status"]) == ("cloud", "heavy", "final")
                 assert reply["label"] in set("0123456789")
                 in_process = await agent.data_plane.infer_file("digits", sure_and_unsure[0])
-                assert in_process.answer is not None and in_process.answer.reason.value == "heavy"
+                assert in_process.answer.reason.value == "heavy"
                 unknown = await http.post("/firstline/v1/models/nobody/infer", content=b"x")
                 assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_model")
 
@@ -383,7 +355,7 @@ async def test_a_correction_is_published_for_local_applications(
     application = MqttClient(MqttSettings(mosquitto.host, mosquitto.port, client_id="application"))
     await application.subscribe("firstline/v1/device-1/results", hear)
     await application.connect(5)
-    async with gateway() as gateway_url:
+    async with serving_gateway(tmp_path, auth__mode="off") as (_, gateway_url):
         broker = {"kind": "mqtt", "host": mosquitto.host, "port": mosquitto.port}
         links = [{"kind": "http", "url": gateway_url}, broker]
         async with EdgeAgent(edge_settings(tmp_path / "state", links=links)) as agent:
@@ -398,13 +370,7 @@ async def test_a_correction_is_published_for_local_applications(
     assert not message.retain
 
 
-def gateway() -> AbstractAsyncContextManager[str]:
-    """A gateway on loopback that serves the digits without tokens."""
-    overrides = {"auth.mode": "off", "models.directory": str(DIGITS.parent)}
-    return serving(open_gateway(load_gateway_settings(None, environ={}, overrides=overrides)))
-
-
-async def test_a_bug_is_answered_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unexpected_errors_reveal_no_details(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(_cascade: Cascade, _context: RequestContext) -> InferResponse:
         raise ZeroDivisionError("secret detail")
 
@@ -413,11 +379,11 @@ async def test_a_bug_is_answered_without_its_text(tmp_path: Path, monkeypatch: p
         httpx.AsyncClient(base_url=url) as http,
     ):
         monkeypatch.setattr(Cascade, "infer", broken)
-        reply = await http.post(SHORT, content=pictures()[0])
+        reply = await http.post(SHORT, content=scan())
         assert (reply.status_code, reply.json()["code"]) == (500, "internal")
         assert "secret" not in reply.text
         monkeypatch.undo()
-        assert (await http.post(SHORT, content=pictures()[0])).status_code == 200
+        assert (await http.post(SHORT, content=scan())).status_code == 200
 
 
 async def test_requests_during_shutdown_get_503_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,10 +398,10 @@ async def test_requests_during_shutdown_get_503_in_json(tmp_path: Path, monkeypa
     monkeypatch.setattr(Cascade, "infer", never)
     async with httpx.AsyncClient() as http:
         async with serving_agent(edge_settings(tmp_path / "state")) as (agent, url):
-            under_way = asyncio.create_task(http.post(url + SHORT, content=pictures()[0]))
+            under_way = asyncio.create_task(http.post(url + SHORT, content=scan()))
             await started.wait()
             agent.data_plane.stop()
-            refused = await http.post(url + SHORT, content=pictures()[0])
+            refused = await http.post(url + SHORT, content=scan())
             assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
         cancelled = await under_way
     assert (cancelled.status_code, cancelled.json()["code"]) == (503, "not_ready")
@@ -443,7 +409,7 @@ async def test_requests_during_shutdown_get_503_in_json(tmp_path: Path, monkeypa
 
 
 async def test_a_multipart_form_is_refused_with_advice(alone: httpx.AsyncClient) -> None:
-    reply = await alone.post(SHORT, files={"image": pictures()[0]})
+    reply = await alone.post(SHORT, files={"image": scan()})
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_tensor")
     assert "--data-binary" in reply.json()["error"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import zipfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.agent import CHECKOUT, DIGITS, edge_settings
+from support.agent import edge_settings
 from support.audits import uncertified_digits
-from support.gateway import serving
+from support.digits import predictions, scans
+from support.gateway import serving_gateway
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import BudgetExceededError
@@ -23,15 +23,6 @@ from firstline_core.types import Answer, InferResponse, Reason, Status, Tier
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.explain import describe
 from firstline_edge.cli.status import describe as describe_status
-from firstline_gateway.app import open_gateway
-from firstline_gateway.settings.load import load as load_gateway_settings
-
-HELDOUT = CHECKOUT / "models" / "digits" / "heldout"
-
-
-def pictures(count: int) -> list[bytes]:
-    with zipfile.ZipFile(HELDOUT / "images.zip") as archive:
-        return [archive.read(name) for name in archive.namelist() if name.endswith(".png")][:count]
 
 
 @dataclass
@@ -71,9 +62,8 @@ async def wire(url: str) -> AsyncIterator[Wire]:
 
 
 @pytest.fixture
-async def gateway_url() -> AsyncIterator[str]:
-    overrides = {"auth.mode": "off", "models.directory": str(DIGITS.parent)}
-    async with serving(open_gateway(load_gateway_settings(None, environ={}, overrides=overrides))) as url:
+async def gateway_url(tmp_path: Path) -> AsyncIterator[str]:
+    async with serving_gateway(tmp_path, auth__mode="off") as (_, url):
         yield url
 
 
@@ -88,13 +78,13 @@ def budget_of(agent: EdgeAgent) -> dict[str, float]:
     return dict(budget)
 
 
-async def test_what_is_charged_is_what_crosses_the_wire(gateway_url: str, tmp_path: Path) -> None:
+async def test_charged_bytes_equal_transferred_bytes(gateway_url: str, tmp_path: Path) -> None:
     async with wire(gateway_url) as line:
         settings = edge_settings(
             tmp_path, links=[{"kind": "http", "url": line.url}], budget__bytes_per_day=1_000_000, audit__per_hour=0
         )
         async with EdgeAgent(settings) as agent:
-            first, second = pictures(2)
+            first, second = scans(2)
             await ask(agent, first, route="cloud")  # opens the connection, by when the first probe is over
             spent, crossed = budget_of(agent)["spent"], line.crossed
             assert (await ask(agent, second, route="cloud")).tier is Tier.CLOUD
@@ -102,14 +92,12 @@ async def test_what_is_charged_is_what_crosses_the_wire(gateway_url: str, tmp_pa
             assert budget_of(agent)["spent"] > len(first) + len(second)
 
 
-async def test_the_end_of_a_budget_is_the_end_of_escalations_and_outlives_a_restart(
-    gateway_url: str, tmp_path: Path
-) -> None:
+async def test_exhausted_budget_stops_escalations_over_restarts(gateway_url: str, tmp_path: Path) -> None:
     clock = SimulatedClock()
     settings = edge_settings(
         tmp_path, links=[{"kind": "http", "url": gateway_url}], budget__bytes_per_hour=6000, audit__per_hour=0
     )
-    wanted = pictures(40)
+    wanted = scans(40)
     async with EdgeAgent(settings, clock=clock) as agent:
         answers = [await ask(agent, picture, route="cloud") for picture in wanted]
         tiers = [answer.tier for answer in answers]
@@ -137,19 +125,17 @@ async def test_the_end_of_a_budget_is_the_end_of_escalations_and_outlives_a_rest
     assert json.loads(read_checked(tmp_path / "spending.json"))["ledgers"]["bytes/hour"]["spent"] > 0
 
 
-async def test_what_only_the_gateway_can_answer_is_refused_until_the_budget_is_anew(
-    gateway_url: str, tmp_path: Path
-) -> None:
+async def test_exhausted_budget_refuses_models_of_the_gateway_alone(gateway_url: str, tmp_path: Path) -> None:
     settings = edge_settings(
         tmp_path, models__directories=[], links=[{"kind": "http", "url": gateway_url}], budget__bytes_per_hour=10
     )
     async with EdgeAgent(settings) as agent:
         with pytest.raises(BudgetExceededError) as refused:
-            await agent.data_plane.infer_file("digits", pictures(1)[0], timeout="20000000")
+            await agent.data_plane.infer_file("digits", scans(1)[0], timeout="20000000")
         assert refused.value.retry_after_s is not None
 
 
-async def test_a_row_that_is_not_worth_its_price_is_explained(gateway_url: str, tmp_path: Path) -> None:
+async def test_row_below_its_price_is_explained(gateway_url: str, tmp_path: Path) -> None:
     settings = edge_settings(
         tmp_path,
         models__directories=[str(uncertified_digits(tmp_path))],  # a promise is kept at any price
@@ -158,22 +144,21 @@ async def test_a_row_that_is_not_worth_its_price_is_explained(gateway_url: str, 
         costs__money_per_request=0.9,
     )
     async with EdgeAgent(settings) as agent:
-        answers = [await ask(agent, picture) for picture in pictures(20)]
+        found = predictions(40)
+        answers = [await ask(agent, content) for content, sure in zip(found.contents, found.sure, strict=True) if sure]
         assert {answer.tier for answer in answers} == {Tier.EDGE}
         agent.recorder.flush()
         [line] = find(agent.state.decisions_path, answers[0].request_id)
         assert "would have had to be worth 0.9" in "\n".join(describe(line))
 
 
-async def test_a_link_that_cannot_be_afforded_is_passed_by_for_one_that_is_free(
-    gateway_url: str, tmp_path: Path
-) -> None:
+async def test_free_link_is_used_if_the_metered_one_is_too_expensive(gateway_url: str, tmp_path: Path) -> None:
     dear, free = {"kind": "http", "url": gateway_url, "metered": True}, {"kind": "http", "url": gateway_url}
     settings = edge_settings(
         tmp_path, links=[dear, free], budget__money_per_day=1e-6, costs__money_per_mib=1.0, audit__per_hour=0
     )
     async with EdgeAgent(settings) as agent:
-        first, *others = pictures(40)
+        first, *others = scans(40)
         assert (await ask(agent, first, route="cloud")).tier is Tier.CLOUD
         answers = [await ask(agent, picture) for picture in others]
         assert Tier.CLOUD in {answer.tier for answer in answers}

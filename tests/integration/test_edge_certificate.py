@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.agent import CHECKOUT, edge_settings
+from support.digits import HELDOUT, scans
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
@@ -19,7 +19,6 @@ from firstline_edge.cli.doctor_models import model_findings
 from firstline_edge.cli.explain import describe
 from firstline_edge.cli.status import describe as describe_status
 
-HELDOUT = CHECKOUT / "models" / "digits" / "heldout"
 PROMISE = "at most 3 % of edge answers disagree with the full model, with confidence 90 %"
 
 
@@ -30,11 +29,6 @@ def certified(tmp_path: Path) -> Path:
     result = CliRunner().invoke(app, ["certify", str(CHECKOUT / "models" / "digits" / "bundle"), *promise])
     assert result.exit_code == 0, result.output
     return out
-
-
-def scans(count: int) -> list[bytes]:
-    with zipfile.ZipFile(HELDOUT / "images.zip") as archive:
-        return [archive.read(name) for name in archive.namelist()[:count]]
 
 
 async def ask(settings: Any) -> tuple[list[Answer], dict[str, Any], list[str]]:
@@ -102,7 +96,7 @@ async def test_device_uses_the_certified_threshold_of_each_class(tmp_path: Path)
             for scan in scans(60):
                 answer = (said := await agent.data_plane.infer_file("digits", scan)).answer
                 label = agent.data_plane.labels("digits", "")[int(said.output("probabilities").argmax())]
-                assert answer is not None and answer.confidence is not None
+                assert answer.confidence is not None
                 kept = thresholds[label] is not None and answer.confidence >= thresholds[label]
                 assert answer.certified == (answer.reason is Reason.CONFIDENT) == kept
                 tiers.add(kept)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,9 @@ import httpx
 import pytest
 from support.agent import DIGITS, edge_settings, serving_agent
 from support.broker import free_port
+from support.digits import scan
 from support.disk import SmallDisk, small_disk
+from support.processes import TierProcess
 from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
@@ -32,26 +32,20 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield found
 
 
-def picture() -> bytes:
-    with zipfile.ZipFile(DIGITS.parent / "heldout" / "images.zip") as archive:
-        return archive.read(next(name for name in sorted(archive.namelist()) if name.endswith(".png")))
-
-
 def summary(response: InferResponse) -> tuple[Status, Reason, bool]:
-    assert response.answer is not None
     return response.answer.status, response.answer.reason, response.answer.durable
 
 
-async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> None:
+async def test_full_disk_prevents_only_promises(disk: SmallDisk) -> None:
     clock = SimulatedClock()
     links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
     settings = edge_settings(disk.path / "state", links=links, policy__min_threshold=1.0, cache__ttl_s=1e6)
     async with EdgeAgent(settings, clock=clock) as agent:
-        first = await agent.data_plane.infer_file("digits", picture())
+        first = await agent.data_plane.infer_file("digits", scan())
         assert summary(first) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
     disk.fill()
     async with EdgeAgent(settings, clock=clock) as agent:
-        assert summary(await agent.data_plane.infer_file("digits", picture())) == (
+        assert summary(await agent.data_plane.infer_file("digits", scan())) == (
             Status.FINAL,
             Reason.OUTBOX_FULL,
             False,
@@ -62,7 +56,7 @@ async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> N
         disk.free()
         await clock.advance(61)
         await until(lambda: not agent.outbox.problem)  # a thread opens it
-        assert summary(await agent.data_plane.infer_file("digits", picture())) == (
+        assert summary(await agent.data_plane.infer_file("digits", scan())) == (
             Status.PROVISIONAL,
             Reason.LINK_DOWN,
             True,
@@ -78,30 +72,19 @@ def test_the_process_starts_on_a_full_disk(disk: SmallDisk, tmp_path: Path) -> N
     (disk.path / "state").mkdir()
     disk.fill()
     log = tmp_path / "stderr"
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "firstline_edge", "run", "--config", str(config), "--port", "0", "-o", "json"],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-        )
-    try:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
+    with TierProcess("firstline_edge", "--config", config, log=log) as agent:
         for _ in range(3):
-            reply = httpx.post(f"{url}/firstline/v1/models/digits/infer", content=picture(), trust_env=False)
+            reply = httpx.post(f"{agent.url}/firstline/v1/models/digits/infer", content=scan(), trust_env=False)
             assert reply.status_code == 200
-        problems = httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()["problems"]
+        problems = httpx.get(f"{agent.url}/firstline/v1/status", trust_env=False).json()["problems"]
         assert {Path(found["path"]).name for found in problems} == {"cache", "outbox.db"}
-    finally:
-        process.terminate()
-        process.communicate(timeout=10)
+        assert agent.stop() == 0
     said = log.read_text()
-    assert process.returncode == 0 and "Traceback" not in said
+    assert "Traceback" not in said
     assert said.count("disk cache unavailable") == said.count("outbox unavailable") == 1
 
 
-def test_a_cache_that_cannot_be_written_is_left_where_it_is(tmp_path: Path) -> None:
+def test_unwritable_cache_stays_in_place(tmp_path: Path) -> None:
     clock = SimulatedClock()
     directory = tmp_path / "cache"
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=1e6, clock=clock)
@@ -118,14 +101,14 @@ def test_a_cache_that_cannot_be_written_is_left_where_it_is(tmp_path: Path) -> N
     assert "The disk refuses the result cache" in problem
     clock._now_s += 61
     found = cache.get(b"k" * 32)
-    assert found is not None and found[0] == b"good"
+    assert found[0] == b"good"
     cache.put(b"n" * 32, b"new")
     assert cache.problem == ""
     cache.close()
     assert not (tmp_path / "cache.damaged").exists()
 
 
-def test_a_cache_that_cannot_be_moved_aside_is_done_without(tmp_path: Path) -> None:
+def test_damaged_cache_that_cannot_be_moved_is_unused(tmp_path: Path) -> None:
     directory = tmp_path / "cache"
     directory.mkdir()
     (directory / "cache.db").write_bytes(b"this is no database" * 1000)
@@ -138,14 +121,14 @@ def test_a_cache_that_cannot_be_moved_aside_is_done_without(tmp_path: Path) -> N
     cache.close()
 
 
-async def test_a_full_disk_can_be_purged_and_goes_on(disk: SmallDisk) -> None:
+async def test_full_disk_is_purged_while_the_agent_runs(disk: SmallDisk) -> None:
     """By the command, of an agent that runs: nothing of it may need room, and the room that was taken is free again."""
     state_dir = disk.path / "state"
     links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
     settings = edge_settings(state_dir, links=links, policy__min_threshold=1.0)
     async with serving_agent(settings) as (agent, url):
         agent.state.publish_url(url)
-        first = await agent.data_plane.infer_file("digits", picture())
+        first = await agent.data_plane.infer_file("digits", scan())
         assert first.answer is not None
         assert summary(first) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
         disk.fill()
@@ -163,12 +146,12 @@ async def test_a_full_disk_can_be_purged_and_goes_on(disk: SmallDisk) -> None:
         async with asyncio.timeout(5):
             await waiting
         assert ended == [None]
-        held = [path for path in state_dir.rglob("*") if path.is_file() and picture() in path.read_bytes()]
+        held = [path for path in state_dir.rglob("*") if path.is_file() and scan() in path.read_bytes()]
         assert held == []
         with pytest.raises(UnknownAnswerError):
             await agent.outbox.answer(first.answer.request_id, "local")
         disk.free()
-        assert summary(await agent.data_plane.infer_file("digits", picture())) == (
+        assert summary(await agent.data_plane.infer_file("digits", scan())) == (
             Status.PROVISIONAL,
             Reason.LINK_DOWN,
             True,
@@ -176,11 +159,11 @@ async def test_a_full_disk_can_be_purged_and_goes_on(disk: SmallDisk) -> None:
         assert agent.outbox.depth == 1
 
 
-async def test_what_a_full_disk_kept_from_being_opened_can_be_purged_too(disk: SmallDisk) -> None:
+async def test_unopened_outbox_on_a_full_disk_is_purged(disk: SmallDisk) -> None:
     links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
     settings = edge_settings(disk.path / "state", links=links, policy__min_threshold=1.0)
     async with EdgeAgent(settings) as agent:
-        await agent.data_plane.infer_file("digits", picture())
+        await agent.data_plane.infer_file("digits", scan())
     disk.fill()
     clock = SimulatedClock()
     async with EdgeAgent(settings, clock=clock) as agent:
@@ -188,12 +171,12 @@ async def test_what_a_full_disk_kept_from_being_opened_can_be_purged_too(disk: S
         assert agent.outbox.depth == 1
         await agent.operations.erasure.erase(PLACES)
         assert agent.outbox.depth == 0
-        held = [path for path in disk.path.rglob("*") if path.is_file() and picture() in path.read_bytes()]
+        held = [path for path in disk.path.rglob("*") if path.is_file() and scan() in path.read_bytes()]
         assert held == []
         disk.free()
         await clock.advance(61)
         await until(lambda: not agent.outbox.problem)  # a thread opens it
-        assert summary(await agent.data_plane.infer_file("digits", picture())) == (
+        assert summary(await agent.data_plane.infer_file("digits", scan())) == (
             Status.PROVISIONAL,
             Reason.LINK_DOWN,
             True,

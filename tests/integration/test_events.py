@@ -14,22 +14,16 @@ import httpx
 import numpy as np
 import orjson
 import pytest
-from support.agent import DIGITS, edge_settings, serving_agent
+from support.agent import edge_settings, serving_agent
 from support.broker import free_port
-from support.gateway import serving
+from support.digits import predictions
+from support.gateway import serving_gateway
 from support.waiting import until
 
 from firstline.client.answer_stream import EventReader
 from firstline.demo.cuttable_link import CuttableLink
-from firstline.workbench.dataset import open_dataset
-from firstline_core.bundle.loading import load_edge, load_model, load_scorer
-from firstline_core.bundle.store import open_bundle
-from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.decisions import find
-from firstline_core.types import Tensor
 from firstline_edge.app import EdgeAgent
-from firstline_gateway.app import open_gateway
-from firstline_gateway.settings.load import load as load_gateway_settings
 
 SHORT = "/firstline/v1/models/digits/infer"
 STREAM = {"Accept": "text/event-stream"}
@@ -47,28 +41,19 @@ class Scans:
 
 @pytest.fixture(scope="module")
 def scans() -> Scans:
-    bundle, options = open_bundle(DIGITS), RuntimeOptions()
-    assert bundle.manifest.full is not None
-    edge, full = load_edge(bundle, options), load_model(bundle, bundle.manifest.full, options)
-    contents = [content for content, _ in open_dataset(DIGITS.parent / "heldout", 200).read()]
-    images = Tensor("image", np.array(contents, dtype=np.object_))
-    said, right = edge.predict(images), full.predict(images)
-    scores = load_scorer(bundle, options)(said)
-    unsure = scores < bundle.manifest.policy.threshold
-    same = said.argmax(axis=1) == right.argmax(axis=1)
+    found = predictions(200)
+    same = found.edge.argmax(axis=1) == found.full.argmax(axis=1)
     return Scans(
-        sure=contents[int(scores.argmax())],
-        confirmed=contents[int(np.flatnonzero(unsure & same)[0])],
-        corrected=contents[int(np.flatnonzero(unsure & ~same)[0])],
+        sure=found.surest,
+        confirmed=found.contents[int(np.flatnonzero(~found.sure & same)[0])],
+        corrected=found.contents[int(np.flatnonzero(~found.sure & ~same)[0])],
     )
 
 
 @contextlib.asynccontextmanager
-async def gateway() -> AsyncIterator[CuttableLink]:
+async def gateway(folder: Path) -> AsyncIterator[CuttableLink]:
     """The way to a gateway that serves the digits."""
-    overrides = {"auth.mode": "off", "models.directory": str(DIGITS.parent)}
-    full = open_gateway(load_gateway_settings(None, environ={}, overrides=overrides))
-    async with serving(full) as url, CuttableLink(int(url.rpartition(":")[2])) as wire:
+    async with serving_gateway(folder, auth__mode="off") as (_, url), CuttableLink(int(url.rpartition(":")[2])) as wire:
         yield wire
 
 
@@ -110,8 +95,8 @@ async def all_told(house: House, path: str, **headers: str) -> list[tuple[int, d
         return [found async for found in told(response)]
 
 
-async def test_the_answer_as_it_stands_then_its_last_word(tmp_path: Path, scans: Scans) -> None:
-    async with gateway() as wire, device(tmp_path, wire.port) as house:
+async def test_events_send_the_present_and_the_final_answer(tmp_path: Path, scans: Scans) -> None:
+    async with gateway(tmp_path) as wire, device(tmp_path, wire.port) as house:
         await wire.cut()
         first = await house.promised(scans.corrected)
         path = events_of(first["request_id"])
@@ -140,8 +125,8 @@ async def test_the_answer_as_it_stands_then_its_last_word(tmp_path: Path, scans:
         assert len(house.agent.outbox.completions) == 0
 
 
-async def test_one_call_for_both_answers(tmp_path: Path, scans: Scans) -> None:
-    async with gateway() as wire, device(tmp_path, wire.port) as house:
+async def test_stream_returns_both_answers(tmp_path: Path, scans: Scans) -> None:
+    async with gateway(tmp_path) as wire, device(tmp_path, wire.port) as house:
         for content, changed in ((scans.corrected, True), (scans.confirmed, False)):
             async with house.http.stream(
                 "POST", SHORT, params={"wait": "first"}, content=content, headers=STREAM
@@ -164,7 +149,7 @@ async def test_one_call_for_both_answers(tmp_path: Path, scans: Scans) -> None:
         assert len(house.agent.outbox.completions) == 0
 
 
-async def test_a_promise_that_expires_is_told(tmp_path: Path, scans: Scans) -> None:
+async def test_expired_promise_is_an_event(tmp_path: Path, scans: Scans) -> None:
     async with device(tmp_path, free_port(), outbox__max_age_s=0.5) as house:
         first = await house.promised(scans.corrected)
         found = await all_told(house, events_of(first["request_id"]))
@@ -174,7 +159,7 @@ async def test_a_promise_that_expires_is_told(tmp_path: Path, scans: Scans) -> N
         assert "changed" not in found[-1][1]
 
 
-async def test_the_principals_rule_is_that_of_the_answers(tmp_path: Path, scans: Scans) -> None:
+async def test_events_are_limited_to_the_caller_of_the_request(tmp_path: Path, scans: Scans) -> None:
     file = tmp_path / "tokens"
     file.write_text("camera:0123456789abcdef\nphone:fedcba9876543210\n")
     camera, phone = ({"Authorization": f"Bearer {t}"} for t in ("0123456789abcdef", "fedcba9876543210"))
@@ -197,7 +182,7 @@ async def test_the_principals_rule_is_that_of_the_answers(tmp_path: Path, scans:
             assert response.status_code == 200
 
 
-async def test_streams_are_counted_and_given_back(tmp_path: Path, scans: Scans) -> None:
+async def test_streams_are_limited_and_released(tmp_path: Path, scans: Scans) -> None:
     async with device(tmp_path, free_port(), api__streams_limit=1) as house:
         path = events_of((await house.promised(scans.corrected))["request_id"])
         async with house.http.stream("GET", path) as response:
@@ -218,7 +203,7 @@ async def test_streams_are_counted_and_given_back(tmp_path: Path, scans: Scans) 
         await until(free)  # the caller left
 
 
-async def test_who_sends_no_body_takes_no_stream(tmp_path: Path, scans: Scans) -> None:
+async def test_incomplete_request_uses_no_stream(tmp_path: Path, scans: Scans) -> None:
     async with device(tmp_path, free_port(), api__streams_limit=1) as house:
         with socket.create_connection(("127.0.0.1", int(house.url.rpartition(":")[2]))) as slow:
             head = "Host: 127.0.0.1\r\nAccept: text/event-stream\r\nContent-Length: 9\r\nExpect: 100-continue"
@@ -230,7 +215,7 @@ async def test_who_sends_no_body_takes_no_stream(tmp_path: Path, scans: Scans) -
                 assert response.status_code == 200
 
 
-async def test_a_silent_stream_says_that_it_is_alive(tmp_path: Path, scans: Scans) -> None:
+async def test_idle_stream_sends_heartbeats(tmp_path: Path, scans: Scans) -> None:
     async with device(tmp_path, free_port(), api__stream_heartbeat_s=0.01) as house:
         path = events_of((await house.promised(scans.corrected))["request_id"])
         async with house.http.stream("GET", path, headers={"Last-Event-ID": "1"}) as response:
@@ -238,7 +223,7 @@ async def test_a_silent_stream_says_that_it_is_alive(tmp_path: Path, scans: Scan
             assert [await anext(pieces) for _ in range(3)] == [b":\n\n"] * 3
 
 
-async def test_a_reader_that_does_not_read_holds_up_nobody(tmp_path: Path, scans: Scans) -> None:
+async def test_idle_reader_delays_no_other_caller(tmp_path: Path, scans: Scans) -> None:
     async with device(tmp_path, free_port(), api__stream_heartbeat_s=0.001) as house:
         path = events_of((await house.promised(scans.corrected))["request_id"])
         with socket.create_connection(("127.0.0.1", int(house.url.rpartition(":")[2]))) as idle:
@@ -249,8 +234,8 @@ async def test_a_reader_that_does_not_read_holds_up_nobody(tmp_path: Path, scans
                 assert (await anext(told(response)))[0] == 1
 
 
-async def test_the_end_of_the_agent_ends_a_stream_and_the_next_agent_goes_on(tmp_path: Path, scans: Scans) -> None:
-    async with gateway() as wire, httpx.AsyncClient() as caller:
+async def test_stream_ends_with_the_agent_and_continues_at_the_next(tmp_path: Path, scans: Scans) -> None:
+    async with gateway(tmp_path) as wire, httpx.AsyncClient() as caller:
         async with device(tmp_path, wire.port) as house:
             await wire.cut()
             path = events_of((await house.promised(scans.corrected))["request_id"])

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.digits import predictions
 from support.gateway import DIGITS
 from support.needs import program
 
 from bench.support.line import Line, line
-from firstline.workbench.dataset import open_dataset
-from firstline_core.bundle.loading import load_edge, load_model
 from firstline_core.bundle.store import open_bundle
-from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Tensor
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -44,15 +41,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
 @pytest.fixture(scope="module")
 def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scan that the edge model is surest of."""
-    contents = [content for content, _ in open_dataset(DIGITS.parent / "heldout", 20).read()]
-    probabilities = load_edge(open_bundle(DIGITS), RuntimeOptions()).predict(images(*contents))
     file = tmp_path_factory.mktemp("scans") / "scan.png"
-    file.write_bytes(contents[int(probabilities.max(axis=1).argmax())])
+    file.write_bytes(predictions(20).surest)
     return file
 
 
-def images(*contents: bytes) -> Tensor:
-    return Tensor("image", np.array(contents, dtype=np.object_))
+def in_words(probabilities: np.ndarray) -> str:
+    return f"{open_bundle(DIGITS).manifest.labels[int(probabilities.argmax())]} ({probabilities.max():.3f})"
 
 
 def run(command: list[str], *arguments: object, token: str = "") -> subprocess.CompletedProcess[str]:
@@ -68,52 +63,39 @@ def run(command: list[str], *arguments: object, token: str = "") -> subprocess.C
 
 
 @pytest.mark.parametrize("name", ["agent", "gateway"])
-def test_a_file_in_and_a_label_out(running: Line, scan: Path, command: list[str], name: str) -> None:
-    bundle = open_bundle(DIGITS)
-    assert bundle.manifest.full is not None
-    options = RuntimeOptions()
-    model = load_edge(bundle, options) if name == "agent" else load_model(bundle, bundle.manifest.full, options)
-    probabilities = model.predict(images(scan.read_bytes()))[0]
-    label, score = bundle.manifest.labels[int(probabilities.argmax())], probabilities.max()
-
+def test_example_prints_the_label_of_a_file(running: Line, scan: Path, command: list[str], name: str) -> None:
+    found = predictions(20)
+    probabilities = (found.edge if name == "agent" else found.full)[int(found.scores.argmax())]
     tier = running.tiers[name]
     done = run(command, tier.url, scan, token=tier.token)
     assert (done.returncode, done.stderr) == (0, "")
     told = "cloud: requested, final" if name == "gateway" else "edge: confident, final"
     if done.stdout.count("cache:"):  # the other language asked first
         told = told.replace("edge", "cache")
-    assert done.stdout == f"{label} ({score:.3f}), {told}\n"
+    assert done.stdout == f"{in_words(probabilities)}, {told}\n"
 
 
-def test_each_answer_as_it_comes(running: Line, tmp_path: Path, node: str) -> None:
-    bundle, options = open_bundle(DIGITS), RuntimeOptions()
-    assert bundle.manifest.full is not None
-    contents = [content for content, _ in open_dataset(DIGITS.parent / "heldout", 60).read()]
-    edge, full = load_edge(bundle, options), load_model(bundle, bundle.manifest.full, options)
-    first, last = edge.predict(images(*contents)), full.predict(images(*contents))
-    row = int(first.max(axis=1).argmin())
+def test_streaming_example_prints_both_answers(running: Line, tmp_path: Path, node: str) -> None:
+    found = predictions(60)
+    row = int(found.scores.argmin())
     file = tmp_path / "unsure.png"
-    file.write_bytes(contents[row])
-
-    def said(probabilities: np.ndarray) -> str:
-        return f"{bundle.manifest.labels[int(probabilities.argmax())]} ({probabilities.max():.3f})"
-
+    file.write_bytes(found.contents[row])
     command = [node, str(EXAMPLES / "stream.mjs")]
     done = run(command, running.agent.url, file)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{said(first[row])}, edge: provisional\n{said(last[row])}, cloud: final\n"
+    assert done.stdout == f"{in_words(found.edge[row])}, edge: provisional\n{in_words(found.full[row])}, cloud: final\n"
     refused = run(command, running.agent.url, EXAMPLES / "infer.py")
     assert refused.returncode == 1 and "Row 0 of input 'image'" in refused.stderr
 
 
-def test_a_refusal_is_told(running: Line, command: list[str]) -> None:
+def test_refusal_is_printed(running: Line, command: list[str]) -> None:
     done = run(command, running.agent.url, EXAMPLES / "infer.py")
     assert done.returncode == 1
     assert done.stdout == ""
     assert "Row 0 of input 'image'" in done.stderr
 
 
-def test_without_arguments_it_is_a_sentence(command: list[str]) -> None:
+def test_missing_arguments_print_usage(command: list[str]) -> None:
     done = run(command)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("usage: ")

@@ -18,7 +18,7 @@ from support.agent import edge_settings
 from support.broker import Broker
 from support.databases import sqlite_store
 from support.escalations import response
-from support.gateway import serving
+from support.gateway import serving_gateway
 from support.keys import create_key
 from support.waiting import until
 
@@ -30,9 +30,7 @@ from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Status, Tensor
 from firstline_edge.app import EdgeAgent
 from firstline_edge.outbox.outbox import OutboxItem
-from firstline_gateway.app import open_gateway
 from firstline_gateway.contracts.devices import DeviceAlarms
-from firstline_gateway.settings.load import load
 
 DEVICES = 4
 # A device alone would need 400 times the evidence that the fleet needs.
@@ -82,16 +80,15 @@ class Fleet:
 
     async def __aenter__(self) -> Fleet:
         async with AsyncExitStack() as stack:
-            overrides: dict[str, object] = {
-                "models.directory": str(self._bundle),
-                "store.url": sqlite_store(self._folder).url,
-                "contracts.escalations_per_hour": 100.0 * DEVICES,
-                "contracts.delta": self._delta,
-            }
-            if self._broker is not None:
-                overrides |= {"mqtt.enabled": True, "mqtt.port": self._broker.port}
-            self.gateway = open_gateway(load(None, overrides=overrides))
-            self.url = await stack.enter_async_context(serving(self.gateway))
+            self.gateway, self.url = await stack.enter_async_context(
+                serving_gateway(
+                    self._folder,
+                    broker=self._broker,
+                    models__directory=str(self._bundle),
+                    contracts__escalations_per_hour=100.0 * DEVICES,
+                    contracts__delta=self._delta,
+                )
+            )
             self.agents = [
                 await stack.enter_async_context(self.agent(name, name))
                 for name in (f"cam{number}" for number in range(self._devices))
@@ -179,7 +176,6 @@ async def alarmed_fleet(fleet: Fleet) -> None:
 async def hears_and_heeds(fleet: Fleet) -> None:
     for agent in fleet.agents:
         answer = (await fleet.ask(agent, agreeing=True)).answer
-        assert answer is not None
         assert (answer.reason, answer.certified) == (Reason.CONFIDENT, True)
     await alarmed_fleet(fleet)
     (pool,) = fleet.gateway.contracts.pools()
@@ -191,7 +187,6 @@ async def hears_and_heeds(fleet: Fleet) -> None:
         assert described["cause"] == "the audits of all devices together show that the promise is broken"
         assert described["e_value"] < described["alarm_at"]  # by its own audits it would not know yet
         answer = (await fleet.ask(agent, agreeing=False)).answer
-        assert answer is not None
         assert answer.certified == (answer.tier == "cloud")
 
 
@@ -296,7 +291,6 @@ async def test_local_only_requests_carry_no_alarm(tmp_path: Path) -> None:
         row = np.array([[0.01, 1]], np.float32)
         asked = InferRequest("small", (Tensor("x", row),), new_request_id(), privacy=Privacy.LOCAL_ONLY)
         answer = (await dirty.data_plane.infer(asked)).answer
-        assert answer is not None
         assert answer.reason is Reason.LOCAL_ONLY
         assert fleet.gateway.contracts.device_alarms() == []
 
@@ -308,7 +302,6 @@ async def quota_comes_and_goes(fleet: Fleet) -> None:
         await fleet.escalate(agent)
         held = agent.models.find("small", "")
         watched = held and agent.certificates.find(held)
-        assert watched is not None
         return watched.record.escalations_per_hour
 
     async with fleet.operator() as operator:

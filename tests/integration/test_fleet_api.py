@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 from msgspec.structs import replace
-from support.fleet_gateway import fleet_client
+from support.gateway import client_of
 from support.profiles import profile
 
 from firstline_core.fleet.audit_log import verify_log
@@ -29,9 +29,7 @@ def json(value: object) -> dict[str, Any]:
     return {"content": msgspec.json.encode(value), "headers": {"Content-Type": "application/json"}}
 
 
-async def test_a_device_reads_its_desired_state_only_when_it_has_changed(
-    gateway: Gateway, cam: httpx.AsyncClient
-) -> None:
+async def test_unchanged_desired_state_is_not_sent_again(gateway: Gateway, cam: httpx.AsyncClient) -> None:
     first = await cam.get("/fleet/v1/twin")
     assert first.status_code == 200 and msgspec.json.decode(first.content, type=Desired) == Desired(0)
     known = {"If-None-Match": first.headers["etag"]}
@@ -41,11 +39,11 @@ async def test_a_device_reads_its_desired_state_only_when_it_has_changed(
     assert msgspec.json.decode(then.content, type=Desired) == Desired(1, (WANTED,))
 
 
-async def test_operators_see_a_devices_report_and_its_age(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+async def test_operators_see_a_devices_report_and_its_age(cam: httpx.AsyncClient, operator: httpx.AsyncClient) -> None:
     assert (await cam.put("/fleet/v1/twin/reported", **json(REPORTED))).status_code == 204
-    page = (await keeper.get("/fleet/v1/devices")).json()
+    page = (await operator.get("/fleet/v1/devices")).json()
     assert [device["name"] for device in page["devices"]] == ["cam"] and page["after"] is None
-    shown = (await keeper.get("/fleet/v1/devices/cam")).json()
+    shown = (await operator.get("/fleet/v1/devices/cam")).json()
     assert shown["reported"]["models"][0]["version"] == 1
     assert shown["accepted"] and shown["online"] and 0 <= shown["last_seen_age_s"] < 60
 
@@ -59,7 +57,7 @@ async def test_counts_of_reports_are_added_up(gateway: Gateway, cam: httpx.Async
 
 
 async def test_the_history_of_answers_by_tier(
-    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+    gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:
     for sequence in (1, 2):
         counts = ModelCounts("digits", 1, rows=10 * sequence, kept=8 * sequence, escalated=2 * sequence)
@@ -70,12 +68,12 @@ async def test_the_history_of_answers_by_tier(
         ({"model": "digits", "hours": 1}, (16, 4, 0)),
         ({"model": "x"}, (0,) * 3),
     ):
-        told = (await keeper.get("/fleet/v1/tiers", params=params)).json()
+        told = (await operator.get("/fleet/v1/tiers", params=params)).json()
         sums = tuple(sum(point[name] for point in told["points"]) for name in ("kept", "escalated", "errors"))
         assert sums == expected and told["models"] == ["digits"]
 
 
-async def test_devices_are_found_by_model(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+async def test_devices_are_found_by_model(cam: httpx.AsyncClient, operator: httpx.AsyncClient) -> None:
     await cam.put("/fleet/v1/twin/reported", **json(REPORTED))
     for params, count in (
         ({"model": "digits"}, 1),
@@ -84,43 +82,45 @@ async def test_devices_are_found_by_model(cam: httpx.AsyncClient, keeper: httpx.
         ({"model": "words"}, 0),
         ({"model": "digits", "selector": "site"}, 0),
     ):
-        found = (await keeper.get("/fleet/v1/devices", params={"limit": 1} | params)).json()
+        found = (await operator.get("/fleet/v1/devices", params={"limit": 1} | params)).json()
         assert len(found["devices"]) == count, params
 
 
 async def test_tags_select_devices_and_need_the_latest_state(
-    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+    gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:
     await cam.get("/fleet/v1/twin")
-    seen = await keeper.get("/fleet/v1/devices/cam")
+    seen = await operator.get("/fleet/v1/devices/cam")
     match = {"If-Match": seen.headers["etag"]}
-    tagged = await keeper.patch("/fleet/v1/devices/cam", json={"tags": {"site": "berlin"}}, headers=match)
+    tagged = await operator.patch("/fleet/v1/devices/cam", json={"tags": {"site": "berlin"}}, headers=match)
     assert tagged.json()["tags"] == {"site": "berlin"}
-    late = await keeper.patch("/fleet/v1/devices/cam", json={"tags": {"site": "paris"}}, headers=match)
+    late = await operator.patch("/fleet/v1/devices/cam", json={"tags": {"site": "paris"}}, headers=match)
     assert late.status_code == 409 and late.json()["code"] == "conflict"
     for selector, count in (("site=berlin", 1), ("site=paris", 0), ("!site", 0)):
-        found = await keeper.get("/fleet/v1/devices", params={"selector": selector})
+        found = await operator.get("/fleet/v1/devices", params={"selector": selector})
         assert len(found.json()["devices"]) == count
 
 
-async def test_the_brake_reaches_every_device_and_is_lifted(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+async def test_the_brake_reaches_every_device_and_is_lifted(
+    cam: httpx.AsyncClient, operator: httpx.AsyncClient
+) -> None:
     await cam.get("/fleet/v1/twin")
     brake = Brake(0.0, "the gateway is being moved")
-    assert (await keeper.put("/fleet/v1/brake", **json(brake))).json()["devices"] == 1
+    assert (await operator.put("/fleet/v1/brake", **json(brake))).json()["devices"] == 1
     assert msgspec.json.decode((await cam.get("/fleet/v1/twin")).content, type=Desired).brake == brake
-    assert (await keeper.get("/fleet/v1/brake")).json()["brake"]["reason"] == brake.reason
-    assert (await keeper.delete("/fleet/v1/brake")).json() == {"brake": None, "devices": 1}
+    assert (await operator.get("/fleet/v1/brake")).json()["brake"]["reason"] == brake.reason
+    assert (await operator.delete("/fleet/v1/brake")).json() == {"brake": None, "devices": 1}
     assert msgspec.json.decode((await cam.get("/fleet/v1/twin")).content, type=Desired) == Desired(2)
 
 
 async def test_changes_by_operators_are_in_the_audit_log(
-    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+    gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:
     await cam.get("/fleet/v1/twin")
-    await keeper.patch("/fleet/v1/devices/cam", json={"tags": {"site": "berlin"}})
-    await keeper.put("/fleet/v1/brake", **json(Brake(5.0, "why")))
-    assert (await keeper.post("/fleet/v1/devices/cam/decommission")).status_code == 200
-    assert (await keeper.get("/fleet/v1/devices/cam")).status_code == 404
+    await operator.patch("/fleet/v1/devices/cam", json={"tags": {"site": "berlin"}})
+    await operator.put("/fleet/v1/brake", **json(Brake(5.0, "why")))
+    assert (await operator.post("/fleet/v1/devices/cam/decommission")).status_code == 200
+    assert (await operator.get("/fleet/v1/devices/cam")).status_code == 404
     with gateway.store.database.reading() as connection:
         entries = audit_log.page(connection, 0, 100)
     verify_log(entries)
@@ -132,28 +132,28 @@ async def test_changes_by_operators_are_in_the_audit_log(
 
 
 async def test_decommissioning_deletes_profiles_and_requests(
-    gateway: Gateway, gateway_url: str, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+    gateway: Gateway, gateway_url: str, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:
     await cam.get("/fleet/v1/twin")
-    asked = await keeper.post(requests_path("cam"), **json(NewProfileRequest("digits", 1)))
+    asked = await operator.post(requests_path("cam"), **json(NewProfileRequest("digits", 1)))
     assert asked.status_code == 201, asked.text
     measured = await cam.put(own_profile_path("digits", 1), content=encode(profile(1.0, machine="cam")))
     assert measured.status_code == 200, measured.text
-    assert (await keeper.get(profile_path("digits", 1, "cam"))).status_code == 200
-    assert (await keeper.post("/fleet/v1/devices/cam/decommission")).status_code == 200
-    assert (await keeper.get(profile_path("digits", 1, "cam"))).status_code == 404
-    async with fleet_client(
-        gateway, gateway_url, "cam", "device"
-    ) as new:  # a device of the same name starts without them
+    assert (await operator.get(profile_path("digits", 1, "cam"))).status_code == 200
+    assert (await operator.post("/fleet/v1/devices/cam/decommission")).status_code == 200
+    assert (await operator.get(profile_path("digits", 1, "cam"))).status_code == 404
+    async with client_of(gateway, gateway_url, "cam", "device") as new:  # a device of the same name starts without them
         assert (await new.get("/fleet/v1/twin")).status_code == 200
-    assert (await keeper.get(requests_path("cam"))).json()["requests"] == []
+    assert (await operator.get(requests_path("cam"))).json()["requests"] == []
 
 
-async def test_a_device_has_access_only_to_its_own_documents(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+async def test_a_device_has_access_only_to_its_own_documents(
+    cam: httpx.AsyncClient, operator: httpx.AsyncClient
+) -> None:
     for path in ("/fleet/v1/devices", "/fleet/v1/devices/cam", "/fleet/v1/brake"):
         assert (await cam.get(path)).status_code == 403
     for path in ("/fleet/v1/twin",):
-        refused = await keeper.get(path)
+        refused = await operator.get(path)
         assert refused.status_code == 403 and "Only devices" in refused.json()["detail"]
     async with httpx.AsyncClient(base_url=str(cam.base_url)) as stranger:
         assert (await stranger.get("/fleet/v1/twin")).status_code == 401
@@ -182,9 +182,9 @@ async def test_a_device_has_access_only_to_its_own_documents(cam: httpx.AsyncCli
     ],
 )
 async def test_a_refusal_is_a_problem_document(
-    keeper: httpx.AsyncClient, method: str, path: str, content: bytes, status: int
+    operator: httpx.AsyncClient, method: str, path: str, content: bytes, status: int
 ) -> None:
-    refused = await keeper.request(method, path, content=content)
+    refused = await operator.request(method, path, content=content)
     assert refused.status_code == status
     assert refused.headers["content-type"] == "application/problem+json"
     said = refused.json()
@@ -192,12 +192,12 @@ async def test_a_refusal_is_a_problem_document(
     assert said["detail"].endswith(".") and "Traceback" not in said["detail"]
 
 
-async def test_of_two_concurrent_changes_one_is_refused(
-    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+async def test_only_one_of_concurrent_changes_succeeds(
+    gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:
     assert (await cam.put("/fleet/v1/twin/reported", **json(REPORTED))).status_code == 204
     address = "/fleet/v1/devices/cam"
-    seen = {"If-Match": (await keeper.get(address)).headers["etag"]}
-    changes = [keeper.patch(address, json={"tags": {"by": str(number)}}, headers=seen) for number in range(8)]
+    seen = {"If-Match": (await operator.get(address)).headers["etag"]}
+    changes = [operator.patch(address, json={"tags": {"by": str(number)}}, headers=seen) for number in range(8)]
     statuses = sorted(reply.status_code for reply in await asyncio.gather(*changes))
     assert statuses == [200] + [409] * 7

@@ -5,18 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import Broker
-from support.databases import sqlite_store
-from support.gateway import DIGITS, serving
-from support.images import encode
+from support.gateway import serving_gateway
+from support.images import noise
 from support.keys import create_key
 from support.waiting import until
 
@@ -28,17 +25,12 @@ from firstline_core.types import Privacy, Reason, Status
 from firstline_edge.app import EdgeAgent
 from firstline_edge.fleet.updates.registry import HTTP_REQUIRED
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_gateway.app import Gateway, open_gateway
+from firstline_gateway.app import Gateway
 from firstline_gateway.fleet import totals
-from firstline_gateway.settings.load import load
 
 CHECKOUT = Path(__file__).parents[2]
 EVERYTHING = 2.0
 """A threshold that no score reaches: all is escalated."""
-
-
-def a_digit(seed: int = 0) -> bytes:
-    return encode(np.random.default_rng(seed).integers(0, 255, (28, 28), np.uint8))
 
 
 class Fleet:
@@ -62,19 +54,8 @@ class Fleet:
 
 @pytest.fixture(params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
 async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Fleet]:
-    overrides: dict[str, Any] = {
-        "models.directory": str(DIGITS.parent),
-        "store.url": sqlite_store(tmp_path).url,
-        "identity.directory": str(tmp_path / "identity"),
-        "execution.sessions": 1,
-    }
-    broker: Broker | None = None
-    if request.param == "mqtt":
-        broker = request.getfixturevalue("mosquitto")
-        overrides |= {"mqtt.enabled": True, "mqtt.port": broker.port}
-    async with AsyncExitStack() as opened:
-        gateway = open_gateway(load(None, overrides=overrides))
-        url = await opened.enter_async_context(serving(gateway))
+    broker: Broker | None = request.getfixturevalue("mosquitto") if request.param == "mqtt" else None
+    async with serving_gateway(tmp_path, broker=broker) as (gateway, url):
         if broker is not None:
             links: list[dict[str, Any]] = [{"kind": "mqtt", "host": broker.host, "port": broker.port}]
         else:
@@ -95,9 +76,9 @@ async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def test_a_device_reports_its_models_and_counts(fleet: Fleet) -> None:
     async with EdgeAgent(fleet.settings) as agent:
         held = agent.models.find("digits")
-        assert held is not None and held.edge is not None
+        assert held.edge is not None
         for privacy in (Privacy.ANY, Privacy.ANY, Privacy.LOCAL_ONLY):
-            await agent.data_plane.infer_file("digits", a_digit(), privacy=privacy.value)
+            await agent.data_plane.infer_file("digits", noise(side=28), privacy=privacy.value)
 
         async def told() -> bool:
             found = await fleet.device()
@@ -105,7 +86,7 @@ async def test_a_device_reports_its_models_and_counts(fleet: Fleet) -> None:
 
         await until(told)
         found = await fleet.device()
-        assert found is not None and found.reported is not None and found.online
+        assert found.reported is not None and found.online
         (model,) = found.reported.models
         assert (model.name, model.edge_digest) == ("digits", held.edge.loaded.digest)
         assert model.full_digest == held.manifest.full_digest and model.certified
@@ -136,8 +117,7 @@ async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fle
         brake = Brake(0.0, "the gateway is being moved")
         await fleet.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, brake=brake))
         await brake_is(True, agent)
-        answer = (await agent.data_plane.infer_file("digits", a_digit())).answer
-        assert answer is not None
+        answer = (await agent.data_plane.infer_file("digits", noise(side=28))).answer
         assert (answer.status, answer.reason, answer.certified) == (Status.FINAL, Reason.BUDGET, False)
 
         async def said() -> bool:
@@ -148,8 +128,8 @@ async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fle
     # A restart without a gateway: the limiter holds from the first request on.
     alone = replace(fleet.settings, fleet=replace(fleet.settings.fleet, poll_s=86_400.0))
     async with EdgeAgent(alone) as agent:
-        answer = (await agent.data_plane.infer_file("digits", a_digit(1))).answer
-        assert answer is not None and answer.reason is Reason.BUDGET
+        answer = (await agent.data_plane.infer_file("digits", noise(1, side=28))).answer
+        assert answer.reason is Reason.BUDGET
     async with EdgeAgent(fleet.settings) as agent:
         await fleet.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, brake=None))
         await brake_is(False, agent)
@@ -174,7 +154,6 @@ async def test_a_device_with_only_mqtt_reports_the_missing_link(fleet: Fleet) ->
 
         await until(said)
         found = await fleet.device()
-        assert found is not None and found.reported is not None
         assert found.reported.updates[0].message == HTTP_REQUIRED
         assert [model.version for model in found.reported.models] == [1]
 

@@ -18,18 +18,13 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 from support.agent import edge_settings
+from support.commands import firstline
+from support.digits import digits_bundle, scans
 from support.gateway import serving
 from support.keys import bearer, create_key
-from support.registry_site import RegistrySite, digits_bundle, registry_site
+from support.registry_site import RegistrySite, registry_site
 from support.waiting import until
-from typer.testing import CliRunner
 
-from firstline.cli.app import app
-from firstline.demo.site import digits_folder
-from firstline.release import publishing
-from firstline.release.publishing import push_bundle
-from firstline.release.registry import Registry
-from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.manifest import encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.clock import SystemClock
@@ -79,16 +74,9 @@ async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
     folders = {"models.directory": str(tmp_path / "models"), "registry.full_models": str(tmp_path / "shelf")}
     (tmp_path / "models").mkdir()
     async with registry_site(tmp_path / "site", **folders) as found:
-
-        def begin(registry: Registry) -> None:
-            found.keyring.init(registry.online_key(), found.now_s())
-            publishing.publish(found.keyring, registry, found.now_s())
-
-        await found.with_registry(begin)
+        await found.begin()
         for bundle in (digits_bundle(tmp_path / "old", OLD.version), another_full_model(tmp_path / "new")):
-            await found.with_registry(
-                lambda registry, one=bundle: push_bundle(found.keyring, registry, one, {}, found.now_s())
-            )
+            await found.push(bundle)
         yield found
 
 
@@ -136,7 +124,7 @@ class Traffic:
 
     def __init__(self, agents: dict[str, EdgeAgent]) -> None:
         self._agents = agents
-        self._scans = [content for content, _ in open_dataset(digits_folder() / "heldout", 50).read()]
+        self._scans = scans(50)
         self._over = asyncio.Event()
         self.said: list[Answered] = []
 
@@ -146,7 +134,7 @@ class Traffic:
         while (answer := response.answer) is not None and any(each.outcome == "queue_full" for each in answer.attempts):
             await asyncio.sleep(0.1)  # the caller retries after the stated time
             response = await self._agents[device].data_plane.infer_file("digits", self._scans[scan])
-        assert answer is not None and answer.status is Status.FINAL, answer
+        assert answer.status is Status.FINAL, answer
         assert answer.reason in (Reason.CONFIDENT, Reason.UNCERTAIN), answer.attempts
         (output,) = response.outputs
         return Answered(device, scan, int(response.version), answer.model_digest, answer.tier, output.array[0])
@@ -188,7 +176,7 @@ def definition(bundle: Path) -> Definition:
     return Definition("digits", NEW.version, sha256, stages, UNSEEN, held_back=0.0, salt=next(salts()))
 
 
-async def test_both_full_models_answer_during_a_rollout_and_the_old_one_is_retired_after_it(
+async def test_both_full_models_answer_until_the_rollout_ends(
     site: RegistrySite, agents: dict[str, EdgeAgent], tmp_path: Path
 ) -> None:
     keeper, repository = keeper_of(site), site.gateway.repository
@@ -263,9 +251,7 @@ async def test_both_full_models_answer_during_a_rollout_and_the_old_one_is_retir
     assert set(repository.models) == {OLD, NEW}
 
 
-async def test_fetched_models_are_served_after_a_restart_and_differ_from_the_operators(
-    site: RegistrySite, tmp_path: Path
-) -> None:
+async def test_fetched_models_are_served_after_a_restart(site: RegistrySite, tmp_path: Path) -> None:
     keeper = keeper_of(site)
     await keeper.prepare(definition(tmp_path / "new"))
     assert set(site.gateway.repository.models) == {NEW}
@@ -281,7 +267,7 @@ async def test_fetched_models_are_served_after_a_restart_and_differ_from_the_ope
         assert set(again.gateway.repository.models) == {OLD, NEW}
 
 
-async def test_a_replica_without_the_model_asks_devices_to_retry(site: RegistrySite, tmp_path: Path) -> None:
+async def test_replica_without_the_model_answers_503_until_it_is_fetched(site: RegistrySite, tmp_path: Path) -> None:
     await keeper_of(site).prepare(definition(tmp_path / "new"))
     before = site.gateway.settings
     shelf = replace(before.registry, full_models=str(tmp_path / "other shelf"))
@@ -308,18 +294,15 @@ async def test_a_replica_without_the_model_asks_devices_to_retry(site: RegistryS
         assert set(replica.repository.models) == {NEW}
 
 
-async def test_a_rollout_does_not_start_if_the_gateway_would_refuse_its_devices(
-    site: RegistrySite, tmp_path: Path
-) -> None:
+async def test_rollout_needs_the_signed_full_model(site: RegistrySite, tmp_path: Path) -> None:
     other = digits_bundle(tmp_path / "models" / "digits", NEW.version)  # the old full model as version 2
     await site.gateway.plane.load("digits")
     made = await site.gateway.rollouts.create(definition(tmp_path / "new"), BY)
     with pytest.raises(ConflictError, match="signed: it would refuse devices"):
         await site.gateway.rollouts.command(made.id, Command.START, BY)
     assert (await site.gateway.rollouts.get(made.id)).state == "approved"
-    environment = {"FIRSTLINE_GATEWAY_URL": site.url, "FIRSTLINE_TOKEN": site.operator}
-    said = await asyncio.to_thread(CliRunner().invoke, app, ["rollout", "start", "digits", "2"], env=environment)
-    assert said.exit_code == 1 and "it would refuse devices" in said.output, said.output
+    said = await firstline(site.url, site.operator, "rollout", "start", "digits", "2", code=1)
+    assert "it would refuse devices" in said.output, said.output
     waiting = (await site.gateway.rollouts.page("", 1, "digits")).rollouts[0].id
     assert f"`firstline rollout start {waiting}` starts it" in said.output
     assert site.gateway.repository.models[NEW].digest == other.manifest.full_digest
@@ -340,9 +323,8 @@ async def test_an_unloaded_model_is_not_loaded_again(site: RegistrySite, tmp_pat
     assert set(site.gateway.repository.models) == {NEW}
 
 
-async def test_files_that_differ_from_the_signed_ones_are_not_served(site: RegistrySite, tmp_path: Path) -> None:
+async def test_altered_files_are_not_served(site: RegistrySite, tmp_path: Path) -> None:
     sha256 = open_bundle(tmp_path / "new").manifest.full
-    assert sha256 is not None
     digest = sha256.artefact.sha256
     path = tmp_path / "site" / "blobs" / digest[:2] / digest
     path.write_bytes(b"x" * path.stat().st_size)

@@ -40,7 +40,7 @@ async def hears(agent: EdgeAgent, reason: str) -> None:
     await until(braked)
 
 
-async def test_a_document_that_the_broker_lost_is_published_again(mosquitto: Broker, tmp_path: Path) -> None:
+async def test_documents_lost_by_the_broker_are_republished(mosquitto: Broker, tmp_path: Path) -> None:
     async with fleet_gateway(mosquitto, tmp_path) as gateway:
         await brake(gateway, "moved")
 

@@ -20,15 +20,13 @@ from click.testing import Result
 from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import Broker
-from support.databases import sqlite_store
-from support.gateway import DIGITS, serving
+from support.commands import firstline
+from support.gateway import serving_gateway
 from support.keys import bearer, create_key
 from support.profiles import profile
 from support.sample_bundles import variant_bundle
 from support.waiting import until
-from typer.testing import CliRunner
 
-from firstline.cli.app import app
 from firstline_core.errors import ConflictError, NotFoundError
 from firstline_core.fleet.profiles import (
     BODY_BYTES,
@@ -44,10 +42,9 @@ from firstline_core.runtime.select import CPU
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
-from firstline_gateway.app import Gateway, open_gateway
+from firstline_gateway.app import Gateway
 from firstline_gateway.profiles.profiles import read_uploaded
 from firstline_gateway.profiles.records import Place
-from firstline_gateway.settings.load import load
 
 ASKED = NewProfileRequest("two", quick=True, threads=(1,), batches=(1,))
 MEASURING_S = 240.0
@@ -102,17 +99,7 @@ class Site:
 async def site_at(
     folder: Path, broker: Broker | None = None, *, bytes_by_http: bool = True, age_s: float = 86_400.0
 ) -> AsyncIterator[Site]:
-    overrides: dict[str, Any] = {
-        "models.directory": str(DIGITS.parent),
-        "store.url": sqlite_store(folder).url,
-        "identity.directory": str(folder / "identity"),
-        "execution.sessions": 1,
-        "fleet.profile_requests_age_s": age_s,
-    }
-    if broker is not None:
-        overrides |= {"mqtt.enabled": True, "mqtt.port": broker.port}
-    gateway = open_gateway(load(None, overrides=overrides))
-    async with serving(gateway) as url:
+    async with serving_gateway(folder, broker=broker, fleet__profile_requests_age_s=age_s) as (gateway, url):
         key = folder / "key"
         key.write_text(create_key(gateway.settings.store, "device-1", "device"))
         links: list[dict[str, Any]] = []
@@ -354,12 +341,8 @@ async def test_requests_are_limited_and_ended_ones_are_replaced(site: Site) -> N
     assert len((await site.gateway.profile_requests.of("device-1")).requests) == 8
 
 
-async def said(site: Site, *arguments: str | Path, code: int = 0) -> Result:
-    environment = {"FIRSTLINE_GATEWAY_URL": site.url, "FIRSTLINE_TOKEN": site.operator}
-    command = ["profile", *map(str, arguments)]
-    result = await asyncio.to_thread(CliRunner().invoke, app, command, env=environment)
-    assert result.exit_code == code, result.output
-    return result
+async def profile_command(site: Site, *arguments: object, code: int = 0) -> Result:
+    return await firstline(site.url, site.operator, "profile", *arguments, code=code)
 
 
 async def test_the_command_requests_follows_and_prints(site: Site) -> None:
@@ -369,23 +352,25 @@ async def test_the_command_requests_follows_and_prints(site: Site) -> None:
     for model in (*known["edge"], known["full"]):
         model["measured"] = {"accuracy": 0.9}
     manifest.write_text(json.dumps(known))
-    assert "is unknown here" in (await said(site, "two", *few, code=1)).output
+    assert "is unknown here" in (await profile_command(site, "two", *few, code=1)).output
     async with site.agent():
         await site.known()
-        table = await said(site, site.bundle, *few)
-        named = await said(site, "two", *few)
+        table = await profile_command(site, site.bundle, *few)
+        named = await profile_command(site, "two", *few)
     assert "90.00 % +" in named.stdout  # as the device's own bundle says
     assert "two version 1 on device-1" in table.stdout
     assert "90.00 % +" in table.stdout
     assert "firstline model profile show two 1 device-1" in table.stdout
-    stands = (await said(site, "two", *few, "--no-wait")).stdout
+    stands = (await profile_command(site, "two", *few, "--no-wait")).stdout
     assert "--on device-1 --threads 1 --batches 1 --quick` follows it" in stands
-    assert "no longer asked" in (await said(site, "two", "--on", "device-1", "--cancel")).stdout
-    assert "is asked for no profile" in (await said(site, "two", "--on", "device-1", "--cancel", code=1)).output
-    heated = await said(site, "two", *few, "--sustained", "1", code=2)
+    assert "no longer asked" in (await profile_command(site, "two", "--on", "device-1", "--cancel")).stdout
+    assert (
+        "is asked for no profile" in (await profile_command(site, "two", "--on", "device-1", "--cancel", code=1)).output
+    )
+    heated = await profile_command(site, "two", *few, "--sustained", "1", code=2)
     assert "which no request may do to one that serves" in heated.output
-    assert "--alone is for this machine" in (await said(site, "two", *few, "--alone", code=2)).output
-    assert "name the device with --on" in (await said(site, site.bundle, "--no-wait", code=2)).output
+    assert "--alone is for this machine" in (await profile_command(site, "two", *few, "--alone", code=2)).output
+    assert "name the device with --on" in (await profile_command(site, site.bundle, "--no-wait", code=2)).output
 
 
 async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
@@ -414,7 +399,7 @@ async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
 async def test_a_refusal_ends_the_command_with_the_reason(site: Site) -> None:
     async with site.agent(profiling=False):
         await site.known()
-        refused = await said(site, "two", "--on", "device-1", code=1)
+        refused = await profile_command(site, "two", "--on", "device-1", code=1)
     assert "device-1: This device measures nothing for the fleet" in refused.output
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -18,16 +19,15 @@ from msgspec.structs import replace
 from support.audits import certified_digits, note_of, request_from
 from support.broker import Broker
 from support.databases import sqlite_store
-from support.gateway import serving
+from support.gateway import serving_gateway
+from support.inference import infer
 from support.keys import bearer, create_key
 from support.mqtt_device import device_at
 
 from firstline_core.protocol import oip
-from firstline_core.protocol.http import HEADER_LENGTH
 from firstline_core.types import ContractNotice, InferRequest, InferResponse
-from firstline_gateway.app import Gateway, open_gateway
+from firstline_gateway.app import Gateway
 from firstline_gateway.models.repository import ServedModel
-from firstline_gateway.settings.load import load
 
 CONTRACTS = "/firstline/v1/contracts"
 
@@ -47,18 +47,12 @@ class Line:
         return self._headers[name, kind]
 
     @asynccontextmanager
-    async def serving(self, **overrides: object) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
-        found = load(
-            None,
-            overrides={
-                "models.directory": str(self.folder / "models"),
-                "store.url": self.store.url,
-                "contracts.escalations_per_hour": 800,
-            }
-            | overrides,
-        )
-        gateway = open_gateway(found)
-        async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
+    async def serving(self, **overrides: Any) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
+        known = {"models__directory": str(self.folder / "models"), "contracts__escalations_per_hour": 800}
+        async with (
+            serving_gateway(self.folder, **(known | overrides)) as (gateway, url),
+            httpx.AsyncClient(base_url=url) as client,
+        ):
             yield gateway, client
 
 
@@ -72,16 +66,10 @@ def served_by(gateway: Gateway) -> ServedModel:
 
 
 async def ask(client: httpx.AsyncClient, request: InferRequest, headers: dict[str, str]) -> InferResponse:
-    encoded = oip.encode_request(replace(request, binary_output=True))
-    reply = await client.post(
-        "/v2/models/digits/infer", content=encoded.body, headers={HEADER_LENGTH: str(encoded.header_length), **headers}
-    )
-    assert reply.status_code == 200, reply.text
-    return oip.decode_response(reply.content, int(reply.headers[HEADER_LENGTH]))
+    return await infer(client, replace(request, binary_output=True), **headers)
 
 
 def notice(response: InferResponse) -> ContractNotice | None:
-    assert response.answer is not None
     return response.answer.contract
 
 
@@ -103,7 +91,7 @@ def status(url: str, headers: dict[str, str]) -> str:
     ).stdout
 
 
-async def test_audits_of_many_devices_alarm_and_all_is_shown_and_ended(line: Line) -> None:
+async def test_alarm_by_audits_is_shown_and_ended(line: Line) -> None:
     operator = line.headers("anna", "operator")
     async with line.serving() as (gateway, client):
         right, wrong = await right_and_wrong(line, client)
@@ -148,7 +136,7 @@ async def test_audits_of_many_devices_alarm_and_all_is_shown_and_ended(line: Lin
         assert (await client.delete(f"{CONTRACTS}/digits/versions/1", headers=operator)).status_code == 404
 
 
-async def test_an_operator_sets_a_quota_and_takes_it_back(line: Line) -> None:
+async def test_operator_sets_and_removes_a_quota(line: Line) -> None:
     operator, quota = line.headers("anna", "operator"), f"{CONTRACTS}/digits/versions/1/quota"
     async with line.serving() as (_, client):
         for device in ("cam0", "cam1"):
@@ -172,7 +160,7 @@ async def test_an_operator_sets_a_quota_and_takes_it_back(line: Line) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "-1", "nan", "inf", "many", "1e300", "9" * 5000])
-async def test_a_quota_that_is_none_is_refused(line: Line, value: str) -> None:
+async def test_invalid_quota_is_refused(line: Line, value: str) -> None:
     async with line.serving() as (_, client):
         reply = await client.put(
             f"{CONTRACTS}/digits/versions/1/quota",
@@ -210,7 +198,7 @@ async def test_only_operators_see_and_change_contracts(line: Line) -> None:
         }
 
 
-async def test_an_applications_note_is_passed_over_and_a_devices_wrong_one_refused(line: Line) -> None:
+async def test_only_valid_audit_notes_of_devices_count(line: Line) -> None:
     async with line.serving() as (gateway, client):
         _, wrong = await right_and_wrong(line, client)
         note = note_of(served_by(gateway), wrong)
@@ -231,7 +219,7 @@ async def test_an_applications_note_is_passed_over_and_a_devices_wrong_one_refus
 
 @pytest.mark.mosquitto
 async def test_devices_audit_over_mqtt_too(line: Line, mosquitto: Broker) -> None:
-    async with line.serving(**{"mqtt.enabled": True, "mqtt.port": mosquitto.port}) as (gateway, client):
+    async with line.serving(broker=mosquitto) as (gateway, client):
         _, wrong = await right_and_wrong(line, client)
         note = note_of(served_by(gateway), wrong)
         told = [await ask_over_mqtt(mosquitto, f"cam{number}", request_from("", note)) for number in range(8)]

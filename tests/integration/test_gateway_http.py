@@ -3,125 +3,78 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 from starlette.routing import Route
-from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
+from support.databases import sqlite_store
+from support.gateway import GatedExecutor, client_of, gated_gateway, serving, serving_gateway
+from support.images import grey, images
+from support.inference import digits_request, infer, post
 from support.keys import bearer, create_key, revoke_key
 from support.waiting import until
 
 from firstline_core.errors import CapacityError, QueueFullError
-from firstline_core.ids import new_request_id
-from firstline_core.protocol import oip
-from firstline_core.protocol.http import HEADER_LENGTH
-from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_gateway.api import server
-from firstline_gateway.app import Gateway, open_gateway, run_gateway
-from firstline_gateway.models.folder import load_repository
-from firstline_gateway.models.repository import Repository
-from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.app import Gateway, run_gateway
 
 V2 = "/v2/models/digits/infer"
-STORE = Store()
 SHORT = "/firstline/v1/models/digits/infer"
 
 
-def picture(shade: int = 100) -> bytes:
-    with io.BytesIO() as file:
-        Image.new("L", (8, 8), shade).save(file, "PNG")
-        return file.getvalue()
-
-
-def pictures(*encoded: bytes) -> tuple[Tensor, ...]:
-    return (Tensor("image", np.array(encoded, dtype=np.object_)),)
+@pytest.fixture
+def make_token(tmp_path: Path) -> Callable[[str, str], dict[str, str]]:
+    return lambda name, kind: bearer(create_key(sqlite_store(tmp_path), name, kind))
 
 
 @pytest.fixture
-def make_token() -> Callable[[str, str], dict[str, str]]:
-    return lambda name, kind: bearer(create_key(STORE, name, kind))
-
-
-@pytest.fixture
-async def client(make_token: Callable[[str, str], dict[str, str]]) -> AsyncIterator[httpx.AsyncClient]:
+async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """An application's client of a gateway that serves the digits."""
-    settings = load(
-        None,
-        overrides={
-            "models.directory": str(DIGITS.parent),
-            "api.body_limit_bytes": 100_000,
-            "auth.refresh_s": 0.1,
-        },
-    )
-    headers = make_token("shop", "application")
-    async with serving(open_gateway(settings)) as url, httpx.AsyncClient(base_url=url, headers=headers) as found:
+    async with (
+        serving_gateway(tmp_path, api__body_limit_bytes=100_000, auth__refresh_s=0.1) as (gateway, url),
+        client_of(gateway, url) as found,
+    ):
         yield found
 
 
-@pytest.fixture(scope="module")
-def repository() -> Repository:
-    return load_repository(DIGITS, RuntimeOptions())
-
-
 @pytest.fixture
-def gated(repository: Repository) -> tuple[Gateway, GatedExecutor]:
-    """A gateway without authentication whose batches end when the test says so."""
-    executor = GatedExecutor()
-    overrides = {"auth.mode": "off", "execution.queue_requests": 2}
-    return gateway_of(load(None, overrides=overrides), repository, executor), executor
-
-
-async def infer(
-    client: httpx.AsyncClient, *rows: bytes, path: str = V2, binary: bool = True, **headers: str
-) -> InferResponse:
-    request = InferRequest(model="digits", inputs=pictures(*rows), request_id=new_request_id(), binary_output=binary)
-    encoded = oip.encode_request(request)
-    response = await client.post(
-        path, content=encoded.body, headers={HEADER_LENGTH: str(encoded.header_length), **headers}
-    )
-    assert response.status_code == 200, response.text
-    length = response.headers.get(HEADER_LENGTH)
-    return oip.decode_response(response.content, None if length is None else int(length))
+def gated(tmp_path: Path) -> tuple[Gateway, GatedExecutor]:
+    return gated_gateway(tmp_path, execution__queue_requests=2)
 
 
 async def test_binary_and_json_answers_agree(client: httpx.AsyncClient) -> None:
-    binary = await infer(client, picture(0), picture(200))
-    plain = await infer(client, picture(0), picture(200), binary=False, path="/v2/models/digits/versions/1/infer")
+    rows = images(grey(0), grey(200))
+    binary = await infer(client, digits_request(rows))
+    plain = await infer(client, digits_request(rows, binary_output=False, version="1"))
     np.testing.assert_allclose(binary.output("probabilities"), plain.output("probabilities"), rtol=1e-6)
     assert binary.output("probabilities").shape == (2, 10)
-    assert binary.answer is not None
     assert binary.answer.tier == "cloud"
 
 
-async def test_a_body_of_json_alone_needs_no_content_type(client: httpx.AsyncClient) -> None:
+async def test_json_body_needs_no_content_type(client: httpx.AsyncClient) -> None:
     bare = await client.post(V2, content=b'{"inputs": []}')
     assert bare.status_code == 400
     assert bare.json()["code"] == "invalid_tensor"
 
 
-async def test_the_short_way_in_takes_the_file_itself(client: httpx.AsyncClient) -> None:
-    answer = (await client.post(SHORT, content=picture())).json()
+async def test_file_inference_returns_a_label(client: httpx.AsyncClient) -> None:
+    answer = (await client.post(SHORT, content=grey())).json()
     assert answer["label"] in ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
     assert answer["tier"] == "cloud"
 
 
-async def test_a_devices_request_id_is_kept_and_an_applications_is_not(
+async def test_only_devices_choose_the_request_id(
     client: httpx.AsyncClient, make_token: Callable[[str, str], dict[str, str]]
 ) -> None:
-    request = InferRequest(model="digits", inputs=pictures(picture()), request_id=new_request_id())
-    encoded = oip.encode_request(request)
-    headers = {HEADER_LENGTH: str(encoded.header_length)}
-    by_application = await client.post(V2, content=encoded.body, headers=headers)
-    by_device = await client.post(V2, content=encoded.body, headers=headers | make_token("press-7", "device"))
+    request = digits_request(images(grey()), binary_output=False)
+    by_application = await post(client, request)
+    by_device = await post(client, request, **make_token("press-7", "device"))
     assert by_application.json()["parameters"]["request_id"] != request.request_id
     assert by_device.json()["parameters"]["request_id"] == request.request_id
 
@@ -129,7 +82,7 @@ async def test_a_devices_request_id_is_kept_and_an_applications_is_not(
 @pytest.mark.parametrize(
     "address", ["/v2", "/v2/models/digits", "/v2/models/digits/ready", "/firstline/v1/models", "/metrics"]
 )
-async def test_everything_but_health_needs_a_token(client: httpx.AsyncClient, address: str) -> None:
+async def test_addresses_need_a_token(client: httpx.AsyncClient, address: str) -> None:
     assert (await client.get(address)).status_code == 200
     refused = await client.get(address, headers={"Authorization": ""})
     assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
@@ -138,7 +91,7 @@ async def test_everything_but_health_needs_a_token(client: httpx.AsyncClient, ad
 
 
 @pytest.mark.parametrize("address", [V2, "/v2/models/digits/versions/1/infer", SHORT, "/v2/repository/index"])
-async def test_a_stranger_is_refused_before_the_body_counts(client: httpx.AsyncClient, address: str) -> None:
+async def test_unauthenticated_request_is_refused_before_its_body(client: httpx.AsyncClient, address: str) -> None:
     refused = await client.post(address, content=b"x" * 200_000, headers={"Authorization": "Bearer flt_wrong"})
     assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
 
@@ -152,13 +105,13 @@ async def test_health_needs_no_token(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_revoked_key_is_refused_without_a_restart(
-    client: httpx.AsyncClient, make_token: Callable[[str, str], dict[str, str]]
+    client: httpx.AsyncClient, make_token: Callable[[str, str], dict[str, str]], tmp_path: Path
 ) -> None:
     headers = make_token("guest", "application")
     assert (await client.get("/v2", headers=headers)).status_code == 200
     for _ in range(3):  # also where the key and all of the head are known
-        await infer(client, picture(), **headers)
-    revoke_key(STORE, "guest")
+        await infer(client, digits_request(images(grey())), **headers)
+    revoke_key(sqlite_store(tmp_path), "guest")
     async with asyncio.timeout(10):
         while (await client.get("/v2", headers=headers)).status_code != 401:  # noqa: ASYNC110 (what is awaited is in the server)
             await asyncio.sleep(0.01)
@@ -194,26 +147,22 @@ async def test_v2_describes_server_and_models(client: httpx.AsyncClient) -> None
         ("POST", SHORT + "?rout=edge", 400, "invalid_request"),
     ],
 )
-async def test_every_refusal_is_a_sentence_and_a_code(
+async def test_refusals_have_a_sentence_and_a_code(
     client: httpx.AsyncClient, method: str, address: str, status: int, code: str
 ) -> None:
-    body = picture() if "infer" in address and method == "POST" else None
+    body = grey() if "infer" in address and method == "POST" else None
     refused = await client.request(method, address, content=body)
     assert (refused.status_code, refused.json()["code"]) == (status, code)
     assert refused.json()["error"].endswith(".")
 
 
 async def test_a_mismatch_of_bundles_names_both(client: httpx.AsyncClient) -> None:
-    request = InferRequest(
-        model="digits", inputs=pictures(picture()), request_id=new_request_id(), full_model_digest="f" * 64
-    )
-    encoded = oip.encode_request(request)
-    refused = await client.post(V2, content=encoded.body, headers={HEADER_LENGTH: str(encoded.header_length)})
+    refused = await post(client, digits_request(images(grey()), full_model_digest="f" * 64))
     assert (refused.status_code, refused.json()["code"]) == (409, "model_mismatch")
     assert "f" * 64 in refused.json()["error"]
 
 
-async def test_a_body_over_the_limit_is_refused_declared_or_not(client: httpx.AsyncClient) -> None:
+async def test_body_over_the_limit_is_refused(client: httpx.AsyncClient) -> None:
     async def unending() -> AsyncIterator[bytes]:
         for _ in range(30):
             yield b"x" * 10_000
@@ -225,7 +174,7 @@ async def test_a_body_over_the_limit_is_refused_declared_or_not(client: httpx.As
 
 
 async def test_a_bad_image_among_many_fails_alone(client: httpx.AsyncClient) -> None:
-    bodies = [picture(shade * 10) if shade != 7 else b"no image" for shade in range(24)]
+    bodies = [grey(shade * 10) if shade != 7 else b"no image" for shade in range(24)]
     replies = await asyncio.gather(*(client.post(SHORT, content=body) for body in bodies))
     assert [reply.status_code for reply in replies] == [400 if n == 7 else 200 for n in range(24)]
     alone = [(await client.post(SHORT, content=body)).json().get("probability") for body in bodies]
@@ -233,8 +182,8 @@ async def test_a_bad_image_among_many_fails_alone(client: httpx.AsyncClient) -> 
     assert together == pytest.approx(alone, abs=1e-5)
 
 
-async def test_the_metrics_tell_what_happened(client: httpx.AsyncClient) -> None:
-    await infer(client, picture())
+async def test_metrics_count_answers_and_errors(client: httpx.AsyncClient) -> None:
+    await infer(client, digits_request(images(grey())))
     await client.post(SHORT, content=b"no image")
     text = (await client.get("/metrics")).text
     assert 'firstline_gateway_requests_total{reason="requested",status="final",tier="cloud"} 1.0' in text
@@ -243,9 +192,8 @@ async def test_the_metrics_tell_what_happened(client: httpx.AsyncClient) -> None
     assert "firstline_gateway_queue_depth 0.0" in text
 
 
-async def test_the_metrics_may_be_opened() -> None:
-    overrides = {"api.open_metrics": True, "models.directory": str(DIGITS)}
-    async with serving(open_gateway(load(None, overrides=overrides))) as url, httpx.AsyncClient() as stranger:
+async def test_metrics_may_need_no_token(tmp_path: Path) -> None:
+    async with serving_gateway(tmp_path, api__open_metrics=True) as (_, url), httpx.AsyncClient() as stranger:
         assert (await stranger.get(f"{url}/metrics")).status_code == 200
         assert (await stranger.get(f"{url}/v2")).status_code == 401
 
@@ -274,7 +222,7 @@ async def test_the_description_covers_every_address(gated: tuple[Gateway, GatedE
         assert (await client.get("/openapi.json")).json()["openapi"].startswith("3.")
 
 
-async def test_a_full_queue_says_when_to_come_back(gated: tuple[Gateway, GatedExecutor]) -> None:
+async def test_full_queue_refuses_with_retry_after(gated: tuple[Gateway, GatedExecutor]) -> None:
     gateway, executor = gated
     async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
         waiting = []
@@ -299,7 +247,7 @@ def _depth(gateway: Gateway) -> int:
     return int(float(line.split()[1]))
 
 
-async def test_a_client_that_leaves_frees_its_place(gated: tuple[Gateway, GatedExecutor]) -> None:
+async def test_disconnected_client_leaves_the_queue(gated: tuple[Gateway, GatedExecutor]) -> None:
     gateway, executor = gated
     async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
         first = asyncio.create_task(client.post(V2, content=_json_pixels()))
@@ -319,7 +267,7 @@ def _json_pixels() -> bytes:
     return b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}'
 
 
-async def test_the_unforeseen_leaves_as_json_that_tells_nothing_of_the_inside(
+async def test_unexpected_errors_reveal_no_details(
     gated: tuple[Gateway, GatedExecutor],
 ) -> None:
     gateway, executor = gated
@@ -334,7 +282,7 @@ async def test_the_unforeseen_leaves_as_json_that_tells_nothing_of_the_inside(
         assert (await client.get("/v2/health/live")).status_code == 200
 
 
-async def test_sigterm_turns_ready_and_finishes_what_is_in_flight(gated: tuple[Gateway, GatedExecutor]) -> None:
+async def test_sigterm_finishes_requests_in_flight(gated: tuple[Gateway, GatedExecutor]) -> None:
     gateway, executor = gated
     bound = server.bind("127.0.0.1", 0)
     url = server.url_of(bound)
@@ -357,7 +305,7 @@ async def test_sigterm_turns_ready_and_finishes_what_is_in_flight(gated: tuple[G
         await httpx.AsyncClient().get(url)
 
 
-async def test_of_two_that_bound_one_address_the_later_says_so(gated: tuple[Gateway, GatedExecutor]) -> None:
+async def test_second_listener_on_an_address_fails(gated: tuple[Gateway, GatedExecutor]) -> None:
     gateway, executor = gated
     first = server.bind("127.0.0.1", 0)
     port = first.getsockname()[1]
@@ -369,9 +317,8 @@ async def test_of_two_that_bound_one_address_the_later_says_so(gated: tuple[Gate
     assert executor.closed
 
 
-async def test_a_drain_that_takes_too_long_is_given_up(repository: Repository) -> None:
-    executor = GatedExecutor()
-    gateway = gateway_of(load(None, overrides={"auth.mode": "off", "api.drain_s": 0.05}), repository, executor)
+async def test_drain_timeout_refuses_requests_in_flight(tmp_path: Path) -> None:
+    gateway, executor = gated_gateway(tmp_path, api__drain_s=0.05)
     bound = server.bind("127.0.0.1", 0)
     up = asyncio.Event()
     served = asyncio.create_task(run_gateway(gateway, bound, up.set))

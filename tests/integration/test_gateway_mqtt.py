@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
-from PIL import Image
 from support.broker import Broker
-from support.gateway import DIGITS, GatedExecutor, gateway_of
+from support.gateway import GatedExecutor, digits_repository, gateway_of, gateway_settings, wait_for_gauge
+from support.images import grey, images
+from support.inference import digits_request
 from support.logs import captured_lines
 from support.mqtt_device import device_at
 from support.waiting import until
@@ -29,44 +29,31 @@ from firstline_core.errors import (
     NotReadyError,
     UnknownModelError,
 )
-from firstline_core.ids import new_request_id
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt_messages import Publication
-from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.trace import received
 from firstline_core.types import InferRequest, Tensor
 from firstline_gateway.app import Gateway
 from firstline_gateway.executors.local import LocalExecutor
-from firstline_gateway.models.folder import load_repository
-from firstline_gateway.models.repository import Repository
-from firstline_gateway.settings.load import load
 
 pytestmark = pytest.mark.mosquitto
 
 ACL = Path(__file__).parents[2] / "cloud_gateway" / "mosquitto" / "acl"
 
 
-@pytest.fixture(scope="module")
-def repository() -> Repository:
-    return load_repository(DIGITS, RuntimeOptions())
-
-
 @asynccontextmanager
 async def gateway_at(
-    broker: Broker, repository: Repository, executor: GatedExecutor | None = None, **overrides: object
+    broker: Broker, folder: Path, executor: GatedExecutor | None = None, **overrides: object
 ) -> AsyncIterator[Gateway]:
-    overrides = {"mqtt.enabled": True, "mqtt.port": broker.port, "auth.mode": "off"} | overrides
-    engine = executor or LocalExecutor(
-        {served.key: served.loaded for served in repository}, sessions=1, max_batch_rows=8
-    )
-    gateway = gateway_of(load(None, overrides=overrides), repository, engine)
+    settings = gateway_settings(folder, broker=broker, **({"auth__mode": "off"} | overrides))
+    models = {served.key: served.loaded for served in digits_repository()}
+    gateway = gateway_of(settings, executor or LocalExecutor(models, sessions=1, max_batch_rows=8))
     await gateway.start()
     try:
-        await until(lambda: counted(gateway, "firstline_gateway_mqtt_connected") == 1)
+        await wait_for_gauge(gateway, "firstline_gateway_mqtt_connected")
         yield gateway
     finally:
         # Not `close`, which would free the models that the other tests share.
-        assert gateway._mqtt is not None
         await gateway._mqtt.close()
 
 
@@ -81,29 +68,22 @@ ANSWERED = 'firstline_gateway_requests_total{reason="requested",status="final",t
 
 
 def request_of(**changes: object) -> InferRequest:
-    with io.BytesIO() as file:
-        Image.new("L", (8, 8), 90).save(file, "PNG")
-        image = np.array([file.getvalue()], dtype=np.object_)
-    request = InferRequest(
-        model="digits", inputs=(Tensor("image", image),), request_id=new_request_id(), binary_output=True
-    )
-    return structs.replace(request, **changes)  # type: ignore[arg-type]
+    return structs.replace(digits_request(images(grey())), **changes)
 
 
-async def test_a_device_is_answered_under_its_own_request_id(mosquitto: Broker, repository: Repository) -> None:
-    digest = repository.resolve("digits", "").digest
-    async with gateway_at(mosquitto, repository), device_at(mosquitto, "press-7") as device:
+async def test_a_device_is_answered_under_its_own_request_id(mosquitto: Broker, tmp_path: Path) -> None:
+    digest = digits_repository().resolve("digits", "").digest
+    async with gateway_at(mosquitto, tmp_path), device_at(mosquitto, "press-7") as device:
         request = request_of(version="1", full_model_digest=digest, deadline_s=5.0)
         response = await device.ask(device.publication(request))
-    assert response.answer is not None
     assert response.answer.request_id == request.request_id
     assert response.answer.model_digest == digest
     assert response.output("probabilities").shape == (1, 10)
 
 
 @pytest.mark.parametrize("binary", [True, False])
-async def test_long_json_is_read_beside_the_event_loop(
-    mosquitto: Broker, repository: Repository, binary: bool, monkeypatch: pytest.MonkeyPatch
+async def test_long_json_is_decoded_in_a_thread(
+    mosquitto: Broker, tmp_path: Path, binary: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, readers = mqtt_messages.read_request, []
 
@@ -112,7 +92,7 @@ async def test_long_json_is_read_beside_the_event_loop(
         return read(*arguments, **options)
 
     monkeypatch.setattr(mqtt_messages, "read_request", reading)
-    async with gateway_at(mosquitto, repository), device_at(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, tmp_path), device_at(mosquitto, "press-7") as device:
         short = device.publication(request_of())
         head = b'{"id":"' + b" " * 300_000 + b'"}'
         said = {mqtt_messages.HEADER_LENGTH: str(len(head))} if binary else {}
@@ -135,23 +115,21 @@ async def test_long_json_is_read_beside_the_event_loop(
         ({"inputs": (Tensor("image", np.array([b"no image"], dtype=np.object_)),)}, InvalidTensorError),
     ],
 )
-async def test_a_refusal_comes_back_as_the_error_it_is(
-    mosquitto: Broker, repository: Repository, change: dict[str, object], kind: type[FirstlineError]
+async def test_refusal_is_raised_as_its_class(
+    mosquitto: Broker, tmp_path: Path, change: dict[str, object], kind: type[FirstlineError]
 ) -> None:
-    async with gateway_at(mosquitto, repository) as gateway, device_at(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "press-7") as device:
         with pytest.raises(kind) as caught:
             await device.ask(device.publication(request_of(**change)))
         assert type(caught.value) is kind
         assert counted(gateway, f'firstline_gateway_errors_total{{code="{kind.code}"}}') == 1
 
 
-async def test_a_refusal_names_its_trace_in_its_line_and_on_its_way_back(
-    mosquitto: Broker, repository: Repository
-) -> None:
+async def test_refusal_keeps_its_trace_in_the_log_and_the_answer(mosquitto: Broker, tmp_path: Path) -> None:
     trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1")
     assert trace is not None
     with captured_lines("info") as lines:
-        async with gateway_at(mosquitto, repository) as gateway, device_at(mosquitto, "press-7") as device:
+        async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "press-7") as device:
             for change in ({"payload": b"no request"}, {"topic": device.topics.request("cats")}):
                 await device.client.publish(device.publication(request_of(trace=trace), **change))
                 async with asyncio.timeout(10):
@@ -164,9 +142,9 @@ async def test_a_refusal_names_its_trace_in_its_line_and_on_its_way_back(
     assert [line.get("trace_id") for line in refused] == [trace.trace_id] * 3
 
 
-async def test_an_expired_request_is_answered_so_and_not_run(mosquitto: Broker, repository: Repository) -> None:
+async def test_expired_request_is_refused_and_not_run(mosquitto: Broker, tmp_path: Path) -> None:
     executor = GatedExecutor()
-    async with gateway_at(mosquitto, repository, executor), device_at(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, tmp_path, executor), device_at(mosquitto, "press-7") as device:
         publication = device.publication(request_of())
         late = replace(publication, properties=publication.properties | {mqtt_messages.DEADLINE_MS: "0"})
         with pytest.raises(DeadlineExceededError):
@@ -174,9 +152,9 @@ async def test_an_expired_request_is_answered_so_and_not_run(mosquitto: Broker, 
     assert not executor.batches
 
 
-async def test_no_answer_goes_to_another_devices_topic(mosquitto: Broker, repository: Repository) -> None:
+async def test_no_answer_goes_to_another_devices_topic(mosquitto: Broker, tmp_path: Path) -> None:
     async with (
-        gateway_at(mosquitto, repository) as gateway,
+        gateway_at(mosquitto, tmp_path) as gateway,
         device_at(mosquitto, "press-7") as device,
         device_at(mosquitto, "press-8") as other,
     ):
@@ -188,11 +166,9 @@ async def test_no_answer_goes_to_another_devices_topic(mosquitto: Broker, reposi
         assert counted(gateway, ANSWERED) == 1
 
 
-async def test_two_replicas_share_the_load_and_nothing_is_answered_twice(
-    mosquitto: Broker, repository: Repository
-) -> None:
+async def test_replicas_share_requests_without_duplicates(mosquitto: Broker, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        replicas = [await stack.enter_async_context(gateway_at(mosquitto, repository)) for _ in range(2)]
+        replicas = [await stack.enter_async_context(gateway_at(mosquitto, tmp_path)) for _ in range(2)]
         device = await stack.enter_async_context(device_at(mosquitto, "press-7"))
         asked = [device.publication(request_of()) for _ in range(30)]
         await asyncio.gather(*map(device.client.publish, asked))
@@ -206,11 +182,11 @@ async def test_two_replicas_share_the_load_and_nothing_is_answered_twice(
     assert answered == sorted(publication.correlation_data.decode() for publication in asked)
 
 
-async def test_a_request_is_acknowledged_once_it_is_answered(mosquitto: Broker, repository: Repository) -> None:
+async def test_a_request_is_acknowledged_once_it_is_answered(mosquitto: Broker, tmp_path: Path) -> None:
     """With room for one the broker hands over the second only when the first is acknowledged."""
     executor = GatedExecutor(slots=2)
-    one = {"mqtt.concurrency": 1}
-    async with gateway_at(mosquitto, repository, executor, **one), device_at(mosquitto, "press-7") as device:
+    one = {"mqtt__concurrency": 1}
+    async with gateway_at(mosquitto, tmp_path, executor, **one), device_at(mosquitto, "press-7") as device:
         rows = Tensor("image", np.ones((1, 1), np.float32))
         asked = [device.publication(request_of(inputs=(rows,))) for _ in range(2)]
         for publication in asked:
@@ -227,10 +203,10 @@ async def test_a_request_is_acknowledged_once_it_is_answered(mosquitto: Broker, 
         assert (await device.got.get()).correlation_data == asked[1].correlation_data
 
 
-async def test_a_drained_gateway_has_published_its_answers(mosquitto: Broker, repository: Repository) -> None:
+async def test_a_drained_gateway_has_published_its_answers(mosquitto: Broker, tmp_path: Path) -> None:
     executor = GatedExecutor()
     rows = Tensor("image", np.ones((1, 1), np.float32))
-    async with gateway_at(mosquitto, repository, executor) as gateway, device_at(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, tmp_path, executor) as gateway, device_at(mosquitto, "press-7") as device:
         asking = asyncio.create_task(device.ask(device.publication(request_of(inputs=(rows,)))))
         await until(lambda: executor.held == 1)
         draining = asyncio.create_task(gateway.drain(10))
@@ -240,13 +216,13 @@ async def test_a_drained_gateway_has_published_its_answers(mosquitto: Broker, re
         assert (await asking).answer is not None
 
 
-async def test_a_draining_replica_leaves_new_requests_to_the_others(mosquitto: Broker, repository: Repository) -> None:
+async def test_a_draining_replica_leaves_new_requests_to_the_others(mosquitto: Broker, tmp_path: Path) -> None:
     executor = GatedExecutor()
     rows = Tensor("image", np.ones((1, 1), np.float32))
     async with (
         device_at(mosquitto, "press-7") as device,
-        gateway_at(mosquitto, repository, executor) as leaving,
-        gateway_at(mosquitto, repository) as staying,
+        gateway_at(mosquitto, tmp_path, executor) as leaving,
+        gateway_at(mosquitto, tmp_path) as staying,
     ):
         while not executor.held:  # the broker gives requests in turn
             await device.client.publish(device.publication(request_of(inputs=(rows,))))
@@ -270,10 +246,10 @@ async def test_a_draining_replica_leaves_new_requests_to_the_others(mosquitto: B
         assert mqtt_messages.read_response(await device.got.get()).answer is not None  # and what it had, it answered
 
 
-async def test_a_request_that_a_drain_gives_up_is_answered_so(mosquitto: Broker, repository: Repository) -> None:
+async def test_drain_timeout_refuses_requests_in_flight(mosquitto: Broker, tmp_path: Path) -> None:
     executor = GatedExecutor()
     rows = Tensor("image", np.ones((1, 1), np.float32))
-    async with gateway_at(mosquitto, repository, executor) as gateway, device_at(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, tmp_path, executor) as gateway, device_at(mosquitto, "press-7") as device:
         asking = asyncio.create_task(device.ask(device.publication(request_of(inputs=(rows,)))))
         await until(lambda: executor.held == 1)
         assert not await gateway.drain(0.05)
@@ -283,10 +259,8 @@ async def test_a_request_that_a_drain_gives_up_is_answered_so(mosquitto: Broker,
         executor.release()
 
 
-async def test_what_the_broker_gave_before_it_heard_of_the_drain_is_answered(
-    mosquitto: Broker, repository: Repository
-) -> None:
-    async with gateway_at(mosquitto, repository) as gateway, device_at(mosquitto, "press-7") as device:
+async def test_requests_received_during_a_drain_are_answered(mosquitto: Broker, tmp_path: Path) -> None:
+    async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "press-7") as device:
         asked = [device.publication(request_of()) for _ in range(20)]
         published = asyncio.gather(*map(device.client.publish, asked))
         await until(lambda: counted(gateway, ANSWERED) > 0)
@@ -299,8 +273,8 @@ async def test_what_the_broker_gave_before_it_heard_of_the_drain_is_answered(
         assert counted(gateway, 'firstline_gateway_errors_total{code="not_ready"}') == 0
 
 
-async def test_it_comes_back_when_the_broker_does(mosquitto: Broker, repository: Repository) -> None:
-    async with gateway_at(mosquitto, repository) as gateway, device_at(mosquitto, "press-7") as device:
+async def test_gateway_reconnects_to_a_restarted_broker(mosquitto: Broker, tmp_path: Path) -> None:
+    async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "press-7") as device:
         mosquitto.stop()
         await until(lambda: counted(gateway, "firstline_gateway_mqtt_connected") == 0)
         mosquitto.start()
@@ -308,12 +282,10 @@ async def test_it_comes_back_when_the_broker_does(mosquitto: Broker, repository:
         assert (await device.ask(device.publication(request_of()))).answer is not None
 
 
-async def test_the_rights_that_the_broker_grants_are_enough(
-    start_mosquitto: Callable[..., Broker], repository: Repository, tmp_path: Path
-) -> None:
+async def test_shipped_acl_permits_requests(start_mosquitto: Callable[..., Broker], tmp_path: Path) -> None:
     broker = start_mosquitto(users={"_gateway": "g", "press-7": "p"}, acl=ACL.read_text())
     password_file = tmp_path / "password"
     password_file.write_text("g\n")
-    user = {"mqtt.username": "_gateway", "mqtt.password_file": str(password_file)}
-    async with gateway_at(broker, repository, **user), device_at(broker, "press-7", "p") as device:
+    user = {"mqtt__username": "_gateway", "mqtt__password_file": str(password_file)}
+    async with gateway_at(broker, tmp_path, **user), device_at(broker, "press-7", "p") as device:
         assert (await device.ask(device.publication(request_of()))).answer is not None

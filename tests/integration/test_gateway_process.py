@@ -1,4 +1,4 @@
-"""The command `firstline-gateway`, as an operator and a service manager run it."""
+"""The command `firstline-gateway` as a process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import httpx
@@ -23,6 +23,8 @@ import orjson
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.gateway import DIGITS
+from support.processes import TierProcess
+from support.waiting import wait_until
 
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import write_graph
@@ -40,97 +42,79 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=60)
 
 
-def called(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """As `call`, within this process, which has imported what the command needs."""
+def run_here(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command within this process, which has imported what it needs."""
     out, said = io.StringIO(), io.StringIO()
     with patch.dict(os.environ, environment), redirect_stdout(out), redirect_stderr(said):
         code = main(list(map(str, arguments)))
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), said.getvalue())
 
 
-@contextmanager
-def running(config: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    process = subprocess.Popen(
-        [*COMMAND, "run", "--config", str(config), "-o", "json", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, process.communicate()[1]
-        ready = json.loads(line)
-        assert ready["event"] == "ready"
-        yield ready["url"], process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+def gateway(config: Path, *arguments: str) -> TierProcess:
+    """A gateway that is not yet started."""
+    return TierProcess("firstline_gateway", "--config", config, *arguments, log=config.with_suffix(".log"))
+
+
+def events(gateway: TierProcess) -> list[dict[str, Any]]:
+    """The lines of its log."""
+    return [json.loads(line) for line in gateway.log.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
-def test_runs_until_it_is_told_to_end_and_says_only_where_it_listens(config: Path, ending: signal.Signals) -> None:
-    with running(config) as (url, process):
-        assert httpx.get(f"{url}/v2/health/ready").status_code == 200
-        process.send_signal(ending)
-        out, logged = process.communicate(timeout=20)
-        assert process.returncode == 0
-    assert out == ""
-    events = [json.loads(line)["event"] for line in logged.splitlines()]
-    assert events[-2:] == ["draining", "stopped"]
-    assert "no API key and no device yet, so no caller can authenticate" in events
-    loggers = {json.loads(line)["logger"].partition(".")[0] for line in logged.splitlines()}
-    assert "another store" not in logged
-    assert loggers <= {"firstline_core", "firstline_gateway"}, "libraries say nothing at info that helps"
+def test_signal_stops_the_gateway(config: Path, ending: signal.Signals) -> None:
+    """It prints the ready line alone, and logs no line of a library."""
+    with gateway(config) as process:
+        assert httpx.get(f"{process.url}/v2/health/ready").status_code == 200
+        assert process.stop(ending) == 0
+    logged = events(process)
+    assert [line["event"] for line in logged][-2:] == ["draining", "stopped"]
+    assert "no API key and no device yet, so no caller can authenticate" in [line["event"] for line in logged]
+    assert "another store" not in process.log.read_text()
+    assert {line["logger"].partition(".")[0] for line in logged} <= {"firstline_core", "firstline_gateway"}
 
 
-def test_a_store_that_is_new_beside_an_authority_that_is_not_is_told_of(config: Path) -> None:
-    assert called("ca", "init", "--config", config).returncode == 0
-    with running(config) as (_, process):
-        process.terminate()
-        logged = process.communicate(timeout=20)[1]
-    assert "check store.url, or restore a backup" in logged
+def test_new_store_with_an_older_authority_gives_a_warning(config: Path) -> None:
+    assert run_here("ca", "init", "--config", config).returncode == 0
+    with gateway(config) as process:
+        process.stop()
+    assert "check store.url, or restore a backup" in process.log.read_text()
 
 
-def test_keys_are_made_shown_and_revoked_beside_a_running_gateway(config: Path) -> None:
-    with running(config) as (url, _):
-        made = json.loads(called("key", "create", "shop", "--config", config, "-o", "json").stdout)
+def test_keys_are_created_listed_and_revoked_while_the_gateway_runs(config: Path) -> None:
+    with gateway(config) as process:
+        url = process.url
+        made = json.loads(run_here("key", "create", "shop", "--config", config, "-o", "json").stdout)
         headers = {"Authorization": f"Bearer {made['key']}"}
         assert httpx.get(f"{url}/v2", headers=headers).status_code == 200
-        status = called("status", url, FIRSTLINE_TOKEN=made["key"])
+        status = run_here("status", url, FIRSTLINE_TOKEN=made["key"])
         assert (status.returncode, status.stdout) == (
             0,
             "live: yes\nready: yes\nmodel: digits version 1\ncontracts: a key with the scope fleet shows them\n",
         )
-        assert "set FIRSTLINE_TOKEN" in called("status", url).stdout
-        assert "application  shop  infer" in called("key", "list", "--config", config).stdout
-        assert called("key", "revoke", "shop", "--config", config).returncode == 0
-        deadline_s = time.monotonic() + 10  # `auth.refresh_s`, and a busy machine
-        while httpx.get(f"{url}/v2", headers=headers).status_code != 401:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)  # it is another process
+        assert "set FIRSTLINE_TOKEN" in run_here("status", url).stdout
+        assert "application  shop  infer" in run_here("key", "list", "--config", config).stdout
+        assert run_here("key", "revoke", "shop", "--config", config).returncode == 0
+        wait_until(lambda: httpx.get(f"{url}/v2", headers=headers).status_code == 401)  # within `auth.refresh_s`
 
 
-def test_a_request_is_one_line_of_the_log_without_its_payload(config: Path) -> None:
-    with running(config, "--host", "127.0.0.1") as (url, process):
-        text = called("key", "create", "press-7", "--device", "--config", config).stdout.strip()
+def test_request_is_logged_in_one_line_without_its_payload(config: Path) -> None:
+    with gateway(config, "--host", "127.0.0.1") as process:
+        text = run_here("key", "create", "press-7", "--device", "--config", config).stdout.strip()
         body = b"no image, but a secret"
         refused = httpx.post(
-            f"{url}/firstline/v1/models/digits/infer", content=body, headers={"Authorization": f"Bearer {text}"}
+            f"{process.url}/firstline/v1/models/digits/infer", content=body, headers={"Authorization": f"Bearer {text}"}
         )
         assert refused.status_code == 400
-        process.terminate()
-        logged = process.communicate(timeout=20)[1]
-    (line,) = (found for found in map(json.loads, logged.splitlines()) if found["event"] == "refused")
+        process.stop()
+    (line,) = (found for found in events(process) if found["event"] == "refused")
     assert (line["outcome"], line["principal"], line["rows"]) == ("invalid_tensor", "device:press-7", 1)
     assert len(line["request_id"]) == 36
-    assert "secret" not in logged
-    assert text not in logged
+    assert "secret" not in process.log.read_text()
+    assert text not in process.log.read_text()
 
 
 def heavy_bundle(folder: Path) -> None:
@@ -152,30 +136,30 @@ def heavy_bundle(folder: Path) -> None:
     write_manifest(folder, [], ["a", "b"], name="heavy", full=full, input=InputSpec("x", "FP32", (-1, -1)))
 
 
-def test_a_batch_that_does_not_end_is_not_waited_for(config: Path) -> None:
+def test_endless_batch_is_abandoned_when_the_drain_times_out(config: Path) -> None:
     config.write_text('[api]\nport = 0\ndrain_s = 0.1\n[auth]\nmode = "off"\n[log]\nformat = "json"\n')
     heavy_bundle(config.parent / "models" / "heavy")
     body = orjson.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 5000], "data": [0.0] * 5000}]})
-    with running(config) as (url, process), ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(httpx.post, f"{url}/v2/models/heavy/infer", content=body, timeout=60)
-        while "firstline_gateway_batch_rows_count 1.0" not in httpx.get(f"{url}/metrics").text:
-            time.sleep(0.01)  # the server is another process
-        process.terminate()
+    with gateway(config) as process, ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(httpx.post, f"{process.url}/v2/models/heavy/infer", content=body, timeout=60)
+        metrics = f"{process.url}/metrics"
+        wait_until(lambda: "firstline_gateway_batch_rows_count 1.0" in httpx.get(metrics).text)
+        process.process.terminate()
         reply = asked.result()
         assert (reply.status_code, reply.json()["code"]) == (503, "not_ready")
         started_s = time.monotonic()
-        logged = process.communicate(timeout=20)[1]
+        process.process.communicate(timeout=20)
         assert time.monotonic() - started_s < 15
-        assert process.returncode == 1
-    events = [json.loads(line)["event"] for line in logged.splitlines()]
-    assert events[-1] == "stopped while a batch runs, or the store does not respond"
-    assert "gave up on requests in flight" in events
+        assert process.process.returncode == 1
+    logged = [line["event"] for line in events(process)]
+    assert logged[-1] == "stopped while a batch runs, or the store does not respond"
+    assert "gave up on requests in flight" in logged
 
 
-def test_a_taken_port_is_a_sentence(config: Path) -> None:
+def test_taken_port_is_one_error_line(config: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        taken = call("run", "--config", config, "--port", str(port))
+        taken = run("run", "--config", config, "--port", str(port))
     assert taken.returncode == 1
     assert taken.stdout == ""
     assert taken.stderr.startswith(
@@ -198,52 +182,51 @@ def test_a_taken_port_is_a_sentence(config: Path) -> None:
         ("check", "[api]\nkeep_alive_s = inf\n", "gateway.toml:2, 'api.keep_alive_s'"),
     ],
 )
-def test_a_wrong_configuration_is_one_sentence(config: Path, command: str, text: str, said: str) -> None:
+def test_invalid_configuration_is_one_error_line(config: Path, command: str, text: str, said: str) -> None:
     config.write_text(text)
-    wrong = (call if command == "run" else called)(command, "--config", config)
+    wrong = (run if command == "run" else run_here)(command, "--config", config)
     assert wrong.returncode == 2
     assert said in wrong.stderr
     assert wrong.stderr.startswith("firstline-gateway: ")
     assert wrong.stderr.count("\n") == 1
 
 
-def test_check_says_what_would_be_served(config: Path) -> None:
-    good = called("check", "--config", config)
+def test_check_lists_the_models_that_would_be_served(config: Path) -> None:
+    good = run_here("check", "--config", config)
     assert (good.returncode, good.stdout) == (0, f"digits version 1 from {config.parent}/models/digits\n")
     text = config.read_text()
     config.write_text(f"{text}[models]\nmemory_budget_mb = 1\n")
-    large = called("check", "--config", config)
+    large = run_here("check", "--config", config)
     assert (large.returncode, large.stdout.count("\n")) == (1, 1)
     assert "more than models.memory_budget_mb allows" in large.stdout
     config.write_text(text)
     (config.parent / "models" / "digits" / "full.onnx").write_bytes(b"damaged")
-    bad = called("check", "--config", config, "-o", "json")
+    bad = run_here("check", "--config", config, "-o", "json")
     assert bad.returncode == 1
     found = json.loads(bad.stdout)
     assert found["models"] == []
     assert "full.onnx has 7 bytes" in found["refused"][0]["error"]
     (config.parent / "models" / "digits" / "manifest.json").unlink()
-    assert called("check", "--config", config).stdout.startswith("no bundle in ")
+    assert run_here("check", "--config", config).stdout.startswith("no bundle in ")
 
 
-def test_a_bound_on_a_model_that_there_is_not_is_told(config: Path) -> None:
+def test_limit_of_an_unknown_model_gives_a_warning(config: Path) -> None:
     config.write_text(f"{config.read_text()}[models]\nconcurrency_of = {{ digits = 1, digit = 1 }}\n")
-    checked = called("check", "--config", config)
+    checked = run_here("check", "--config", config)
     assert (checked.returncode, checked.stdout.count("concurrency_of")) == (0, 1)
     assert "models.concurrency_of names 'digit', and there is no such model; is it misspelt?" in checked.stdout
-    with running(config) as (_, process):
-        process.terminate()
-        logged = [json.loads(line) for line in process.communicate(timeout=20)[1].splitlines()]
-    assert [line["model"] for line in logged if "concurrency_of" in line["event"]] == ["'digit'"]
+    with gateway(config) as process:
+        process.stop()
+    assert [line["model"] for line in events(process) if "concurrency_of" in line["event"]] == ["'digit'"]
 
 
-def test_status_of_nothing_is_a_sentence() -> None:
-    status = called("status", "http://127.0.0.1:9")
+def test_status_of_an_unreachable_gateway_is_one_line() -> None:
+    status = run_here("status", "http://127.0.0.1:9")
     assert status.returncode == 1
     assert "http://127.0.0.1:9 does not answer as a gateway" in status.stdout
 
 
-def test_the_version_is_the_distributions(tmp_path: Path) -> None:
+def test_version_is_that_of_the_distribution() -> None:
     from importlib.metadata import version
 
-    assert call("--version").stdout == f"firstline-gateway {version('firstline')}\n"
+    assert run("--version").stdout == f"firstline-gateway {version('firstline')}\n"

@@ -21,17 +21,17 @@ import httpx
 import pytest
 import uvloop
 from support.databases import PostgreSql, sqlite_store
-from support.gateway import DIGITS, serving
+from support.gateway import client_of, serving_gateway
 from support.identities import DAY_S, Device, csr, invite
 from support.keys import bearer, create_key
 from support.logs import captured_lines
-from support.site import Site, refusal, site
+from support.tls_site import TlsSite, refusal, tls_site
 
 from firstline.client.async_client import AsyncClient
 from firstline_core.errors import ConfigError, LinkDownError
 from firstline_core.protocol.enrolment import CA_PATH, DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
 from firstline_core.protocol.http_server import ServerLimits
-from firstline_gateway.app import check_files, open_gateway
+from firstline_gateway.app import check_files
 from firstline_gateway.identity import authorities, ca
 from firstline_gateway.settings.load import load
 
@@ -49,8 +49,8 @@ def shown_by(url: str, believed_pem: str, *, version: ssl.TLSVersion | None = No
         return tls.getpeercert(binary_form=True) or b"", tls.version()
 
 
-async def test_nothing_older_than_tls_1_2_is_spoken(tmp_path: Path) -> None:
-    async with site(tmp_path) as at:
+async def test_tls_1_2_is_the_oldest_version(tmp_path: Path) -> None:
+    async with tls_site(tmp_path) as at:
         for version, name in ((ssl.TLSVersion.TLSv1_2, "TLSv1.2"), (ssl.TLSVersion.TLSv1_3, "TLSv1.3")):
             _, spoken = await asyncio.to_thread(shown_by, at.url, at.authority.pem, version=version)
             assert spoken == name
@@ -58,10 +58,8 @@ async def test_nothing_older_than_tls_1_2_is_spoken(tmp_path: Path) -> None:
             await asyncio.to_thread(shown_by, at.url, at.authority.pem, version=ssl.TLSVersion.TLSv1_1)
 
 
-async def test_applications_believe_the_authority_that_they_are_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with site(tmp_path) as at:
+async def test_clients_trust_the_given_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with tls_site(tmp_path) as at:
         key = create_key(sqlite_store(tmp_path), "shop")
         bundle = tmp_path / "identity" / "authorities.pem"
         status = ["-m", "firstline_gateway", "status", at.url]
@@ -84,8 +82,8 @@ async def test_applications_believe_the_authority_that_they_are_told_of(
             assert (await client.metadata("digits")).name == "digits"
 
 
-async def test_who_never_ends_the_handshake_costs_nobody_else_anything(tmp_path: Path) -> None:
-    async with site(tmp_path, limits=ServerLimits(pending=16)) as at:  # fewer than come
+async def test_unfinished_handshakes_delay_no_other_client(tmp_path: Path) -> None:
+    async with tls_site(tmp_path, limits=ServerLimits(pending=16)) as at:  # fewer than come
         address = ("127.0.0.1", httpx.URL(at.url).port or 0)
         silent = [socket.create_connection(address) for _ in range(20)]
         silent[0].sendall(b"GET / HTTP/1.1\r\n\r\n")  # plain HTTP
@@ -98,11 +96,9 @@ async def test_who_never_ends_the_handshake_costs_nobody_else_anything(tmp_path:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_hello_that_is_there_with_its_connection_is_read_by_the_handshake(
-    run: Callable[..., None], tmp_path: Path
-) -> None:
+def test_hello_that_arrives_with_the_connection_is_read(run: Callable[..., None], tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with site(tmp_path) as at:
+        async with tls_site(tmp_path) as at:
             shake = partial(asyncio.to_thread, shown_by, at.url, at.authority.pem)
             shaking = asyncio.gather(*(shake() for _ in range(30)))
             while not shaking.done():
@@ -114,9 +110,9 @@ def test_a_hello_that_is_there_with_its_connection_is_read_by_the_handshake(
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_handshake_that_does_not_end_is_ended(run: Callable[..., None], tmp_path: Path) -> None:
+def test_handshake_times_out(run: Callable[..., None], tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with site(tmp_path, limits=ServerLimits(handshake_s=0.2)) as at:
+        async with tls_site(tmp_path, limits=ServerLimits(handshake_s=0.2)) as at:
             address = ("127.0.0.1", httpx.URL(at.url).port or 0)
             silent, begun = [await asyncio.open_connection(*address) for _ in range(2)]
             begun[1].write(b"\x16\x03\x01")  # the first bytes of a hello
@@ -132,20 +128,20 @@ def test_a_handshake_that_does_not_end_is_ended(run: Callable[..., None], tmp_pa
     run(scenario())
 
 
-async def test_an_operators_certificate_is_exchanged_while_the_gateway_serves(tmp_path: Path) -> None:
+async def test_operators_certificate_is_reloaded(tmp_path: Path) -> None:
     other = ca.create_authority(ca.new_key(), time.time())
-    files = {"tls.certificate_file": tmp_path / "server.pem", "tls.key_file": tmp_path / "server.key"}
+    files = {"tls__certificate_file": tmp_path / "server.pem", "tls__key_file": tmp_path / "server.key"}
 
     def put() -> bytes:
         certificate, key = ca.issue_server(other, ["127.0.0.1"], time.time())
-        authorities.write(files["tls.certificate_file"], ca.pem_of(certificate).encode())
-        authorities.write(files["tls.key_file"], ca.key_pem(key), private=True)
+        authorities.write(files["tls__certificate_file"], ca.pem_of(certificate).encode())
+        authorities.write(files["tls__key_file"], ca.key_pem(key), private=True)
         return ssl.PEM_cert_to_DER_cert(ca.pem_of(certificate))
 
     (tmp_path / "other.pem").write_text(other.pem)
     first = put()
-    overrides = {name: str(file) for name, file in files.items()} | {"tls.ca_file": str(tmp_path / "other.pem")}
-    async with site(tmp_path, **overrides) as at:
+    overrides = {name: str(file) for name, file in files.items()} | {"tls__ca_file": str(tmp_path / "other.pem")}
+    async with tls_site(tmp_path, **overrides) as at:
         tls = at.gateway.identity.tls
         assert tls is not None
         assert (await asyncio.to_thread(shown_by, at.url, other.pem))[0] == first
@@ -153,24 +149,24 @@ async def test_an_operators_certificate_is_exchanged_while_the_gateway_serves(tm
         second = put()
         assert await tls.refresh()
         assert (await asyncio.to_thread(shown_by, at.url, other.pem))[0] == second
-        authorities.write(files["tls.key_file"], ca.key_pem(ca.new_key()), private=True)
+        authorities.write(files["tls__key_file"], ca.key_pem(ca.new_key()), private=True)
         with pytest.raises(ConfigError, match=r"tls\.certificate_file .* cannot be used"):
             await tls.refresh()
         assert (await asyncio.to_thread(shown_by, at.url, other.pem))[0] == second, "a bad pair changes nothing"
         # Devices receive the CA certificate of the server, and certificates are the gateway's own authority's.
-        at.keeper = at.trusting(other.pem)
-        (token,) = await invite(at.keeper, "press-7")
+        at.operator = at.trusting(other.pem)
+        (token,) = await invite(at.operator, "press-7")
         device = Device(tmp_path / "press-7", at.url, other.pem)
         answer = (await device.enrol(token)).json()
         assert answer["ca"] == other.pem + at.authority.pem
         async with device.client() as client:
             assert (await client.get("/v2")).status_code == 200
-        await at.keeper.aclose()
+        await at.operator.aclose()
 
 
 async def test_the_gateways_own_certificate_follows_its_authority(tmp_path: Path) -> None:
     """An authority takes over from another, and no device is shut out that renewed in between."""
-    async with site(tmp_path) as at:
+    async with tls_site(tmp_path) as at:
         tls, directory = at.gateway.identity.tls, at.gateway.identity.folder.directory
         assert tls is not None
         early, late = await at.enrolled("early"), await at.enrolled("late")
@@ -196,10 +192,10 @@ async def test_the_gateways_own_certificate_follows_its_authority(tmp_path: Path
             assert (await client.get("/v2")).status_code == 200
 
 
-async def test_an_authority_of_ones_own_vouches_for_devices(tmp_path: Path) -> None:
+async def test_imported_authority_issues_device_certificates(tmp_path: Path) -> None:
     own = ca.create_authority(ca.new_key(), time.time())
     authorities.import_authority(tmp_path / "identity", own)
-    async with site(tmp_path) as at:
+    async with tls_site(tmp_path) as at:
         assert at.authority.pem == own.pem
         device = await at.enrolled()
         async with device.client() as client:
@@ -207,37 +203,26 @@ async def test_an_authority_of_ones_own_vouches_for_devices(tmp_path: Path) -> N
 
 
 @asynccontextmanager
-async def behind_a_proxy(folder: Path, *trusted: str) -> AsyncIterator[tuple[Site, httpx.AsyncClient]]:
+async def behind_a_proxy(folder: Path, *trusted: str) -> AsyncIterator[tuple[TlsSite, httpx.AsyncClient]]:
     """A gateway on plain HTTP, and a client that is, or is not, the proxy it believes."""
-    found = load(
-        None,
-        overrides={
-            "models.directory": str(DIGITS.parent),
-            "store.url": sqlite_store(folder).url,
-            "identity.directory": str(folder / "identity"),
-            "auth.proxy_certificate_header": "X-Client-Cert",
-            "auth.trusted_proxies": list(trusted),
-        },
-    )
-    headers = bearer(create_key(found.store, "anna", "operator"))
-    gateway = open_gateway(found)
+    believed = {"auth__proxy_certificate_header": "X-Client-Cert", "auth__trusted_proxies": list(trusted)}
     async with (
-        serving(gateway) as url,
-        httpx.AsyncClient(base_url=url, headers=headers) as keeper,
+        serving_gateway(folder, **believed) as (gateway, url),
+        client_of(gateway, url, "anna", "operator") as operator,
         httpx.AsyncClient(base_url=url) as client,
     ):
-        yield Site(gateway, url, folder, keeper), client
+        yield TlsSite(gateway, url, folder, operator), client
 
 
-async def by_proxy(at: Site, client: httpx.AsyncClient) -> dict[str, str]:
+async def by_proxy(at: TlsSite, client: httpx.AsyncClient) -> dict[str, str]:
     """The header that a proxy would set for a device that has just enrolled."""
-    (token,) = await invite(at.keeper, "press-7")
+    (token,) = await invite(at.operator, "press-7")
     body = {"secret": parse_join_token(token).secret, "csr": csr(ca.new_key())}
     reply = await client.post(ENROL_PATH, json=body)
     return {"X-Client-Cert": quote(reply.json()["certificate"])}
 
 
-async def test_a_trusted_proxys_word_is_taken(tmp_path: Path) -> None:
+async def test_trusted_proxy_may_send_the_certificate(tmp_path: Path) -> None:
     async with behind_a_proxy(tmp_path, "127.0.0.0/8") as (at, client):
         headers = await by_proxy(at, client)
         assert (await client.get("/v2", headers=headers)).status_code == 200
@@ -246,12 +231,12 @@ async def test_a_trusted_proxys_word_is_taken(tmp_path: Path) -> None:
         assert (await client.get("/v2", headers={"X-Client-Cert": ""})).status_code == 401
         twice = [("X-Client-Cert", headers["X-Client-Cert"])] * 2
         assert (await client.get("/v2", headers=twice)).status_code == 401
-        assert (await at.keeper.post(f"{DEVICES_PATH}/press-7/revoke")).status_code == 200
+        assert (await at.operator.post(f"{DEVICES_PATH}/press-7/revoke")).status_code == 200
         assert (await client.get("/v2", headers=headers)).status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/v2/models/digits/infer", RENEW_PATH])
-async def test_a_trailer_is_no_word_of_a_proxy(path: str, tmp_path: Path) -> None:
+async def test_certificate_header_in_a_trailer_is_ignored(path: str, tmp_path: Path) -> None:
     """A proxy strips its header from what clients send, and may hand their trailers on."""
     async with behind_a_proxy(tmp_path, "127.0.0.0/8") as (at, client):
         said = (await by_proxy(at, client))["X-Client-Cert"]
@@ -264,7 +249,7 @@ async def test_a_trailer_is_no_word_of_a_proxy(path: str, tmp_path: Path) -> Non
         assert reply.startswith(b"HTTP/1.1 401 "), reply
 
 
-async def test_nobody_elses_word_is_taken(tmp_path: Path) -> None:
+async def test_certificate_header_of_other_clients_is_ignored(tmp_path: Path) -> None:
     async with behind_a_proxy(tmp_path, "192.0.2.7") as (at, client):
         headers = await by_proxy(at, client)
         assert "needs an API key" in await refusal(client, headers=headers)
@@ -272,15 +257,15 @@ async def test_nobody_elses_word_is_taken(tmp_path: Path) -> None:
 
 
 async def test_attempts_to_enrol_are_counted_by_address(tmp_path: Path) -> None:
-    async with site(tmp_path, **{"identity.attempts_per_minute": 3}) as at:
+    async with tls_site(tmp_path, identity__attempts_per_minute=3) as at:
         device = at.device()
         for _ in range(5):  # what succeeds does not count
-            (token,) = await invite(at.keeper, "press-7")
+            (token,) = await invite(at.operator, "press-7")
             assert (await device.enrol(token)).status_code == 200
-        (token,) = await invite(at.keeper, "press-8")
+        (token,) = await invite(at.operator, "press-8")
         for _ in range(3):
             body = {"secret": "A" * 43, "csr": csr(device.key)}
-            assert (await at.keeper.post(ENROL_PATH, json=body)).status_code == 401
+            assert (await at.operator.post(ENROL_PATH, json=body)).status_code == 401
         refused = await device.enrol(token)
         assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
         assert 1 <= int(refused.headers["Retry-After"]) <= 20
@@ -292,7 +277,7 @@ async def test_attempts_to_enrol_are_counted_by_address(tmp_path: Path) -> None:
     + [b'{"secret": "a", "csr": "%s"}' % (b"x" * n) for n in (1, 100_000)]
     + [b'{"secret": "\\ud800\\udc00", "csr": ""}'],
 )
-async def test_what_is_no_enrolment_is_refused_in_a_sentence(tmp_path: Path, body: bytes) -> None:
+async def test_invalid_enrolments_are_refused(tmp_path: Path, body: bytes) -> None:
     async with behind_a_proxy(tmp_path, "192.0.2.7") as (_, client):
         for path in (ENROL_PATH, DEVICES_PATH):
             reply = await client.post(path, content=body)
@@ -302,14 +287,14 @@ async def test_what_is_no_enrolment_is_refused_in_a_sentence(tmp_path: Path, bod
 
 async def test_neither_secrets_nor_keys_are_logged(tmp_path: Path) -> None:
     with captured_lines() as lines:
-        async with site(tmp_path) as at:
-            (token,) = await invite(at.keeper, "press-7")
+        async with tls_site(tmp_path) as at:
+            (token,) = await invite(at.operator, "press-7")
             device = at.device()
             assert (await device.enrol(token)).status_code == 200
             assert (await at.device("thief").enrol(token)).status_code == 401
             assert (await device.renew()).status_code == 200
-            assert (await at.keeper.post(f"{DEVICES_PATH}/press-7/revoke")).status_code == 200
-            secrets = (parse_join_token(token).secret, at.keeper.headers["Authorization"].removeprefix("Bearer "))
+            assert (await at.operator.post(f"{DEVICES_PATH}/press-7/revoke")).status_code == 200
+            secrets = (parse_join_token(token).secret, at.operator.headers["Authorization"].removeprefix("Bearer "))
     text = json.dumps([dict(line) for line in lines], default=str)
     for event in ("device invited", "device enrolled", "enrolment refused", "certificate renewed", "device revoked"):
         assert event in text
@@ -334,19 +319,16 @@ def test_the_check_tries_a_certificate_before_it_is_served(tmp_path: Path) -> No
         check_files(load(None, overrides={"tls.ca_file": str(tmp_path / "server.pem")}))
 
 
-async def test_while_the_store_is_away_who_is_known_is_served_and_nobody_else(
-    tmp_path: Path, postgresql: PostgreSql
-) -> None:
-    store = {"store.url": postgresql.new_database()}
-    async with site(tmp_path, **store) as at:
+async def test_store_outage_serves_known_callers_only(tmp_path: Path, postgresql: PostgreSql) -> None:
+    async with tls_site(tmp_path, store__url=postgresql.new_database()) as at:
         device, late = await at.enrolled(), at.device("press-8")
-        (token,) = await invite(at.keeper, "press-8")
+        (token,) = await invite(at.operator, "press-8")
         postgresql.stop()
         try:
             async with device.client() as client:
                 assert (await client.get("/v2")).status_code == 200
-            assert (await at.keeper.get("/v2")).status_code == 200
-            stranger = await at.keeper.get("/v2", headers=bearer("flk_x"))
+            assert (await at.operator.get("/v2")).status_code == 200
+            stranger = await at.operator.get("/v2", headers=bearer("flk_x"))
             refused = await late.enrol(token)
             for reply in (stranger, refused):
                 assert (reply.status_code, reply.json()["code"]) == (503, "store_unavailable"), reply.text
@@ -355,12 +337,12 @@ async def test_while_the_store_is_away_who_is_known_is_served_and_nobody_else(
         async with asyncio.timeout(30):
             while (await late.enrol(token)).status_code != 200:  # noqa: ASYNC110 (it is the gateway that reconnects)
                 await asyncio.sleep(0.1)
-        assert (await at.keeper.post(f"{DEVICES_PATH}/press-7/revoke")).status_code == 200
+        assert (await at.operator.post(f"{DEVICES_PATH}/press-7/revoke")).status_code == 200
         async with device.client() as client:
             assert "was revoked" in await refusal(client)
 
 
-async def test_an_authority_is_made_for_no_stranger(tmp_path: Path) -> None:
+async def test_unauthenticated_requests_create_no_authority(tmp_path: Path) -> None:
     async with behind_a_proxy(tmp_path, "127.0.0.0/8") as (at, client):
         shutil.rmtree(tmp_path / "identity")  # which the test's own site has made
         assert (await client.get(CA_PATH)).status_code == 400
@@ -369,22 +351,20 @@ async def test_an_authority_is_made_for_no_stranger(tmp_path: Path) -> None:
         assert "no certificate authority" in await refusal(client, headers={"X-Client-Cert": "x"})
         assert not (tmp_path / "identity").exists()
         (tmp_path / "identity").touch()
-        refused = await at.keeper.post(DEVICES_PATH, json={"devices": ["press-7"]})
+        refused = await at.operator.post(DEVICES_PATH, json={"devices": ["press-7"]})
         assert (refused.status_code, "its log says why" in refused.text) == (503, True)
 
 
-async def test_who_keeps_a_connection_open_does_not_keep_the_gateway_from_ending(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_open_connections_do_not_delay_the_shutdown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A client that reads nothing while it asks nothing, as httpx does, answers no TLS goodbye either."""
     async with AsyncExitStack() as clients:
-        async with site(tmp_path) as at:
+        async with tls_site(tmp_path) as at:
             device = await clients.enter_async_context((await at.enrolled()).client())
             assert (await device.get("/v2")).status_code == 200
         assert [record.message for record in caplog.records if record.name == "uvicorn.error"] == []
 
 
-async def test_behind_a_proxy_attempts_to_enrol_count_for_whom_the_proxy_names(tmp_path: Path) -> None:
+async def test_enrolment_attempts_count_by_forwarded_address(tmp_path: Path) -> None:
     """One who guesses must not keep all others from enrolling; what he puts before the proxy's word counts nothing."""
 
     async def attempt(client: httpx.AsyncClient, *named: str) -> int:

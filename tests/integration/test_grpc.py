@@ -13,24 +13,22 @@ import grpc
 import pytest
 from support.agent import edge_settings, serving_agent
 from support.broker import free_port
-from support.databases import sqlite_store
-from support.gateway import DIGITS, GatedExecutor, gateway_of
+from support.gateway import GatedExecutor, gateway_of, gateway_settings
 from support.grpc_calls import Call, calling, digits_message, refusal
 from support.identities import Device
 from support.keys import create_key
 from support.logs import captured_lines
-from support.site import site
+from support.tls_site import tls_site
 
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.http import BodyBudget
-from firstline_core.runtime.select import RuntimeOptions
 from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of
 from firstline_gateway.api import server
 from firstline_gateway.app import Gateway, open_gateway
-from firstline_gateway.models.folder import load_repository
 from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Settings
 
 
 @asynccontextmanager
@@ -47,27 +45,20 @@ async def listening(gateway: Gateway) -> AsyncIterator[int]:
         await gateway.close()
 
 
-def overrides(folder: Path, **more: object) -> dict[str, object]:
-    return {
-        "grpc.enabled": True,
-        "grpc.port": 0,
-        "models.directory": str(DIGITS.parent),
-        "store.url": sqlite_store(folder).url,
-        "identity.directory": str(folder / "identity"),
-        "auth.refresh_s": 0.1,
-    } | {key.replace("__", "."): value for key, value in more.items()}
+def settings_of(folder: Path, **overrides: object) -> Settings:
+    return gateway_settings(folder, **({"grpc__enabled": True, "grpc__port": 0, "auth__refresh_s": 0.1} | overrides))
 
 
 @pytest.fixture
 async def call(tmp_path: Path) -> AsyncIterator[Call]:
     """Calls of an application to a gateway that serves the digits."""
-    settings = load(None, overrides=overrides(tmp_path, api__body_limit_bytes=100_000))
+    settings = settings_of(tmp_path, api__body_limit_bytes=100_000)
     key = create_key(settings.store, "shop", "application")
     async with listening(open_gateway(settings)) as port, calling(port, key=key) as found:
         yield found
 
 
-async def test_health_is_open_and_the_rest_wants_a_key(call: Call) -> None:
+async def test_all_methods_but_health_need_a_key(call: Call) -> None:
     nobody = {"metadata": None}
     assert (await call("ServerLive", **nobody)).live
     assert (await call("ServerReady", **nobody)).ready
@@ -87,8 +78,8 @@ async def test_health_is_open_and_the_rest_wants_a_key(call: Call) -> None:
     assert (await refusal(call("ModelInfer", digits_message(), metadata=wrong)))[0] == "UNAUTHENTICATED"
 
 
-async def test_a_call_s_trace_is_in_its_line(tmp_path: Path) -> None:
-    settings = load(None, overrides=overrides(tmp_path))
+async def test_trace_of_a_call_is_logged(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
     key = create_key(settings.store, "shop", "application")
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     with captured_lines() as lines:
@@ -100,7 +91,7 @@ async def test_a_call_s_trace_is_in_its_line(tmp_path: Path) -> None:
 
 
 async def test_a_refusal_names_its_trace(tmp_path: Path) -> None:
-    settings = load(None, overrides=overrides(tmp_path))
+    settings = settings_of(tmp_path)
     key = create_key(settings.store, "shop", "application")
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     traced = ("traceparent", f"00-{trace_id}-b7ad6b7169203331-01")
@@ -128,7 +119,7 @@ async def test_an_inference_is_answered_logged_and_counted(call: Call) -> None:
     assert [model.name for model in (await call("RepositoryIndex")).models] == ["digits"]
 
 
-async def test_an_error_has_restes_sentence_and_code(call: Call) -> None:
+async def test_errors_have_the_sentence_and_code_of_rest(call: Call) -> None:
     status, sentence, trailers = await refusal(call("ModelMetadata", message("ModelMetadataRequest")(name="nobody")))
     assert (status, trailers["firstline-code"]) == ("NOT_FOUND", "unknown_model")
     assert sentence == "There is no model 'nobody' on this gateway; it serves: digits."
@@ -139,7 +130,7 @@ async def test_an_error_has_restes_sentence_and_code(call: Call) -> None:
     assert (await refusal(call("ModelMetadata", b"\x0a\xf0\xa2\x04" + b"a" * 70_000)))[0] == "INVALID_ARGUMENT"
 
 
-async def test_what_is_too_large_is_refused_however_well_it_compresses(call: Call) -> None:
+async def test_large_messages_are_refused_also_when_compressed(call: Call) -> None:
     large = digits_message()
     large.raw_input_contents[0] = bytes(1_000_000)
     assert (await refusal(call("ModelInfer", large)))[0] == "RESOURCE_EXHAUSTED"
@@ -153,8 +144,8 @@ async def test_what_is_too_large_is_refused_however_well_it_compresses(call: Cal
 
 async def test_the_shorter_of_both_deadlines_holds(tmp_path: Path) -> None:
     executor = GatedExecutor()
-    found = load(None, overrides=overrides(tmp_path, auth__mode="off"))
-    gateway = gateway_of(found, load_repository(DIGITS, RuntimeOptions()), executor)
+    found = settings_of(tmp_path, auth__mode="off")
+    gateway = gateway_of(found, executor)
     async with listening(gateway) as port, calling(port) as call:
         asked = digits_message()
         asked.parameters["timeout"].int64_param = 50_000
@@ -170,8 +161,8 @@ async def test_the_shorter_of_both_deadlines_holds(tmp_path: Path) -> None:
         executor.release()
 
 
-async def test_a_gateway_that_drains_says_so_and_when_to_come_back(tmp_path: Path) -> None:
-    gateway = open_gateway(load(None, overrides=overrides(tmp_path, auth__mode="off")))
+async def test_draining_gateway_refuses_with_pushback(tmp_path: Path) -> None:
+    gateway = open_gateway(settings_of(tmp_path, auth__mode="off"))
     async with listening(gateway) as port, calling(port) as call:
         assert await gateway.drain(1)
         assert not (await call("ServerReady")).ready
@@ -180,10 +171,10 @@ async def test_a_gateway_that_drains_says_so_and_when_to_come_back(tmp_path: Pat
         assert trailers["grpc-retry-pushback-ms"] == "1000"
 
 
-async def test_who_does_not_heed_a_refusal_is_refused_unread(tmp_path: Path) -> None:
-    settings = load(None, overrides=overrides(tmp_path, execution__queue_requests=1, execution__max_batch_rows=1))
+async def test_caller_that_ignores_refusals_is_refused_unread(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, execution__queue_requests=1, execution__max_batch_rows=1)
     executor = GatedExecutor()
-    gateway = gateway_of(settings, load_repository(DIGITS, RuntimeOptions()), executor)
+    gateway = gateway_of(settings, executor)
     keys = [create_key(settings.store, name, "application") for name in ("flood", "shop")]
     async with (
         listening(gateway) as port,
@@ -225,9 +216,8 @@ def shown_by(device: Device | None, believed_pem: str) -> grpc.ChannelCredential
 
 
 async def test_tls_with_keys(tmp_path: Path) -> None:
-    async with site(tmp_path, **{"grpc.enabled": True, "grpc.port": 0}) as at:
+    async with tls_site(tmp_path, grpc__enabled=True, grpc__port=0) as at:
         found = server.open_grpc(at.gateway)
-        assert found is not None
         await found.start()
         key = create_key(at.gateway.settings.store, "shop", "application")
         async with calling(found.port, credentials=shown_by(None, at.authority.pem), key=key) as call:
@@ -238,10 +228,9 @@ async def test_tls_with_keys(tmp_path: Path) -> None:
 
 
 async def test_tls_with_certificates_of_devices(tmp_path: Path) -> None:
-    extra = {"grpc.enabled": True, "grpc.port": 0, "grpc.client_certificates": True}
-    async with site(tmp_path, **extra) as at:
+    extra = {"grpc__enabled": True, "grpc__port": 0, "grpc__client_certificates": True}
+    async with tls_site(tmp_path, **extra) as at:
         found = server.open_grpc(at.gateway)
-        assert found is not None
         await found.start()
         device = await at.enrolled("press-7")
         async with calling(found.port, credentials=shown_by(device, at.authority.pem)) as call:
@@ -250,7 +239,7 @@ async def test_tls_with_certificates_of_devices(tmp_path: Path) -> None:
             answered = await call("ModelInfer", asked)
             # A device keeps its own ids, an application does not.
             assert answered.parameters["request_id"].string_param == "01890a5d-ac96-774b-bcce-b302099a8057"
-            assert (await at.keeper.post("/firstline/v1/devices/press-7/revoke")).status_code == 200
+            assert (await at.operator.post("/firstline/v1/devices/press-7/revoke")).status_code == 200
             status, sentence, _ = await refusal(call("ModelInfer", digits_message()))
             assert (status, "was revoked" in sentence) == ("UNAUTHENTICATED", True)
         async with calling(found.port, credentials=shown_by(None, at.authority.pem)) as call:
@@ -258,10 +247,10 @@ async def test_tls_with_certificates_of_devices(tmp_path: Path) -> None:
         await found.stop(1)
 
 
-async def test_a_port_is_nobody_elses_and_the_packages_are_missed_in_a_sentence(tmp_path: Path) -> None:
-    gateway = open_gateway(load(None, overrides=overrides(tmp_path, auth__mode="off")))
+async def test_used_port_and_missing_packages_are_errors(tmp_path: Path) -> None:
+    gateway = open_gateway(settings_of(tmp_path, auth__mode="off"))
     async with listening(gateway) as port:
-        with patch.object(gateway, "settings", load(None, overrides=overrides(tmp_path, grpc__port=port))):
+        with patch.object(gateway, "settings", settings_of(tmp_path, grpc__port=port)):
             with pytest.raises(CapacityError, match=f"Cannot listen for gRPC on 127.0.0.1:{port}"):
                 server.open_grpc(gateway)
             with (

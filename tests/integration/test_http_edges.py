@@ -51,7 +51,7 @@ def statuses(tier: Tier, sent: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize(("framing", "body"), [(LENGTH, BODY), (CHUNKED, IN_CHUNKS)], ids=["length", "chunks"])
-def test_who_asks_for_http_2_is_answered_in_this_one_with_its_body_read(tier: Tier, framing: str, body: bytes) -> None:
+def test_http_2_upgrade_is_answered_in_http_1_1(tier: Tier, framing: str, body: bytes) -> None:
     """As Java's HttpClient asks with each first request; what is lost of a body would be the next request."""
     request = head(tier, "POST", V2, framing, *UPGRADE) + body
     for cut in (len(request), len(request) - len(body), len(request) - 5, 40):
@@ -65,19 +65,19 @@ def test_who_asks_for_http_2_is_answered_in_this_one_with_its_body_read(tier: Ti
             assert read(found).status == 404
 
 
-def test_what_comes_after_a_wish_for_http_2_is_read_on_its_own(tier: Tier) -> None:
+def test_requests_after_an_http_2_upgrade_are_separate(tier: Tier) -> None:
     upgrading = head(tier, "GET", LIVE, *UPGRADE)
     closing = head(tier, "GET", LIVE, "Connection: close")
     posting = head(tier, "POST", V2, LENGTH, *UPGRADE) + BODY
     assert statuses(tier, upgrading + posting + upgrading + NEXT + closing) == [200, 200, 200, 404, 200]
 
 
-def test_a_body_that_holds_a_request_is_none(tier: Tier) -> None:
+def test_request_within_a_body_is_not_read(tier: Tier) -> None:
     last = head(tier, "POST", V2, f"Content-Length: {len(NEXT)}", "Connection: Upgrade, close", "Upgrade: h2c")
     assert statuses(tier, last + NEXT) == [400]
 
 
-def test_no_tunnels(tier: Tier) -> None:
+def test_connect_is_refused(tier: Tier) -> None:
     assert statuses(tier, head(tier, "CONNECT", LIVE) + head(tier, "GET", LIVE, "Connection: close")) == [405, 200]
 
 
@@ -108,7 +108,7 @@ def test_no_tunnels(tier: Tier) -> None:
         pytest.param((CHUNKED,), b"1" * 17 + b"\r\n", id="a chunk's size beyond 64 bits"),
     ],
 )
-def test_nothing_is_read_after_a_message_whose_end_is_in_doubt(tier: Tier, lines: tuple[str, ...], body: bytes) -> None:
+def test_ambiguous_message_ends_the_connection(tier: Tier, lines: tuple[str, ...], body: bytes) -> None:
     """One answer, and the end: what follows could be a request that another server takes for a body."""
     assert statuses(tier, head(tier, "POST", V2, *lines) + body + NEXT) == [400]
 
@@ -129,12 +129,12 @@ def test_a_request_without_a_host_is_refused(tier: Tier) -> None:
     assert statuses(tier, head(tier, "GET", LIVE).replace(b"Host", b"Guest") + NEXT) == [400]
 
 
-def test_a_head_of_bare_line_feeds_is_none(tier: Tier) -> None:
+def test_head_with_bare_line_feeds_is_refused(tier: Tier) -> None:
     assert statuses(tier, head(tier, "POST", V2, LENGTH).replace(b"\r\n", b"\n") + BODY + NEXT) == [400]
 
 
 @pytest.mark.parametrize("extension", [b"", b";a", b';a=b;c="d e"', b";" + b"a" * 5000])
-def test_extensions_of_chunks_and_trailers_say_nothing(tier: Tier, extension: bytes) -> None:
+def test_chunk_extensions_and_trailers_are_ignored(tier: Tier, extension: bytes) -> None:
     chunks = b"%x%b\r\n%b\r\n0%b\r\nX: a\r\n\r\n" % (len(BODY), extension, BODY, extension)
     with connection(tier) as found:
         for _ in range(2):
@@ -148,7 +148,7 @@ def test_http_1_0_gets_one_answer(tier: Tier, lines: tuple[str, ...]) -> None:
     assert statuses(tier, asked + (IN_CHUNKS if lines == (CHUNKED,) else BODY) + NEXT) == [200]
 
 
-def test_other_versions_are_none(tier: Tier) -> None:
+def test_other_http_versions_are_refused(tier: Tier) -> None:
     for version in (b"HTTP/1.2", b"HTTP/3.0", b"HTTX/1.1"):
         assert statuses(tier, head(tier, "GET", LIVE).replace(b"HTTP/1.1", version)) == [400]
     assert statuses(tier, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") == [400]
@@ -164,7 +164,7 @@ def test_head_is_get_without_the_body(tier: Tier) -> None:
         assert read(found).status == 404
 
 
-def test_who_asks_before_it_sends_is_told_to(tier: Tier) -> None:
+def test_expect_100_continue_is_answered(tier: Tier) -> None:
     with connection(tier) as found:
         for _ in range(2):
             found.sendall(head(tier, "POST", V2, LENGTH, "Expect: 100-continue"))
@@ -176,7 +176,7 @@ def test_who_asks_before_it_sends_is_told_to(tier: Tier) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v2", b"whole head"], ids=["nothing", "half a head", "half a body"])
-def test_who_closes_its_end_has_left(tier: Tier, sent: bytes) -> None:
+def test_half_closed_connection_is_closed(tier: Tier, sent: bytes) -> None:
     """A client that is gone looks the same, and would otherwise be worked for."""
     with connection(tier) as found:
         found.sendall(head(tier, "POST", V2, LENGTH) + BODY[:10] if sent == b"whole head" else sent)
@@ -187,20 +187,20 @@ def test_who_closes_its_end_has_left(tier: Tier, sent: bytes) -> None:
 # --- Too much of it ---------------------------------------------------------------------------------------------------
 
 
-def test_who_sends_too_many_ahead_has_the_answers_to_those_that_were_not(tier: Tier) -> None:
+def test_pipelined_requests_are_limited(tier: Tier) -> None:
     infer, live = head(tier, "POST", V2, LENGTH) + BODY, head(tier, "GET", LIVE)
     for asked in (infer, live):
         assert statuses(tier, asked * 40) == [200] * (ServerLimits().pipelined + 1) + [400]
 
 
-def test_what_is_no_request_is_refused_after_the_answers_before_it(tier: Tier) -> None:
+def test_invalid_pipelined_request_is_refused_in_its_turn(tier: Tier) -> None:
     infer = head(tier, "POST", V2, LENGTH) + BODY
     assert statuses(tier, infer + infer + b"nonsense\r\n\r\n") == [200, 200, 400]
     assert statuses(tier, infer + head(tier, "GET", LIVE, "X: " + "a" * 70_000)) == [200, 431]
     assert statuses(tier, infer + head(tier, "POST", V2, CHUNKED) + b"nonsense") == [200, 400]
 
 
-def test_thousands_who_ask_nothing_hold_few_connections_and_nobody_else_up(tier: Tier) -> None:
+def test_idle_connections_are_limited(tier: Tier) -> None:
     raise_descriptor_limit()
     limit = {"agent": connections_within_descriptors(), "gateway": ServerLimits().pending}[tier.name]
     count = min(2 * limit, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1000)

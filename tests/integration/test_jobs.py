@@ -7,30 +7,27 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import select, update
-from support.databases import POSTGRESQL, PostgreSql, sqlite_store
-from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
+from support.databases import POSTGRESQL, PostgreSql
+from support.digits import scan
+from support.gateway import GatedExecutor, gateway_of, gateway_settings, serving
 from support.keys import bearer, create_key, revoke_key
 from support.waiting import until
 
 from firstline.client.async_client import AsyncClient
-from firstline.workbench.dataset import open_dataset
 from firstline_core.errors import (
     DeadlineExceededError,
     QueueFullError,
     StoreUnavailableError,
 )
-from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.jobs import records, runner
 from firstline_gateway.jobs.records import JOBS
-from firstline_gateway.models.folder import load_repository
-from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Settings
 
 INFER = "/v2/models/digits/infer"
 ASYNC = {"Prefer": "respond-async"}
@@ -40,26 +37,15 @@ ROW = {
 }
 
 
-def settings_of(folder: Path, url: str = "", **more: object) -> Any:
-    known = {
-        "models.directory": str(DIGITS.parent),
-        "store.url": url or sqlite_store(folder).url,
-        "identity.directory": str(folder / "identity"),
-        "auth.mode": "off",
-        "execution.sessions": 1,
-    }
-    return load(None, overrides=known | {key.replace("__", "."): value for key, value in more.items()})
+def settings_of(folder: Path, **overrides: object) -> Settings:
+    return gateway_settings(folder, **({"auth__mode": "off"} | overrides))
 
 
 @asynccontextmanager
 async def running(
-    settings: Any, executor: GatedExecutor | None = None
+    settings: Settings, executor: GatedExecutor | None = None
 ) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
-    gateway = (
-        open_gateway(settings)
-        if executor is None
-        else gateway_of(settings, load_repository(DIGITS, RuntimeOptions()), executor)
-    )
+    gateway = open_gateway(settings) if executor is None else gateway_of(settings, executor)
     async with serving(gateway) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
         yield gateway, client
 
@@ -94,7 +80,7 @@ async def let_go(executor: GatedExecutor, client: httpx.AsyncClient, jobs: list[
     assert [reply.status_code for reply in fetched.result()] == [200] * len(jobs)
 
 
-async def test_a_job_is_answered_as_it_would_have_been_at_once(tmp_path: Path) -> None:
+async def test_job_has_the_answer_of_a_direct_request(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path)) as (_, client):
         at_once = (await client.post(INFER, content=json.dumps(ROW))).json()
         said = (await fetch(client, job_id := await submit(client))).json()
@@ -113,9 +99,9 @@ async def test_a_job_is_answered_as_it_would_have_been_at_once(tmp_path: Path) -
         assert (await fetch(client, job_id, form="other")).status_code == 400
 
 
-async def test_the_short_way_in_takes_jobs_too(tmp_path: Path) -> None:
+async def test_file_inference_takes_jobs(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path)) as (_, client):
-        ((picture, _),) = open_dataset(DIGITS.parent / "heldout", 1).read()
+        picture = scan()
         path = "/firstline/v1/models/digits/infer"
         at_once = (await client.post(path, content=picture)).json()
         reply = await client.post(path, content=picture, headers={"Prefer": "wait=5, Respond-Async; x=1"})
@@ -124,7 +110,7 @@ async def test_the_short_way_in_takes_jobs_too(tmp_path: Path) -> None:
         assert (said["label"], said["top"]) == (at_once["label"], at_once["top"])
 
 
-async def test_what_can_never_be_answered_is_refused_and_not_kept(tmp_path: Path) -> None:
+async def test_invalid_jobs_are_refused_and_not_stored(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path)) as (gateway, client):
         wrong = {"inputs": [{"name": "picture", "datatype": "UINT8", "shape": [1], "data": [1]}]}
         for body, path, status in (
@@ -142,7 +128,7 @@ async def test_what_can_never_be_answered_is_refused_and_not_kept(tmp_path: Path
         assert failed.json()["code"] == "invalid_tensor"
 
 
-async def test_jobs_are_their_callers_alone_and_bounded(tmp_path: Path) -> None:
+async def test_jobs_are_private_and_limited_per_caller(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, auth__mode="tokens", auth__refresh_s=0.1, jobs__limit=4)
     executor = GatedExecutor()
     async with running(settings, executor) as (_, client):
@@ -159,7 +145,7 @@ async def test_jobs_are_their_callers_alone_and_bounded(tmp_path: Path) -> None:
         await let_go(executor, client, mine, **anna)
 
 
-async def test_a_request_that_somebody_waits_for_goes_first(tmp_path: Path) -> None:
+async def test_direct_requests_run_before_jobs(tmp_path: Path) -> None:
     executor = GatedExecutor()
     async with running(settings_of(tmp_path, execution__max_batch_rows=1), executor) as (gateway, client):
         jobs = [await submit(client) for _ in range(3)]
@@ -173,7 +159,7 @@ async def test_a_request_that_somebody_waits_for_goes_first(tmp_path: Path) -> N
         assert (await waiting).status_code == 200
 
 
-async def test_a_job_outlives_its_gateway(tmp_path: Path) -> None:
+async def test_job_survives_a_restart(tmp_path: Path) -> None:
     settings, executor = settings_of(tmp_path), GatedExecutor()
     async with running(settings, executor) as (gateway, client):
         jobs = [await submit(client) for _ in range(3)]
@@ -187,7 +173,7 @@ async def test_a_job_outlives_its_gateway(tmp_path: Path) -> None:
             assert (await fetch(client, job)).status_code == 200
 
 
-async def test_what_a_killed_gateway_worked_on_is_taken_up_and_given_up_after_five_times(tmp_path: Path) -> None:
+async def test_jobs_of_a_killed_gateway_are_retried_five_times(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     async with running(settings, GatedExecutor()) as (gateway, client):
         jobs = [await submit(client), await submit(client)]
@@ -205,7 +191,7 @@ async def test_what_a_killed_gateway_worked_on_is_taken_up_and_given_up_after_fi
         assert (given_up.status_code, "is given up" in given_up.json()["error"]) == (500, True)
 
 
-async def test_jobs_that_a_gateway_may_have_died_of_run_one_at_a_time(tmp_path: Path) -> None:
+async def test_retried_jobs_run_one_at_a_time(tmp_path: Path) -> None:
     executor = GatedExecutor(slots=4)
     async with running(settings_of(tmp_path, execution__max_batch_rows=1), executor) as (gateway, client):
         await gateway.jobs._runner.close()
@@ -222,7 +208,7 @@ async def test_jobs_that_a_gateway_may_have_died_of_run_one_at_a_time(tmp_path: 
         await let_go(executor, client, jobs + fresh)
 
 
-async def test_a_deadline_counts_from_when_a_job_was_handed_in(tmp_path: Path) -> None:
+async def test_deadline_counts_from_submission(tmp_path: Path) -> None:
     executor = GatedExecutor()
     async with running(settings_of(tmp_path), executor) as (gateway, client):
         await gateway.jobs._runner.close()
@@ -232,7 +218,7 @@ async def test_a_deadline_counts_from_when_a_job_was_handed_in(tmp_path: Path) -
         assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
 
 
-async def test_damage_is_no_answer(tmp_path: Path) -> None:
+async def test_damaged_answer_is_not_returned(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path)) as (gateway, client):
         job = await submit(client)
         await fetch(client, job)
@@ -241,13 +227,13 @@ async def test_damage_is_no_answer(tmp_path: Path) -> None:
         assert (await fetch(client, job)).status_code == 404
 
 
-async def test_a_job_that_never_fits_is_refused_for_good(tmp_path: Path) -> None:
+async def test_job_over_the_store_limit_is_refused(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path, jobs__bytes_limit=200)) as (_, client):
         reply = await client.post(INFER, content=json.dumps(ROW), headers=ASYNC)
         assert (reply.status_code, reply.json()["code"]) == (413, "payload_too_large")
 
 
-async def test_a_job_that_nobody_could_run_ends_with_the_reason(tmp_path: Path) -> None:
+async def test_expired_job_states_the_outage(tmp_path: Path) -> None:
     executor = GatedExecutor()
     executor.away = "The servers behind are away."
     async with running(settings_of(tmp_path, jobs__age_s=0.5), executor) as (gateway, client):
@@ -258,9 +244,7 @@ async def test_a_job_that_nobody_could_run_ends_with_the_reason(tmp_path: Path) 
         assert executor.away in reply.json()["error"]
 
 
-async def test_an_answer_that_could_not_be_kept_is_worked_out_again_beside_other_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_job_whose_answer_was_not_stored_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("_LEASE_S", 0.5), ("_RENEW_S", 0.1), ("_LOOK_S", 0.1)):
         monkeypatch.setattr(runner, name, seconds)
     executor = GatedExecutor(slots=2)
@@ -282,7 +266,7 @@ async def test_an_answer_that_could_not_be_kept_is_worked_out_again_beside_other
         await let_go(executor, client, jobs)
 
 
-async def test_who_asks_may_wait_and_is_answered_when_the_job_ends(tmp_path: Path) -> None:
+async def test_caller_may_wait_for_the_end_of_a_job(tmp_path: Path) -> None:
     executor = GatedExecutor()
     async with running(settings_of(tmp_path), executor) as (gateway, client):
         address = f"/firstline/v1/answers/{(job := await submit(client))}"
@@ -300,7 +284,7 @@ async def test_who_asks_may_wait_and_is_answered_when_the_job_ends(tmp_path: Pat
         assert unknown.status_code == 404
 
 
-async def test_a_job_that_is_deleted_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_deleted_job_ends_the_wait(tmp_path: Path) -> None:
     executor = GatedExecutor()
     async with running(settings_of(tmp_path), executor) as (gateway, client):
         address = f"/firstline/v1/answers/{await submit(client)}"
@@ -311,7 +295,7 @@ async def test_a_job_that_is_deleted_keeps_nobody_waiting(tmp_path: Path) -> Non
         executor.release()
 
 
-async def test_what_comes_of_a_job_is_told_as_an_event(tmp_path: Path) -> None:
+async def test_answer_of_a_job_is_an_event(tmp_path: Path) -> None:
     executor = GatedExecutor()
     async with running(settings_of(tmp_path), executor) as (gateway, client):
         address = f"/firstline/v1/answers/{(job := await submit(client))}/events"
@@ -348,7 +332,7 @@ async def test_a_stream_ends_when_its_key_is_revoked(tmp_path: Path) -> None:
         executor.release()
 
 
-async def test_who_waits_is_refused_when_the_key_is_revoked(tmp_path: Path) -> None:
+async def test_revoked_key_ends_the_wait(tmp_path: Path) -> None:
     settings, executor = settings_of(tmp_path, auth__mode="tokens", auth__refresh_s=0.1), GatedExecutor()
     async with running(settings, executor) as (gateway, client):
         anna, bob = (bearer(create_key(settings.store, name)) for name in ("anna", "bob"))
@@ -369,7 +353,7 @@ async def test_who_waits_is_refused_when_the_key_is_revoked(tmp_path: Path) -> N
         assert not gateway.jobs.waiters._waiting
 
 
-async def test_who_left_waits_no_more(tmp_path: Path) -> None:
+async def test_disconnected_caller_stops_waiting(tmp_path: Path) -> None:
     settings, executor = settings_of(tmp_path, auth__refresh_s=0.1), GatedExecutor()
     async with running(settings, executor) as (gateway, client):
         address = f"/firstline/v1/answers/{await submit(client)}"
@@ -381,20 +365,20 @@ async def test_who_left_waits_no_more(tmp_path: Path) -> None:
         executor.release()
 
 
-async def test_clients_follow_a_job_to_its_answer_or_its_refusal(tmp_path: Path) -> None:
+async def test_client_follows_events_of_a_job(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path)) as (gateway, client):
         good = await submit(client, ROW)
         late = await submit(client, ROW | {"parameters": {"timeout": 1}})
         async with AsyncClient(str(client.base_url)) as firstline:
             (only,) = [told async for told in firstline.events(good)]
-            assert only.answer is not None and only.answer.request_id == good
+            assert only.answer.request_id == good
             with pytest.raises(DeadlineExceededError):
                 [told async for told in firstline.events(late, patience_s=60)]
             assert (await firstline.result(good)).output("probabilities").shape == (1, 10)
         assert not gateway.jobs.waiters._waiting
 
 
-async def test_so_many_may_wait_and_an_end_of_the_gateway_lets_them_go(tmp_path: Path) -> None:
+async def test_waiting_callers_are_limited_and_released_by_a_drain(tmp_path: Path) -> None:
     executor = GatedExecutor()
     async with running(settings_of(tmp_path, jobs__waiting_limit=4), executor) as (gateway, client):
         address = f"/firstline/v1/answers/{await submit(client)}"
@@ -422,7 +406,7 @@ async def test_so_many_may_wait_and_an_end_of_the_gateway_lets_them_go(tmp_path:
         assert (await client.get(address, headers={"Prefer": "wait=60"})).status_code == 202
 
 
-async def test_a_job_whose_outputs_are_classes_is_told_in_words_too(tmp_path: Path) -> None:
+async def test_classification_of_a_job_is_returned_in_short_form(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path)) as (_, client):
         classes = ROW | {"outputs": [{"name": "probabilities", "parameters": {"classification": 2}}]}
         reply = await fetch(client, await submit(client, classes), form="short")
@@ -430,13 +414,13 @@ async def test_a_job_whose_outputs_are_classes_is_told_in_words_too(tmp_path: Pa
         assert len(reply.json()["outputs"]["probabilities"][0]) == 2
 
 
-async def test_replicas_share_jobs_and_take_over_from_one_that_died(
+async def test_replicas_share_jobs_and_take_over_after_a_crash(
     tmp_path: Path, postgresql: PostgreSql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "_LEASE_S", 1.0)
     monkeypatch.setattr(runner, "_LOOK_S", 0.1)
     url = postgresql.new_database()
-    first, second = (settings_of(tmp_path / name, url, jobs__in_flight=2) for name in ("a", "b"))
+    first, second = (settings_of(tmp_path / name, store__url=url, jobs__in_flight=2) for name in ("a", "b"))
     held = GatedExecutor()
     async with running(first, held) as (dying, client), running(second) as (_, other):
         jobs = [await submit(client) for _ in range(20)]
@@ -452,8 +436,8 @@ async def test_replicas_share_jobs_and_take_over_from_one_that_died(
     assert POSTGRESQL in url
 
 
-async def test_what_postgresql_cannot_hold_is_nobodys_job(tmp_path: Path, postgresql: PostgreSql) -> None:
-    async with running(settings_of(tmp_path, postgresql.new_database())) as (_, client):
+async def test_job_id_with_a_nul_is_refused(tmp_path: Path, postgresql: PostgreSql) -> None:
+    async with running(settings_of(tmp_path, store__url=postgresql.new_database())) as (_, client):
         reply = await client.get("/firstline/v1/answers/%00")
         assert (reply.status_code, "NUL" in reply.json()["error"]) == (400, True)
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
-from support.tls_site import Site, site
+from support.tls_site import TlsSite, tls_site
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_edge.__main__ import main
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    async with site(tmp_path_factory.mktemp("site")) as found:
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TlsSite]:
+    async with tls_site(tmp_path_factory.mktemp("site")) as found:
         yield found
 
 
@@ -51,7 +51,7 @@ def device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Device:
     return Device(tmp_path, capsys)
 
 
-async def test_a_joined_device_needs_no_link_settings(gateway: Site, device: Device) -> None:
+async def test_a_joined_device_needs_no_link_settings(gateway: TlsSite, device: Device) -> None:
     token = await gateway.token_file("press-7")
     code, out, said = await device.join(gateway.url, "--token-file", token)
     assert (code, said) == (0, "")
@@ -66,14 +66,14 @@ async def test_a_joined_device_needs_no_link_settings(gateway: Site, device: Dev
     assert device.files.joining_key() is None
 
 
-async def test_the_token_may_come_from_stdin(gateway: Site, device: Device) -> None:
+async def test_token_is_read_from_stdin(gateway: TlsSite, device: Device) -> None:
     token = (await gateway.token_file("press-7")).read_text()
     code, out, _ = await device.join(gateway.url, "--token-file", "-", "-o", "json", stdin=token)
     assert code == 0
     assert json.loads(out)["device"] == "press-7"
 
 
-async def test_a_second_join_prints_the_identity(gateway: Site, device: Device) -> None:
+async def test_a_second_join_prints_the_identity(gateway: TlsSite, device: Device) -> None:
     token = await gateway.token_file("press-7")
     await device.join(gateway.url, "--token-file", token)
     before = device.files.device.read_bytes()
@@ -84,7 +84,7 @@ async def test_a_second_join_prints_the_identity(gateway: Site, device: Device) 
     assert device.files.device.read_bytes() == before
 
 
-async def test_an_interrupted_join_gets_the_same_certificate(gateway: Site, device: Device) -> None:
+async def test_an_interrupted_join_gets_the_same_certificate(gateway: TlsSite, device: Device) -> None:
     token = await gateway.token_file("press-7")
     await device.join(gateway.url, "--token-file", token)
     certificate = device.files.device.read_text()
@@ -99,7 +99,7 @@ async def test_an_interrupted_join_gets_the_same_certificate(gateway: Site, devi
 
 
 async def test_a_used_token_admits_no_other_device(
-    gateway: Site, device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    gateway: TlsSite, device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     token = await gateway.token_file("press-7")
     await device.join(gateway.url, "--token-file", token)
@@ -110,9 +110,9 @@ async def test_a_used_token_admits_no_other_device(
     assert other.files.read() is None
 
 
-async def test_an_impostor_receives_no_token(gateway: Site, device: Device, tmp_path: Path) -> None:
+async def test_an_impostor_receives_no_token(gateway: TlsSite, device: Device, tmp_path: Path) -> None:
     token = await gateway.token_file("press-7")
-    async with site(tmp_path / "impostor") as impostor:
+    async with tls_site(tmp_path / "impostor") as impostor:
         code, _, said = await device.join(impostor.url, "--token-file", token)
     assert code == 1
     assert "is not the gateway that the join token is from" in said
@@ -120,9 +120,9 @@ async def test_an_impostor_receives_no_token(gateway: Site, device: Device, tmp_
     assert (await device.join(gateway.url, "--token-file", token))[0] == 0
 
 
-async def test_another_gateway_needs_force(gateway: Site, device: Device, tmp_path: Path) -> None:
+async def test_another_gateway_needs_force(gateway: TlsSite, device: Device, tmp_path: Path) -> None:
     await device.join(gateway.url, "--token-file", await gateway.token_file("press-7"))
-    async with site(tmp_path / "second") as second:
+    async with tls_site(tmp_path / "second") as second:
         token = await second.token_file("line-2")
         code, _, said = await device.join(second.url, "--token-file", token)
         assert (code, "--force" in said) == (2, True)
@@ -154,7 +154,7 @@ async def test_a_missing_token_file_is_explained(device: Device, tmp_path: Path)
     assert "There is no token file" in said
 
 
-async def test_a_refusing_disk_is_explained(gateway: Site, device: Device) -> None:
+async def test_a_refusing_disk_is_explained(gateway: TlsSite, device: Device) -> None:
     token = await gateway.token_file("press-7")
     device.state_dir.write_text("in the way")
     code, _, said = await device.join(gateway.url, "--token-file", token)
@@ -163,7 +163,7 @@ async def test_a_refusing_disk_is_explained(gateway: Site, device: Device) -> No
 
 
 @pytest.mark.parametrize("name", ["identity.json", "device.pem", "ca.pem"])
-async def test_a_damaged_identity_costs_the_links_and_not_the_agent(gateway: Site, device: Device, name: str) -> None:
+async def test_agent_starts_with_a_damaged_identity(gateway: TlsSite, device: Device, name: str) -> None:
     await device.join(gateway.url, "--token-file", await gateway.token_file("press-7"))
     (device.files.folder / name).write_bytes(b"\xff\x00 rotten")
     settings = load(None, environ={}, overrides={"agent.state_dir": str(device.state_dir)})

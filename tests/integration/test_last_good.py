@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -16,30 +14,18 @@ from unittest.mock import patch
 import httpx
 import pytest
 from support.agent import DIGITS, edge_settings
+from support.digits import scan
+from support.processes import TierProcess
 
 from firstline_edge.__main__ import main
 from firstline_edge.app import EdgeAgent
 
 
-def picture() -> bytes:
-    with zipfile.ZipFile(DIGITS.parent / "heldout" / "images.zip") as archive:
-        return archive.read(next(name for name in sorted(archive.namelist()) if name.endswith(".png")))
-
-
 @contextmanager
 def running(config: Path, log: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "firstline_edge", "run", "--config", str(config), "--port", "0", "-o", "json"]
-    with log.open("w") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, log.read_text()
-        yield json.loads(line)["url"]
-    finally:
-        process.terminate()
-        process.communicate(timeout=20)
-    assert process.returncode == 0
+    with TierProcess("firstline_edge", "--config", config, log=log) as agent:
+        yield agent.url
+        assert agent.stop() == 0
 
 
 def edge_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -53,7 +39,7 @@ def called(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "garbage", "zeros"])
-def test_a_broken_configuration_is_answered_for_by_the_last_good_one(tmp_path: Path, damage: str) -> None:
+def test_invalid_configuration_is_replaced_by_the_last_good_one(tmp_path: Path, damage: str) -> None:
     config, log = tmp_path / "edge.toml", tmp_path / "stderr"
     said = f'[models]\ndirectories = ["{DIGITS}"]\n[agent]\nstate_dir = "state"\ndevice_id = "pump-7"\n'
     config.write_text(said)
@@ -71,7 +57,7 @@ def test_a_broken_configuration_is_answered_for_by_the_last_good_one(tmp_path: P
         assert status["device_id"] == "pump-7"
         assert [found["path"] for found in status["problems"]] == [str(config)]
         assert "The last configuration that this agent started with is used instead" in log.read_text()
-        reply = httpx.post(f"{url}/firstline/v1/models/digits/infer", content=picture(), trust_env=False)
+        reply = httpx.post(f"{url}/firstline/v1/models/digits/infer", content=scan(), trust_env=False)
         assert reply.status_code == 200
         code, status_text = called("status", "--config", str(config))
         assert code == 0
@@ -80,7 +66,7 @@ def test_a_broken_configuration_is_answered_for_by_the_last_good_one(tmp_path: P
     assert edge_agent("run", "--config", str(config), "--set", "api.prot=1").returncode == 2  # a flag is not left over
 
 
-def test_a_broken_configuration_elsewhere_needs_to_be_told_where_the_state_is(tmp_path: Path) -> None:
+def test_invalid_configuration_needs_the_state_directory(tmp_path: Path) -> None:
     config, state = tmp_path / "etc" / "edge.toml", tmp_path / "lib" / "firstline"
     config.parent.mkdir()
     config.write_text(f'[models]\ndirectories = ["{DIGITS}"]\n[agent]\nstate_dir = "{state}"\n')
@@ -92,7 +78,7 @@ def test_a_broken_configuration_elsewhere_needs_to_be_told_where_the_state_is(tm
     assert code == 1, "found, but nobody runs"
 
 
-def test_a_first_start_with_a_broken_configuration_fails(tmp_path: Path) -> None:
+def test_first_start_with_an_invalid_configuration_fails(tmp_path: Path) -> None:
     config = tmp_path / "edge.toml"
     config.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n[models\n')
     failed = edge_agent("run", "--config", str(config), "--port", "0")
@@ -102,15 +88,14 @@ def test_a_first_start_with_a_broken_configuration_fails(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", ["flip", "manifest", "manifest gone"])
-async def test_a_damaged_bundle_is_answered_for_by_its_copy(tmp_path: Path, damage: str) -> None:
+async def test_damaged_bundle_is_replaced_by_its_copy(tmp_path: Path, damage: str) -> None:
     models = tmp_path / "models"
     shutil.copytree(DIGITS, models / "digits")
     settings = edge_settings(tmp_path / "state", models__directories=[str(models)])
     async with EdgeAgent(settings) as agent:
-        before = await agent.data_plane.infer_file("digits", picture())
+        before = await agent.data_plane.infer_file("digits", scan())
         assert agent.operations.status()["problems"] == []
         held = agent.models.find("digits")
-        assert held is not None and held.edge is not None
         file = models / "digits" / held.edge.loaded.model.artefacts[0].file
     target = file if damage == "flip" else models / "digits" / "manifest.json"
     if damage == "manifest gone":
@@ -120,7 +105,7 @@ async def test_a_damaged_bundle_is_answered_for_by_its_copy(tmp_path: Path, dama
         content[len(content) // 2] ^= 4
         target.write_bytes(content)
     async with EdgeAgent(settings) as agent:
-        after = await agent.data_plane.infer_file("digits", picture())
+        after = await agent.data_plane.infer_file("digits", scan())
         assert after.output("probabilities").tobytes() == before.output("probabilities").tobytes()
         messages = [
             found["message"] for found in agent.operations.status()["problems"] if found["path"].endswith("digits")
@@ -143,7 +128,7 @@ async def test_a_bundle_above_the_limit_is_not_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ["/var/lib/x\0y", "~nobody-of-this-name/state"])
-def test_a_broken_configuration_that_names_no_path_is_said_in_a_sentence(tmp_path: Path, said: str) -> None:
+def test_invalid_configuration_without_a_usable_path_is_an_error(tmp_path: Path, said: str) -> None:
     config = tmp_path / "edge.toml"
     config.write_text(f'[models\nstate_dir = "{said}"\n')
     found = edge_agent("run", "--config", str(config), "--port", "0")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import os
 import re
 import struct
@@ -17,7 +16,7 @@ import httpx
 import numpy as np
 import orjson
 import pytest
-from PIL import Image
+from support.images import grey
 from support.raw_http import Answer, connection, exchange, head, read
 
 from bench.support.line import Line, Tier, line
@@ -48,14 +47,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
 def tier(running: Line, request: pytest.FixtureRequest) -> Iterator[Tier]:
     found = running.tiers[request.param]
     yield found
-    alive = asked(found, "POST", SHORT, picture())
+    alive = asked(found, "POST", SHORT, grey())
     assert alive.status == 200, alive.body
-
-
-def picture(mode: str = "L", side: int = 8) -> bytes:
-    with io.BytesIO() as file:
-        Image.new(mode, (side, side), 100 if mode == "L" else 0).save(file, "PNG")
-        return file.getvalue()
 
 
 def asked(tier: Tier, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
@@ -78,7 +71,7 @@ def asked(tier: Tier, method: str, path: str, body: bytes = b"", **headers: str)
         pytest.param(b"\x00" * 1000 + b"\r\n\r\n", id="zeros"),
     ],
 )
-def test_what_is_not_http(tier: Tier, request_bytes: bytes) -> None:
+def test_other_protocols_are_refused(tier: Tier, request_bytes: bytes) -> None:
     answer = exchange(tier, request_bytes)
     assert answer.refused() == "invalid_request"
     assert answer.headers["connection"] == "close"
@@ -93,14 +86,14 @@ def test_what_is_not_http(tier: Tier, request_bytes: bytes) -> None:
         pytest.param(("Content-Length: 5", "Content-Length: 6"), id="two"),
     ],
 )
-def test_lengths_that_make_no_sense(tier: Tier, lines: tuple[str, ...]) -> None:
+def test_invalid_content_lengths_are_refused(tier: Tier, lines: tuple[str, ...]) -> None:
     answer = exchange(tier, head(tier, "POST", V2, *lines) + b"12345")
     assert answer.status == 400
     assert answer.refused() == "invalid_request"
 
 
 @pytest.mark.parametrize("chunks", [b"zz\r\nhello\r\n0\r\n\r\n", b"5\r\nhello-and-more\r\n0\r\n\r\n", b"-1\r\n\r\n"])
-def test_chunks_that_are_none(tier: Tier, chunks: bytes) -> None:
+def test_invalid_chunks_are_refused(tier: Tier, chunks: bytes) -> None:
     with connection(tier) as found:
         found.sendall(head(tier, "POST", V2, "Transfer-Encoding: chunked") + chunks)
         assert read(found).refused() == "invalid_request"
@@ -108,13 +101,13 @@ def test_chunks_that_are_none(tier: Tier, chunks: bytes) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"{", b'{"inputs"'])
 @pytest.mark.parametrize("path", [V2, SHORT])
-def test_a_client_that_leaves_early(tier: Tier, path: str, sent: bytes) -> None:
+def test_client_may_disconnect_within_a_body(tier: Tier, path: str, sent: bytes) -> None:
     with connection(tier) as found:
         found.sendall(head(tier, "POST", path, "Content-Length: 500") + sent)
 
 
-def test_a_client_that_leaves_while_it_is_answered(tier: Tier) -> None:
-    call = calls.infer("digits", {"image": [picture()] * 64}, {"route": "cloud"})
+def test_client_may_disconnect_before_the_answer(tier: Tier) -> None:
+    call = calls.infer("digits", {"image": [grey()] * 64}, {"route": "cloud"})
     lines = [f"{name}: {value}" for name, value in (call.headers or {}).items()]
     for _ in range(5):
         with connection(tier) as found:
@@ -124,7 +117,7 @@ def test_a_client_that_leaves_while_it_is_answered(tier: Tier) -> None:
 @pytest.mark.parametrize(
     ("line", "count"), [("X: " + "a" * 60_000, 20), ("X: " + "a" * 2_000_000, 1), ("X-{}: a", 20_000)]
 )
-def test_a_flood_of_headers(tier: Tier, line: str, count: int) -> None:
+def test_too_many_headers_are_refused(tier: Tier, line: str, count: int) -> None:
     flood = head(tier, "POST", V2, *(line.format(number) for number in range(count)), "Content-Length: 2") + b"{}"
     with connection(tier) as found:
         try:
@@ -140,7 +133,7 @@ def test_a_flood_of_headers(tier: Tier, line: str, count: int) -> None:
     answer.refused()
 
 
-def test_a_head_that_never_ends_is_cut_off(tier: Tier) -> None:
+def test_endless_head_is_cut_off(tier: Tier) -> None:
     sent_bytes = 0
     with connection(tier) as found, pytest.raises(OSError):
         found.sendall(head(tier, "POST", V2)[:-2] + b"X: ")
@@ -197,15 +190,15 @@ FLOODS: dict[str, Callable[[Tier], tuple[bytes, bytes]]] = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_costs_no_memory(tier: Tier, name: str) -> None:
+def test_floods_use_no_memory(tier: Tier, name: str) -> None:
     before_bytes = memory_bytes(tier)
     sent_bytes = flooded(tier, *FLOODS[name](tier))
     assert sent_bytes < FLOOD_BYTES
     assert memory_bytes(tier) - before_bytes < 50_000_000
 
 
-def test_a_head_near_the_limit_is_read_with_the_body_that_comes_along(tier: Tier) -> None:
-    call = calls.infer("digits", {"image": picture()}, {})
+def test_long_head_is_read_together_with_its_body(tier: Tier) -> None:
+    call = calls.infer("digits", {"image": grey()}, {})
     lines = [f"{name}: {value}" for name, value in (call.headers or {}).items()]
     lines += [f"Content-Length: {len(call.content)}", *(f"X-{number}: {'a' * 1000}" for number in range(50))]
     assert exchange(tier, head(tier, "POST", V2, *lines) + call.content).status == 200
@@ -241,7 +234,7 @@ def test_a_head_near_the_limit_is_read_with_the_body_that_comes_along(tier: Tier
         ("GET", "/v2/models/%", 404),
     ],
 )
-def test_addresses_that_are_none(tier: Tier, method: str, path: str, status: int) -> None:
+def test_unknown_addresses_are_refused(tier: Tier, method: str, path: str, status: int) -> None:
     answer = asked(tier, method, path)
     assert answer.status == status
     answer.refused()
@@ -250,24 +243,24 @@ def test_addresses_that_are_none(tier: Tier, method: str, path: str, status: int
 @pytest.mark.parametrize(
     ("method", "path", "allowed"), [("GET", V2, "POST"), ("DELETE", MODEL, "GET"), ("POST", "/v2/health/live", "GET")]
 )
-def test_a_method_that_is_not_allowed_is_told_which_are(tier: Tier, method: str, path: str, allowed: str) -> None:
+def test_refused_method_names_the_allowed_ones(tier: Tier, method: str, path: str, allowed: str) -> None:
     answer = asked(tier, method, path)
     assert answer.status == 405
     assert allowed in answer.headers["allow"].split(", ")
 
 
 @pytest.mark.parametrize("name", ["%FF", "a%0Ab", "x" * 5000, "%00", "%1B[31mred"])
-def test_models_that_are_none_may_be_asked(tier: Tier, name: str) -> None:
+def test_unknown_models_are_404(tier: Tier, name: str) -> None:
     body = calls.infer("m", {"image": np.zeros((1, 8, 8, 1), np.uint8)}, {})
     headers = {"Inference_Header_Content_Length": (body.headers or {})["Inference-Header-Content-Length"]}
     for path in (f"/v2/models/{name}/infer", f"/v2/models/{name}/versions/{name}/infer"):
         answer = asked(tier, "POST", path, body.content, **headers)
         assert (answer.status, answer.refused()) == (404, "unknown_model")
-    answer = asked(tier, "POST", f"/firstline/v1/models/{name}/infer", picture())
+    answer = asked(tier, "POST", f"/firstline/v1/models/{name}/infer", grey())
     assert (answer.status, answer.refused()) == (404, "unknown_model")
 
 
-def test_an_address_too_long_to_be_one(tier: Tier) -> None:
+def test_long_address_is_refused(tier: Tier) -> None:
     answer = asked(tier, "GET", "/v2/models/" + "a" * 500_000)
     assert answer.status in (400, 431)
     answer.refused()
@@ -288,13 +281,13 @@ def test_an_address_too_long_to_be_one(tier: Tier) -> None:
         "a" * 9000,
     ],
 )
-def test_queries_that_say_nothing_known(tier: Tier, query: str) -> None:
-    answer = asked(tier, "POST", f"{SHORT}?{query}", picture())
+def test_unknown_query_parameters_are_refused(tier: Tier, query: str) -> None:
+    answer = asked(tier, "POST", f"{SHORT}?{query}", grey())
     assert (answer.status, answer.refused()) == (400, "invalid_request")
 
 
 @pytest.mark.parametrize("name", ["%FF", "%00", "x" * 5000, "01890a5d-ac96-774b-bcce-b302099a8057", "..%2F.."])
-def test_answers_that_are_none(tier: Tier, name: str) -> None:
+def test_unknown_answers_are_404(tier: Tier, name: str) -> None:
     for form in ("short", "v2"):
         answer = asked(tier, "GET", f"/firstline/v1/answers/{name}?form={form}")
         assert answer.status == 404
@@ -305,14 +298,14 @@ def test_answers_that_are_none(tier: Tier, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", [V2, SHORT])
-def test_too_long_by_its_own_word_is_not_even_read(tier: Tier, path: str) -> None:
+def test_declared_length_over_the_limit_is_refused_unread(tier: Tier, path: str) -> None:
     for size_bytes in (BODY_LIMIT_BYTES + 1, 2**63 - 1):
         answer = exchange(tier, head(tier, "POST", path, f"Content-Length: {size_bytes}"))
         assert (answer.status, answer.refused()) == (413, "payload_too_large")
 
 
 @pytest.mark.parametrize("path", [V2, SHORT])
-def test_too_long_as_it_turns_out(tier: Tier, path: str) -> None:
+def test_chunked_body_over_the_limit_is_refused(tier: Tier, path: str) -> None:
     def chunks() -> Iterator[bytes]:
         for _ in range(40):
             yield b"x" * 65_536
@@ -323,7 +316,7 @@ def test_too_long_as_it_turns_out(tier: Tier, path: str) -> None:
 
 @pytest.mark.parametrize("path", [V2, SHORT])
 @pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-def test_bombs(tier: Tier, path: str, encoding: str, compress: Any) -> None:
+def test_compression_bombs_are_refused(tier: Tier, path: str, encoding: str, compress: Any) -> None:
     bomb = compress(bytes(20 * BODY_LIMIT_BYTES))
     assert len(bomb) < BODY_LIMIT_BYTES
     answer = asked(tier, "POST", path, bomb, Content_Encoding=encoding)
@@ -344,7 +337,7 @@ ENCODINGS = {
 
 @pytest.mark.parametrize("name", ENCODINGS)
 @pytest.mark.parametrize("path", [V2, SHORT])
-def test_encodings(tier: Tier, path: str, name: str) -> None:
+def test_invalid_content_encodings_are_refused(tier: Tier, path: str, name: str) -> None:
     encoding, body = ENCODINGS[name]
     answer = asked(tier, "POST", path, body, Content_Encoding=encoding)
     assert (answer.status, answer.refused()) == (400, "invalid_tensor")
@@ -453,7 +446,7 @@ WISHES |= {"binary output", "classification", "id a number"}
 
 
 @pytest.mark.parametrize("name", JSON_BODIES)
-def test_json_bodies(tier: Tier, name: str) -> None:
+def test_invalid_json_bodies_are_refused(tier: Tier, name: str) -> None:
     answer = asked(tier, "POST", V2, JSON_BODIES[name])
     codes = ("invalid_request",) if name in WISHES else ("invalid_tensor", "payload_too_large")
     assert answer.refused() in codes
@@ -486,7 +479,7 @@ def bomb_of_pixels() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", scanlines) + chunk(b"IEND", b"")
 
 
-GOOD, GOOD_LENGTH = binary(element(picture()))
+GOOD, GOOD_LENGTH = binary(element(grey()))
 BINARY_BODIES: dict[str, tuple[bytes, str]] = {
     "length empty": (GOOD, ""),
     "length zero": (GOOD, "0"),
@@ -504,22 +497,22 @@ BINARY_BODIES: dict[str, tuple[bytes, str]] = {
     "cut short": (GOOD[:-1], GOOD_LENGTH),
     "only the JSON": (GOOD[: int(GOOD_LENGTH)], GOOD_LENGTH),
     "more after it": (GOOD + b"\0", GOOD_LENGTH),
-    "size short": binary(element(picture()), size=len(picture())),
+    "size short": binary(element(grey()), size=len(grey())),
     "size zero": binary(b"", size=0),
-    "size negative": binary(element(picture()), size=-1),
-    "size text": binary(element(picture()), size="5"),
+    "size negative": binary(element(grey()), size=-1),
+    "size text": binary(element(grey()), size="5"),
     "size true": binary(b"\0", size=True),
-    "size huge": binary(element(picture()), size=2**63),
-    "element over the end": binary(struct.pack("<I", 2**32 - 1) + picture()),
+    "size huge": binary(element(grey()), size=2**63),
+    "element over the end": binary(struct.pack("<I", 2**32 - 1) + grey()),
     "element without a length": binary(b"\0\0"),
-    "fewer elements": binary(element(picture()), shape=[2]),
-    "more elements": binary(element(picture()) * 2, shape=[1]),
+    "fewer elements": binary(element(grey()), shape=[2]),
+    "more elements": binary(element(grey()) * 2, shape=[1]),
     "elements without end": binary(bytes(4 * 200_000), shape=[200_000]),
-    "one bad row": binary(element(picture()) + element(b"no image"), shape=[2]),
+    "one bad row": binary(element(grey()) + element(b"no image"), shape=[2]),
     "an empty row": binary(element(b""), shape=[1]),
-    "half a picture": binary(element(picture()[:30])),
+    "half a picture": binary(element(grey()[:30])),
     "a bomb of pixels": binary(element(bomb_of_pixels())),
-    "two axes": binary(element(picture()), shape=[1, 1]),
+    "two axes": binary(element(grey()), shape=[1, 1]),
     "text in place of a picture": binary(element(b"<svg xmlns='http://www.w3.org/2000/svg'/>")),
     "NaN": binary(np.full(64, np.nan, np.float32).tobytes(), shape=[1, 8, 8, 1], datatype="FP32"),
     "half a number": binary(bytes(63), shape=[1, 8, 8, 1], datatype="UINT8"),
@@ -529,7 +522,7 @@ BINARY_BODIES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BINARY_BODIES)
-def test_binary_bodies(tier: Tier, name: str) -> None:
+def test_invalid_binary_bodies_are_refused(tier: Tier, name: str) -> None:
     body, length = BINARY_BODIES[name]
     answer = asked(tier, "POST", V2, body, Inference_Header_Content_Length=length)
     assert answer.refused() in ("invalid_tensor", "payload_too_large")
@@ -538,7 +531,7 @@ def test_binary_bodies(tier: Tier, name: str) -> None:
 FILES = {
     "empty": b"",
     "text": b"no image",
-    "half a picture": picture()[:30],
+    "half a picture": grey()[:30],
     "bomb of pixels": bomb_of_pixels(),
     "zeros": bytes(5000),
     "form": b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nx\r\n--b--\r\n',
@@ -546,7 +539,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files(tier: Tier, name: str) -> None:
+def test_invalid_files_are_refused(tier: Tier, name: str) -> None:
     content_type = "multipart/form-data; boundary=b" if name == "form" else "image/png"
     answer = asked(tier, "POST", SHORT, FILES[name], Content_Type=content_type)
     assert answer.refused() in ("invalid_tensor", "payload_too_large")
@@ -558,7 +551,7 @@ def test_files(tier: Tier, name: str) -> None:
 @pytest.mark.parametrize(
     "value", ["", "Bearer", "Bearer ", "Basic eDp5", "Bearer \xff\xfe", "Bearer " + "a" * 10_000, "Bearer a b c"]
 )
-def test_tokens_that_are_none(running: Line, value: str) -> None:
+def test_invalid_tokens_are_refused(running: Line, value: str) -> None:
     stranger = Tier("gateway", running.gateway.url, "", running.gateway.log)
     lines = (f"Authorization: {value}", "Content-Length: 2")
     answer = exchange(stranger, head(stranger, "POST", V2, *lines) + b"{}")
@@ -567,7 +560,7 @@ def test_tokens_that_are_none(running: Line, value: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::2]", "\xff", "a" * 10_000])
-def test_hosts_that_are_not_this_machine(running: Line, host: str) -> None:
+def test_foreign_hosts_are_refused(running: Line, host: str) -> None:
     request = f"GET /v2 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode("latin-1")
     answer = exchange(running.agent, request)
     assert answer.status == 400
@@ -589,12 +582,12 @@ def test_a_refused_body_does_not_end_the_connection(tier: Tier) -> None:
         with connection(tier) as found:
             found.sendall(refused)
             assert read(found).status == 413
-            found.sendall(head(tier, "POST", SHORT, f"Content-Length: {len(picture())}") + picture())
+            found.sendall(head(tier, "POST", SHORT, f"Content-Length: {len(grey())}") + grey())
             assert read(found).status == 200
 
 
-def test_what_follows_a_request_is_read_on_its_own(tier: Tier) -> None:
-    good = head(tier, "POST", SHORT, f"Content-Length: {len(picture())}") + picture()
+def test_pipelined_requests_are_separate(tier: Tier) -> None:
+    good = head(tier, "POST", SHORT, f"Content-Length: {len(grey())}") + grey()
     with connection(tier) as found:
         found.sendall(good + good + head(tier, "GET", "/nowhere"))
         replies = found.makefile("rb")

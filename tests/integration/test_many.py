@@ -10,18 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.databases import sqlite_store
-from support.gateway import DIGITS, serving
+from support.digits import scan
+from support.gateway import serving_gateway
 from typer.testing import CliRunner
 
 import firstline
 from firstline import AsyncClient, Client, FirstlineError, Outcome, Prediction, errors
 from firstline.cli.app import app
 from firstline.client.retries import Retries
-from firstline.workbench.dataset import open_dataset
 from firstline_core.types import InferResponse
-from firstline_gateway.app import open_gateway
-from firstline_gateway.settings.load import load
 
 ROWS = 40
 
@@ -33,14 +30,7 @@ def pixels() -> np.ndarray:
 
 @pytest.fixture
 async def url(tmp_path: Path) -> AsyncIterator[str]:
-    known = {
-        "auth.mode": "off",
-        "models.directory": str(DIGITS.parent),
-        "store.url": sqlite_store(tmp_path).url,
-        "identity.directory": str(tmp_path / "identity"),
-        "execution.queue_requests": 2,
-    }
-    async with serving(open_gateway(load(None, overrides=known))) as found:
+    async with serving_gateway(tmp_path, auth__mode="off", execution__queue_requests=2) as (_, found):
         yield found
 
 
@@ -134,7 +124,7 @@ async def test_jobs_are_submitted_fetched_and_forgotten(ask: Asker, pixels: np.n
     assert found.id == "mine"
     at_once = await ask("infer", "digits", {"image": pixels[0]})
     np.testing.assert_allclose(found.output("probabilities"), at_once.output("probabilities"), atol=1e-6)
-    ((picture, _),) = open_dataset(DIGITS.parent / "heldout", 1).read()
+    picture = scan()
     job = await ask("submit_file", "digits", picture)
     words: Prediction = await ask("result_file", job)
     assert words.label == (await ask("infer_file", "digits", picture)).label
@@ -153,7 +143,7 @@ async def test_jobs_are_submitted_fetched_and_forgotten(ask: Asker, pixels: np.n
 
 
 async def test_job_command_submits_and_fetches(url: str, tmp_path: Path) -> None:
-    ((picture, _),) = open_dataset(DIGITS.parent / "heldout", 1).read()
+    picture = scan()
     file = tmp_path / "digit.png"
     file.write_bytes(picture)
 

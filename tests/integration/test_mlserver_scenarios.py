@@ -17,7 +17,7 @@ https://github.com/SeldonIO/MLServer/tree/master/tests
 | rest: model_repository_index; grpc/test_model_repository: index | `test_the_repositorys_index` |
 | rest: model_repository_unload; grpc: unload | `test_unload` |
 | rest: model_repository_load; grpc: load | `test_load` |
-| rest: model_repository_load_error; grpc: load_error (404, NOT_FOUND) | `test_loading_what_there_is_not` |
+| rest: model_repository_load_error; grpc: load_error (404, NOT_FOUND) | `test_loading_an_unknown_model` |
 | grpc/test_servicers: model_infer; grpc/test_converters | `test_infer_with_typed_and_raw_contents` |
 | grpc/test_model_infer: a message over MLServer's limit | `test_grpc.py::test_what_is_too_large_is_refused...` |
 | rest/test_codecs, grpc/test_codecs: each datatype travels | `unit/core/protocol/test_oip.py`, `grpc/test_codec.py` |
@@ -190,7 +190,7 @@ async def change(tier: Tier, order: str, transport: str) -> None:
         assert reply.status_code == 200, reply.text
 
 
-async def test_loading_what_there_is_not(tier: Tier) -> None:
+async def test_loading_an_unknown_model(tier: Tier) -> None:
     reply = await tier.rest.post("/v2/repository/models/nobody/load")
     assert (reply.status_code, "'nobody'" in reply.json()["error"]) == (404, True)
     load = tier.rpc("RepositoryModelLoad", asked("RepositoryModelLoadRequest", model_name="nobody"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import stat
 from collections.abc import AsyncIterator
@@ -11,8 +10,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from click.testing import Result
+from support.commands import firstline
+from support.digits import digits_bundle
 from support.gateway import DIGITS
-from support.registry_site import RegistrySite, digits_bundle, registry_site
+from support.registry_site import RegistrySite, registry_site
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
@@ -24,15 +25,8 @@ async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
         yield found
 
 
-async def run(site: RegistrySite, *arguments: str | Path, code: int = 0, passphrase: str = "") -> Result:
-    environment = {
-        "FIRSTLINE_GATEWAY_URL": site.url,
-        "FIRSTLINE_TOKEN": site.operator,
-        "FIRSTLINE_KEY_PASSPHRASE": passphrase,
-    }
-    result = await asyncio.to_thread(CliRunner().invoke, app, [*map(str, arguments)], env=environment)
-    assert result.exit_code == code, result.output
-    return result
+async def run(site: RegistrySite, *arguments: object, code: int = 0, passphrase: str = "") -> Result:
+    return await firstline(site.url, site.operator, *arguments, code=code, FIRSTLINE_KEY_PASSPHRASE=passphrase)
 
 
 def mode(file: str) -> int:

@@ -14,7 +14,7 @@ from support.broker import free_port
 from support.gateway import DIGITS, serving
 from support.grpc_calls import calling, digits_message, refusal
 from support.keys import create_key
-from support.small_models import ROW, Asking, gateway_of, put, small_tier
+from support.small_models import ROW, Asking, put, small_gateway, small_tier
 from support.waiting import until
 
 from firstline_core.errors import ForbiddenError
@@ -54,7 +54,7 @@ async def test_a_changed_bundle_is_served_after_a_load(tier: tuple[Asking, Path]
     assert (state, "no more" in reason) == ("UNAVAILABLE", True)
 
 
-async def test_an_unloaded_model_is_gone_until_it_is_loaded_again(tier: tuple[Asking, Path]) -> None:
+async def test_unloaded_model_is_not_served(tier: tuple[Asking, Path]) -> None:
     asking, _ = tier
     assert await asking.post(UNLOAD.format("small"), {"parameters": {"unload_dependents": False}}) == (
         200,
@@ -71,7 +71,7 @@ async def test_an_unloaded_model_is_gone_until_it_is_loaded_again(tier: tuple[As
     assert len(await asking.probabilities()) == 3
 
 
-async def test_a_bundle_that_does_not_load_leaves_what_was_served(tier: tuple[Asking, Path]) -> None:
+async def test_invalid_bundle_keeps_the_served_model(tier: tuple[Asking, Path]) -> None:
     asking, folder = tier
     before = await asking.probabilities()
     (folder / "small" / "full.onnx").write_bytes(b"nothing")
@@ -86,7 +86,7 @@ async def test_a_bundle_that_does_not_load_leaves_what_was_served(tier: tuple[As
 
 
 @pytest.mark.parametrize("name", ["config", "file:1/model.onnx"])
-async def test_what_would_come_with_the_request_is_refused(tier: tuple[Asking, Path], name: str) -> None:
+async def test_models_within_a_request_are_refused(tier: tuple[Asking, Path], name: str) -> None:
     status, said = await tier[0].post(LOAD.format("small"), {"parameters": {name: "e30="}})
     assert status == 400
     assert "a model is what its signed bundle says" in said["error"]
@@ -95,7 +95,7 @@ async def test_what_would_come_with_the_request_is_refused(tier: tuple[Asking, P
         assert (await tier[0].post(UNLOAD.format("small"), body))[0] == 400
 
 
-async def test_nothing_is_lost_while_models_are_exchanged(tier: tuple[Asking, Path]) -> None:
+async def test_reloads_lose_no_request(tier: tuple[Asking, Path]) -> None:
     asking, folder = tier
     stop = False
     seen: list[tuple[float, ...]] = []
@@ -116,11 +116,11 @@ async def test_nothing_is_lost_while_models_are_exchanged(tier: tuple[Asking, Pa
     assert len(set(seen)) >= 2
 
 
-async def test_over_grpc_the_gateway_wants_an_operators_key(tmp_path: Path) -> None:
+async def test_gateway_repository_over_grpc_needs_an_operator(tmp_path: Path) -> None:
     from firstline_gateway.api import server
 
     put(tmp_path / "models" / "small")
-    gateway = gateway_of(tmp_path, auth__mode="tokens", grpc__enabled=True, grpc__port=0)
+    gateway = small_gateway(tmp_path, auth__mode="tokens", grpc__enabled=True, grpc__port=0)
     settings = gateway.settings
     fleet, shop = (
         create_key(settings.store, "keeper", "operator"),
@@ -148,7 +148,7 @@ async def test_over_grpc_the_gateway_wants_an_operators_key(tmp_path: Path) -> N
     await gateway.close()
 
 
-async def test_over_grpc_the_agent_wants_a_caller_on_the_device(tmp_path: Path) -> None:
+async def test_agent_repository_over_grpc_needs_a_local_caller(tmp_path: Path) -> None:
     port = free_port()
     settings = edge_settings(tmp_path / "state", grpc__enabled=True, grpc__port=port)
     async with (
@@ -169,10 +169,10 @@ async def test_over_grpc_the_agent_wants_a_caller_on_the_device(tmp_path: Path) 
         check_local(peer)
 
 
-async def test_fifty_models_share_one_gateway_and_a_budget_of_ten(tmp_path: Path) -> None:
+async def test_fifty_models_share_memory_for_ten(tmp_path: Path) -> None:
     for number in range(50):
         put(tmp_path / "models" / f"m{number:02}", name=f"m{number:02}", seed=number)
-    gateway = gateway_of(tmp_path, models__wait=False, models__memory_budget_mb=11)
+    gateway = small_gateway(tmp_path, models__wait=False, models__memory_budget_mb=11)
     most = 0
     async with serving(gateway) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
         asking = Asking(client)
@@ -199,11 +199,11 @@ async def is_ready(client: httpx.AsyncClient) -> bool:
     return (await client.get("/v2/health/ready")).status_code == 200
 
 
-async def test_a_gateway_that_does_not_wait_says_loading_and_has_requests_wait(tmp_path: Path) -> None:
+async def test_requests_wait_while_models_are_loading(tmp_path: Path) -> None:
     put(tmp_path / "models" / "small")
     shutil.copytree(DIGITS, tmp_path / "models" / "damaged")
     (tmp_path / "models" / "damaged" / "full.onnx").write_bytes(b"")
-    gateway = gateway_of(tmp_path, models__wait=False)
+    gateway = small_gateway(tmp_path, models__wait=False)
     assert not gateway.plane.ready()
     (small,) = [state for state in gateway.plane.index() if state.name == "small"]
     assert (small.ready, small.state) == (False, "LOADING")

@@ -69,11 +69,10 @@ def make_certificate(key: Path, certificate: Path) -> None:
     certificate.write_text(ca.pem_of(signed))
 
 
-async def test_what_a_packet_cannot_carry_is_refused_in_a_sentence(mosquitto: Broker) -> None:
+async def test_unencodable_publication_is_refused(mosquitto: Broker) -> None:
     async with connected(settings(mosquitto)) as client:
         with pytest.raises(errors.ProtocolError, match="'a' cannot be published"):
             await client.publish(Publication("a", b"", expiry_s=2**32))
-        assert client._connection is not None
         assert not client._connection._client._out_messages
         await client.publish(Publication("a", b"", expiry_s=2**32 - 1))
 
@@ -137,9 +136,7 @@ async def test_after_a_cut_it_returns_with_its_subscriptions(mosquitto: Broker) 
     assert (greetings, losses) == (2, 2)
 
 
-async def test_two_of_one_client_id_take_it_from_each_other_less_and_less(
-    mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_clients_with_one_id_back_off(mosquitto: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     waited_after: list[int] = []
 
     def soon(_rng: object, failures: int, **_bounds: float) -> float:
@@ -152,13 +149,11 @@ async def test_two_of_one_client_id_take_it_from_each_other_less_and_less(
     assert max(waited_after) >= 4  # each time a longer pause
 
 
-async def test_a_publication_without_its_acknowledgement_fails_when_the_link_goes(mosquitto: Broker) -> None:
+async def test_unacknowledged_publication_fails_with_the_connection(mosquitto: Broker) -> None:
     async with connected(settings(mosquitto)) as client:
-        assert mosquitto._process is not None
         os.kill(mosquitto._process.pid, signal.SIGSTOP)
         publishing = asyncio.create_task(client.publish(Publication("a", b"")))
         connection = client._connection
-        assert connection is not None
         library = connection._client
         await until(lambda: len(connection._waiting) == 1 and not library.want_write())  # it is written
         mosquitto.kill()
@@ -179,7 +174,7 @@ async def test_attempts_start_before_there_is_a_broker(mosquitto: Broker) -> Non
         await client.publish(Publication("a", b""))
 
 
-async def test_whoever_asks_for_a_connection_does_not_wait_out_the_pause(mosquitto: Broker) -> None:
+async def test_connect_ends_the_reconnect_pause(mosquitto: Broker) -> None:
     mosquitto.stop()
     clock = SimulatedClock()  # whose pauses never end
     client = MqttClient(settings(mosquitto), clock=clock)
@@ -190,7 +185,7 @@ async def test_whoever_asks_for_a_connection_does_not_wait_out_the_pause(mosquit
     await client.close()
 
 
-async def test_a_refused_password_is_said(start_mosquitto: Callable[..., Broker]) -> None:
+async def test_refused_password_is_an_error(start_mosquitto: Callable[..., Broker]) -> None:
     broker = start_mosquitto(users={"cam": "right"})
     client = MqttClient(settings(broker, username="cam", password="wrong"))
     with pytest.raises(errors.UnauthorizedError, match="Not authorized"):
@@ -201,7 +196,7 @@ async def test_a_refused_password_is_said(start_mosquitto: Callable[..., Broker]
     assert "right" not in repr(settings(broker, password="right"))
 
 
-async def test_what_the_acl_forbids_is_said_and_does_not_end_the_connection(
+async def test_acl_refusal_keeps_the_connection(
     start_mosquitto: Callable[..., Broker],
 ) -> None:
     broker = start_mosquitto(users={"cam": "pw"}, acl="user cam\ntopic readwrite mine/#\n")
@@ -212,7 +207,7 @@ async def test_what_the_acl_forbids_is_said_and_does_not_end_the_connection(
         assert client.connected
 
 
-async def test_too_large_for_the_broker_is_said_before_it_hangs_up(start_mosquitto: Callable[..., Broker]) -> None:
+async def test_publication_over_the_brokers_limit_is_refused(start_mosquitto: Callable[..., Broker]) -> None:
     broker = start_mosquitto(settings=["max_packet_size 20000"])
     async with connected(settings(broker)) as client:
         with pytest.raises(errors.PayloadTooLargeError, match="20000"):
@@ -231,7 +226,7 @@ async def test_packets_may_be_as_large_as_mqtt_has_them(mosquitto: Broker) -> No
         assert await client.publish(Publication("a", b"")) is False
 
 
-async def test_what_the_library_refuses_is_said_and_tried_again() -> None:
+async def test_library_error_is_raised_and_retried() -> None:
     clock = SimulatedClock()
     client = MqttClient(MqttSettings("", client_id="x"), clock=clock)
     with pytest.raises(errors.ConfigError, match="make no sense: Invalid host"):
@@ -240,7 +235,7 @@ async def test_what_the_library_refuses_is_said_and_tried_again() -> None:
     await client.close()
 
 
-async def test_a_bug_does_not_end_the_connection_for_good(mosquitto: Broker) -> None:
+async def test_failing_callback_leads_to_a_reconnect(mosquitto: Broker) -> None:
     calls = 0
 
     async def fail_once() -> None:
@@ -257,7 +252,7 @@ async def test_a_bug_does_not_end_the_connection_for_good(mosquitto: Broker) -> 
     await client.close()
 
 
-async def test_after_unsubscribing_nothing_comes_even_on_the_next_connection(mosquitto: Broker) -> None:
+async def test_unsubscribed_topics_stay_silent_after_a_reconnect(mosquitto: Broker) -> None:
     got: list[Message] = []
     async with connected(settings(mosquitto)) as client, connected(settings(mosquitto)) as sender:
         await client.subscribe("a", collect(got))
@@ -276,14 +271,14 @@ async def test_after_unsubscribing_nothing_comes_even_on_the_next_connection(mos
     assert [message.payload for message in got] == [b"before", b"other"]
 
 
-async def test_who_listens_is_known(mosquitto: Broker) -> None:
+async def test_publish_reports_whether_a_subscriber_exists(mosquitto: Broker) -> None:
     async with connected(settings(mosquitto)) as client:
         assert await client.publish(Publication("a", b"")) is False
         await client.subscribe("a", collect([]))
         assert await client.publish(Publication("a", b"")) is True
 
 
-async def test_a_failed_handler_leaves_its_message_for_the_next_connection(mosquitto: Broker) -> None:
+async def test_message_of_a_failed_handler_is_redelivered(mosquitto: Broker) -> None:
     seen: list[bytes] = []
 
     async def fail(message: Message) -> None:
@@ -325,7 +320,7 @@ async def test_with_manual_ack_the_handler_decides(mosquitto: Broker) -> None:
     await client.close()
 
 
-async def test_handlers_that_always_fail_do_not_keep_the_others_out(mosquitto: Broker) -> None:
+async def test_failing_handlers_do_not_block_others(mosquitto: Broker) -> None:
     seen = 0
 
     async def fail(message: Message) -> None:
@@ -375,7 +370,7 @@ async def test_replicas_share(mosquitto: Broker) -> None:
     assert second
 
 
-async def test_the_will_speaks_for_who_vanishes_but_not_for_who_leaves(mosquitto: Broker) -> None:
+async def test_will_is_published_only_after_a_lost_connection(mosquitto: Broker) -> None:
     got: list[Message] = []
     will = Publication("state", b"offline", retain=True)
     async with connected(settings(mosquitto)) as watcher:
@@ -383,7 +378,6 @@ async def test_the_will_speaks_for_who_vanishes_but_not_for_who_leaves(mosquitto
         async with connected(settings(mosquitto), will=will):
             pass
         async with connected(settings(mosquitto), will=will) as client:
-            assert client._connection is not None
             client._connection._client.socket().shutdown(socket.SHUT_RDWR)
             await until(lambda: len(got) == 1)
     assert got[0].payload == b"offline"
@@ -407,9 +401,7 @@ async def test_tls_with_the_brokers_own_authority(start_mosquitto: Callable[...,
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <ssl.SSLSocket")  # paho leaves it to the collector
-async def test_an_authority_that_is_not_ours_is_a_link_down(
-    start_mosquitto: Callable[..., Broker], tmp_path: Path
-) -> None:
+async def test_untrusted_broker_is_a_link_error(start_mosquitto: Callable[..., Broker], tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     make_certificate(key, certificate)
     broker = start_mosquitto(settings=[f"certfile {certificate}", f"keyfile {key}"])
@@ -422,7 +414,7 @@ async def test_an_authority_that_is_not_ours_is_a_link_down(
 @pytest.mark.parametrize(
     "greeting", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x20\xff\xff\xff\xff\xff\xff", b"\x20\x02"]
 )
-async def test_what_is_no_broker_is_a_link_down(greeting: bytes) -> None:
+async def test_other_server_is_a_link_error(greeting: bytes) -> None:
     served: set[asyncio.Task[None] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -460,5 +452,5 @@ async def test_what_is_no_broker_is_a_link_down(greeting: bytes) -> None:
         ("+", "", True),
     ],
 )
-def test_filters_match_as_the_standard_says(topic_filter: str, topic: str, expected: bool) -> None:
+def test_topic_filters_match(topic_filter: str, topic: str, expected: bool) -> None:
     assert matches(topic_filter, topic) is expected

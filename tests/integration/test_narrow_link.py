@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-from support.gateway import DIGITS, serving
+from support.gateway import serving_gateway
 from support.proxy import ChaosProxy, Network
 
 from firstline_core.clock import SYSTEM_CLOCK
@@ -18,8 +19,6 @@ from firstline_core.types import InferRequest, Tensor
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
-from firstline_gateway.app import open_gateway
-from firstline_gateway.settings.load import load
 
 _CARRIED_BYTES_S = 400_000
 _ROWS = np.zeros((320, 8, 8, 1), np.uint8)  # 20 kB: 51 ms on the link, and their answer as long again
@@ -30,9 +29,8 @@ def asked() -> InferRequest:
     return InferRequest("digits", (Tensor("image", _ROWS),), new_request_id(), binary_output=True)
 
 
-async def test_what_is_in_flight_tells_how_late_the_next_one_is() -> None:
-    gateway = open_gateway(load(None, overrides={"auth.mode": "off", "models.directory": str(DIGITS)}))
-    async with serving(gateway) as url, ChaosProxy(httpx.URL(url).port or 0) as narrow:
+async def test_requests_in_flight_delay_the_prediction(tmp_path: Path) -> None:
+    async with serving_gateway(tmp_path, auth__mode="off") as (_, url), ChaosProxy(httpx.URL(url).port or 0) as narrow:
         await narrow.become(Network(delay_s=0.005, total_bytes_s=_CARRIED_BYTES_S))
         link = HttpLink(HttpLinkSettings(f"http://127.0.0.1:{narrow.port}"))
         chain = LinkChain([link], [CircuitBreaker(SYSTEM_CLOCK, random.Random(1))], SYSTEM_CLOCK)

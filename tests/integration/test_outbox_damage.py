@@ -98,7 +98,7 @@ async def test_a_flipped_time_ages_nothing_else(folder: Path, when: str) -> None
 
 
 @pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db-wal", False)])
-async def test_a_page_of_noise_costs_what_was_on_it_and_is_reported(folder: Path, file: str, closed: bool) -> None:
+async def test_overwritten_page_loses_its_records_and_is_reported(folder: Path, file: str, closed: bool) -> None:
     rng = random.Random(12)
     kept = await filled(folder / "kept", rng, closed=closed, count=20)
     pages = (kept.folder / file).stat().st_size // PAGE_BYTES
@@ -115,7 +115,7 @@ async def test_a_page_of_noise_costs_what_was_on_it_and_is_reported(folder: Path
 
 
 @pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db", False), ("outbox.db-wal", False)])
-async def test_what_is_cut_off_is_lost_and_reported(folder: Path, file: str, closed: bool) -> None:
+async def test_truncated_records_are_lost_and_reported(folder: Path, file: str, closed: bool) -> None:
     rng = random.Random(13)
     kept = await filled(folder / "kept", rng, closed=closed, count=20)
     size_bytes = (kept.folder / file).stat().st_size
@@ -147,7 +147,7 @@ async def test_a_log_that_is_gone_is_reported_once(folder: Path) -> None:
     "stored", ["NULL", "0", "1", "-1", "'many'", "CAST(x'ff' AS TEXT)", "1e300", "9223372036854775807"]
 )
 @pytest.mark.parametrize("table", ["items", "answers"])
-async def test_a_damaged_row_number_costs_no_record_and_is_reported_once(folder: Path, table: str, stored: str) -> None:
+async def test_damaged_row_number_loses_nothing_and_is_reported(folder: Path, table: str, stored: str) -> None:
     kept = await filled(folder / "kept", random.Random(22), closed=True, count=9)
     with contextlib.closing(sqlite3.connect(kept.folder / "outbox.db")) as connection, connection:
         connection.execute(f"UPDATE sqlite_sequence SET seq = {stored} WHERE name = '{table}'")
@@ -180,7 +180,7 @@ async def test_a_mark_that_cannot_be_read_costs_nothing(folder: Path, monkeypatc
 
 
 @pytest.mark.parametrize("newest", [RowNumbers(-1, 0), RowNumbers(1 << 64, 0)])
-def test_a_row_number_that_no_mark_can_hold_is_not_written(folder: Path, newest: RowNumbers) -> None:
+def test_invalid_row_number_is_not_written(folder: Path, newest: RowNumbers) -> None:
     path = folder / "outbox.db"
     with contextlib.closing(open_writer(path)) as connection:
         mark = HighWaterMark(path, connection)
@@ -223,7 +223,7 @@ async def test_a_replacement_whose_mark_fails_leaves_no_connection_open(
         opened[0].execute("SELECT 1")
 
 
-async def test_an_interrupted_first_start_is_no_damage(folder: Path) -> None:
+async def test_interrupted_first_start_is_not_damage(folder: Path) -> None:
     path = folder / "new" / "outbox.db"
     path.parent.mkdir()
     path.with_name("outbox.db.begun").touch()
@@ -235,7 +235,7 @@ async def test_an_interrupted_first_start_is_no_damage(folder: Path) -> None:
     assert sorted(file.name for file in path.parent.iterdir()) == ["outbox.db", "outbox.db.mark"]
 
 
-async def test_a_file_that_sqlite_cannot_open_is_reported_as_lost(folder: Path) -> None:
+async def test_unopenable_file_is_reported_as_lost(folder: Path) -> None:
     kept = await filled(folder / "kept", random.Random(19), closed=True, count=20)
 
     def spoil(content: bytearray) -> None:
@@ -315,7 +315,7 @@ async def test_with_a_key_no_payload_is_on_the_disk(folder: Path) -> None:
         outbox.close()
 
 
-async def test_a_wrong_key_starts_a_fresh_outbox_and_the_right_one_opens_the_old(folder: Path) -> None:
+async def test_wrong_key_sets_the_outbox_aside(folder: Path) -> None:
     path, first = folder / "outbox.db", KeySeal([b"k" * 32])
     outbox = Outbox(path, seal=ChecksumSeal(), clock=SimulatedClock())
     await outbox.put(plain := promise())

@@ -7,23 +7,18 @@ import gc
 import logging
 import socket
 import tracemalloc
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from pathlib import Path
 
 import orjson
 import pytest
-from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
+from support.gateway import GatedExecutor, gated_gateway, serving
+from support.raw_http import connected, next_reply
 from support.waiting import until
 
 from firstline_core.protocol.http_server import Connection, ServerLimits
-from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.app import Gateway
-from firstline_gateway.models.folder import load_repository
-from firstline_gateway.models.repository import Repository
-from firstline_gateway.settings.load import load
 
 BODY = b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}'
-TIMEOUT_S = 10.0
 
 
 def asking(body: bytes, *lines: str, model: str = "digits") -> bytes:
@@ -31,31 +26,9 @@ def asking(body: bytes, *lines: str, model: str = "digits") -> bytes:
     return "\r\n".join(head).encode() + body
 
 
-@pytest.fixture(scope="module")
-def repository() -> Repository:
-    return load_repository(DIGITS, RuntimeOptions())
-
-
 @pytest.fixture
-def gated(repository: Repository) -> tuple[Gateway, GatedExecutor]:
-    executor = GatedExecutor()
-    return gateway_of(load(None, overrides={"auth.mode": "off"}), repository, executor), executor
-
-
-@asynccontextmanager
-async def connected(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            yield reader, writer
-    finally:
-        writer.transport.abort()
-
-
-async def answered(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    return int(head.split()[1]), await reader.readexactly(length)
+def gated(tmp_path: Path) -> tuple[Gateway, GatedExecutor]:
+    return gated_gateway(tmp_path)
 
 
 def server_ends() -> list[Connection]:
@@ -76,20 +49,20 @@ async def releasing(executor: GatedExecutor) -> None:
         executor.release()
 
 
-async def test_what_is_sent_ahead_is_answered_in_its_order(gated: tuple[Gateway, GatedExecutor]) -> None:
+async def test_pipelined_requests_are_answered_in_order(gated: tuple[Gateway, GatedExecutor]) -> None:
     gateway, executor = gated
     async with serving(gateway) as url, connected(url) as (reader, writer):
         running = asyncio.create_task(releasing(executor))
         live = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
         for _ in range(2):  # the second time its head is known
             writer.write(asking(BODY) + asking(BODY) + live + asking(b"{", model="other") + asking(BODY))
-            found = [await answered(reader) for _ in range(5)]
-            assert [status for status, _ in found] == [200, 200, 200, 400, 200]
-            assert b"live" in found[2][1]
+            found = [await next_reply(reader) for _ in range(5)]
+            assert [reply.status for reply in found] == [200, 200, 200, 400, 200]
+            assert b"live" in found[2].body
         running.cancel()
 
 
-async def test_where_packets_end_changes_nothing(gated: tuple[Gateway, GatedExecutor]) -> None:
+async def test_packet_boundaries_do_not_matter(gated: tuple[Gateway, GatedExecutor]) -> None:
     gateway, executor = gated
     request = asking(BODY)
     async with serving(gateway) as url, connected(url) as (reader, writer):
@@ -98,16 +71,16 @@ async def test_where_packets_end_changes_nothing(gated: tuple[Gateway, GatedExec
             writer.write(request[:cut])
             await asyncio.sleep(0.01)  # a packet of its own; together they are the case above
             writer.write(request[cut:])
-            status, said = await answered(reader)
-            assert (status, orjson.loads(said)["outputs"][0]["data"]) == (200, [6.0])
+            reply = await next_reply(reader)
+            assert (reply.status, orjson.loads(reply.body)["outputs"][0]["data"]) == (200, [6.0])
         for byte in request:
             writer.write(bytes([byte]))
             await asyncio.sleep(0)
-        assert (await answered(reader))[0] == 200
+        assert (await next_reply(reader))[0] == 200
         running.cancel()
 
 
-async def test_all_of_a_connection_that_ends_is_given_up(gated: tuple[Gateway, GatedExecutor]) -> None:
+async def test_closed_connection_cancels_its_requests(gated: tuple[Gateway, GatedExecutor]) -> None:
     gateway, executor = gated
     async with serving(gateway) as url, connected(url) as (reader, writer):
         writer.write(asking(BODY) + asking(BODY))
@@ -120,7 +93,7 @@ async def test_all_of_a_connection_that_ends_is_given_up(gated: tuple[Gateway, G
         assert gateway.bodies.held_bytes == 0
 
 
-async def test_a_line_tells_of_its_own_request(
+async def test_log_lines_belong_to_their_request(
     gated: tuple[Gateway, GatedExecutor], caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway, executor = gated
@@ -129,13 +102,13 @@ async def test_a_line_tells_of_its_own_request(
         writer.write(asking(BODY) + asking(b"{"))
         await until(lambda: executor.held == 1)
         executor.release()
-        assert [(await answered(reader))[0] for _ in range(2)] == [200, 400]
+        assert [(await next_reply(reader))[0] for _ in range(2)] == [200, 400]
     first, second = (record.getMessage() for record in caplog.records if record.name == "firstline_gateway.requests")
     assert "request_id=" in first
     assert "request_id=" not in second
 
 
-async def test_who_is_refused_before_it_may_send_is_not_taken_at_its_word(
+async def test_refused_expect_100_ends_the_connection(
     gated: tuple[Gateway, GatedExecutor],
 ) -> None:
     """The rest of the body may still come, so the next request could be taken for it."""
@@ -150,7 +123,7 @@ async def test_who_is_refused_before_it_may_send_is_not_taken_at_its_word(
         assert b"connection: close" in answer.lower()
 
 
-async def test_a_client_that_leaves_after_one_large_packet_is_noticed(gated: tuple[Gateway, GatedExecutor]) -> None:
+async def test_disconnect_after_a_large_packet_is_noticed(gated: tuple[Gateway, GatedExecutor]) -> None:
     gateway, executor = gated
     async with serving(gateway) as url, connected(url) as (_, writer):
         writer.write(asking(BODY + b" " * 100_000))
@@ -167,7 +140,7 @@ async def test_idle_connections_hold_no_bodies(gated: tuple[Gateway, GatedExecut
         tracemalloc.start()
         try:
             writer.write(asking(body))
-            assert (await answered(reader))[0] == 200
+            assert (await next_reply(reader))[0] == 200
             protocol = server_end()
             del protocol
             gc.collect()
@@ -178,7 +151,7 @@ async def test_idle_connections_hold_no_bodies(gated: tuple[Gateway, GatedExecut
     assert largest < len(body)
 
 
-async def test_refusals_do_not_pile_up_for_a_client_that_reads_none(
+async def test_unread_refusals_are_bounded(
     gated: tuple[Gateway, GatedExecutor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway, _ = gated

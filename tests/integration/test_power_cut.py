@@ -41,7 +41,7 @@ async def test_nothing_acknowledged_is_lost_by_a_power_cut(recording: Recording,
         await check_crash(recording, point, rng.randrange(1 << 30), disk / "crash")
 
 
-def test_a_gateways_store_loses_nothing_acknowledged_by_a_power_cut(disk: Path) -> None:
+def test_store_keeps_acknowledged_records_after_a_power_cut(disk: Path) -> None:
     at_work, rng = store_faults.recorded(disk / "store", seed=1, steps=4), random.Random(7)
     points = at_work.points()
     first = next(number for number, mark in at_work.marks if mark.startswith("delivered"))

@@ -119,30 +119,30 @@ def group() -> Iterator[ControlGroup]:
         pytest.skip(str(error))
 
 
-async def test_a_device_short_of_memory_degrades_then_sheds_and_never_dies(tmp_path: Path) -> None:
+async def test_low_memory_degrades_then_sheds(tmp_path: Path) -> None:
     bundle = variant_bundle(tmp_path / "bundle")
-    with hot_board(tmp_path / "board") as board, agent_process(tmp_path, settings(board.root)) as (process, url):
-        async with asking(url, bundle) as client:
+    with hot_board(tmp_path / "board") as board, agent_process(tmp_path, settings(board.root)) as agent:
+        async with asking(agent.url, bundle) as client:
             await client.comes_to("large")
             board.has_left(20)  # MiB, of the 64 to keep back
             await client.comes_to("shedding")
             found = await client.status()
             assert [rung["variant"] for rung in found["rungs"] if rung["loaded"]] == ["small"]
             assert found["sheds"] and "memory: 21 MB available" in found["why"]
-            assert process.poll() is None
+            assert agent.process.poll() is None
             board.has_left(1024)
             await client.comes_to("large")
             assert all(rung["loaded"] for rung in (await client.status())["rungs"])
             await switched(tmp_path, ("small", False), ("small", True), *UP)
-            assert process.poll() is None
+            assert agent.process.poll() is None
     assert refusals(tmp_path) == {"shedding"}, "nothing else was refused"
 
 
-async def test_a_device_that_grows_hot_under_load_degrades_then_sheds_and_never_dies(tmp_path: Path) -> None:
+async def test_heat_degrades_then_sheds(tmp_path: Path) -> None:
     """A recorded board, through the margin and the limit and back, while several clients ask without a pause."""
     bundle = variant_bundle(tmp_path / "bundle")
-    with hot_board(tmp_path / "board") as board, agent_process(tmp_path, settings(board.root)) as (process, url):
-        async with asking(url, bundle) as client, loaded(client) as came:
+    with hot_board(tmp_path / "board") as board, agent_process(tmp_path, settings(board.root)) as agent:
+        async with asking(agent.url, bundle) as client, loaded(client) as came:
             await client.comes_to("large")
             board.is_at(79)  # of 80
             await client.comes_to("small")
@@ -157,19 +157,19 @@ async def test_a_device_that_grows_hot_under_load_degrades_then_sheds_and_never_
             board.is_at(45)
             await client.comes_to("large")
             await switched(tmp_path, ("small", False), ("small", True), *UP)
-            assert process.poll() is None
+            assert agent.process.poll() is None
     assert refusals(tmp_path) == {"shedding"}, "nothing else was refused"
     assert set(came) == {"large", "medium", "small", "shedding"}, "each request had an answer, or was told to come back"
 
 
 @pytest.mark.timeout(300)
-async def test_a_neighbour_that_takes_the_groups_memory_kills_nobody(tmp_path: Path, group: ControlGroup) -> None:
+async def test_agent_survives_memory_pressure_in_its_cgroup(tmp_path: Path, group: ControlGroup) -> None:
     """The kernel's own limit, and its own word on what is left."""
     bundle = variant_bundle(tmp_path / "bundle", labours=HEAVY)
     hog = Hog(group)
     try:
-        with agent_process(tmp_path, settings(Path("/")), group.victim) as (process, url):
-            async with asking(url, bundle) as client:
+        with agent_process(tmp_path, settings(Path("/")), group.victim) as agent:
+            async with asking(agent.url, bundle) as client:
                 await client.comes_to("large")
                 assert all(rung["loaded"] for rung in (await client.status())["rungs"])
                 most_bytes = group.used_bytes()
@@ -179,12 +179,12 @@ async def test_a_neighbour_that_takes_the_groups_memory_kills_nobody(tmp_path: P
                     await client.reads_anew()
                     came.append(await client.comes_to("large", "medium", "small", "shedding"))
                 assert came[-2] == "small", "a cheaper variant first"
-                assert (process.poll(), group.kills()) == (None, 0)
+                assert (agent.process.poll(), group.kills()) == (None, 0)
                 assert most_bytes + hog.held_mib * MIB > LIMIT_MIB * MIB, "there was no room for this and all variants"
                 hog.holds(0)
                 await client.comes_to("large")
                 assert all(rung["loaded"] for rung in (await client.status())["rungs"])
-                assert (process.poll(), group.kills()) == (None, 0)
+                assert (agent.process.poll(), group.kills()) == (None, 0)
     finally:
         hog.close()
     assert switches(tmp_path)[0] == ("small", False)

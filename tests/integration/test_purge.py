@@ -9,14 +9,14 @@ import sqlite3
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-from support.agent import DIGITS, edge_settings, serving_agent
+from support.agent import edge_settings, serving_agent
 from support.broker import free_port
+from support.digits import scan
 from support.waiting import until
 
 from firstline_core.types import Status
@@ -24,11 +24,6 @@ from firstline_edge.app import EdgeAgent
 from firstline_edge.cache.results import DiskCache
 
 LINKS = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
-
-
-def picture() -> bytes:
-    with zipfile.ZipFile(DIGITS.parent / "heldout" / "images.zip") as archive:
-        return archive.read(next(name for name in sorted(archive.namelist()) if name.endswith(".png")))
 
 
 def files_with(folder: Path, payload: bytes) -> list[str]:
@@ -45,26 +40,25 @@ def purge(state_dir: Path, *arguments: str) -> dict[str, object]:
 
 async def ask(agent: EdgeAgent) -> tuple[str, bytes]:
     """Asks for what is promised a correction; the id, and the bytes that the disk has of the model's answer."""
-    response = await agent.data_plane.infer_file("digits", picture())
-    assert response.answer is not None
+    response = await agent.data_plane.infer_file("digits", scan())
     assert response.answer.status is Status.PROVISIONAL
     return response.answer.request_id, response.output("probabilities").astype(np.float32).tobytes()
 
 
 @pytest.mark.parametrize("running", [True, False])
-async def test_nothing_that_was_kept_is_left_in_any_file(tmp_path: Path, running: bool) -> None:
+async def test_purge_erases_every_file(tmp_path: Path, running: bool) -> None:
     state_dir = tmp_path / "state"
     settings = edge_settings(state_dir, links=LINKS, policy__min_threshold=1.0)
     async with serving_agent(settings) as (agent, url):
         agent.state.publish_url(url)
         request_id, result = await ask(agent)
-        state_dir.joinpath("outbox", "outbox.db.damaged").write_bytes(b"set aside" + picture())
-        assert len(files_with(state_dir, picture())) >= 2
+        state_dir.joinpath("outbox", "outbox.db.damaged").write_bytes(b"set aside" + scan())
+        assert len(files_with(state_dir, scan())) >= 2
         await until(lambda: asyncio.to_thread(files_with, state_dir / "cache", result))  # which another thread writes
         if running:
             there = await asyncio.to_thread(purge, state_dir)
             assert there["erased"] is False
-            assert files_with(state_dir, picture())
+            assert files_with(state_dir, scan())
             await asyncio.to_thread(purge, state_dir, "--yes")
             assert agent.outbox.depth == 0
             assert len(agent.cache) == 0
@@ -80,14 +74,14 @@ async def test_nothing_that_was_kept_is_left_in_any_file(tmp_path: Path, running
         assert isinstance(before, dict)
         assert all(place["before_bytes"] for name, place in before.items() if name != "samples")
         purge(state_dir, "--yes", "--what", "cache")
-        assert files_with(state_dir, picture())
+        assert files_with(state_dir, scan())
         purge(state_dir, "--yes")
         assert files_with(state_dir, request_id.encode()) == []
-    assert files_with(state_dir, picture()) == []
+    assert files_with(state_dir, scan()) == []
     assert files_with(state_dir, result) == []
 
 
-async def test_only_who_may_write_in_the_state_directory_may_erase(tmp_path: Path) -> None:
+async def test_purge_needs_write_access_to_the_state_directory(tmp_path: Path) -> None:
     settings = edge_settings(tmp_path / "state", links=LINKS, policy__min_threshold=1.0)
     async with serving_agent(settings) as (agent, url), httpx.AsyncClient(trust_env=False) as client:
         await ask(agent)
@@ -106,19 +100,18 @@ async def test_only_who_may_write_in_the_state_directory_may_erase(tmp_path: Pat
         assert agent.outbox.depth == 1
 
 
-async def test_with_a_key_no_payload_reaches_the_disk_and_without_it_nothing_is_kept(tmp_path: Path) -> None:
+async def test_encrypted_state_needs_its_key(tmp_path: Path) -> None:
     state_dir, key = tmp_path / "state", tmp_path / "key"
     key.write_text("ab" * 32)
     encrypted = edge_settings(state_dir, links=LINKS, policy__min_threshold=1.0, encryption__key_file=str(key))
     async with EdgeAgent(encrypted) as agent:
         request_id, result = await ask(agent)
-        assert files_with(state_dir, picture()) == files_with(state_dir, result) == []
+        assert files_with(state_dir, scan()) == files_with(state_dir, result) == []
     async with EdgeAgent(encrypted) as agent:
         assert (await agent.outbox.answer(request_id, "local")).answer is not None
     key.unlink()
     async with EdgeAgent(encrypted) as agent:  # it answers, but keeps nothing
-        response = await agent.data_plane.infer_file("digits", picture())
-        assert response.answer is not None
+        response = await agent.data_plane.infer_file("digits", scan())
         assert (response.answer.status, response.answer.durable) == (Status.FINAL, False)
         said = [found["message"] for found in agent.operations.status()["problems"]]
         assert len(said) == 2
@@ -130,9 +123,7 @@ async def test_with_a_key_no_payload_reaches_the_disk_and_without_it_nothing_is_
         assert any("outbox.db.damaged" in found["message"] for found in agent.operations.status()["problems"])
 
 
-async def test_results_leave_the_disk_in_time_though_it_refuses_the_outbox(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_old_results_are_deleted_without_an_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state_dir, now_s = tmp_path / "state", time.time()
     monkeypatch.setattr(time, "time", lambda: now_s - 2 * 86_400)
     kept = DiskCache(state_dir / "cache", limit_bytes=1 << 24, ttl_s=86_400)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 from support.gateway import DIGITS
 from support.pictures import Load, ask, picture
+from support.processes import TierProcess
 from support.ray_cluster import RayNodes, ray_nodes
 
 from firstline_core.errors import RemoteTimeoutError
@@ -23,17 +21,8 @@ from firstline_core.errors import RemoteTimeoutError
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
-@dataclass(frozen=True)
-class Running:
-    url: str
-    log: Path
-
-    def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=60)
-
-
 @contextmanager
-def gateway(folder: Path, nodes: RayNodes, manifest: object = None, **ray: object) -> Iterator[Running]:
+def gateway(folder: Path, nodes: RayNodes, manifest: object = None, **ray: object) -> Iterator[TierProcess]:
     """A gateway as a process that has the manifests, and reaches the models on the cluster."""
     folder.mkdir()
     settings = {"address": nodes.address, "replicas_min": 2, "replicas_max": 2, "models_directory": str(DIGITS)} | ray
@@ -41,28 +30,18 @@ def gateway(folder: Path, nodes: RayNodes, manifest: object = None, **ray: objec
     models.mkdir()
     (models / "manifest.json").write_text(json.dumps(manifest) if manifest else (DIGITS / "manifest.json").read_text())
     (folder / "gateway.toml").write_text(
-        '[auth]\nmode = "off"\n[api]\nport = 0\nopen_metrics = true\n[execution]\nengine = "ray"\n'
+        '[auth]\nmode = "off"\n[api]\nopen_metrics = true\n[execution]\nengine = "ray"\n'
         f'[log]\nformat = "json"\n[models]\ndirectory = "{models}"\n[ray]\n'
         + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
     )
-    log = folder / "log"
-    with log.open("w") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "firstline_gateway", "run", "--config", str(folder / "gateway.toml"), "-o", "json"],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=nodes.environ,
-            text=True,
-        )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, log.read_text()
-        yield Running(str(json.loads(line)["url"]), log)
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
-    assert process.returncode == 0, "SIGTERM ends it as always"
+    config = folder / "gateway.toml"
+    with TierProcess("firstline_gateway", "--config", config, log=folder / "log", environ=nodes.environ) as running:
+        yield running
+        assert running.stop() == 0
+
+
+def client_of(running: TierProcess) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=running.url, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +62,9 @@ async def until_replicas(client: httpx.AsyncClient, wanted: int) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_one_of_two_machines_is_killed_under_load_and_nothing_is_lost(tmp_path: Path, nodes: RayNodes) -> None:
+async def test_killed_machine_loses_no_request(tmp_path: Path, nodes: RayNodes) -> None:
     with gateway(tmp_path / "one", nodes) as running:
-        async with running.client() as client:
+        async with client_of(running) as client:
             await until_replicas(client, 2)
             assert (await client.get("/v2/health/ready")).status_code == 200
             load = Load(client)
@@ -101,7 +80,7 @@ async def test_one_of_two_machines_is_killed_under_load_and_nothing_is_lost(tmp_
             assert (bad.status_code, bad.json()["code"]) == (400, "invalid_tensor"), "its own fault, and nobody else's"
             assert (await ask(client, picture(1), timeout_s=1e-6)).status_code == 504
         with gateway(tmp_path / "other", nodes) as other:
-            async with other.client() as client:
+            async with client_of(other) as client:
                 await until_replicas(client, 2)
                 load = Load(client, clients=2)
                 await load.more(20)
@@ -112,12 +91,12 @@ async def test_one_of_two_machines_is_killed_under_load_and_nothing_is_lost(tmp_
             )
 
 
-async def test_another_bundle_on_the_machines_is_a_sentence(tmp_path: Path, nodes: RayNodes) -> None:
+async def test_other_bundle_on_the_cluster_is_an_error(tmp_path: Path, nodes: RayNodes) -> None:
     nodes.add_one()  # with room for one more
     manifest = json.loads((DIGITS / "manifest.json").read_text())
     manifest["full"]["preprocess"][1]["filter"] = "nearest"
     with gateway(tmp_path / "near", nodes, manifest=manifest, replicas_min=1) as running:
-        async with running.client() as client:
+        async with client_of(running) as client:
             async with asyncio.timeout(120):
                 while "has full model" not in (await ask(client, picture(0))).text:  # noqa: ASYNC110 (they are others)
                     await asyncio.sleep(0.2)
@@ -127,7 +106,7 @@ async def test_another_bundle_on_the_machines_is_a_sentence(tmp_path: Path, node
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Ray imports
-async def test_a_batch_takes_no_longer_than_it_may_while_rays_own_calls_hang() -> None:
+async def test_batch_times_out_while_ray_hangs() -> None:
     from firstline_gateway.executors.ray.cluster import RayCluster
 
     cluster, over = RayCluster("127.0.0.1:1"), threading.Event()
@@ -140,9 +119,9 @@ async def test_a_batch_takes_no_longer_than_it_may_while_rays_own_calls_hang() -
         over.set()
 
 
-async def test_a_cluster_that_is_away_is_a_sentence_and_not_ready(tmp_path: Path, nodes: RayNodes) -> None:
+async def test_absent_cluster_is_an_error_and_not_ready(tmp_path: Path, nodes: RayNodes) -> None:
     with gateway(tmp_path / "near", nodes, address="127.0.0.1:1") as running:
-        async with running.client() as client:
+        async with client_of(running) as client:
             assert (await client.get("/v2/health/live")).status_code == 200
             assert (await client.get("/v2/health/ready")).status_code == 400
             reply = await ask(client, picture(0))

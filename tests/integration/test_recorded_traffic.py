@@ -16,18 +16,17 @@ from sqlalchemy import insert
 from support.audits import certified_digits
 from support.broker import Broker
 from support.databases import sqlite_store
-from support.gateway import serving
-from support.waiting import until
+from support.gateway import serving_gateway, wait_for_gauge
+from support.raw_http import connected, next_reply
 
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Topics
 from firstline_core.types import Status
-from firstline_gateway.app import Gateway, open_gateway
+from firstline_gateway.app import Gateway
 from firstline_gateway.identity.enrolment import next_version
 from firstline_gateway.identity.keys import key_hash
 from firstline_gateway.identity.tables import API_KEYS
-from firstline_gateway.settings.load import load
 from firstline_gateway.store.database import open_database
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded"
@@ -36,7 +35,7 @@ _AUDITS = 1  # in http.bin
 
 
 @asynccontextmanager
-async def gateway_in(folder: Path, **overrides: object) -> AsyncIterator[tuple[Gateway, str]]:
+async def gateway_in(folder: Path, broker: Broker | None = None) -> AsyncIterator[tuple[Gateway, str]]:
     certified_digits(folder / "models")
     store = sqlite_store(folder)
     database = open_database(store)
@@ -44,14 +43,8 @@ async def gateway_in(folder: Path, **overrides: object) -> AsyncIterator[tuple[G
         values = {"sha256": key_hash(_KEY), "name": "cam", "kind": "device", "scopes": "infer"}
         connection.execute(insert(API_KEYS).values(**values, created_s=0.0, changed=next_version(connection)))
     database.close()
-    settings = {
-        "models.directory": str(folder / "models"),
-        "identity.directory": str(folder / "identity"),
-        "store.url": store.url,
-    }
-    gateway = open_gateway(load(None, overrides=settings | overrides))
-    async with serving(gateway) as url:
-        yield gateway, url
+    async with serving_gateway(folder, broker=broker, models__directory=str(folder / "models")) as found:
+        yield found
 
 
 async def test_recorded_http_requests_are_answered(tmp_path: Path) -> None:
@@ -59,21 +52,9 @@ async def test_recorded_http_requests_are_answered(tmp_path: Path) -> None:
     requests = sent.count(b" HTTP/1.1\r\n")
     assert requests > 3
     async with gateway_in(tmp_path) as (gateway, url):
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
-        writer.write(sent)
-        statuses = []
-        async with asyncio.timeout(20):
-            for _ in range(requests):
-                head = await reader.readuntil(b"\r\n\r\n")
-                statuses.append(int(head.split()[1]))
-                (length,) = (
-                    int(line.split(b":")[1])
-                    for line in head.split(b"\r\n")
-                    if line.lower().startswith(b"content-length")
-                )
-                await reader.readexactly(length)
-        writer.close()
-        await writer.wait_closed()
+        async with connected(url) as (reader, writer):
+            writer.write(sent)
+            statuses = [(await next_reply(reader)).status for _ in range(requests)]
         assert statuses == [200] * requests
         await asyncio.wrap_future(gateway.contracts.refresh())
         (pool,) = gateway.contracts.pools()
@@ -83,18 +64,16 @@ async def test_recorded_http_requests_are_answered(tmp_path: Path) -> None:
 @pytest.mark.mosquitto
 async def test_recorded_mqtt_requests_are_answered(tmp_path: Path, mosquitto: Broker) -> None:
     got: asyncio.Queue[Message] = asyncio.Queue()
-    mqtt = {"mqtt.enabled": True, "mqtt.port": mosquitto.port}
-    async with gateway_in(tmp_path, **mqtt) as (gateway, _):
+    async with gateway_in(tmp_path, mosquitto) as (gateway, _):
         listener = MqttClient(MqttSettings(mosquitto.host, mosquitto.port, client_id="listener"))
         await listener.subscribe(Topics("cam").response, got.put)
         await listener.connect(10)
 
-        await until(lambda: gateway.metrics.registry.get_sample_value("firstline_gateway_mqtt_connected") == 1)
+        await wait_for_gauge(gateway, "firstline_gateway_mqtt_connected")
         _, writer = await asyncio.open_connection(mosquitto.host, mosquitto.port)
         writer.write((RECORDED / "mqtt.bin").read_bytes())
         async with asyncio.timeout(20):
             answer = mqtt_messages.read_response(await got.get()).answer
-        assert answer is not None
         assert answer.status is Status.FINAL
         writer.close()
         await writer.wait_closed()

@@ -14,13 +14,13 @@ import pytest
 import pytest_asyncio
 from securesystemslib.signer import Key
 from sqlalchemy import delete, insert, select
+from support.commands import firstline
+from support.digits import digits_bundle
 from support.gateway import DIGITS
 from support.keys import bearer
-from support.registry_site import RegistrySite, digits_bundle, registry_site
+from support.registry_site import RegistrySite, registry_site
 from tuf.api.metadata import Root, Targets
-from typer.testing import CliRunner
 
-from firstline.cli.app import app
 from firstline.release import publishing, roles
 from firstline.release.keyring import Keyring, short
 from firstline.release.publishing import PushedBundle, push_bundle, remove_bundle
@@ -59,28 +59,13 @@ async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
 @pytest_asyncio.fixture
 async def begun(site: RegistrySite) -> RegistrySite:
     """With keys, and the digits as version 1."""
-    await begin(site)
-    await pushed(site, DIGITS)
+    await site.begin()
+    await site.push(open_bundle(DIGITS))
     return site
 
 
 def ignore(*_: int) -> None:
     """Ignores progress."""
-
-
-async def begin(site: RegistrySite) -> None:
-    def beginning(registry: Registry) -> None:
-        site.keyring.init(registry.online_key(), site.now_s())
-        versions = publishing.publish(site.keyring, registry, site.now_s())
-        assert versions is not None and (versions["root"], versions["targets"]) == (1, 1)
-
-    await site.with_registry(beginning)
-
-
-async def pushed(site: RegistrySite, bundle: Path, asked: dict[str, ExtraNeeds] | None = None) -> PushedBundle:
-    return await site.with_registry(
-        lambda registry: push_bundle(site.keyring, registry, open_bundle(bundle), asked or {}, site.now_s())
-    )
 
 
 def trust_of(site: RegistrySite, registry: Registry, name: str = "device") -> Trust:
@@ -118,10 +103,10 @@ async def test_bundle_is_pushed_listed_and_pulled_unchanged(begun: RegistrySite,
 
 
 async def test_existing_files_are_not_uploaded_again(begun: RegistrySite, tmp_path: Path) -> None:
-    again = await pushed(begun, DIGITS)
+    again = await begun.push(open_bundle(DIGITS))
     assert (again.sent_bytes, again.is_new) == (0, False)
     two = digits_bundle(tmp_path / "two", 2)
-    second = await pushed(begun, two.path, {"edge-onnx": ExtraNeeds(("aarch64",), 64)})
+    second = await begun.push(two, {"edge-onnx": ExtraNeeds(("aarch64",), 64)})
     assert (second.sent_files, second.is_new) == (1, True)  # the manifest alone is new
     entry = await begun.with_registry(lambda registry: registry.bundle("digits", 2))
     assert entry.variants[0].needs.architectures == ("aarch64",)
@@ -133,7 +118,7 @@ async def test_version_has_one_content(begun: RegistrySite, tmp_path: Path) -> N
     other = digits_bundle(tmp_path / "other", 1)
     (other.path / "manifest.json").write_bytes((other.path / "manifest.json").read_bytes() + b"\n")
     with pytest.raises(ConflictError, match="give the new content a higher version"):
-        await pushed(begun, other.path)
+        await begun.push(other)
 
 
 async def test_concurrent_pushes_all_succeed(begun: RegistrySite, tmp_path: Path) -> None:
@@ -249,8 +234,7 @@ async def test_upload_over_the_limit_is_refused(tmp_path: Path) -> None:
         assert sent.json()["code"] == "no_room" and "registry.limit_bytes" in sent.json()["detail"]
         shown = (await site.client.get("/fleet/v1/registry")).json()
         assert (shown["blobs"], shown["blobs_bytes"], shown["limit_bytes"]) == (1, 900, 1000)
-        key = {"FIRSTLINE_TOKEN": site.operator, "FIRSTLINE_GATEWAY_URL": site.url}
-        listed = await asyncio.to_thread(CliRunner().invoke, app, ["model", "ls"], env=key)
+        listed = await firstline(site.url, site.operator, "model", "ls")
         assert "keeps 1 file, 900 bytes of 1.0 KB" in listed.output, listed.output
 
 
@@ -326,7 +310,7 @@ async def test_rotated_keys_are_accepted_by_devices(begun: RegistrySite) -> None
         assert online.keyid != registry.status().online_key
         keyring.name_online(online, begun.now_s())
         versions = publishing.publish(keyring, registry, begun.now_s())
-        assert versions is not None and (versions["root"], versions["targets"]) == (4, 3)
+        assert (versions["root"], versions["targets"]) == (4, 3)
         assert registry.status().online_key == online.keyid
 
     device = await begun.with_registry(lambda registry: trust_of(begun, registry))
@@ -335,7 +319,7 @@ async def test_rotated_keys_are_accepted_by_devices(begun: RegistrySite) -> None
     files = await begun.with_registry(lambda registry: trust_of(begun, registry).refresh())
     assert find_bundle(files, "digits", 1)
     assert device is not None
-    await pushed(begun, DIGITS)
+    await begun.push(open_bundle(DIGITS))
 
 
 async def test_two_root_key_holders_sign_in_turn(begun: RegistrySite, tmp_path: Path) -> None:
@@ -354,7 +338,7 @@ async def test_two_root_key_holders_sign_in_turn(begun: RegistrySite, tmp_path: 
     assert other.sign(other.open_draft()) == {}
     assert not keyring.draft.exists()
     versions = await begun.with_registry(lambda registry: publishing.publish(keyring, registry, begun.now_s()))
-    assert versions is not None and versions["root"] == 2
+    assert versions["root"] == 2
 
 
 async def test_rolled_back_registry_is_detected_and_repaired(begun: RegistrySite, tmp_path: Path) -> None:
@@ -363,7 +347,7 @@ async def test_rolled_back_registry_is_detected_and_repaired(begun: RegistrySite
 
     with begun.gateway.store.database.reading() as connection:
         backup = connection.execute(select(SIGNED)).mappings().all()
-    await pushed(begun, digits_bundle(tmp_path / "two", 2).path)
+    await begun.push(digits_bundle(tmp_path / "two", 2))
     assert await begun.with_registry(refreshed) == [("digits", 1), ("digits", 2)]
     with begun.gateway.store.database.begin() as connection:
         connection.execute(delete(SIGNED))
@@ -371,17 +355,17 @@ async def test_rolled_back_registry_is_detected_and_repaired(begun: RegistrySite
     with pytest.raises(MetadataRollbackError):
         await begun.with_registry(refreshed)
     with pytest.raises(MetadataRollbackError, match="firstline keys publish"):
-        await pushed(begun, digits_bundle(tmp_path / "three", 3).path)
+        await begun.push(digits_bundle(tmp_path / "three", 3))
     await begun.with_registry(
         lambda registry: publishing.publish(begun.keyring, registry, begun.now_s() + 2, recover=True)
     )
     assert await begun.registry.renew(ONLINE_LIFE.total_seconds() + 1)
     assert await begun.with_registry(refreshed) == [("digits", 1), ("digits", 2)]
-    await pushed(begun, tmp_path / "three")
+    await begun.push(open_bundle(tmp_path / "three"))
 
 
 async def test_bundle_with_an_alias_is_not_removed(begun: RegistrySite, tmp_path: Path) -> None:
-    await pushed(begun, digits_bundle(tmp_path / "two", 2).path)
+    await begun.push(digits_bundle(tmp_path / "two", 2))
 
     def going(registry: Registry) -> None:
         registry.set_alias("digits", "champion", 1)
@@ -402,7 +386,7 @@ async def test_bundle_with_an_alias_is_not_removed(begun: RegistrySite, tmp_path
 
 
 async def test_alias_is_reverted_one_step(begun: RegistrySite, tmp_path: Path) -> None:
-    await pushed(begun, digits_bundle(tmp_path / "two", 2).path)
+    await begun.push(digits_bundle(tmp_path / "two", 2))
 
     def moving(registry: Registry) -> None:
         registry.set_alias("digits", "champion", 1)

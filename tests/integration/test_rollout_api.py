@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from support.fleet_gateway import fleet_client
-from support.registry_site import digits_bundle, registry_site
+from support.digits import digits_bundle
+from support.gateway import client_of
+from support.registry_site import registry_site
 
-from firstline.release.publishing import push_bundle
 from firstline_core.fleet.audit_log import Head, verify_log
 from firstline_core.fleet.rollout import AuditPage, Look, Plan, RolloutSummary
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
@@ -43,76 +43,76 @@ async def desired(cam: httpx.AsyncClient) -> Desired:
 
 
 async def test_a_model_is_rolled_out_to_a_device_and_back(
-    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+    gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:
     await report(cam, 1, 0, 1)
-    made = await keeper.post(ROLLOUTS, json=DEFINITION)
+    made = await operator.post(ROLLOUTS, json=DEFINITION)
     assert made.status_code == 201 and made.json()["state"] == "approved"
     one = f"{ROLLOUTS}/{made.json()['id']}"
-    await keeper.post(f"{one}/start", headers={"If-Match": made.headers["etag"]})
+    await operator.post(f"{one}/start", headers={"If-Match": made.headers["etag"]})
     await gateway.rollout_driver.drive()
     told = await desired(cam)
     assert told.models[0].version == 2 and told.models[0].rollout == made.json()["id"]
     await report(cam, 2, told.revision, 2, Update("digits", 2, UpdateState.COMMITTED, rollout=made.json()["id"]))
     await gateway.rollout_driver.drive()
-    found = (await keeper.get(one)).json()
+    found = (await operator.get(one)).json()
     assert found["state"] == "completed" and found["devices"] == {"done": 1}, found["sentence"]
-    looks = (await keeper.get(f"{one}/looks")).json()["looks"]
+    looks = (await operator.get(f"{one}/looks")).json()["looks"]
     assert [look["decision"] for look in looks] == ["promote"]
-    assert (await keeper.post(f"{one}/rollback")).json()["state"] == "rolling_back"
+    assert (await operator.post(f"{one}/rollback")).json()["state"] == "rolling_back"
     await gateway.rollout_driver.drive()
     told = await desired(cam)
     assert told.models[0].undone
     await report(cam, 3, told.revision, 1)
     await gateway.rollout_driver.drive()
-    assert (await keeper.get(one)).json()["state"] == "rolled_back"
+    assert (await operator.get(one)).json()["state"] == "rolled_back"
 
 
-async def test_a_repeated_request_creates_one_rollout(keeper: httpx.AsyncClient) -> None:
+async def test_a_repeated_request_creates_one_rollout(operator: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "once"}
-    first = await keeper.post(ROLLOUTS, json=DEFINITION, headers=headers)
-    again = await keeper.post(ROLLOUTS, json=DEFINITION, headers=headers)
+    first = await operator.post(ROLLOUTS, json=DEFINITION, headers=headers)
+    again = await operator.post(ROLLOUTS, json=DEFINITION, headers=headers)
     assert first.json()["id"] == again.json()["id"]
-    other = await keeper.post(ROLLOUTS, json=DEFINITION | {"version": 3}, headers=headers)
+    other = await operator.post(ROLLOUTS, json=DEFINITION | {"version": 3}, headers=headers)
     assert other.status_code == 409
-    await keeper.post(ROLLOUTS, json=DEFINITION)
-    page = (await keeper.get(ROLLOUTS, params={"limit": 1})).json()
-    rest = (await keeper.get(ROLLOUTS, params={"after": page["after"]})).json()
+    await operator.post(ROLLOUTS, json=DEFINITION)
+    page = (await operator.get(ROLLOUTS, params={"limit": 1})).json()
+    rest = (await operator.get(ROLLOUTS, params={"after": page["after"]})).json()
     assert [each["id"] for each in rest["rollouts"]] == [first.json()["id"]]
 
 
 async def test_a_second_person_approves_and_a_newer_rollout_supersedes(
-    gateway: Gateway, gateway_url: str, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+    gateway: Gateway, gateway_url: str, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:
     await report(cam, 1, 0, 1)
-    made = (await keeper.post(ROLLOUTS, json=DEFINITION | {"approval": True})).json()
+    made = (await operator.post(ROLLOUTS, json=DEFINITION | {"approval": True})).json()
     one = f"{ROLLOUTS}/{made['id']}"
-    refused = await keeper.post(f"{one}/start")
+    refused = await operator.post(f"{one}/start")
     assert refused.status_code == 400 and "approve" in refused.json()["detail"]
-    assert (await keeper.post(f"{one}/approve")).status_code == 403
-    async with fleet_client(gateway, gateway_url, "second", "operator") as second:
+    assert (await operator.post(f"{one}/approve")).status_code == 403
+    async with client_of(gateway, gateway_url, "second", "operator") as second:
         assert (await second.post(f"{one}/approve")).json()["approved_by"] == "application:second"
-    assert (await keeper.post(f"{one}/start")).json()["state"] == "running"
+    assert (await operator.post(f"{one}/start")).json()["state"] == "running"
     await gateway.rollout_driver.drive()
-    newer = (await keeper.post(ROLLOUTS, json=DEFINITION | {"version": 3})).json()
+    newer = (await operator.post(ROLLOUTS, json=DEFINITION | {"version": 3})).json()
     planned = msgspec.json.decode(
-        (await keeper.post(f"{ROLLOUTS}/plan?size_bytes=7", json=DEFINITION)).content, type=Plan
+        (await operator.post(f"{ROLLOUTS}/plan?size_bytes=7", json=DEFINITION)).content, type=Plan
     )
     assert planned.supersedes == (made["id"],) and planned.bytes == 7
-    await keeper.post(f"{ROLLOUTS}/{newer['id']}/start")
+    await operator.post(f"{ROLLOUTS}/{newer['id']}/start")
     await gateway.rollout_driver.drive()
-    older = msgspec.json.decode((await keeper.get(one)).content, type=RolloutSummary)
+    older = msgspec.json.decode((await operator.get(one)).content, type=RolloutSummary)
     assert older.state == "aborted" and older.superseded_by == newer["id"]
     assert (await desired(cam)).models[0].version == 3
 
 
-async def test_a_command_for_an_older_revision_is_refused(keeper: httpx.AsyncClient) -> None:
-    made = await keeper.post(ROLLOUTS, json=DEFINITION)
+async def test_a_command_for_an_older_revision_is_refused(operator: httpx.AsyncClient) -> None:
+    made = await operator.post(ROLLOUTS, json=DEFINITION)
     one = f"{ROLLOUTS}/{made.json()['id']}"
-    await keeper.post(f"{one}/start")
-    assert (await keeper.post(f"{one}/abort", headers={"If-Match": made.headers["etag"]})).status_code == 409
-    assert (await keeper.post(f"{one}/abort", headers={"If-Match": '"nonsense"'})).status_code == 409
-    assert (await keeper.post(f"{one}/abort", headers={"If-Match": "*"})).status_code == 200
+    await operator.post(f"{one}/start")
+    assert (await operator.post(f"{one}/abort", headers={"If-Match": made.headers["etag"]})).status_code == 409
+    assert (await operator.post(f"{one}/abort", headers={"If-Match": '"nonsense"'})).status_code == 409
+    assert (await operator.post(f"{one}/abort", headers={"If-Match": "*"})).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -130,34 +130,33 @@ async def test_a_command_for_an_older_revision_is_refused(keeper: httpx.AsyncCli
         {"unknown": 1},
     ],
 )
-async def test_an_invalid_definition_is_refused(keeper: httpx.AsyncClient, change: dict[str, Any]) -> None:
-    refused = await keeper.post(ROLLOUTS, json=DEFINITION | change)
+async def test_an_invalid_definition_is_refused(operator: httpx.AsyncClient, change: dict[str, Any]) -> None:
+    refused = await operator.post(ROLLOUTS, json=DEFINITION | change)
     assert refused.status_code == 400 and refused.json()["detail"]
 
 
-async def test_unknown_rollouts_and_commands_are_refused(keeper: httpx.AsyncClient) -> None:
-    assert (await keeper.get(f"{ROLLOUTS}/nothing")).status_code == 404
-    assert (await keeper.post(f"{ROLLOUTS}/nothing/pause")).status_code == 404
-    refused = await keeper.post(f"{ROLLOUTS}/nothing/explode")
+async def test_unknown_rollouts_and_commands_are_refused(operator: httpx.AsyncClient) -> None:
+    assert (await operator.get(f"{ROLLOUTS}/nothing")).status_code == 404
+    assert (await operator.post(f"{ROLLOUTS}/nothing/pause")).status_code == 404
+    refused = await operator.post(f"{ROLLOUTS}/nothing/explode")
     assert refused.status_code == 400 and "rollback" in refused.json()["detail"]
 
 
-async def test_the_audit_log_is_a_chain_with_a_signed_head(keeper: httpx.AsyncClient) -> None:
-    made = (await keeper.post(ROLLOUTS, json=DEFINITION)).json()
-    await keeper.post(f"{ROLLOUTS}/{made['id']}/abort")
-    page = msgspec.json.decode((await keeper.get("/fleet/v1/audit")).content, type=AuditPage)
-    head = msgspec.json.decode((await keeper.get("/fleet/v1/audit/head")).content, type=Head)
+async def test_the_audit_log_is_a_chain_with_a_signed_head(operator: httpx.AsyncClient) -> None:
+    made = (await operator.post(ROLLOUTS, json=DEFINITION)).json()
+    await operator.post(f"{ROLLOUTS}/{made['id']}/abort")
+    page = msgspec.json.decode((await operator.get("/fleet/v1/audit")).content, type=AuditPage)
+    head = msgspec.json.decode((await operator.get("/fleet/v1/audit/head")).content, type=Head)
     assert [entry.action for entry in page.entries] == ["rollout.create", "rollout.abort"]
     assert verify_log(page.entries, [head])[0] == 2
-    about = await keeper.get("/fleet/v1/audit", params={"subject": "fleet"})
+    about = await operator.get("/fleet/v1/audit", params={"subject": "fleet"})
     assert about.json()["entries"] == []
 
 
 async def test_a_rollout_of_an_unsigned_version_does_not_start(tmp_path: Path) -> None:
     async with registry_site(tmp_path / "site") as site:
-        await site.with_registry(lambda registry: site.keyring.init(registry.online_key(), site.now_s()))
-        bundle = digits_bundle(tmp_path / "digits", 2)
-        await site.with_registry(lambda registry: push_bundle(site.keyring, registry, bundle, {}, site.now_s()))
+        await site.begin()
+        await site.push(digits_bundle(tmp_path / "digits", 2))
         entry = (await site.client.get("/fleet/v1/registry/bundles/digits/versions/2")).json()
         for change, word in (
             ({"version": 3}, "list no digits version 3"),
@@ -172,9 +171,9 @@ async def test_a_rollout_of_an_unsigned_version_does_not_start(tmp_path: Path) -
         assert (await site.client.post(f"{ROLLOUTS}/{made['id']}/start")).json()["state"] == "running"
 
 
-async def test_evaluations_are_paged(gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+async def test_evaluations_are_paged(gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient) -> None:
     await report(cam, 1, 0, 1)
-    made = (await keeper.post(ROLLOUTS, json=DEFINITION | {"bundle": "others"})).json()
+    made = (await operator.post(ROLLOUTS, json=DEFINITION | {"bundle": "others"})).json()
     looks = [Look(stage, look, 0.0, "hold", "time", "", ()) for stage in (0, 1) for look in (1, 2)]
     with gateway.store.database.begin() as connection:
         for look in looks:
@@ -183,8 +182,8 @@ async def test_evaluations_are_paged(gateway: Gateway, cam: httpx.AsyncClient, k
     after: str | None = ""
     while after is not None:
         params = {"limit": 3, **({"after": after} if after else {})}
-        page = (await keeper.get(f"{ROLLOUTS}/{made['id']}/looks", params=params)).json()
+        page = (await operator.get(f"{ROLLOUTS}/{made['id']}/looks", params=params)).json()
         found, after = found + page["looks"], page["after"]
     assert [(look["stage"], look["look"]) for look in found] == [(0, 1), (0, 2), (1, 1), (1, 2)]
-    refused = await keeper.get(f"{ROLLOUTS}/{made['id']}/looks", params={"after": "a"})
+    refused = await operator.get(f"{ROLLOUTS}/{made['id']}/looks", params={"after": "a"})
     assert refused.status_code == 400 and refused.json()["detail"]

@@ -90,9 +90,7 @@ def held_up(patch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thread
         yield seen, goes_on
 
 
-async def test_a_replica_that_dies_in_a_step_loses_and_repeats_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_crash_within_a_step_repeats_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, fleet = SimulatedClock(1000.0), pretended_population(DEVICES, 3)
     async with replicas(store, clock) as (first, second):
         live(first.database, fleet, clock.wall_s())
@@ -141,7 +139,7 @@ def standing(replica: Replica, rollout_id: str) -> tuple[object, object]:
         return records.find(connection, rollout_id), records.assignments(connection, rollout_id)
 
 
-async def test_of_two_rollouts_that_start_simultaneously_one_runs(store: Store) -> None:
+async def test_one_of_two_simultaneous_rollouts_runs(store: Store) -> None:
     clock = SimulatedClock(1000.0)
     async with replicas(store, clock) as (first, second):
         live(first.database, pretended_population(4, 3), clock.wall_s())
@@ -155,7 +153,7 @@ async def test_of_two_rollouts_that_start_simultaneously_one_runs(store: Store) 
             assert states == ["aborted", "running"]
 
 
-async def test_a_rollout_created_first_and_started_last_rolls_back_to_the_previous_version(store: Store) -> None:
+async def test_rollout_started_last_rolls_back_to_the_previous_version(store: Store) -> None:
     clock, fleet = SimulatedClock(1000.0), pretended_population(6, 3)
     async with replicas(store, clock) as (first, _):
         live(first.database, fleet, clock.wall_s())
@@ -197,7 +195,7 @@ async def test_a_failing_rollout_does_not_delay_the_others(store: Store, monkeyp
         assert (await first.rollouts.get(sound.id)).devices == {"offered": 4}
 
 
-async def test_a_late_joiner_is_offered_the_model_and_rolls_back_with_the_others(store: Store) -> None:
+async def test_late_joiner_takes_part_in_the_rollback(store: Store) -> None:
     clock, fleet = SimulatedClock(1000.0), pretended_population(5, 3)
     late = fleet.pop("camera-00004")
     async with replicas(store, clock) as (first, second):
@@ -226,4 +224,4 @@ async def test_a_late_joiner_is_offered_the_model_and_rolls_back_with_the_others
         await second.driver.drive()
         with second.database.reading() as connection:
             said = devices.find(connection, late.name)
-        assert said is not None and said.desired.models[0].undone
+        assert said.desired.models[0].undone

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
-from support.gateway import DIGITS
+from support.digits import scan
 
 from bench.support.line import Line, line
 from firstline import Client
@@ -82,9 +81,9 @@ def commands(running: Running) -> list[str]:
     return found
 
 
-def test_nobody_is_told_a_secret(running: Running) -> None:
+def test_secrets_are_in_no_output(running: Running) -> None:
     with Client(running.line.agent.url, token=API_TOKEN) as client:
-        assert client.infer("digits", {"image": picture()}, route="cloud").answer is not None
+        assert client.infer("digits", {"image": scan()}, route="cloud").answer is not None
     answers = told(running)
     assert any(answer.startswith("200") for answer in answers) and any(answer.startswith("401") for answer in answers)
     printed = commands(running)
@@ -112,7 +111,7 @@ def test_no_file_and_no_process_list_holds_one(running: Running) -> None:
             assert secret.encode() not in line_
 
 
-def test_no_value_says_its_secret(running: Running) -> None:
+def test_secrets_are_in_no_repr(running: Running) -> None:
     callers = running.folder / "callers.token"
     callers.write_text(f"app:{API_TOKEN}\n")
     try:
@@ -132,8 +131,3 @@ def command_line(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:  # it has ended meanwhile
         return b""
-
-
-def picture() -> bytes:
-    with zipfile.ZipFile(DIGITS.parent / "heldout" / "images.zip") as archive:
-        return archive.read(next(name for name in archive.namelist() if name.endswith(".png")))

@@ -6,14 +6,11 @@ The secrets: the passwords of both at the broker, PostgreSQL's, the key of what 
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 import ssl
 import subprocess
 import sys
-import time
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +22,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from support.broker import Broker, free_port
 from support.databases import PostgreSql
+from support.digits import scans
 from support.gateway import DIGITS
+from support.processes import Module, TierProcess
+from support.waiting import wait_until
 
 from firstline_core.protocol.enrolment import DEVICES_PATH
 
@@ -82,22 +82,14 @@ class Site:
         return done
 
     @contextmanager
-    def process(self, tier: str, config: Path) -> Iterator[str]:
-        """Runs a tier until the block ends; its URL."""
-        log = (self.folder / f"{config.stem}.log").open("wb")
-        command = [sys.executable, "-m", tier, "run", "--config", str(config), "-o", "json"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=ENVIRON, cwd=self.folder)
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, Path(log.name).read_text()
-            self.pids.append(process.pid)
-            yield json.loads(line)["url"]
-        finally:
+    def process(self, tier: Module, config: Path) -> Iterator[str]:
+        """Runs a tier until the block ends; yields its URL."""
+        log = self.folder / f"{config.stem}.log"
+        with TierProcess(tier, "--config", config, log=log, environ=ENVIRON, cwd=self.folder) as running:
+            self.pids.append(running.process.pid)
+            yield running.url
             self.look_at_processes()
-            process.terminate()
-            self.said.append(process.communicate(timeout=30)[0])
-            log.close()
+            running.stop()
 
     def look_at_processes(self) -> None:
         """Notes the command line and the environment of what runs, and of its children."""
@@ -172,9 +164,7 @@ def agent_toml(site: Site, url: str, name: str = "agent", *, broker: str = "pres
 
 
 def ask(site: Site, url: str, route: str) -> int:
-    with zipfile.ZipFile(DIGITS.parent / "heldout" / "images.zip") as archive:
-        names = sorted(name for name in archive.namelist() if name.endswith(".png"))
-        picture = archive.read(names[len(site.said) % len(names)])
+    picture = scans(100)[len(site.said) % 100]
     headers = {"X-Firstline-Route": route}
     reply = httpx.post(
         f"{url}/firstline/v1/models/digits/infer", content=picture, headers=headers, timeout=30, trust_env=False
@@ -188,13 +178,6 @@ def told(site: Site, url: str, *paths: str, verify: Path | None = None) -> None:
     for path in paths:
         reply = httpx.get(f"{url}{path}", verify=context, timeout=30, trust_env=False)
         site.said.append(f"{reply.headers} {reply.text}")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
@@ -223,14 +206,14 @@ def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
         log = site.folder / "agent.log"
         with site.process("firstline_edge", config) as url:
             assert ask(site, url, "cloud") == 200
-            until(lambda: "connected" in log.read_text())
+            wait_until(lambda: "connected" in log.read_text())
             told(site, url, "/firstline/v1/status", "/metrics")
             told(site, gateway_url, "/firstline/v1/store", "/metrics", "/v2", verify=authority)
             for arguments in (["status", "-o", "json"], ["doctor", "-o", "json"], ["purge"], ["explain", "nobody"]):
                 site.command("firstline_edge", *arguments, "--config", config)
             site.postgresql.stop(kill=True)
             told(site, gateway_url, "/firstline/v1/store", verify=authority)
-            until(lambda: "refuse" in (site.folder / "gateway.log").read_text())
+            wait_until(lambda: "refuse" in (site.folder / "gateway.log").read_text())
             site.broker.stop()
             for route in ("auto", "cloud"):
                 assert ask(site, url, route) == 200
@@ -240,7 +223,7 @@ def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
 
         # An agent whose password is wrong, one whose key is torn, and one whose private key the disk has damaged.
         with site.process("firstline_edge", agent_toml(site, gateway_url, "mistaken", broker="wrong")) as url:
-            until(lambda: "not authori" in (site.folder / "mistaken.log").read_text().lower())
+            wait_until(lambda: "not authori" in (site.folder / "mistaken.log").read_text().lower())
             ask(site, url, "cloud")
             told(site, url, "/firstline/v1/status")
             site.command("firstline_edge", "doctor", "--config", site.folder / "mistaken.toml")
@@ -262,7 +245,7 @@ def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
     refused = site.command("firstline_gateway", "run", "--config", gateway_toml(site, "stranger", store="wrong"))
     assert refused.returncode and "password authentication failed" in refused.stderr
     with site.process("firstline_gateway", gateway_toml(site, "unknown", broker="wrong")):
-        until(lambda: "not authori" in (site.folder / "unknown.log").read_text().lower())
+        wait_until(lambda: "not authori" in (site.folder / "unknown.log").read_text().lower())
     for url in (
         f"postgresql+psycopg://keeper:{STORE_PASSWORD}@127.0.0.1/kept",
         f"postgresql+psycopg://keeper@127.0.0.1/kept?password={STORE_PASSWORD}",

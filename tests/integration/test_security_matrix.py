@@ -15,7 +15,7 @@ from support.identities import DAY_S, Device, certificate, csr, invite
 from support.keys import bearer
 from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
 from support.tables import table_after
-from support.tls_site import Site, site
+from support.tls_site import TlsSite, tls_site
 
 from firstline_core.protocol.enrolment import parse_join_token
 from firstline_gateway.identity import ca, keys
@@ -42,13 +42,13 @@ class Caller:
 class Room:
     """A gateway, and everybody who calls it."""
 
-    site: Site
+    site: TlsSite
     callers: dict[str, Caller]
 
     async def ask(self, who: str, route: str) -> str:
         """Whether it is answered, as the table says it."""
         method, _, template = route.partition(" ")
-        (token,) = await invite(self.site.keeper, "another")
+        (token,) = await invite(self.site.operator, "another")
         names = {"model": "digits", "name": "nobody", "bundle": "digits", "rollout_id": "r", "command": "pause"}
         names |= {"machine": "bench"}
         path = template.format(**names | {"version": "1", "request_id": "r"} | REGISTRY)
@@ -76,12 +76,12 @@ class Room:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def room(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Room]:
     folder = tmp_path_factory.mktemp("matrix")
-    async with site(folder / "site", **{"registry.blobs": str(folder / "registry")}) as found:
+    async with tls_site(folder / "site", registry__blobs=str(folder / "registry")) as found:
         authority = found.gateway.identity.folder.open().active
 
         async def enrolled(name: str) -> Device:
             device = Device(folder / name, found.url, authority.pem, name)
-            (token,) = await invite(found.keeper, name)
+            (token,) = await invite(found.operator, name)
             assert (await device.enrol(token)).is_success
             return device
 
@@ -145,7 +145,7 @@ async def test_every_route_is_in_the_table(room: Room) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("route", ROUTES)
-async def test_a_route_answers_whom_the_table_says(room: Room, route: str) -> None:
+async def test_routes_match_the_table(room: Room, route: str) -> None:
     assert [await room.ask(who, route) for who in COLUMNS] == ROUTES[route]
 
 
@@ -185,7 +185,7 @@ def square(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Square]:
 
 
 @pytest.mark.mosquitto
-def test_topics_are_written_and_read_by_whom_the_table_says(square: Square) -> None:
+def test_topics_match_the_table(square: Square) -> None:
     assert set(MEMBERS) == set(square.peers)
     found = {leaf: dict.fromkeys(MEMBERS, "-") for leaf in LEAVES}
     inside = {who: peer for who, peer in square.peers.items() if peer.is_in}
@@ -215,7 +215,7 @@ def test_topics_are_written_and_read_by_whom_the_table_says(square: Square) -> N
 
 
 @pytest.mark.mosquitto
-def test_a_device_in_the_gateways_group_takes_nobody_s_request(square: Square) -> None:
+def test_device_cannot_join_the_gateways_subscription(square: Square) -> None:
     """Mosquitto deals to a shared subscription before it looks who may read: so the gateways' group is a secret."""
     gateway, a, b = square.peers["gateway"], square.peers["a"], square.peers["b"]
     gateway.subscribe(f"$share/gateway-0123456789/{PREFIX}/+/req/+")

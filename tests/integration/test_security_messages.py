@@ -17,7 +17,7 @@ from support.gateway import DIGITS
 from support.images import encode
 from support.keys import bearer
 from support.mqtt_device import MqttDevice
-from support.tls_site import Site, site
+from support.tls_site import TlsSite, tls_site
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import FirstlineError
@@ -34,8 +34,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    async with site(tmp_path_factory.mktemp("site"), mosquitto=True) as found:
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TlsSite]:
+    async with tls_site(tmp_path_factory.mktemp("site"), mosquitto=True) as found:
         yield found
 
 
@@ -50,7 +50,7 @@ async def hears_nothing(device: MqttDevice) -> bool:
 
 
 @asynccontextmanager
-async def device(gateway: Site, folder: Path, name: str) -> AsyncIterator[MqttDevice]:
+async def device(gateway: TlsSite, folder: Path, name: str) -> AsyncIterator[MqttDevice]:
     """A device that has joined, and sends what it likes."""
     files = IdentityFiles(folder / name)
     token = parse_join_token((await gateway.token_file(name)).read_text())
@@ -71,7 +71,7 @@ def outputs(response: InferResponse) -> list[float]:
     return found
 
 
-async def test_a_response_topic_that_is_someone_else_s_gets_nothing(gateway: Site, tmp_path: Path) -> None:
+async def test_other_devices_response_topic_gets_nothing(gateway: TlsSite, tmp_path: Path) -> None:
     async with device(gateway, tmp_path, "a1") as a, device(gateway, tmp_path, "b1") as b:
         await a.client.publish(a.publication(request(10), response_topic=b.topics.response))
         await a.client.publish(a.publication(request(11), response_topic=""))
@@ -81,7 +81,7 @@ async def test_a_response_topic_that_is_someone_else_s_gets_nothing(gateway: Sit
         assert (await a.ask(a.publication(request(13)))).answer is not None
 
 
-async def test_a_request_in_another_s_name_is_refused_by_the_broker(gateway: Site, tmp_path: Path) -> None:
+async def test_broker_refuses_requests_in_another_name(gateway: TlsSite, tmp_path: Path) -> None:
     async with device(gateway, tmp_path, "a2") as a, device(gateway, tmp_path, "b2") as b:
         forged = a.publication(request(20), topic=b.topics.request("digits"), response_topic=b.topics.response)
         with pytest.raises(FirstlineError, match="Not authorized"):
@@ -89,9 +89,7 @@ async def test_a_request_in_another_s_name_is_refused_by_the_broker(gateway: Sit
         assert await hears_nothing(b)
 
 
-async def test_a_replayed_request_answers_its_sender_and_a_replay_by_another_only_that_one(
-    gateway: Site, tmp_path: Path
-) -> None:
+async def test_replayed_requests_are_answered_to_their_sender(gateway: TlsSite, tmp_path: Path) -> None:
     async with device(gateway, tmp_path, "a3") as a, device(gateway, tmp_path, "b3") as b:
         asked = request(30)
         first = await a.ask(a.publication(asked))
@@ -101,7 +99,7 @@ async def test_a_replayed_request_answers_its_sender_and_a_replay_by_another_onl
         assert await hears_nothing(a)
 
 
-async def test_what_one_device_was_promised_is_nobody_else_s(gateway: Site, tmp_path: Path) -> None:
+async def test_promises_are_private_to_a_device(gateway: TlsSite, tmp_path: Path) -> None:
     """A delivery's answer is kept under device and id: another device with that id gets its own content's."""
     async with device(gateway, tmp_path, "a4") as a, device(gateway, tmp_path, "b4") as b:
         promised, other = request(40, promised=True), request(200, promised=True)
@@ -115,14 +113,14 @@ async def test_what_one_device_was_promised_is_nobody_else_s(gateway: Site, tmp_
             await a.ask(a.publication(other))
 
 
-async def test_a_join_token_is_worth_nothing_once_it_was_used(gateway: Site, tmp_path: Path) -> None:
+async def test_used_join_token_is_refused(gateway: TlsSite, tmp_path: Path) -> None:
     token = parse_join_token((await gateway.token_file("once")).read_text())
     await join_gateway(gateway.url, token, IdentityFiles(tmp_path / "owner"))
     with pytest.raises(FirstlineError, match="is not valid here"):
         await join_gateway(gateway.url, token, IdentityFiles(tmp_path / "thief"))
 
 
-async def test_an_answer_is_given_to_nobody_but_who_asked(tmp_path: Path) -> None:
+async def test_answers_are_private_to_the_caller(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("".join(f"{name}:{name * 24}\n" for name in ("x", "y")))
     overrides = {

@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from support.behind import COMMAND, Behind, Site, site_in
-from support.databases import sqlite_store_in
-from support.gateway import serving
+from support.behind import GatewaysBehind, gateways_behind
+from support.gateway import serving_gateway
+from support.processes import TierProcess
 
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import laborious
@@ -25,15 +26,13 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
-from firstline_gateway.app import open_gateway
-from firstline_gateway.settings.load import load
 
 ROUNDS = 40  # several milliseconds on one core
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return site_in(tmp_path)
+def site(tmp_path: Path) -> GatewaysBehind:
+    return gateways_behind(tmp_path)
 
 
 def laborious_bundle(folder: Path) -> Path:
@@ -44,22 +43,24 @@ def laborious_bundle(folder: Path) -> Path:
 
 
 @asynccontextmanager
-async def near(site: Site, far: Behind, bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def near(site: GatewaysBehind, far: TierProcess, bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A gateway in this process with two executors."""
     (site.folder / "token").write_text(site.token)
-    overrides: dict[str, object] = {
-        "auth.mode": "off",
-        "execution.max_batch_rows": 1,  # otherwise one executor takes all waiting rows in one batch
-        "models.directory": str(bundle),
-        "store.url": sqlite_store_in(site.folder / "near.db").url,
-        "oip.token_file": str(site.folder / "token"),
-        "executors": {
-            "here": {"engine": "local", "sessions": 1},
-            "far": {"engine": "oip", "endpoints": [far.url], "sessions": 1},
-        },
+    executors = {
+        "here": {"engine": "local", "sessions": 1},
+        "far": {"engine": "oip", "endpoints": [far.url], "sessions": 1},
     }
-    gateway = open_gateway(load(None, environ={}, overrides=overrides))
-    async with serving(gateway) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with (
+        serving_gateway(
+            site.folder,
+            auth__mode="off",
+            execution__max_batch_rows=1,  # otherwise one executor takes all waiting rows in one batch
+            models__directory=str(bundle),
+            oip__token_file=str(site.folder / "token"),
+            executors=executors,
+        ) as (_, url),
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+    ):
         yield client
 
 
@@ -124,9 +125,9 @@ def what_it_says(bundle: Path) -> dict[int, list[float]]:
 
 
 @pytest.mark.timeout(300)  # the start of a process, on a machine that may be busy
-async def test_work_moves_away_from_one_that_stops_comes_back_and_moves_away_when_it_dies(site: Site) -> None:
+async def test_work_moves_between_executors(site: GatewaysBehind) -> None:
     bundle = laborious_bundle(site.folder / "bundle")
-    with site.behind("far", bundle) as far:
+    with site.gateway("far", bundle) as far:
         async with near(site, far, bundle) as client:
             asking = Asking(client, what_it_says(bundle))
 
@@ -147,7 +148,7 @@ async def test_work_moves_away_from_one_that_stops_comes_back_and_moves_away_whe
             far.process.send_signal(signal.SIGCONT)
             await asking.until(lambda: far_has_more_than(before + 30))
 
-            far.end(signal.SIGKILL)
+            far.kill()
             await asking.more(60)
 
             async def far_is_away() -> bool:
@@ -166,5 +167,11 @@ async def test_work_moves_away_from_one_that_stops_comes_back_and_moves_away_whe
 
 def status_of(url: str) -> str:
     """What the command says of the gateway."""
-    asked = subprocess.run([*COMMAND, "status", url], capture_output=True, text=True, timeout=60, check=True)
+    asked = subprocess.run(
+        [sys.executable, "-m", "firstline_gateway", "status", url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     return asked.stdout

@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 from support.agent import edge_settings, serving_agent
-from support.databases import sqlite_store
-from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
+from support.gateway import gated_gateway, serving
 from support.logs import captured_lines
+from support.raw_http import connected
 from support.waiting import until
 
 from firstline_core.errors import QueueFullError
@@ -24,10 +24,6 @@ from firstline_core.protocol import http
 from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import ServerLimits
-from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.app import Gateway
-from firstline_gateway.models.folder import load_repository
-from firstline_gateway.settings.load import load
 
 TIMEOUT_S = 0.2
 V2 = "/v2/models/digits/infer"
@@ -36,29 +32,14 @@ V2 = "/v2/models/digits/infer"
 SHORT = ServerLimits(head_s=TIMEOUT_S)
 
 
-def gated() -> tuple[Gateway, GatedExecutor]:
-    executor = GatedExecutor()
-    repository = load_repository(DIGITS, RuntimeOptions())
-    return gateway_of(load(None, overrides={"auth.mode": "off"}), repository, executor), executor
-
-
 @asynccontextmanager
 async def tier(name: str, folder: Path) -> AsyncIterator[str]:
     if name == "gateway":
-        async with serving(gated()[0], limits=SHORT) as url:
+        async with serving(gated_gateway(folder)[0], limits=SHORT) as url:
             yield url
     else:
         async with serving_agent(edge_settings(folder), limits=SHORT) as (_, url):
             yield url
-
-
-@asynccontextmanager
-async def connected(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-    try:
-        yield reader, writer
-    finally:
-        writer.transport.abort()
 
 
 BODY = b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}'
@@ -76,7 +57,7 @@ HEAD = b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         pytest.param(b"POST /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\n", b"a", id="refused"),
     ],
 )
-async def test_a_request_that_trickles_in_is_cut_off(name: str, before: bytes, drip: bytes, tmp_path: Path) -> None:
+async def test_slow_request_is_cut_off(name: str, before: bytes, drip: bytes, tmp_path: Path) -> None:
     async with tier(name, tmp_path) as url, connected(url) as (reader, writer):
         writer.write(before)
 
@@ -96,8 +77,8 @@ async def test_a_request_that_trickles_in_is_cut_off(name: str, before: bytes, d
         trickling.cancel()
 
 
-async def test_the_time_for_the_head_is_not_the_time_for_the_answer() -> None:
-    gateway, executor = gated()
+async def test_head_timeout_does_not_limit_the_answer(tmp_path: Path) -> None:
+    gateway, executor = gated_gateway(tmp_path)
     async with serving(gateway, limits=SHORT) as url, httpx.AsyncClient(base_url=url) as client:
         asked = asyncio.create_task(client.post(V2, content=BODY))
         await until(lambda: executor.held)
@@ -106,9 +87,9 @@ async def test_the_time_for_the_head_is_not_the_time_for_the_answer() -> None:
         assert (await asked).status_code == 200
 
 
-async def test_a_body_that_trickles_in_is_given_up_and_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_body_is_cut_off_and_others_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "GRACE_S", TIMEOUT_S)
-    gateway, executor = gated()
+    gateway, executor = gated_gateway(tmp_path)
     async with serving(gateway) as url, connected(url) as (reader, writer), httpx.AsyncClient(base_url=url) as client:
         writer.write(f"POST {V2} HTTP/1.1\r\nHost: a\r\nContent-Length: 999999\r\n\r\n".encode() + b"a" * 100)
         asked = asyncio.create_task(client.post(V2, content=BODY))
@@ -122,7 +103,7 @@ async def test_a_body_that_trickles_in_is_given_up_and_others_are_answered(monke
     assert gateway.bodies.held_bytes == 0
 
 
-async def test_a_body_that_trickles_into_a_device_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_slow_body_at_the_agent_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(http, "GRACE_S", TIMEOUT_S)
     async with serving_agent(edge_settings(tmp_path)) as (_, url), connected(url) as (reader, writer):
         writer.write(f"POST {V2} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999\r\n\r\na".encode())
@@ -150,8 +131,8 @@ def test_one_client_may_not_take_all_room_for_bodies() -> None:
         take(held, "greedy", 50)  # all was given back
 
 
-async def test_a_client_that_does_not_read_its_answer_loses_its_connection() -> None:
-    gateway, _ = gated()
+async def test_unread_answers_end_the_connection(tmp_path: Path) -> None:
+    gateway, _ = gated_gateway(tmp_path)
     async with serving(gateway, limits=ServerLimits(head_s=TIMEOUT_S, write_s=TIMEOUT_S)) as url:
         with socket.socket() as found:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -170,10 +151,10 @@ async def test_a_client_that_does_not_read_its_answer_loses_its_connection() -> 
                         ended = True
 
 
-async def test_a_strangers_body_that_trickles_in_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_unauthenticated_body_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a stranger at the port could hold any number of connections for any time."""
     monkeypatch.setattr(http, "GRACE_S", TIMEOUT_S)
-    async with serving(gated()[0]) as url, connected(url) as (reader, writer):
+    async with serving(gated_gateway(tmp_path)[0]) as url, connected(url) as (reader, writer):
         writer.write(f"POST {ENROL_PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n{{".encode())
         async with asyncio.timeout(5):
             head = await reader.readuntil(b"\r\n\r\n")
@@ -191,17 +172,8 @@ async def test_a_strangers_body_that_trickles_in_is_given_up_too(monkeypatch: py
         ("POST", "/v2/repository/models/digits/load"),
     ],
 )
-async def test_who_leaves_before_the_end_of_a_body_is_no_failure(tmp_path: Path, method: str, path: str) -> None:
-    settings = load(
-        None,
-        overrides={
-            "auth.mode": "off",
-            "store.url": sqlite_store(tmp_path).url,
-            "identity.directory": str(tmp_path / "identity"),
-            "registry.blobs": str(tmp_path / "blobs"),
-        },
-    )
-    gateway = gateway_of(settings, load_repository(DIGITS, RuntimeOptions()), GatedExecutor())
+async def test_disconnect_within_a_body_is_not_an_error(tmp_path: Path, method: str, path: str) -> None:
+    gateway, _ = gated_gateway(tmp_path, registry__blobs=str(tmp_path / "blobs"))
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n".encode()
     with captured_lines("info") as lines:
         async with serving(gateway) as url, connected(url) as (_, writer):
@@ -224,10 +196,10 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
 @pytest.mark.parametrize(
     "head", [REFUSED + "Connection: close\r\n", REFUSED.replace("1.1", "1.0")], ids=["asked to close", "HTTP/1.0"]
 )
-async def test_a_refusal_from_the_head_that_ends_the_connection_ends_it_at_once(
-    head: str, monkeypatch: pytest.MonkeyPatch
+async def test_refusal_closes_the_connection_immediately(
+    tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway, _ = gated()
+    gateway, _ = gated_gateway(tmp_path)
     monkeypatch.setattr(gateway.overload, "refuses", lambda *_: True)
     async with serving(gateway) as url, connected(url) as (reader, writer):
         writer.write(head.encode() + b"\r\nab")
@@ -239,8 +211,8 @@ async def test_a_refusal_from_the_head_that_ends_the_connection_ends_it_at_once(
         assert b"queue_full" in await all_of(reader)
 
 
-async def test_a_refused_connection_that_stays_open_is_idle_and_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    gateway, _ = gated()
+async def test_refused_connection_stays_open_while_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway, _ = gated_gateway(tmp_path)
     monkeypatch.setattr(gateway.overload, "refuses", lambda *_: True)
     async with serving(gateway, limits=SHORT) as url, connected(url) as (reader, writer):
         for _ in range(2):
@@ -253,8 +225,8 @@ async def test_a_refused_connection_that_stays_open_is_idle_and_not_slow(monkeyp
         assert await all_of(reader) == b""
 
 
-async def test_pending_connections_beyond_the_limit_push_the_oldest_out() -> None:
-    async with serving(gated()[0], limits=ServerLimits(pending=3)) as url, AsyncExitStack() as stack:
+async def test_pending_connections_beyond_the_limit_push_the_oldest_out(tmp_path: Path) -> None:
+    async with serving(gated_gateway(tmp_path)[0], limits=ServerLimits(pending=3)) as url, AsyncExitStack() as stack:
         known = await stack.enter_async_context(connected(url))
         known[1].write(HEAD + b"\r\n")
         async with asyncio.timeout(5):

@@ -13,15 +13,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import httpx
 import numpy as np
 import orjson
 import pytest
+from support import raw_http
 from support.databases import sqlite_store
 from support.gateway import serving
 from support.keys import create_key, revoke_key
 from support.logs import captured_lines
-from support.small_models import gateway_of, put
+from support.raw_http import RawReply, next_reply
+from support.small_models import put, small_gateway
 
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_gateway.app import Gateway
@@ -52,44 +53,31 @@ def asking(row: list[float], *, binary: bool = False, key: str = "", line: str =
 
 
 class Connection:
-    """One, on which requests are asked one after the other."""
+    """Sends one request after the other."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self.writer = writer
+        self.reader, self.writer = reader, writer
 
-    async def ask(self, request: bytes) -> tuple[int, bytes, bytes]:
-        """Status, head and body."""
+    async def ask(self, request: bytes) -> RawReply:
         self.writer.write(request)
-        return await self.answer()
-
-    async def answer(self) -> tuple[int, bytes, bytes]:
-        async with asyncio.timeout(10):
-            head = await self._reader.readuntil(b"\r\n\r\n")
-            size = re.search(rb"\r\ncontent-length: (\d+)", head, re.IGNORECASE)
-            assert size is not None
-            return int(head.split(b" ")[1]), head, await self._reader.readexactly(int(size[1]))
+        return await next_reply(self.reader)
 
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[Connection]:
-    address = httpx.URL(url)
-    reader, writer = await asyncio.open_connection(address.host, address.port)
-    try:
+    async with raw_http.connected(url) as (reader, writer):
         yield Connection(reader, writer)
-    finally:
-        writer.transport.abort()
 
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Gateway:
     put(tmp_path / "models" / "small")
-    return gateway_of(tmp_path)
+    return small_gateway(tmp_path)
 
 
 def with_keys(folder: Path) -> Gateway:
     put(folder / "models" / "small")
-    return gateway_of(folder, auth__mode="tokens")
+    return small_gateway(folder, auth__mode="tokens")
 
 
 def idle(gateway: Gateway) -> bool:
@@ -113,7 +101,7 @@ async def test_many_at_once_get_their_own(gateway: Gateway) -> None:
     assert idle(gateway)
 
 
-async def test_a_wrong_row_fails_alone(gateway: Gateway) -> None:
+async def test_invalid_row_fails_alone(gateway: Gateway) -> None:
     async with serving(gateway) as url, connected(url) as connection:
         assert (await connection.ask(asking(ROW, binary=True)))[0] == 200
         status, _, body = await connection.ask(asking([1.0, float("nan"), 1.0, 1.0], binary=True))
@@ -150,10 +138,8 @@ async def test_a_key_that_is_used_too_often_is_refused(tmp_path: Path) -> None:
     assert idle(gateway)
 
 
-async def test_a_model_that_is_loaded_anew_answers_at_once_and_one_that_is_taken_away_no_more(
-    gateway: Gateway, tmp_path: Path
-) -> None:
-    def numbers(answer: tuple[int, bytes, bytes]) -> list[float]:
+async def test_reloaded_and_unloaded_models_take_effect_at_once(gateway: Gateway, tmp_path: Path) -> None:
+    def numbers(answer: RawReply) -> list[float]:
         found: list[float] = orjson.loads(answer[2])["outputs"][0]["data"]
         return found
 
@@ -169,7 +155,7 @@ async def test_a_model_that_is_loaded_anew_answers_at_once_and_one_that_is_taken
     assert idle(gateway)
 
 
-async def test_every_answer_has_its_line_and_is_counted(gateway: Gateway) -> None:
+async def test_answers_are_logged_and_counted(gateway: Gateway) -> None:
     with captured_lines("info") as lines:
         async with serving(gateway) as url, connected(url) as connection:
             ids = [orjson.loads((await connection.ask(asking(ROW)))[2])["parameters"]["request_id"] for _ in range(6)]
@@ -191,7 +177,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-{:016x}-01"
 
 @pytest.mark.parametrize("name", ["traceparent", "Traceparent"])
 @pytest.mark.parametrize("binary", [True, False])
-async def test_a_trace_is_in_the_line_of_its_request(name: str, binary: bool, gateway: Gateway) -> None:
+async def test_trace_is_logged_with_its_request(name: str, binary: bool, gateway: Gateway) -> None:
     with captured_lines("info") as lines:
         async with serving(gateway) as url, connected(url) as one, connected(url) as other:
             alone = [await one.ask(asking(ROW, binary=binary)) for _ in range(3)]
@@ -211,7 +197,7 @@ async def test_a_trace_is_in_the_line_of_its_request(name: str, binary: bool, ga
     assert not set(spans) & {f"{number:016x}" for number in range(1, 9)}
 
 
-async def test_a_trace_that_is_none_changes_nothing(gateway: Gateway) -> None:
+async def test_invalid_trace_is_ignored(gateway: Gateway) -> None:
     good = PARENT.format(1)
     wrong = [
         *(f"traceparent: {value}" for value in ("", "00", good.upper(), good + "-x", PARENT.format(0), "\xff" * 55)),
@@ -239,7 +225,7 @@ async def test_a_refusal_names_its_trace(tmp_path: Path) -> None:
     assert [line["trace_id"] for line in refused] == ["0af7651916cd43dd8448eb211c80319c"] * 2
 
 
-async def test_while_it_drains_it_refuses_and_says_that_the_connection_ends(gateway: Gateway) -> None:
+async def test_draining_gateway_refuses_and_closes(gateway: Gateway) -> None:
     async with serving(gateway) as url, connected(url) as connection:
         for _ in range(3):
             await connection.ask(asking(ROW))
@@ -248,7 +234,7 @@ async def test_while_it_drains_it_refuses_and_says_that_the_connection_ends(gate
         assert (status, b"connection: close" in head.lower()) == (503, True)
 
 
-async def test_a_request_costs_so_many_calls(gateway: Gateway) -> None:
+async def test_request_needs_few_function_calls(gateway: Gateway) -> None:
     """What it costs in time no test can tell; in calls of Python functions it is the same everywhere."""
     request, requests, calls = asking(ROW, binary=True), 40, 0
     packages = tuple(f"{os.sep}firstline_{each}{os.sep}" for each in ("core", "gateway"))
@@ -271,7 +257,7 @@ async def test_a_request_costs_so_many_calls(gateway: Gateway) -> None:
     assert calls / requests < 230
 
 
-async def test_a_refused_client_is_no_pending_connection(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_client_is_not_a_pending_connection(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     request = asking(ROW, binary=True)
     async with serving(gateway, limits=ServerLimits(pending=1)) as url, connected(url) as first:
         assert (await first.ask(request))[0] == 200
@@ -280,5 +266,5 @@ async def test_a_refused_client_is_no_pending_connection(gateway: Gateway, monke
             assert (await refused.ask(request))[0] == 503
             async with connected(url) as third, connected(url) as fourth:  # both are pending, and one may be
                 assert (await fourth.ask(request))[0] == 503
-                assert await third._reader.read() == b""
+                assert await third.reader.read() == b""
             assert (await refused.ask(request))[0] == 503

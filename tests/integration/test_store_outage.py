@@ -14,11 +14,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec.structs import replace
 from support.databases import PostgreSql
-from support.deliveries import counted, delivery, post, read, same
+from support.deliveries import counted, delivery, same
 from support.disk import SmallDisk, small_disk
 from support.faulty_disk import quick_folder, run_on
 from support.gateway import DIGITS, serving
 from support.identities import csr
+from support.inference import post, read
 from support.proxy import FINE, ChaosProxy, Network
 
 from firstline_core.protocol.enrolment import ENROL_PATH
@@ -70,7 +71,7 @@ def own_postgresql(postgresql_installed: None) -> Iterator[PostgreSql]:
         yield running
 
 
-async def test_postgresql_may_die_and_come_back(own_postgresql: PostgreSql) -> None:
+async def test_postgresql_may_crash_and_return(own_postgresql: PostgreSql) -> None:
     async with line(own_postgresql.new_database()) as (gateway, client):
         before = delivery(0)
         first = read(await post(client, before))
@@ -99,7 +100,7 @@ async def test_postgresql_may_become_read_only(own_postgresql: PostgreSql) -> No
         await recovers(gateway, client, 1)
 
 
-async def test_a_database_that_says_nothing_keeps_nobody_waiting(postgresql: PostgreSql) -> None:
+async def test_silent_database_delays_no_request(postgresql: PostgreSql) -> None:
     async with ChaosProxy(postgresql.port) as network:
         url = postgresql.new_database().replace(f":{postgresql.port}/", f":{network.port}/")
         async with line(url) as (gateway, client):
@@ -142,7 +143,8 @@ _READ_ONLY = """
 import asyncio, errno, json, sys
 from msgspec.structs import replace
 import httpx
-from support.deliveries import delivery, post, read, same
+from support.deliveries import delivery, same
+from support.inference import post, read
 from support.faulty_disk import fail
 from support.gateway import DIGITS, serving
 from firstline_core.telemetry.logs import configure
@@ -201,7 +203,7 @@ def test_a_disk_may_turn_read_only_under_a_gateway() -> None:
     assert sum("database refuses writes" in line for line in logged) == 1, said
 
 
-async def test_a_database_that_says_nothing_holds_up_no_thread_of_others(
+async def test_silent_database_blocks_no_thread(
     postgresql: PostgreSql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unknown callers get a sentence while the store is away, and the gateway stops on a signal."""

@@ -19,7 +19,7 @@ def disk() -> Iterator[Path]:
         yield folder
 
 
-async def test_a_power_cut_at_any_moment_leaves_a_valid_bundle(disk: Path) -> None:
+async def test_power_cut_leaves_a_valid_bundle(disk: Path) -> None:
     recording, rng = recorded(disk / "disk", disk / "bundles"), random.Random(7)
     points = recording.points()
     assert len(points) > 150

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from support.broker import free_port
+from support.processes import TierProcess
 from support.updates import NAME, Device, HastyClock, Registry, bundle_at
 
 from firstline_core.fleet.update import UpdateState
@@ -73,19 +74,9 @@ def told(config: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def agent(config: Path) -> Iterator[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "firstline_edge", "run", "--config", str(config), "--port", "0", "-o", "json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["url"]
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
-    assert process.returncode == 0
+    with TierProcess("firstline_edge", "--config", config, log=config.with_suffix(".log")) as found:
+        yield found.url
+        assert found.stop() == 0
 
 
 def running(url: str) -> list[str]:
@@ -151,7 +142,7 @@ sys.exit(main())
 @pytest.mark.usefixtures("updated")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("command", [["updates"], ["rollback", NAME], ["purge", "--yes"]])
-def test_another_user_is_told_which_user_to_use(state: Path, command: list[str]) -> None:
+def test_wrong_user_is_an_error(state: Path, command: list[str]) -> None:
     arguments = [*command, "--set", f"agent.state_dir={state}"]
     done = subprocess.run([sys.executable, "-c", _AS_NOBODY, *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr

@@ -35,26 +35,26 @@ STATES = st.builds(lambda epsilon, audits: _after(begin(epsilon), audits), SHARE
 
 
 @given(STATES)
-def test_an_e_value_is_never_negative_and_its_peak_never_below_it(state: AuditState) -> None:
+def test_peak_is_at_least_the_e_value(state: AuditState) -> None:
     assert 0 < e_value(state) <= state.peak
     assert all(money >= 0 for money in state.wealth)
 
 
 @given(STATES, st.floats(0, 1))
-def test_while_the_risk_is_epsilon_or_less_no_audit_is_expected_to_win(state: AuditState, part: float) -> None:
+def test_e_value_does_not_grow_below_epsilon(state: AuditState, part: float) -> None:
     risk = part * state.epsilon
     wrong, right = (e_value(update(state, loss, propensity=0.1, floor=0.1)) for loss in (1, 0))
     assert risk * wrong + (1 - risk) * right <= e_value(state) * (1 + 1e-12)
 
 
 @given(STATES)
-def test_at_a_risk_of_exactly_epsilon_the_game_is_fair(state: AuditState) -> None:
+def test_e_value_is_a_martingale_at_epsilon(state: AuditState) -> None:
     wrong, right = (e_value(update(state, loss, propensity=0.1, floor=0.1)) for loss in (1, 0))
     assert state.epsilon * wrong + (1 - state.epsilon) * right == pytest.approx(e_value(state), rel=1e-12)
 
 
 @given(STATES, st.floats(0, 1), st.floats(0, 1), PROPENSITIES, PROPENSITIES)
-def test_propensities_that_follow_the_answer_win_nothing_either(
+def test_e_value_does_not_grow_with_dependent_propensities(
     state: AuditState, hard_share: float, tilt: float, easy: float, hard: float
 ) -> None:
     """Every outcome of one edge answer: easy or hard, audited or not, wrong or not."""
@@ -72,7 +72,7 @@ def test_propensities_that_follow_the_answer_win_nothing_either(
 
 @given(STATES, st.lists(st.tuples(LOSSES, LOSSES), max_size=30))
 @settings(max_examples=50)
-def test_more_loss_is_never_less_evidence(state: AuditState, pairs: list[tuple[float, float]]) -> None:
+def test_evidence_is_monotone_in_the_loss(state: AuditState, pairs: list[tuple[float, float]]) -> None:
     less = _after(state, [Audit(min(pair), 1, 1) for pair in pairs])
     more = _after(state, [Audit(max(pair), 1, 1) for pair in pairs])
     assert e_value(less) <= e_value(more)
@@ -80,7 +80,7 @@ def test_more_loss_is_never_less_evidence(state: AuditState, pairs: list[tuple[f
 
 
 @given(STATES, AUDITS, SHARES, SHARES)
-def test_an_alarm_is_never_taken_back_nor_raised_at_a_stricter_level_alone(
+def test_alarms_persist_and_are_monotone_in_the_level(
     state: AuditState, more: list[Audit], one: float, other: float
 ) -> None:
     strict, loose = min(one, other), max(one, other)

@@ -31,13 +31,13 @@ def head_of(entries: list[Entry]) -> Head:
 
 
 @given(WORDS)
-def test_a_log_that_was_left_alone_holds(words: list[str]) -> None:
+def test_unchanged_log_is_valid(words: list[str]) -> None:
     entries = log_of(words)
     assert verify_log(entries, [head_of(entries), head_of(entries[:1])]) == (len(words), entries[-1].sha256)
 
 
 @given(WORDS, st.data())
-def test_an_entry_that_was_changed_left_out_or_exchanged_is_found(words: list[str], data: st.DataObject) -> None:
+def test_changed_entries_are_detected(words: list[str], data: st.DataObject) -> None:
     entries = log_of(words)
     head = head_of(entries)
     at = data.draw(st.integers(0, len(entries) - 1))
@@ -55,13 +55,13 @@ def test_an_entry_that_was_changed_left_out_or_exchanged_is_found(words: list[st
 
 
 @given(WORDS)
-def test_a_log_that_was_written_anew_does_not_have_the_head_that_was_kept(words: list[str]) -> None:
+def test_rewritten_log_does_not_match_a_stored_head(words: list[str]) -> None:
     head = head_of(log_of(words))
     with pytest.raises(IntegrityError, match="not the one that was signed"):
         verify_log(log_of([*words[:-1], words[-1] + "!"]), [head])
 
 
-def test_a_head_that_somebody_else_signed_is_refused() -> None:
+def test_head_signed_by_another_key_is_refused() -> None:
     entries = log_of(["a"])
     forged = replace(head_of(entries), sha256=FIRST)
     with pytest.raises(IntegrityError, match="not signed"):

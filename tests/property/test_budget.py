@@ -32,7 +32,7 @@ def test_no_period_spends_more_than_its_budget(amount: float, period_s: float, s
 
 
 @given(offers, st.lists(st.tuples(shares, costs, st.booleans()), min_size=1))
-def test_a_budget_also_holds_for_what_asks_no_price(
+def test_budget_holds_for_requests_without_a_price(
     stream: list[tuple[float, ...]], promises: list[tuple[float, float, bool]]
 ) -> None:
     account = Account({"joules/day": Meter(Budget(100.0, DAY_S), Ledger())})
@@ -51,7 +51,7 @@ calls = st.lists(st.tuples(waits_s, sizes, st.sampled_from([0.0, 0.5, 1.0]), st.
 
 
 @given(calls)
-def test_what_is_on_its_way_when_a_period_ends_is_not_given_to_the_next(stream: list[tuple[float, ...]]) -> None:
+def test_spending_in_flight_counts_in_its_period(stream: list[tuple[float, ...]]) -> None:
     account, now_s, spent = Account({"bytes": Meter(Budget(100.0, HOUR_S), Ledger())}), START_S, dict[int, float]()
     under_way: list[tuple[float, float, float, list[int]]] = []
     for number, (wait_s, reserved, share, others) in enumerate(stream):
@@ -67,7 +67,7 @@ def test_what_is_on_its_way_when_a_period_ends_is_not_given_to_the_next(stream: 
 
 
 @given(offers, shares, shares, costs, st.booleans())
-def test_a_higher_value_is_never_denied_where_a_lower_one_is_paid(
+def test_higher_values_are_preferred(
     stream: list[tuple[float, ...]], one: float, other: float, cost: float, demanded: bool
 ) -> None:
     def account_after(stream: list[tuple[float, ...]]) -> tuple[Account, float]:
@@ -87,7 +87,7 @@ def test_a_higher_value_is_never_denied_where_a_lower_one_is_paid(
 
 
 @given(offers)
-def test_what_the_contract_demands_never_costs_more_than_the_rest(stream: list[tuple[float, ...]]) -> None:
+def test_required_escalations_have_the_lowest_price(stream: list[tuple[float, ...]]) -> None:
     meter, now_s = Meter(Budget(40.0, HOUR_S), Ledger()), START_S
     for wait_s, value, cost, demanded in stream:
         now_s += wait_s
@@ -112,7 +112,7 @@ def test_an_ample_budget_has_no_price(stream: list[tuple[float, ...]]) -> None:
 
 
 @given(offers)
-def test_the_same_history_makes_the_same_prices_after_a_restart(stream: list[tuple[float, ...]]) -> None:
+def test_prices_survive_a_restart(stream: list[tuple[float, ...]]) -> None:
     ledger = Ledger()
     steady, restarted = Meter(Budget(50.0, DAY_S), Ledger()), Meter(Budget(50.0, DAY_S), ledger)
     now_s = START_S

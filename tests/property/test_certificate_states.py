@@ -55,7 +55,7 @@ def scene_in(folder: Path, on_alarm: Literal["tighten", "escalate"]) -> Iterator
 
 @given(EVENTS, ON_ALARM, st.lists(SCORES, min_size=1, max_size=4, unique=True))
 @settings(max_examples=60, deadline=None)
-def test_a_device_only_tightens_and_no_answer_survives_a_tightened_policy(
+def test_thresholds_only_tighten(
     events: list[tuple[str, float, int, float]], on_alarm: Literal["tighten", "escalate"], asked: list[float]
 ) -> None:
     asyncio.run(_only_tightens(events, on_alarm, asked))
@@ -70,7 +70,6 @@ async def _only_tightens(
         remaining = list(events)
         while True:
             with scene_in(folder, on_alarm) as scene:
-                assert scene.certificates is not None
                 monitored = scene.certificates.find(scene.held)
                 assert monitored is not None
                 await scene.infer(*asked)  # all of them are in the cache from here on
@@ -114,7 +113,7 @@ async def _only_tightens(
     st.sampled_from((0.02, 0.05, 0.2)),
     SCORES,
 )
-def test_a_tightened_threshold_is_stricter_and_keeps_the_promise_on_what_it_was_made_of(
+def test_tightened_threshold_keeps_the_promise(
     found: list[tuple[float, int, float]], epsilon: float, threshold: float
 ) -> None:
     scores, losses, propensities = ([row[column] for row in found] for column in range(3))
@@ -129,7 +128,7 @@ def test_a_tightened_threshold_is_stricter_and_keeps_the_promise_on_what_it_was_
 )
 def test_a_changed_digest_always_voids(field: str, digest: str) -> None:
     with tempfile.TemporaryDirectory() as name, scene_in(Path(name), "tighten") as scene:
-        assert scene.held.edge is not None and scene.held.edge.certificate is not None
+        assert scene.held.edge.certificate is not None
         certificate = scene.held.edge.certificate
         other = msgspec.structs.replace(certificate, **{field: digest})
         same = getattr(certificate, field) == digest
@@ -137,9 +136,7 @@ def test_a_changed_digest_always_voids(field: str, digest: str) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from((0.1, 1.0))), max_size=50), st.booleans(), SCORES)
-def test_a_record_comes_back_from_the_disk_as_it_was(
-    audits: list[tuple[int, float]], alarmed: bool, threshold: float
-) -> None:
+def test_record_is_stored_and_read_back(audits: list[tuple[int, float]], alarmed: bool, threshold: float) -> None:
     test = audit.begin(0.05)
     for loss, propensity in audits:
         test = audit.update(test, loss, propensity=propensity, floor=propensity)
@@ -165,9 +162,8 @@ def test_a_local_only_input_is_never_audited(asked: list[tuple[float, dict[str, 
             scene.clock._now_s += 600  # type: ignore[attr-defined]
             for value, wishes in asked:
                 await scene.answer(request(value, privacy=Privacy.LOCAL_ONLY, **wishes))
-            assert scene.certificates is not None
             monitored = scene.certificates.find(scene.held)
-            assert monitored is not None and monitored.record.drawn == 0
+            assert monitored.record.drawn == 0
             assert scene.cloud.requests == []
             scene.samples.close()
             await scene.close()

@@ -70,7 +70,7 @@ def certified(manifest: Manifest) -> Manifest:
 
 
 @given(MANIFESTS)
-def test_a_certificate_survives_the_file_form_and_what_it_was_not_made_for(manifest: Manifest) -> None:
+def test_certificate_survives_unrelated_changes(manifest: Manifest) -> None:
     found = parse_manifest(encode_manifest(certified(manifest)))
     assert found == certified(manifest)
     assert valid_certificate(found, found.edge[0]) == found.edge[0].certificate
@@ -99,7 +99,7 @@ def test_a_changed_digest_always_voids(manifest: Manifest, other: Manifest) -> N
 
 
 @given(SCORES, SCORES)
-def test_scores_with_one_digest_are_one_score(one: Score, other: Score) -> None:
+def test_equal_digests_mean_equal_scores(one: Score, other: Score) -> None:
     assert (one.digest == other.digest) == (one == other)
 
 
@@ -115,7 +115,7 @@ THRESHOLDS = st.integers(50, 100).map(lambda percent: percent / 100)
     st.sampled_from(Route),
     st.sampled_from([Privacy.ANY, Privacy.LOCAL_ONLY]),
 )
-def test_no_row_is_both_kept_and_escalated_nor_served_below_a_tightened_threshold(
+def test_rows_are_accepted_or_escalated_by_the_threshold(
     values: list[float], certificate: float | None, least: float, route: Route, privacy: Privacy
 ) -> None:
     if privacy is Privacy.LOCAL_ONLY and route is Route.CLOUD:

@@ -35,7 +35,9 @@ def _no_less(loose: Found, strict: Found) -> None:
 
 @settings(max_examples=40)
 @given(ROWS, SHARES, SHARES, MORE, st.sampled_from([0.0, 0.3]))
-def test_who_asks_for_less_keeps_no_less(rows: Any, epsilon: float, delta: float, more: float, select: float) -> None:
+def test_weaker_promise_accepts_no_fewer_rows(
+    rows: Any, epsilon: float, delta: float, more: float, select: float
+) -> None:
     strict = _certify(rows, epsilon, delta, select_fraction=select)
     _no_less(_certify(rows, epsilon + more, delta, select_fraction=select), strict)
     _no_less(_certify(rows, epsilon, delta + more, select_fraction=select), strict)
@@ -76,7 +78,7 @@ def _groups(rows: Any, epsilon: float, delta: float, select: float) -> dict[str,
 @pytest.mark.parametrize("contract", [_stream, _weighted, _graded, _groups])
 @settings(max_examples=40, deadline=None)
 @given(populations(), st.tuples(SHARES, SHARES), MORE, st.sampled_from([0.0, 0.3]))
-def test_so_it_is_of_every_contract(
+def test_weaker_promise_accepts_no_fewer_rows_under_every_contract(
     contract: Callable[..., dict[Any, Found]], rows: Any, promise: tuple[float, float], more: float, select: float
 ) -> None:
     epsilon, delta = promise
@@ -89,7 +91,7 @@ def test_so_it_is_of_every_contract(
 
 @settings(max_examples=40)
 @given(ROWS, SHARES, SHARES)
-def test_what_is_certified_is_below_epsilon_even_at_its_bound(rows: Any, epsilon: float, delta: float) -> None:
+def test_certified_bound_is_below_epsilon(rows: Any, epsilon: float, delta: float) -> None:
     found = _certify(rows, epsilon, delta)
     if found.threshold is None or found.risk_upper is None:
         assert (found.certified, found.kept, found.risk_upper) == (False, 0, None)
@@ -104,7 +106,7 @@ def test_what_is_certified_is_below_epsilon_even_at_its_bound(rows: Any, epsilon
 
 @settings(max_examples=40)
 @given(ROWS, SHARES, SHARES)
-def test_a_stop_is_a_failed_test_or_the_end(rows: Any, epsilon: float, delta: float) -> None:
+def test_search_stops_at_a_failed_test_or_the_end(rows: Any, epsilon: float, delta: float) -> None:
     """Reference: every score is tested one by one, from one start, and rows of equal score come together."""
     start = Start(sorted(score for score, _ in rows)[len(rows) // 2], 1.0)
     certified = None
@@ -121,7 +123,7 @@ def test_a_stop_is_a_failed_test_or_the_end(rows: Any, epsilon: float, delta: fl
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**32))
-def test_the_order_of_rows_changes_nothing(seed: int) -> None:
+def test_row_order_does_not_matter(seed: int) -> None:
     random = np.random.default_rng(seed)
     scores, losses = random.integers(0, 20, 300) / 20, random.random(300) < 0.03
     order = random.permutation(300)

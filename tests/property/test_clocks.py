@@ -87,7 +87,7 @@ class Promise:
 
 @given(st.lists(runs, min_size=1, max_size=6))
 @settings(max_examples=200)
-def test_a_promise_never_looks_older_than_it_is_and_ages_while_there_is_power(lives: list[Run]) -> None:
+def test_promise_ages_only_with_elapsed_time(lives: list[Run]) -> None:
     """Too old would end a promise before its time; not to age while the device runs would keep it for ever.
 
     A life whose clock was never right leaves stamps that are too early, by an unknown amount.
@@ -141,7 +141,7 @@ def look(ages: Timeline, promises: list[Promise]) -> None:
     st.floats(0, 3),
 )
 @settings(max_examples=200)
-def test_a_budget_is_not_given_twice_by_a_clock_that_goes_back(
+def test_clock_that_goes_back_grants_no_second_budget(
     period_s: float, spent: float, boots: list[float | None], away: float
 ) -> None:
     """Spending survives boots with an unset clock or one a period behind; a later period has a full budget."""

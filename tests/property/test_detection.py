@@ -46,7 +46,7 @@ def test_a_model_agrees_with_itself(one: Boxes) -> None:
 
 
 @given(boxes(), boxes())
-def test_both_losses_say_zero_together_and_pairs_are_one_to_one(edge: Boxes, full: Boxes) -> None:
+def test_losses_are_zero_together_and_pairs_are_unique(edge: Boxes, full: Boxes) -> None:
     share = unmatched_share(edge, full, **AT)
     assert 0 <= share <= 1
     assert (share > 0) == any_unmatched(edge, full, **AT)
@@ -55,7 +55,7 @@ def test_both_losses_say_zero_together_and_pairs_are_one_to_one(edge: Boxes, ful
 
 
 @given(boxes(), boxes(), st.randoms(use_true_random=False))
-def test_neither_order_nor_unit_nor_origin_matters(edge: Boxes, full: Boxes, random: Any) -> None:
+def test_order_unit_and_origin_do_not_matter(edge: Boxes, full: Boxes, random: Any) -> None:
     order = random.sample(range(len(edge.classes)), len(edge.classes))
     found = unmatched_share(edge, full, **AT)
     assert unmatched_share(moved(edge, order), full, **AT) == found
@@ -63,7 +63,7 @@ def test_neither_order_nor_unit_nor_origin_matters(edge: Boxes, full: Boxes, ran
 
 
 @given(boxes(), boxes())
-def test_what_is_below_the_stated_confidence_does_not_count(edge: Boxes, full: Boxes) -> None:
+def test_boxes_below_the_confidence_do_not_count(edge: Boxes, full: Boxes) -> None:
     cut = [one.from_confidence(AT["least"]) for one in (edge, full)]
     assert unmatched_share(edge, full, **AT) == unmatched_share(*cut, **AT)
     if len(cut[0].classes):
@@ -71,7 +71,7 @@ def test_what_is_below_the_stated_confidence_does_not_count(edge: Boxes, full: B
 
 
 @given(boxes())
-def test_a_missed_box_and_one_of_another_class_are_losses(full: Boxes) -> None:
+def test_missed_and_misclassified_boxes_are_losses(full: Boxes) -> None:
     seen = full.from_confidence(AT["least"])
     if not len(seen.classes):
         return
@@ -83,7 +83,7 @@ def test_a_missed_box_and_one_of_another_class_are_losses(full: Boxes) -> None:
 
 
 @given(boxes(), st.sampled_from([0.0, 0.3, 0.9]))
-def test_scores_are_in_0_to_1_and_the_least_is_no_more_than_the_mean(one: Boxes, least: float) -> None:
+def test_scores_are_within_0_and_1(one: Boxes, least: float) -> None:
     assert 0 <= minimum_confidence(one, least) <= mean_confidence(one, least) + 1e-12 <= 1 + 1e-12
     if len(one.from_confidence(least).classes):
         assert minimum_confidence(one, least) >= least
@@ -98,7 +98,7 @@ def test_overlaps_are_symmetric_and_full_with_oneself(one: Boxes, other: Boxes) 
     np.testing.assert_array_equal(np.diag(intersection_over_union(one.corners, one.corners)), 1)
 
 
-def test_by_hand() -> None:
+def test_hand_computed_losses() -> None:
     full = Boxes.of([(0, 0, 4, 4), (10, 10, 14, 14)], [0, 1], [0.9, 0.8])
     edge = Boxes.of([(0, 0, 4, 3), (10, 10, 14, 14), (0, 0, 4, 4)], [0, 1, 0], [0.9, 0.7, 0.2])
     assert intersection_over_union(edge.corners, full.corners)[0, 0] == 0.75
@@ -110,7 +110,7 @@ def test_by_hand() -> None:
     assert mean_confidence(Boxes.of([], [], []), 0.3) == 1
 
 
-def test_two_boxes_on_one_do_not_both_match_and_the_surest_chooses() -> None:
+def test_only_the_surest_of_two_boxes_matches() -> None:
     full = Boxes.of([(0, 0, 4, 4)], [0], [0.9])
     twice = Boxes.of([(0, 0, 4, 4), (0, 0, 4, 4)], [0, 0], [0.9, 0.8])
     assert matches(twice, full, **AT) == (1, 2, 1)
@@ -131,6 +131,6 @@ def test_a_certificate_takes_both_losses() -> None:
 @pytest.mark.parametrize(
     ("corners", "classes", "sure"), [([(0, 0, 1, 1)], [0, 1], [0.5]), ([(0, 0, 1, 1)], [0], [1.5]), ([], [], [0.5])]
 )
-def test_what_is_no_set_of_boxes_is_refused(corners: Any, classes: Any, sure: Any) -> None:
+def test_invalid_boxes_are_refused(corners: Any, classes: Any, sure: Any) -> None:
     with pytest.raises(InvalidTensorError):
         Boxes.of(corners, classes, sure)

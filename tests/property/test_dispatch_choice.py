@@ -52,7 +52,7 @@ def test_the_earliest_within_the_budgets_is_chosen(candidates: list[Candidate[in
 
 
 @given(st.lists(seconds, max_size=30), st.integers(1, 8))
-def test_a_slot_is_free_when_enough_of_them_have_ended(left_s: list[float], slots: int) -> None:
+def test_free_slots_follow_ended_batches(left_s: list[float], slots: int) -> None:
     found_s = wait_s(left_s, slots)
     if len(left_s) < slots:
         assert found_s == 0
@@ -72,7 +72,6 @@ def test_simultaneous_batches_spread_over_executors(run_s: list[float], slots: i
             Candidate(name, wait_s(given_to[name], slots), each, len(given_to[name])) for name, each in enumerate(run_s)
         ]
         chosen = choose(candidates)
-        assert chosen is not None
         ends_s.append(chosen.done_s)
         given_to[chosen.executor].append(run_s[chosen.executor])
     rate = sum(slots / each for each in run_s)
@@ -80,11 +79,10 @@ def test_simultaneous_batches_spread_over_executors(run_s: list[float], slots: i
     assert ends_s == sorted(ends_s), "later ones are done later: none was passed by"
 
 
-def test_equals_have_equal_parts() -> None:
+def test_equal_executors_share_equally() -> None:
     given_to: Counter[int] = Counter()
     for _ in range(9):
         chosen = choose(Candidate(name, wait_s([0.01] * given_to[name], 2), 0.01, given_to[name]) for name in range(3))
-        assert chosen is not None
         given_to[chosen.executor] += 1
     assert set(given_to.values()) == {3}
 
@@ -109,7 +107,7 @@ def test_energy_stays_within_the_average_and_one_batch(budget_w: float, asked: l
     assert energy.spent_j == pytest.approx(spent_j)
 
 
-def test_no_budget_is_no_limit() -> None:
+def test_missing_budget_is_unlimited() -> None:
     assert (Energy(0).left_j(0), Memory(0).free_bytes, Memory(0).fits(1e18)) == (math.inf, math.inf, True)
     small = Memory(100)
     small.models_bytes, small.batches_bytes = 60, 30

@@ -66,7 +66,7 @@ class Enrolment(RuleBasedStateMachine):
         secret = self.open_tokens.pop(device)
         with self.database.begin() as on:
             found = enrolment.redeem(on, enrolment.secret_hash(secret), key, self.issue, self.now_s)
-        assert found is not None and found.device == device and not found.again
+        assert found.device == device and not found.again
         for serial in [serial for serial, owner in self.valid.items() if owner == device]:
             del self.valid[serial]
         self.valid[found.certificate.removeprefix("pem ")] = device
@@ -93,7 +93,6 @@ class Enrolment(RuleBasedStateMachine):
         for serial, device in list(self.valid.items())[:2]:
             with self.database.begin() as on:
                 pem = enrolment.renew(on, device, serial, self.issue, self.now_s)
-            assert pem is not None
             self.valid[pem.removeprefix("pem ")] = device
 
     @rule(device=DEVICES)

@@ -19,14 +19,14 @@ def test_no_input_crashes_its_reader(target: Target) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_a_number_makes_its_input_again(target: Target) -> None:
+def test_input_is_reproduced_from_its_number(target: Target) -> None:
     assert [repr(made(target, SEED, number)) for number in range(50)] == [
         repr(made(target, SEED, number)) for number in range(50)
     ]
     assert len({repr(made(target, SEED, number)) for number in range(50)}) > 25
 
 
-def test_what_nobody_foresaw_is_found_and_named() -> None:
+def test_unexpected_exceptions_are_reported() -> None:
     def read(number: int) -> None:
         if number % 100 == 7:
             raise KeyError(number)

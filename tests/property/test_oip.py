@@ -79,7 +79,7 @@ def identity(tensor: Tensor) -> tuple[Any, ...]:
 
 
 @given(st.data(), st.booleans(), st.integers(1, 3))
-def test_requests_come_back(data: st.DataObject, binary: bool, rows: int) -> None:
+def test_requests_survive_a_round_trip(data: st.DataObject, binary: bool, rows: int) -> None:
     sent = InferRequest("m", data.draw(tensor_lists(binary, rows)), REQUEST_ID)
     encoded = encode_request(sent, binary=binary)
     got = decode_request("m", encoded.body, encoded.header_length, trust_request_id=True)
@@ -103,7 +103,7 @@ notices = st.builds(ContractNotice, st.booleans(), st.none() | st.floats(0, 1e9)
 
 
 @given(st.none() | notes, st.just("") | digests, st.booleans(), st.booleans())
-def test_notes_alarms_and_promises_come_back_from_those_who_may_audit(
+def test_notes_alarms_and_promises_survive_a_round_trip(
     note: AuditNote | None, alarm: str, promised: bool, binary: bool
 ) -> None:
     inputs = (Tensor("x", np.zeros((1, 1), np.float32)),)
@@ -116,7 +116,7 @@ def test_notes_alarms_and_promises_come_back_from_those_who_may_audit(
 
 
 @given(st.data(), st.booleans())
-def test_responses_come_back(data: st.DataObject, binary: bool) -> None:
+def test_responses_survive_a_round_trip(data: st.DataObject, binary: bool) -> None:
     outputs = data.draw(tensor_lists(binary, None))
     asked = InferRequest("m", outputs, REQUEST_ID, binary_output=binary)
     encoded = encode_response(asked, InferResponse("m", "1", outputs, id="x"))
@@ -124,7 +124,7 @@ def test_responses_come_back(data: st.DataObject, binary: bool) -> None:
 
 
 @given(st.data())
-def test_each_output_takes_its_own_form(data: st.DataObject) -> None:
+def test_outputs_are_encoded_separately(data: st.DataObject) -> None:
     outputs = data.draw(tensor_lists(binary=False, first=None))
     wanted = tuple(
         RequestedOutput(tensor.name, data.draw(st.sampled_from((None, True, False))))
@@ -176,7 +176,7 @@ answers = st.builds(
 
 
 @given(answers)
-def test_answers_come_back(answer: Answer) -> None:
+def test_answers_survive_a_round_trip(answer: Answer) -> None:
     parameters = to_parameters(answer)
     assert all(isinstance(value, str | int | float | bool) for value in parameters.values())
     assert from_parameters(orjson.loads(orjson.dumps(parameters))) == answer
@@ -195,12 +195,12 @@ def survives(body: bytes, header_length: int | None) -> None:
 
 
 @given(st.binary(max_size=200), st.none() | st.integers(-5, 300))
-def test_garbage(body: bytes, header_length: int | None) -> None:
+def test_arbitrary_bytes_are_refused(body: bytes, header_length: int | None) -> None:
     survives(body, header_length)
 
 
 @given(st.data(), st.booleans())
-def test_mutated_bodies(data: st.DataObject, binary: bool) -> None:
+def test_mutated_bodies_are_read_or_refused(data: st.DataObject, binary: bool) -> None:
     sent = InferRequest("m", data.draw(tensor_lists(binary, 2)), REQUEST_ID, deadline_s=1.0)
     encoded = encode_request(sent, binary=binary)
     body = bytearray(encoded.body)
@@ -281,6 +281,6 @@ heads = st.fixed_dictionaries(
 
 
 @given(heads, st.binary(max_size=40), st.booleans())
-def test_json_that_says_something_else(head: dict[str, Any], tail: bytes, binary: bool) -> None:
+def test_altered_json_is_read_or_refused(head: dict[str, Any], tail: bytes, binary: bool) -> None:
     text = orjson.dumps(head)
     survives(text + tail if binary else text, len(text) if binary else None)

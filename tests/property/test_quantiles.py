@@ -37,7 +37,7 @@ def test_within_the_relative_error_of_the_true_quantile(values: list[float], sha
 
 
 @given(observations, shares)
-def test_whatever_comes_it_is_a_number_and_bounded(seen: list[tuple[float, float, bool]], share: float) -> None:
+def test_predictions_are_finite_and_bounded(seen: list[tuple[float, float, bool]], share: float) -> None:
     found, by_size = DecayedQuantiles(), TimesBySize()
     for position, (seconds, now_s, censored) in enumerate(seen):
         found.add(seconds, now_s, censored=censored)
@@ -56,9 +56,7 @@ payloads = st.integers(0, 1 << 30)
     st.lists(payloads, min_size=2, max_size=5),
     shares,
 )
-def test_larger_or_later_is_never_predicted_to_be_quicker(
-    seen: list[tuple[int, int, float]], asked: list[int], share: float
-) -> None:
+def test_predictions_are_monotone_in_size(seen: list[tuple[int, int, float]], asked: list[int], share: float) -> None:
     found = TimesBySize()
     for count, (size_bytes, ahead_bytes, seconds) in enumerate(seen):
         found.add(size_bytes, seconds, float(count), ahead_bytes=ahead_bytes)
@@ -77,7 +75,7 @@ def test_a_larger_share_takes_no_less(seen: list[tuple[float, float, bool]], ask
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_change_is_known_after_a_few_observations_for_the_worse_and_five_half_lives_for_the_better(
+def test_changes_are_learned_quickly(
     seed: int,
 ) -> None:
     rng = random.Random(seed)
@@ -100,7 +98,7 @@ def test_a_change_is_known_after_a_few_observations_for_the_worse_and_five_half_
 
 
 @given(st.floats(1e-3, 100), st.integers(2, 50), st.integers(1, 50))
-def test_what_was_waited_for_in_vain_takes_longer_than_that(waited_s: float, in_vain: int, answered: int) -> None:
+def test_timeouts_are_lower_bounds(waited_s: float, in_vain: int, answered: int) -> None:
     found = remembering()
     for _ in range(answered):
         found.add(waited_s / 10, 0.0)

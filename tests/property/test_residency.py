@@ -241,7 +241,7 @@ async def test_the_least_recently_used_model_is_evicted_unless_held(room: Room) 
     await residency.loaded(ModelKey("m0", 1), None)  # a cancelled request does not block the others
 
 
-async def test_a_request_that_waits_for_a_model_is_refused_when_it_is_unloaded(room: Room) -> None:
+async def test_unload_refuses_waiting_requests(room: Room) -> None:
     for name in ("m0", "m1", "m2"):
         await room.residency.loaded(ModelKey(name, 1), None)
     waiting = asyncio.create_task(room.residency.loaded(ModelKey("m3", 1), None))
@@ -278,7 +278,7 @@ async def test_an_unload_after_a_running_load_wins(room: Room) -> None:
     assert room.residency.memory.resident == [key]
 
 
-async def test_an_unload_is_carried_out_though_its_caller_leaves(room: Room) -> None:
+async def test_unload_continues_without_its_caller(room: Room) -> None:
     key = ModelKey("m0", 1)
     place = await room.residency.loaded(key, None)
     unloading = asyncio.create_task(room.residency.orders.unload("m0"))
@@ -313,7 +313,7 @@ async def test_a_model_larger_than_the_budget_is_never_loaded() -> None:
     assert room.loads == 0
 
 
-async def test_a_load_that_failed_is_tried_again_after_a_while(room: Room) -> None:
+async def test_failed_load_is_retried(room: Room) -> None:
     room.failing.add("m0")
     for _ in range(3):
         with pytest.raises(NotReadyError, match="It is broken"):

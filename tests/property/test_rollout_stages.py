@@ -15,7 +15,7 @@ SHARES = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4).map(sorted)
 
 
 @given(st.text(max_size=10), SHARES, st.floats(0.0, 0.5))
-def test_no_device_is_taken_twice_or_from_those_held_back(salt: str, shares: list[float], held_back: float) -> None:
+def test_stages_are_disjoint_and_exclude_held_back_devices(salt: str, shares: list[float], held_back: float) -> None:
     stages = [Stage(share) for share in shares]
     taken: list[str] = []
     for number in range(len(stages)):

@@ -35,7 +35,7 @@ def test_tempered_rows_are_distributions_in_the_same_order(probabilities: Any, t
 
 
 @given(PROBABILITIES, TEMPERATURES, st.sampled_from(KINDS))
-def test_scores_are_in_range_and_know_no_neighbour(probabilities: Any, temperature: float, kind: Any) -> None:
+def test_scores_are_in_range_and_independent_of_other_rows(probabilities: Any, temperature: float, kind: Any) -> None:
     found = score(kind, probabilities, temperature=temperature)
     assert found.shape == (len(probabilities),)
     assert found.dtype == np.float32
@@ -58,14 +58,14 @@ def test_scores_do_not_depend_on_the_order_of_labels(
     arrays(np.float32, st.tuples(st.integers(2, 8), st.integers(2, 32)), elements=st.floats(0, 1, width=32)),
     TEMPERATURES | st.just(1.0),
 )
-def test_one_row_scores_as_it_does_among_others(rows: Any, temperature: float) -> None:
+def test_row_scores_are_independent_of_the_batch(rows: Any, temperature: float) -> None:
     alone = float(score("max_probability", rows[:1], temperature=temperature)[0])
     among = float(score("max_probability", rows, temperature=temperature)[0])
     assert alone == (among if temperature == 1.0 else pytest.approx(among, rel=2e-7))
 
 
 @given(st.integers(2, 10), st.lists(st.floats(0, 1), min_size=2, max_size=8), st.sampled_from(KINDS), TEMPERATURES)
-def test_more_mass_on_the_likeliest_never_scores_less(
+def test_score_is_monotone_in_the_top_probability(
     classes: int, masses: list[float], kind: Any, temperature: float
 ) -> None:
     """From the uniform row (0) to a certain one (1), along a straight line."""
@@ -77,9 +77,7 @@ def test_more_mass_on_the_likeliest_never_scores_less(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(PROBABILITIES, TEMPERATURES)
-def test_a_tie_of_the_two_likeliest_has_no_margin_and_never_looks_certain(
-    kind: Any, probabilities: Any, temperature: float
-) -> None:
+def test_tie_has_a_margin_of_zero(kind: Any, probabilities: Any, temperature: float) -> None:
     best = probabilities.argmax(axis=1)
     second = (best + 1) % probabilities.shape[1]
     rows = np.arange(len(best))
@@ -132,7 +130,7 @@ def test_every_request_is_answered_by_one_tier_within_its_bounds(
 
 
 @given(st.floats(), st.floats())
-def test_kept_if_and_only_if_the_score_reaches_the_threshold(found: float, threshold: float) -> None:
+def test_accepted_if_the_score_reaches_the_threshold(found: float, threshold: float) -> None:
     decision = by_score(found, threshold)
     assert (decision.tier is Tier.EDGE) == (found >= threshold)
     assert (decision.reason is Reason.CONFIDENT) == (decision.tier is Tier.EDGE)

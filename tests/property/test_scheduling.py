@@ -65,9 +65,7 @@ BESIDE = [[], [(2.0, 1)], [(20.0, 4)], [(5.0, 2), (50.0, 8)]]
 
 @given(plan=st.lists(asked, max_size=60).map(in_order), others=st.sampled_from(BESIDE))
 @settings(max_examples=40, deadline=None)
-def test_every_request_ends_by_its_deadline_and_refusals_have_a_retry_time(
-    plan: list[Asked], others: list[tuple[float, int]]
-) -> None:
+def test_requests_end_by_their_deadline(plan: list[Asked], others: list[tuple[float, int]]) -> None:
     load, ended = played(plan, others=others)
     for each in ended:
         assert each.asked.timeout_s is None or each.seconds <= each.asked.timeout_s + 0.011  # the test's own steps
@@ -125,7 +123,7 @@ def share_of(ended: list[Ended], principal: str) -> float:
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=2, deadline=None)
 @example(seed=771)
-def test_a_greedy_client_takes_nothing_from_a_polite_one(timeout_s: float | None, seed: int) -> None:
+def test_greedy_client_does_not_starve_others(timeout_s: float | None, seed: int) -> None:
     refused: list[bool] = []
     for first in range(seed, seed + 8, 2):  # of 60 requests alone one in some hundreds of seeds has a tenth refused
         polite = poisson(first, 20, 3.0, principal="polite", timeout_s=timeout_s)
@@ -136,7 +134,7 @@ def test_a_greedy_client_takes_nothing_from_a_polite_one(timeout_s: float | None
     assert sum(refused) <= 0.1 * len(refused)  # of them some from before it was known
 
 
-def test_greedy_clients_share_alike_however_greedy_each_is() -> None:
+def test_greedy_clients_share_equally() -> None:
     plans = [
         poisson(n, rate, 4.0, principal=name, timeout_s=0.3)
         for n, (name, rate) in enumerate({"a": 500, "b": 150}.items())
@@ -204,7 +202,7 @@ def test_a_slowdown_makes_only_earlier_requests_late(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_machine_that_is_twice_as_slow_from_time_to_time_makes_few_late(
+def test_temporary_slowdowns_make_few_requests_late(
     seed: int,
 ) -> None:
     """Half a second in two, as if other processes used the memory: more than is learned in time."""

@@ -39,7 +39,7 @@ STATES = st.lists(
 
 @given(parents(), STATES)
 @example(f"00-{TRACE}-{SPAN}-01", "a=1,b=2")
-def test_it_is_read_as_opentelemetry_reads_it(parent: str, state: str) -> None:
+def test_context_is_read_as_by_opentelemetry(parent: str, state: str) -> None:
     carrier = {"traceparent": parent, "tracestate": state}
     context = TraceContextTextMapPropagator().extract(carrier)
     theirs = opentelemetry.get_current_span(context).get_span_context()
@@ -57,7 +57,7 @@ def test_it_is_read_as_opentelemetry_reads_it(parent: str, state: str) -> None:
 
 
 @given(st.text(max_size=80) | parents(), st.text(max_size=80) | STATES)
-def test_nothing_is_an_error_and_what_goes_on_is_short_plain_and_reads_as_it_was(parent: str, state: str) -> None:
+def test_invalid_headers_are_ignored_and_valid_ones_preserved(parent: str, state: str) -> None:
     found = received(parent, state)
     if found is None:
         return

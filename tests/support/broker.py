@@ -88,7 +88,6 @@ class Broker:
     @property
     def pid(self) -> int:
         """Of the process that runs."""
-        assert self._process is not None
         return self._process.pid
 
     @property

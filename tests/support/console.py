@@ -15,12 +15,14 @@ import msgspec
 from support.databases import sqlite_store
 from support.gateway import DIGITS
 from support.keys import bearer, create_key, create_keys
+from support.processes import TierProcess
 
 from firstline_core.fleet.profiles import profile_path
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.profile.profile import Profile
+from firstline_gateway.settings.settings import Store
 
 ROLLOUTS = "/fleet/v1/rollouts"
 _START_S = 60.0
@@ -37,49 +39,16 @@ sys.argv = ["firstline", "console", *{arguments}]
 from firstline.__main__ import main
 sys.exit(main())
 """
-_GATEWAY = (sys.executable, "-m", "firstline_gateway", "run")
 
 
-class GatewayProcess:
-    """A gateway that can be killed, and comes back at the same address with what it had.
-
-    Args:
-        folder: of its store and its configuration.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.store = sqlite_store(folder)
-        self._config = folder / "gateway.toml"
-        self._log = folder / "gateway.log"
-        self._port = 0
-        self._process: subprocess.Popen[str] | None = None
-        self._config.write_text(
-            f'[models]\ndirectory = "{DIGITS.parent}"\n[store]\nurl = "{self.store.url}"\n'
-            f'[identity]\ndirectory = "{folder / "identity"}"\n[execution]\nsessions = 1\n'
-        )
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
-
-    def start(self) -> None:
-        with self._log.open("a") as log:
-            self._process = subprocess.Popen(
-                [*_GATEWAY, "--config", str(self._config), "--port", str(self._port), "-o", "json"],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        assert said, self._log.read_text()
-        self._port = httpx.URL(msgspec.json.decode(said)["url"]).port or 0
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+def console_gateway(folder: Path) -> tuple[TierProcess, Store]:
+    """A gateway that is not yet started, and its store."""
+    store, config = sqlite_store(folder), folder / "gateway.toml"
+    config.write_text(
+        f'[models]\ndirectory = "{DIGITS.parent}"\n[store]\nurl = "{store.url}"\n'
+        f'[identity]\ndirectory = "{folder / "identity"}"\n[execution]\nsessions = 1\n'
+    )
+    return TierProcess("firstline_gateway", "--config", config, log=folder / "gateway.log"), store
 
 
 class Fleet:
@@ -87,15 +56,16 @@ class Fleet:
 
     Args:
         gateway: that runs.
+        store: of the gateway.
         names: of the devices; each says that it runs version 1 of "digits".
     """
 
-    def __init__(self, gateway: GatewayProcess, names: list[str]) -> None:
-        self.key = create_key(gateway.store, "ops", "operator")
-        self._keeper = httpx.Client(base_url=gateway.url, headers=bearer(self.key), timeout=30)
+    def __init__(self, gateway: TierProcess, store: Store, names: list[str]) -> None:
+        self.key = create_key(store, "ops", "operator")
+        self._operator = httpx.Client(base_url=gateway.url, headers=bearer(self.key), timeout=30)
         self._devices = {
             name: httpx.Client(base_url=gateway.url, headers=bearer(key), timeout=30)
-            for name, key in create_keys(gateway.store, names, "device").items()
+            for name, key in create_keys(store, names, "device").items()
         }
         self._updates: dict[str, dict[str, Update]] = {}
         self._sequence = 0
@@ -103,12 +73,12 @@ class Fleet:
             self.say(name)
 
     def close(self) -> None:
-        for client in (self._keeper, *self._devices.values()):
+        for client in (self._operator, *self._devices.values()):
             client.close()
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The gateway's answers to the fleet manager."""
-        reply = self._keeper.request(method, path, json=body)
+        reply = self._operator.request(method, path, json=body)
         assert reply.is_success, reply.text
         return reply.json()
 
@@ -148,7 +118,7 @@ class Fleet:
     def keep(self, profile: Profile) -> None:
         """Has the gateway keep a profile."""
         path = profile_path(profile.bundle, profile.version, profile.machine)
-        reply = self._keeper.put(path, content=msgspec.json.encode(profile))
+        reply = self._operator.put(path, content=msgspec.json.encode(profile))
         assert reply.is_success, reply.text
 
     def offered(self, rollout: str) -> list[str]:
@@ -184,7 +154,6 @@ def console(gateway: str, key: str, log: Path, *options: str, **environment: str
     with log.open("w") as stream:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stream, text=True, env=told)
     try:
-        assert process.stdout is not None
         said = process.stdout.readline()
         assert said, log.read_text()
         yield msgspec.json.decode(said)["url"]

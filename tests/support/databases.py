@@ -140,7 +140,6 @@ class PostgreSql:
     @property
     def pid(self) -> int:
         """Of the process that runs; its children serve the connections."""
-        assert self._process is not None
         return self._process.pid
 
     @property

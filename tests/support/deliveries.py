@@ -1,14 +1,11 @@
-"""What devices deliver, over HTTP, and what a gateway counts of it."""
+"""What devices deliver, and what a gateway counts of it."""
 
 from __future__ import annotations
 
-import httpx
 import numpy as np
 from msgspec.structs import replace
 
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import oip
-from firstline_core.protocol.http import HEADER_LENGTH
 from firstline_core.types import InferRequest, InferResponse, Tensor, Wait
 from firstline_edge.app import EdgeAgent
 from firstline_gateway.app import Gateway
@@ -28,22 +25,8 @@ async def promise(agent: EdgeAgent, seed: int) -> str:
     """Has the device promise a correction; its id."""
     asked = InferRequest("digits", (picture(seed),), new_request_id(), wait=Wait.FIRST, principal="local")
     answer = (await agent.data_plane.infer(asked)).answer
-    assert answer is not None
     assert answer.durable
     return answer.request_id
-
-
-async def post(client: httpx.AsyncClient, request: InferRequest, url: str = "") -> httpx.Response:
-    """The gateway's reply."""
-    encoded = oip.encode_request(request)
-    headers = {HEADER_LENGTH: str(encoded.header_length)}
-    return await client.post(f"{url}/v2/models/digits/versions/1/infer", content=encoded.body, headers=headers)
-
-
-def read(reply: httpx.Response) -> InferResponse:
-    """An answer as it came, but for how long it took."""
-    assert reply.status_code == 200, reply.text
-    return oip.decode_response(reply.content, int(reply.headers[HEADER_LENGTH]))
 
 
 def same(one: InferResponse, other: InferResponse) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from support.agent import edge_settings, serving_agent
 from support.broker import free_port
 from support.gateway import serving
-from support.small_models import gateway_of
+from support.small_models import small_gateway
 
 from firstline_core.protocol.http import BodyBudget
 from firstline_edge.api import server as edge_server
@@ -27,9 +27,8 @@ async def either_tier(name: str, folder: Path) -> AsyncIterator[tuple[str, int]]
     """
     async with AsyncExitStack() as opened:
         if name == "gateway":
-            gateway = gateway_of(folder, grpc__enabled=True, grpc__port=0)
+            gateway = small_gateway(folder, grpc__enabled=True, grpc__port=0)
             rpc = server.open_grpc(gateway)
-            assert rpc is not None
             url, port = await opened.enter_async_context(serving(gateway)), rpc.port
             await rpc.start()
             opened.push_async_callback(rpc.stop, 1)

@@ -6,17 +6,14 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from support.gateway import served_as
 
 from bench.support.executor import ExecutorWithoutFiles
-from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, InvalidTensorError
-from firstline_core.processing.steps import InputSpec
-from firstline_core.storage.artefact import Artefact
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import ExecutorReport, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
@@ -29,11 +26,7 @@ MIB = 1 << 20
 
 
 def model(name: str, size_bytes: int = 1) -> ServedModel:
-    full = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, size_bytes), runtime="onnx", precision="fp32")
-    manifest = Manifest(
-        name=name, version=1, labels=("a", "b"), input=InputSpec("x", "FP32", (-1, 1)), edge=(), full=full
-    )
-    return ServedModel(ModelKey(name, 1), Path(), manifest, None, manifest.full_digest)
+    return served_as(ModelKey(name, 1), size_bytes)
 
 
 SERVED = model("m")

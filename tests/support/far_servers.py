@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import numpy as np
 import orjson
+from support.gateway import served_as
 
-from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, RemoteTimeoutError
-from firstline_core.processing.steps import InputSpec
 from firstline_core.protocol.http import error_reply, headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.oip import decode_request, encode_response
-from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Answer, InferRequest, InferResponse, ModelKey, Reason, Status, Tensor, Tier
-from firstline_gateway.models.repository import ServedModel
 
-MANIFEST = Manifest(
-    name="m",
-    version=3,
-    labels=("a", "b"),
-    input=InputSpec("x", "FP32", (-1, 1)),
-    edge=(),
-    full=Model(id="full", artefact=Artefact("full.onnx", "0" * 64, 1), runtime="onnx", precision="fp32"),
-)
-M = ModelKey("m", 3)
-SERVED = ServedModel(M, Path(), MANIFEST, None, MANIFEST.full_digest)
+SERVED = served_as(ModelKey("m", 3))
+M, MANIFEST = SERVED.key, SERVED.manifest
 
 
 def row(value: float) -> list[float]:

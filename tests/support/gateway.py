@@ -1,13 +1,18 @@
-"""Fakes of the gateway's inner interfaces, and a real gateway on a loopback port."""
+"""A real gateway on a loopback port, and fakes of its inner interfaces."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 
+import httpx
 import numpy as np
+from support.broker import Broker
+from support.databases import sqlite_store
+from support.keys import bearer, create_key
 from support.waiting import until
 
 from bench.support.executor import ExecutorWithoutFiles
@@ -17,13 +22,16 @@ from firstline_core.errors import FirstlineError, InvalidTensorError
 from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import InputSpec
 from firstline_core.protocol.http_server import ServerLimits
+from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Array, InferRequest, ModelKey, Tensor
 from firstline_gateway.api import server
-from firstline_gateway.app import Gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.executors.base import Executor, Outcome, Probabilities
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single
+from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository, ServedModel
+from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Settings
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
@@ -103,9 +111,9 @@ class Doubler:
         return (rows * 2).astype(np.float32)
 
 
-def served_as(key: ModelKey) -> ServedModel:
+def served_as(key: ModelKey, size_bytes: int = 1) -> ServedModel:
     """A model that needs no file."""
-    full = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, 1), runtime="onnx", precision="fp32")
+    full = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, size_bytes), runtime="onnx", precision="fp32")
     spec = InputSpec("x", "FP32", (-1, 1))
     manifest = Manifest(name=key.name, version=key.version, labels=("a", "b"), input=spec, edge=(), full=full)
     return ServedModel(key, Path(), manifest, None, manifest.full_digest)
@@ -116,9 +124,52 @@ def pool_of(executor: Executor, *keys: ModelKey, clock: Clock = SYSTEM_CLOCK) ->
     return single(executor, map(served_as, keys), clock=clock)
 
 
-def gateway_of(settings: Settings, repository: Repository, executor: Executor) -> Gateway:
-    """A gateway with one executor."""
+def gateway_settings(folder: Path, *, broker: Broker | None = None, **overrides: object) -> Settings:
+    """Settings for a test: the digits, one session, and a migrated SQLite store.
+
+    Args:
+        folder: of the store and the identity.
+        broker: that the gateway connects to.
+        overrides: dotted keys, with `__` for the dot.
+    """
+    known: dict[str, object] = {
+        "models.directory": str(DIGITS.parent),
+        "identity.directory": str(folder / "identity"),
+        "execution.sessions": 1,
+    }
+    if broker is not None:
+        known |= {"mqtt.enabled": True, "mqtt.port": broker.port}
+    if "store__url" not in overrides:
+        known["store.url"] = sqlite_store(folder).url
+    return load(None, environ={}, overrides=known | {key.replace("__", "."): v for key, v in overrides.items()})
+
+
+@cache
+def digits_repository() -> Repository:
+    """The digits, loaded once for all gateways of this process that run no model."""
+    return load_repository(DIGITS, RuntimeOptions())
+
+
+def gateway_of(settings: Settings, executor: Executor, repository: Repository | None = None) -> Gateway:
+    """A gateway with one executor; it serves the digits unless the test gives a repository."""
+    repository = digits_repository() if repository is None else repository
     return Gateway(settings, repository, single(executor, repository))
+
+
+def gated_gateway(folder: Path, slots: int = 1, **overrides: object) -> tuple[Gateway, GatedExecutor]:
+    """A gateway without authentication whose batches end when the test says so."""
+    executor = GatedExecutor(slots)
+    return gateway_of(gateway_settings(folder, **({"auth__mode": "off"} | overrides)), executor), executor
+
+
+@asynccontextmanager
+async def serving_gateway(
+    folder: Path, *, broker: Broker | None = None, **overrides: object
+) -> AsyncIterator[tuple[Gateway, str]]:
+    """Opens and serves a gateway with `gateway_settings`; yields it with its URL."""
+    gateway = open_gateway(gateway_settings(folder, broker=broker, **overrides))
+    async with serving(gateway) as url:
+        yield gateway, url
 
 
 @asynccontextmanager
@@ -135,6 +186,17 @@ async def serving(gateway: Gateway, port: int = 0, limits: ServerLimits | None =
         await gateway.close()
 
 
-async def wait_for_gauge(gateway: Gateway, name: str, timeout_s: float = 10) -> None:
+async def wait_for_gauge(gateway: Gateway, name: str) -> None:
     """Waits until a gauge of the gateway is 1, for example that it is connected to the broker."""
     await until(lambda: gateway.metrics.registry.get_sample_value(name) == 1)
+
+
+def client_of(gateway: Gateway, url: str, name: str = "shop", kind: str = "application") -> httpx.AsyncClient:
+    """Returns a client with a new key of the gateway that serves this URL.
+
+    Args:
+        name: of the device or application.
+        kind: "device", "application", or "operator".
+    """
+    key = create_key(gateway.settings.store, name, kind)
+    return httpx.AsyncClient(base_url=url, headers=bearer(key), timeout=20)

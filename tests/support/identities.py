@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -120,8 +120,3 @@ async def invite(keeper: httpx.AsyncClient, *names: str, **fields: object) -> li
     reply = await keeper.post(DEVICES_PATH, json={"devices": names, **fields})
     assert reply.status_code == 200, reply.text
     return [one["token"] for one in reply.json()["invitations"]]
-
-
-def yesterday_and_tomorrow(now_s: float) -> tuple[float, float]:
-    day_s = timedelta(days=1).total_seconds()
-    return now_s - day_s, now_s + day_s

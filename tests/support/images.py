@@ -18,6 +18,16 @@ def encode(pixels: NDArray[Any], kind: str = "PNG") -> bytes:
     return file.getvalue()
 
 
+def grey(shade: int = 100, side: int = 8) -> bytes:
+    """A PNG of one shade."""
+    return encode(np.full((side, side), shade, np.uint8))
+
+
+def noise(seed: int = 0, side: int = 8) -> bytes:
+    """A PNG that does not compress."""
+    return encode(np.random.default_rng(seed).integers(0, 256, (side, side), np.uint8))
+
+
 def images(*encoded: bytes, name: str = "image") -> Tensor:
     array = np.empty(len(encoded), object)
     array[:] = encoded

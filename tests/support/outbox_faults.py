@@ -137,7 +137,6 @@ class Kept:
                 if request_id not in there and request_id not in self.answers:
                     answer = await _answer(outbox, request_id)
                     if answer is not None:  # its request was damaged, and what was answered was not
-                        assert answer.answer is not None
                         assert answer.answer.status is Status.EXPIRED
                         assert answer.outputs[0].array.tobytes() in provisional
             lost = len(self.promises.keys() - self.answers.keys() - there)

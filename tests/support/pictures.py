@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import httpx
 import numpy as np
 from support.gateway import DIGITS
-from support.images import encode, images
+from support.images import images, noise
+from support.inference import digits_request, post, read
 from support.waiting import until
 
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
-from firstline_core.protocol.http import headers_for
-from firstline_core.protocol.oip import decode_response, encode_request
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, InferRequest
-
-INFER = "/v2/models/digits/infer"
+from firstline_core.types import Array
 
 
 def picture(number: int) -> bytes:
-    rng = np.random.default_rng(number)
-    return encode(rng.integers(0, 255, (8, 8), np.uint8))
+    return noise(number)
 
 
-def expected(numbers: list[int]) -> list[Array]:
+def expected(numbers: Sequence[int]) -> list[Array]:
+    """The full model's probabilities for each of these pictures."""
     bundle = open_bundle(DIGITS)
-    assert bundle.manifest.full is not None
     model = load_model(bundle, bundle.manifest.full, RuntimeOptions())
     found = [model.predict(images(picture(number))) for number in numbers]
     model.close()
@@ -35,15 +32,11 @@ def expected(numbers: list[int]) -> list[Array]:
 
 
 async def ask(client: httpx.AsyncClient, *encoded: bytes, timeout_s: float | None = None) -> httpx.Response:
-    request = InferRequest("digits", (images(*encoded),), "", binary_output=True, deadline_s=timeout_s)
-    body = encode_request(request)
-    return await client.post(INFER, content=body.body, headers=headers_for(body))
+    return await post(client, digits_request(images(*encoded), deadline_s=timeout_s))
 
 
-def said(reply: httpx.Response) -> Array:
-    assert reply.status_code == 200, reply.text
-    length = reply.headers.get("Inference-Header-Content-Length")
-    return decode_response(reply.content, int(length) if length else None).output("probabilities")
+def probabilities(reply: httpx.Response) -> Array:
+    return read(reply).output("probabilities")
 
 
 class Load:
@@ -75,6 +68,6 @@ class Load:
         self._ended = True
         await asyncio.gather(*self._tasks)
         assert {reply.text for _, reply in self.answers if reply.status_code != 200} == set()
-        right = expected(list(range(50)))
+        right = expected(range(50))
         for number, reply in self.answers:
-            np.testing.assert_allclose(said(reply), right[number], atol=1e-5)
+            np.testing.assert_allclose(probabilities(reply), right[number], atol=1e-5)

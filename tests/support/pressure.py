@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+from support.processes import TierProcess
 
 
 class Client:
@@ -63,30 +61,19 @@ class Client:
         await self._http.aclose()
 
 
-@contextmanager
 def agent_process(
     folder: Path, settings: str, within: Callable[[Sequence[str]], Sequence[str]] = lambda command: command
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Runs `edge-agent` with `folder/bundle`; yields the process, and its URL once it is ready.
+) -> TierProcess:
+    """An agent with `folder/bundle` that is not yet started.
 
     Args:
-        folder: for its settings, its state and what it logs.
+        folder: for its settings, its state and its log.
         settings: sections of its TOML in addition to the state directory and the bundle.
-        within: what the command is run by.
+        within: puts a command before it.
     """
     about = '[agent]\nstate_dir = "state"\n[models]\ndirectories = ["bundle"]\n'
     (folder / "edge.toml").write_text(about + settings)
-    command = [sys.executable, "-m", "firstline_edge", "run", "--config", str(folder / "edge.toml")]
-    with (folder / "stderr").open("wb") as stderr:
-        process = subprocess.Popen(
-            within([*command, "--port", "0", "-o", "json"]), stdout=subprocess.PIPE, stderr=stderr, text=True
-        )
-    try:
-        assert process.stdout is not None
-        yield process, json.loads(process.stdout.readline())["url"]
-    finally:
-        process.kill()
-        process.communicate()
+    return TierProcess("firstline_edge", "--config", folder / "edge.toml", log=folder / "stderr", within=within)
 
 
 def switches(folder: Path) -> list[tuple[str, bool]]:

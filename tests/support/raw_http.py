@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import re
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 
 from bench.support.line import Tier
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -59,3 +62,29 @@ def exchange(tier: Tier, request: bytes) -> Answer:
     with connection(tier) as found:
         found.sendall(request)
         return read(found)
+
+
+class RawReply(NamedTuple):
+    status: int
+    head: bytes
+    body: bytes
+
+
+@asynccontextmanager
+async def connected(
+    url: str, timeout_s: float = TIMEOUT_S
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a server in this process, and the time for all that is done on it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def next_reply(reader: asyncio.StreamReader) -> RawReply:
+    """The next response, with a body as long as its head says."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"\r\ncontent-length: (\d+)", head, re.IGNORECASE)
+    return RawReply(int(head.split()[1]), head, await reader.readexactly(int(length[1])))

@@ -63,7 +63,6 @@ class RayNodes:
         self._log.close()
 
     def _ask(self, order: str) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(f"{order}\n")
         self._process.stdin.flush()
         assert self._answer() == order

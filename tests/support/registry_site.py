@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-import msgspec
 from support.agent import edge_settings
 from support.databases import sqlite_store
-from support.gateway import DIGITS, serving
+from support.gateway import gateway_settings, serving
 from support.keys import bearer, create_key
 
 from firstline.release import publishing
 from firstline.release.keyring import Keyring
+from firstline.release.publishing import PushedBundle, push_bundle
 from firstline.release.registry import Registry, open_registry
-from firstline_core.bundle.manifest import encode_manifest
-from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.fleet.target import ExtraNeeds
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.registry.registry import Registry as GatewayRegistry
-from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store
 
 _T = TypeVar("_T")
-
-
-def digits_bundle(folder: Path, version: int) -> Bundle:
-    """The digits as another version."""
-    shutil.copytree(DIGITS, folder)
-    manifest = msgspec.structs.replace(open_bundle(folder).manifest, version=version)
-    (folder / "manifest.json").write_bytes(encode_manifest(manifest))
-    return open_bundle(folder)
 
 
 @dataclass
@@ -77,9 +67,16 @@ class RegistrySite:
 
         def beginning(registry: Registry) -> None:
             self.keyring.init(registry.online_key(), self.now_s())
-            publishing.publish(self.keyring, registry, self.now_s())
+            versions = publishing.publish(self.keyring, registry, self.now_s())
+            assert (versions["root"], versions["targets"]) == (1, 1)
 
         await self.with_registry(beginning)
+
+    async def push(self, bundle: Bundle, needs: Mapping[str, ExtraNeeds] | None = None) -> PushedBundle:
+        """Signs a bundle and uploads it."""
+        return await self.with_registry(
+            lambda registry: push_bundle(self.keyring, registry, bundle, dict(needs or {}), self.now_s())
+        )
 
     def device_settings(self, folder: Path, **overrides: Any) -> EdgeSettings:
         """A device of the fleet that asks often, and has a key."""
@@ -102,17 +99,8 @@ async def registry_site(folder: Path, store: Store | None = None, **overrides: A
     folder.mkdir(exist_ok=True)  # noqa: ASYNC240 (a test's own)
     store = store or sqlite_store(folder)
     operator, device = create_key(store, "ops", "operator"), create_key(store, "press-7", "device")
-    settings = load(
-        None,
-        overrides={
-            "models.directory": str(DIGITS.parent),
-            "store.url": store.url,
-            "identity.directory": str(folder / "identity"),
-            "registry.blobs": str(folder / "blobs"),
-        }
-        | overrides,
-    )
-    gateway = open_gateway(settings)
+    known = {"registry__blobs": str(folder / "blobs"), "store__url": store.url}
+    gateway = open_gateway(gateway_settings(folder, **(known | overrides)))
     async with (
         serving(gateway) as url,
         httpx.AsyncClient(base_url=url, headers=bearer(operator), timeout=30) as client,

@@ -5,27 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from support.gateway import doubled, request_of
+from support.gateway import doubled, request_of, served_as
 
 from bench.support.executor import ExecutorWithoutFiles
-from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import Clock, SimulatedClock
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
-from firstline_core.processing.steps import InputSpec
-from firstline_core.storage.artefact import Artefact
 from firstline_core.types import AuditNote, ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
-FULL = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, 1), runtime="onnx", precision="fp32")
-MANIFEST = Manifest("m", 1, ("a", "b"), InputSpec("x", "FP32", (-1, 1)), (), FULL)
 NOTE = AuditNote(0, propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.9, edge_digest="0" * 64)
 
 
@@ -66,7 +59,7 @@ def several(executors: Sequence[TimedExecutor], clock: Clock) -> Dispatcher:
     ]
     for member, executor in zip(members, executors, strict=True):
         for key in executor._seconds:
-            served = ServedModel(key, Path(), MANIFEST, None, MANIFEST.full_digest)
+            served = served_as(key)
             member.place(served, member.costs(served))
     return Dispatcher(members, clock=clock)
 

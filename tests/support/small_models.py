@@ -10,14 +10,12 @@ from typing import Any
 
 import httpx
 from support.agent import edge_settings, serving_agent
-from support.databases import sqlite_store
-from support.gateway import serving
+from support.gateway import gateway_settings, serving
 from support.sample_models import linear_model
 
 from bench.support.bundles import model, write_manifest
 from firstline_core.processing.steps import InputSpec
 from firstline_gateway.app import Gateway, open_gateway
-from firstline_gateway.settings.load import load
 
 NUMBERS = InputSpec("image", "FP32", (-1, 4))
 ROW = {"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
@@ -34,16 +32,10 @@ def put(folder: Path, name: str = "small", version: int = 1, seed: int = 0) -> P
     return folder
 
 
-def gateway_of(folder: Path, **more: object) -> Gateway:
+def small_gateway(folder: Path, **overrides: object) -> Gateway:
     (folder / "models").mkdir(exist_ok=True)
-    known = {
-        "auth.mode": "off",
-        "models.directory": str(folder / "models"),
-        "store.url": sqlite_store(folder).url,
-        "identity.directory": str(folder / "identity"),
-        "execution.sessions": 2,
-    }
-    return open_gateway(load(None, overrides=known | {key.replace("__", "."): value for key, value in more.items()}))
+    known = {"auth__mode": "off", "models__directory": str(folder / "models"), "execution__sessions": 2}
+    return open_gateway(gateway_settings(folder, **(known | overrides)))
 
 
 class Asking:
@@ -73,7 +65,7 @@ async def small_tier(tier: str, folder: Path) -> AsyncIterator[Asking]:
     put(folder / "models" / "small")
     async with httpx.AsyncClient(timeout=20) as client:
         if tier == "gateway":
-            async with serving(gateway_of(folder)) as url:
+            async with serving(small_gateway(folder)) as url:
                 client.base_url = httpx.URL(url)
                 yield Asking(client)
         else:

@@ -140,7 +140,7 @@ def check_crash(recording: Recording, point: int, seed: int, into: Path) -> None
                 assert found.content.hex() == content
                 if found.answer is not None:  # else it was too long to be kept
                     assert (answer := found.response()) is not None, "damaged"
-                    assert answer.answer is not None and answer.answer.request_id == request_id
+                    assert answer.answer.request_id == request_id
             delivered = connection.execute(select(DELIVERIES.c.request_id)).scalars().all()
             assert len(delivered) == len(set(delivered))
             keys = {row.name: row for row in connection.execute(select(API_KEYS))}

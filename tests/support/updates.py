@@ -355,7 +355,6 @@ class ConfigurationDevice:
     @property
     def state(self) -> tuple[UpdateState, str]:
         record = self.store.state.record
-        assert record is not None
         return record.state, record.reason
 
     async def run(self, desired: DesiredConfiguration, until: frozenset[UpdateState] = ENDED) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Callable
 
 
@@ -25,3 +26,11 @@ async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
             if holds:
                 return
             await asyncio.sleep(0.002)
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
+    """The same without an event loop."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "the condition is still false"
+        time.sleep(0.01)

@@ -101,7 +101,7 @@ def repeated(value: float, request_id: str, promised: bool) -> InferRequest:
     """What another device asks of the certified model: to keep a promise, or to audit the answer that it kept."""
     manifest = MANIFESTS[CERTIFIED]
     certificate = valid_certificate(manifest, manifest.edge[0])
-    assert certificate is not None and certificate.audit_epsilon is not None
+    assert certificate.audit_epsilon is not None
     values = np.array([[value]], np.float32)
     note = AuditNote(
         predicted=int(np.argmax(full_says(values[:, 0])[0])),  # an alarm would be another story

@@ -82,7 +82,7 @@ def test_the_limits_are_the_default_ones() -> None:
 async def test_every_address_of_either_tier_is_in_the_table(tmp_path: Path) -> None:
     section = PROTOCOL.partition("## Addresses")[2].partition("\n## ")[0]
     settings = Settings(store=Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
-    gateway = gateway_of(settings, Repository({}), GatedExecutor())
+    gateway = gateway_of(settings, GatedExecutor(), Repository({}))
     served = gateway.control_plane().openapi()["paths"] | description()["paths"]
     await gateway.close()
     told = set()
@@ -112,7 +112,7 @@ async def test_every_metric_is_named(tmp_path: Path) -> None:
     async with EdgeAgent(load(None, environ={}, overrides={"agent.state_dir": str(tmp_path)})) as agent:
         found = names(agent.metrics)
     settings = Settings(mqtt=Mqtt(enabled=True), store=Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
-    gateway = gateway_of(settings, Repository({}), GatedExecutor())
+    gateway = gateway_of(settings, GatedExecutor(), Repository({}))
     found |= names(gateway.metrics)
     await gateway.close()
     assert {name for name in listed(OPERATING) if name.startswith("firstline_")} == found

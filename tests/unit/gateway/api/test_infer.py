@@ -9,16 +9,14 @@ import pytest
 from support.gateway import DIGITS, GatedExecutor, gateway_of
 
 from firstline_core.protocol.http_server import RequestInfo
-from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.api.infer import InferenceApp
-from firstline_gateway.models.folder import load_repository
 from firstline_gateway.settings.load import load
 
 
 @pytest.mark.parametrize("has_left", [True, False])
 async def test_a_client_that_leaves_during_its_answer_ends_quietly(has_left: bool) -> None:
     settings = load(None, environ={}, overrides={"auth.mode": "off", "models.directory": str(DIGITS)})
-    gateway = gateway_of(settings, load_repository(DIGITS, RuntimeOptions()), GatedExecutor())
+    gateway = gateway_of(settings, GatedExecutor())
     info = RequestInfo(0.0)
     info.whole = True
     scope = {

@@ -1,0 +1,84 @@
+"""A tier as the process that users start."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+Module = Literal["firstline_edge", "firstline_gateway"]
+_END_S = 30.0
+
+
+class TierProcess:
+    """`python -m MODULE run` with these arguments; runs within its `with` block, and is killed if that leaves it.
+
+    Args:
+        module: the tier's package.
+        arguments: of `run`, in addition to the port and the output format.
+        log: receives its standard error, of all its starts.
+        port: 0 for a free one, which it keeps when it is started again.
+        environ: of the process; this one's by default.
+        cwd: its working directory.
+        within: puts a command before it.
+
+    Attributes:
+        url: of the latest start.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        *arguments: object,
+        log: Path,
+        port: int = 0,
+        environ: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        within: Callable[[Sequence[str]], Sequence[str]] = lambda command: command,
+    ) -> None:
+        self._command = [sys.executable, "-m", module, "run", *map(str, arguments), "-o", "json", "--port"]
+        self._environ, self._cwd, self._within = environ, cwd, within
+        self.log = log
+        self.port = port
+        self.url = ""
+
+    def start(self) -> Self:
+        """Starts it, and returns when it has said that it is ready."""
+        with self.log.open("a") as log:  # an unread pipe would fill and block the process
+            self.process = subprocess.Popen(
+                self._within([*self._command, str(self.port)]),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environ,
+                cwd=self._cwd,
+            )
+        line = self.process.stdout.readline()
+        assert line, self.log.read_text()
+        ready = json.loads(line)
+        assert ready["event"] == "ready"
+        self.url = ready["url"]
+        self.port = int(self.url.rpartition(":")[2])
+        return self
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Sends a signal and waits for the end; nothing more may have been printed. Returns the exit code."""
+        self.process.send_signal(number)
+        out, _ = self.process.communicate(timeout=_END_S)
+        assert out == ""
+        return self.process.returncode
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
