@@ -127,18 +127,17 @@ class LoopTimes:
         self._in_threads: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._expect(now_s)
 
-    def seconds(self, rows: int, now_s: float) -> float | None:
-        """Returns the expected seconds of a batch on the loop, or None if it has to run in a thread."""
+    def may_run(self, rows: int, now_s: float) -> bool:
+        """Returns whether a batch may run on the loop; otherwise it has to run in a thread."""
         if not self.measured:
-            return None
-        expected_s = self._times.seconds(rows)
-        if runs_on_loop(expected_s):
-            return expected_s
+            return False
+        if runs_on_loop(self._times.seconds(rows)):
+            return True
         if now_s >= self._retry_s:
             self._expect(now_s)
-        return None
+        return False
 
-    def expected_s(self, rows: int) -> float:
+    def seconds(self, rows: int) -> float:
         """Returns the expected seconds of a batch on the loop, whether or not it may run there."""
         return self._times.seconds(rows)
 

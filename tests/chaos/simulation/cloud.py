@@ -164,7 +164,7 @@ class Cloud:
         if not self._tasks:
             return
         for key in self._keys:
-            waiting = self._batcher._queue.of(key=key).requests
+            waiting = self._batcher._queue.of(key).requests
             self._book.holds(
                 waiting <= self._plan.queue_requests, "{} requests for {} wait at the gateway", waiting, key.name
             )

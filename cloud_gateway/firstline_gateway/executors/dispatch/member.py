@@ -276,14 +276,11 @@ class Member:
     def loop_times(self, key: ModelKey) -> LoopTimes | None:
         """Returns the times of a model on the event loop; None if they are unknown or its batches have to be placed."""
         placed = self.models.get(key)
-        if self.in_process is None or placed is None or not placed.health.trusted or self.executor.trouble(key):
-            return None
-        if self.energy.is_limited:
+        if self.in_process is None or placed is None or not placed.health.trusted or self.energy.is_limited:
             return None
         if self.memory.is_limited and placed.costs.largest_bytes > self.memory.free_bytes:
             return None
-        times = self.in_process.loop_times(key)
-        return times if times.measured else None
+        return self.in_process.loop_times(key)
 
     def has_memory(self, key: ModelKey, rows: int) -> bool:
         """Returns whether there is room for one more batch."""

@@ -2,8 +2,8 @@
 
 An executor that is idle and slow is worth it only if it completes a batch before the busy ones would complete the whole
 backlog (the "slow server problem": Lin and Kumar, IEEE TAC 1984). It takes the rows after those that the busy ones
-complete earlier. Requests that wait for a busy executor form a larger batch meanwhile. A batch for an idle executor
-leaves rows to another one if both parts together complete notably earlier.
+complete earlier. Requests that wait for a busy executor form a larger batch meanwhile. If several slots are free, they
+share the backlog, provided that they complete it notably earlier together.
 """
 
 from __future__ import annotations
@@ -203,6 +203,7 @@ class ExecutorSnapshot:
         self._now_s = now_s
         self._reserved_s: defaultdict[Member, float] = defaultdict(float)  # of each slot
         self._rates: dict[ModelKey, dict[Member, float]] = {}
+        self._completions: dict[ModelKey, CompletionForecast | None] = {}
 
     @property
     def is_full(self) -> bool:
@@ -241,8 +242,8 @@ class ExecutorSnapshot:
             return over_budget(self._members, now, key, least_rows, self._now_s)
         most = sizes[best.executor]
         if self._is_free(best, key, is_full=rows >= best.executor.worthwhile_rows(key, max_rows)):
-            if may_split and best.run_s is not None and least_rows < rows == most and best.executor.room():
-                most = self._part(best, key, (least_rows, rows), sizes)
+            if may_split and best.run_s is not None and best.executor.room():
+                most = self._even_rows(best, key, rows, (least_rows, most), sizes)
             return Placement(ExecutorTimes(best.executor, key, most), is_ahead=not best.executor.room())
         idle = [each for each in sizes if each is not best.executor and each.takes_now(key) and self._has_room(each)]
         busy_rows_per_s = sum(
@@ -293,27 +294,34 @@ class ExecutorSnapshot:
             found.append((done_s / part, member.name, IdlePart(ExecutorTimes(member, key, part), min(skip, rows - 1))))
         return min(found, key=lambda each: each[:2])[2] if found else None
 
-    def _part(self, best: Candidate[Member], key: ModelKey, between: tuple[int, int], among: Iterable[Member]) -> int:
-        """Returns the rows with which the best executor completes together with another one that takes the rest.
+    def _even_rows(
+        self, best: Candidate[Member], key: ModelKey, rows: int, between: tuple[int, int], among: Iterable[Member]
+    ) -> int:
+        """Returns the rows with which the slots that are free, or soon free, complete the backlog together.
 
-        All rows, if both together do not complete notably earlier.
+        The most rows, if that is not notably earlier.
         """
         least, most = between
-        found, done_s = most, best.done_s / GAIN
-        for other in among:
-            if other is best.executor or not other.takes_now(key):
-                continue
-            fewest, enough = least, found
-            while fewest < enough:
-                part = (fewest + enough) // 2
-                rest, mine = self._candidate(other, key, most - part), self._candidate(best.executor, key, part)
-                if rest.fits and rest.done_s <= mine.done_s:
-                    enough = part
-                else:
-                    fewest = part + 1
-            if enough < found and self._candidate(best.executor, key, enough).done_s <= done_s:
-                found = enough
-        return found
+        slots = [
+            (wait_s, each.rows_per_s(key, rows, self._now_s) / each.side_by_side)
+            for each in among
+            if each is best.executor or each.takes_now(key)
+            for wait_s in each.free_for_s(key, self._now_s)
+        ]
+        done_rows = rows_per_s = at_s = 0.0
+        for wait_s, rate in sorted(slots):
+            if done_rows + rows_per_s * (wait_s - at_s) >= rows:
+                break
+            done_rows, at_s, rows_per_s = done_rows + rows_per_s * (wait_s - at_s), wait_s, rows_per_s + rate
+        if not rows_per_s:
+            return most
+        ends_s = at_s + (rows - done_rows) / rows_per_s
+        rate = best.executor.rows_per_s(key, rows, self._now_s) / best.executor.side_by_side
+        even = max(least, math.ceil(rate * ends_s - 1e-9))
+        if even >= most:
+            return most
+        evenly_s, at_most_s = (self._candidate(best.executor, key, each).done_s for each in (even, most))
+        return even if GAIN * evenly_s <= at_most_s else most
 
     def reserve(self, key: ModelKey, placement: Placement, rows: int) -> None:
         """Reserves the busy executors for a backlog that waits for them: other models come after it there."""
@@ -330,15 +338,17 @@ class ExecutorSnapshot:
 
     # For admission.
 
-    def lanes(self, key: ModelKey) -> list[Lane]:
-        """Returns the slots that a model's requests wait for; empty if no executor runs it."""
-        lanes = []
-        for member in self._known_of(key):
-            times = ExecutorTimes(
-                member, key, member.worthwhile_rows(key, _ANY_ROWS), member.overdue_everywhere(self._now_s)
-            )
-            lanes += [Lane(wait_s, times) for wait_s in member.free_for_s(key, self._now_s)]
-        return lanes
+    def completion(self, key: ModelKey, max_rows: int) -> CompletionForecast | None:
+        """Returns when the slots that run a model complete its work, or None if no executor runs it."""
+        if key not in self._completions:
+            lanes = []
+            for member in self._known_of(key):
+                times = ExecutorTimes(
+                    member, key, member.worthwhile_rows(key, _ANY_ROWS), member.overdue_everywhere(self._now_s)
+                )
+                lanes += [Lane(wait_s, times) for wait_s in member.free_for_s(key, self._now_s)]
+            self._completions[key] = CompletionForecast(lanes, max_rows) if lanes else None
+        return self._completions[key]
 
     def is_known(self, key: ModelKey) -> bool:
         """Returns whether the batch times of a model are known on any of its executors."""
@@ -423,3 +433,71 @@ def _sizes(least: int, most: int) -> Iterator[int]:
         size >>= 1
     if least < most:
         yield least
+
+
+class BatchForecast(NamedTuple):
+    """The completion of batches of one size, on slots side by side of which one may be faster than another.
+
+    Each batch goes where it completes first. So a slow slot takes part only if so much work waits for the fast ones
+    that they would not complete earlier, and one that hangs takes no part until its batch should have ended. The number
+    of batches that have ended by some time follows without placing them one by one.
+
+    Args:
+        seconds: of a batch where work is counted.
+        lanes: of each, when it would have run one batch, and the work that it does in a second; the first comes first.
+    """
+
+    seconds: float
+    lanes: Sequence[tuple[float, float]]
+
+    @property
+    def first_s(self) -> float:
+        """When a batch completes that is next."""
+        return self.lanes[0][0]
+
+    def done(self, work_s: float) -> tuple[float, float]:
+        """Returns when a batch completes that comes after so much work, and the work done in a second then."""
+        at_s, speed = self.lanes[0]
+        for ends_s, more in self.lanes[1:]:
+            meanwhile_s = speed * (ends_s - at_s)
+            if meanwhile_s >= work_s:
+                break
+            # By then that lane has done one whole batch; from then on it does its part of every second.
+            work_s = max(0.0, work_s - meanwhile_s - self.seconds)
+            at_s, speed = ends_s, speed + more
+        return at_s + work_s / speed, speed
+
+    def wait_s(self, work_s: float) -> float:
+        """Returns how long a batch waits that comes after so much work and runs where work is counted."""
+        return max(0.0, self.done(work_s)[0] - self.seconds)
+
+
+class CompletionForecast:
+    """The completion of one model's requests.
+
+    Args:
+        lanes: the slots that run it, at least one.
+        max_rows: of a batch.
+
+    Attributes:
+        lanes: as given.
+        times: those of the lane that does most work; it does 1 s of work in 1 s.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], max_rows: int) -> None:
+        def rows_per_s(lane: Lane) -> float:
+            rows = lane.times.worthwhile_rows(max_rows)
+            seconds = lane.times.seconds(rows)
+            return rows / seconds if seconds else 0.0
+
+        self.lanes = lanes
+        self.times = lanes[0].times if len(lanes) == 1 else max(lanes, key=rows_per_s).times
+
+    def of(self, rows: int) -> BatchForecast:
+        """Returns the forecast of batches of so many rows."""
+        batch_s = self.times.seconds(rows)
+        lanes = []
+        for wait_s, times in self.lanes:
+            run_s = batch_s if times is self.times else times.seconds(rows)
+            lanes.append((wait_s + run_s, batch_s / run_s if run_s else 1.0))
+        return BatchForecast(batch_s, sorted(lanes))

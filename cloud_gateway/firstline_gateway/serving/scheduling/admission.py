@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,15 +28,8 @@ from firstline_core.errors import DeadlineExceededError, QueueFullError
 from firstline_core.routing.quantiles import DecayedQuantiles
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, ModelKey
-from firstline_gateway.executors.dispatch.placement import Lane, Times
-from firstline_gateway.serving.scheduling.queue import (
-    AUDIT_LEVEL,
-    PendingQueue,
-    PendingRequest,
-    Weights,
-    client_of,
-    level_of,
-)
+from firstline_gateway.executors.dispatch.placement import BatchForecast, CompletionForecast, Times
+from firstline_gateway.serving.scheduling.queue import AUDIT_LEVEL, PendingQueue, PendingRequest, Weights, level_of
 
 # The retry time if nothing can be predicted.
 _FIRST_RETRY_S = 1.0
@@ -73,20 +66,18 @@ class Bounds:
 
 
 class Backlog(NamedTuple):
-    """The work before a new request.
+    """The work before a new request that has to wait.
 
     Args:
         completion: of its model's work.
         weights: how much of what waits, by model, comes before it on its executors.
         alone_s: the least seconds of a batch of it alone.
-        ended_s: when a batch of its model ended last.
         known: whether the times of its model's batches are known.
     """
 
     completion: CompletionForecast
     weights: Weights
     alone_s: float
-    ended_s: float
     known: bool
 
 
@@ -106,69 +97,76 @@ class Admission:
 
     def learn(self, item: PendingRequest, now_s: float) -> None:
         """Learns from an answer how good its prediction was. Audits and waits for budgets are not predicted."""
-        if item.level != AUDIT_LEVEL and not item.held_up and item.foreseen_s < math.inf:
+        if item.foreseen_s < math.inf and item.level != AUDIT_LEVEL and not item.held_up:
             self.margin.learn(item.foreseen_s, now_s)
 
-    def admit(
-        self, key: ModelKey, request: InferRequest, now_s: float, backlog: Backlog, *, idle: bool
-    ) -> PendingRequest:
-        """Returns the request with its place in the order.
+    def place_of(self, key: ModelKey, request: InferRequest, now_s: float) -> PendingRequest:
+        """Returns a new request with its place in the order; one of the other methods then admits it.
 
         Args:
             key: its model.
             request: with its deadline on the clock of `now_s`.
             now_s: the present.
+        """
+        latest_s = now_s + self._bounds.seconds if request.deadline_s is None else request.deadline_s
+        return PendingRequest(key, request, now_s, level_of(request), due_s=latest_s, latest_s=latest_s)
+
+    def check_start(self, item: PendingRequest, now_s: float, alone_s: float, ended_s: float) -> None:
+        """Admits a request that starts at once.
+
+        Args:
+            item: the request.
+            now_s: the present.
+            alone_s: the seconds of a batch of it alone.
+            ended_s: when a batch of its model ended last.
+
+        Raises:
+            DeadlineExceededError: the model takes longer than the request allows.
+        """
+        self.shares.note(item.request.principal, item.level, now_s)
+        # What runs is measured: a wrong estimate must not exclude a model forever.
+        if now_s - ended_s <= _PROBE_PAUSES * alone_s:
+            _check_possible(item, now_s, alone_s)
+        item.foreseen_s, item.start_by_s = now_s + alone_s, _start_by_s(item, 0.0)
+
+    def check_wait(self, item: PendingRequest, now_s: float, backlog: Backlog) -> None:
+        """Admits a request that has to wait; it may be due earlier afterwards.
+
+        Args:
+            item: the request.
+            now_s: the present.
             backlog: the work that runs and waits before it.
-            idle: whether it starts at once.
 
         Raises:
             QueueFullError: there is no room; `retry_after_s` is when there should be.
             DeadlineExceededError: the model takes longer than the request allows.
         """
-        level = level_of(request)
-        self.shares.note(request.principal, level, now_s)
-        latest_s = now_s + self._bounds.seconds if request.deadline_s is None else request.deadline_s
-        rows, times = request.rows, backlog.completion.times
-        batch_rows = self._likely_batch_rows(key, rows, latest_s - now_s, times)
-        item = PendingRequest(
-            key,
-            request,
-            now_s,
-            level=level,
-            size_bytes=request.size_bytes,
-            due_s=latest_s,
-            latest_s=latest_s,
-            alone_s=backlog.alone_s,
-            foreseen_s=now_s + times.seconds(batch_rows),
-        )
-        if idle:
-            # What runs is measured: a wrong estimate must not exclude a model forever.
-            if now_s - backlog.ended_s <= _PROBE_PAUSES * item.alone_s:
-                _check_possible(item, now_s)
-            item.alone_s = 0.0
-            return item
+        self.shares.note(item.request.principal, item.level, now_s)
+        item.size_bytes = item.request.size_bytes
+        rows, times = item.rows, backlog.completion.times
+        batch_rows = self._likely_batch_rows(item.key, rows, item.latest_s - now_s, times)
         batches = backlog.completion.of(batch_rows)
         self._check_space(item, backlog, batches)
         if not backlog.known:
             self._check_unmeasured(item, len(backlog.completion.lanes))
-        mine_s = self._queue.work_s(backlog.weights, client_of(request))
-        if request.deadline_s is None:
+        mine_s = self._queue.work_s(backlog.weights, item.client)
+        if item.request.deadline_s is None:
             # When its client's equal part of the machine would complete it.
             equally_s = batches.wait_s(self.shares.clients * (mine_s + times.seconds(rows)))
             item.due_s = now_s + min(self._bounds.seconds, equally_s)
-        ahead_s, spare_s = self._queue.place(item.due_s, level, backlog.weights)
+        ahead_s, spare_s = self._queue.place(item.due_s, item.level, backlog.weights)
         done_s, speed = batches.done(ahead_s)
         item.work_s = rows * batches.seconds / batch_rows
         item.delays_s, item.foreseen_s = item.work_s / speed, now_s + done_s
+        item.start_by_s = _start_by_s(item, backlog.alone_s)
         if backlog.known:
-            _check_possible(item, now_s)
+            _check_possible(item, now_s, backlog.alone_s)
             self._check_turn(item, now_s, batches, done_s, mine_s)
-            self._check_others(item, spare_s, done_s - batches.seconds)
-        return item
+            self._check_others(item, spare_s, max(0.0, done_s - batches.seconds, backlog.alone_s))
 
     def _likely_batch_rows(self, key: ModelKey, rows: int, allowed_s: float, times: Times) -> int:
         """Returns the rows of the likely batch: worthwhile, waiting, and leaving most of the time to wait."""
-        most = min(times.worthwhile_rows(self._bounds.batch_rows), self._queue.of(key=key).rows + rows)
+        most = min(times.worthwhile_rows(self._bounds.batch_rows), self._queue.rows.get(key, 0) + rows)
         while most > rows and times.seconds(most) > _BATCH_SHARE * allowed_s:
             most //= 2
         return max(rows, most)
@@ -182,26 +180,24 @@ class Admission:
             return batches.wait_s(self._queue.work_s(backlog.weights)) if backlog.known else _FIRST_RETRY_S
 
         level_share = self.shares.of_level(item.level)
-        mine = self._queue.of(client_of(item.request))
-        of_model, of_all = self._queue.of(key=item.key), self._queue.of()
-        if not self.shares.allows(mine.requests + 1, of_model.requests + 1, self._bounds.requests * level_share):
+        mine, of_model = self._queue.requests(item.client), self._queue.of(item.key).requests
+        if not self.shares.allows(mine + 1, of_model + 1, self._bounds.requests * level_share):
             raise QueueFullError(
-                f"Model '{item.key.name}' has {counted(of_model.requests, 'request')} waiting already; come back "
-                "later.",
+                f"Model '{item.key.name}' has {counted(of_model, 'request')} waiting already; come back later.",
                 retry_after_s=retry_after_s(),
             )
-        size_bytes = of_all.size_bytes + item.size_bytes
+        mine_bytes, all_bytes = self._queue.size_bytes(item.client), self._queue.size_bytes()
         # If nothing waits, a request of any permitted size is admitted.
-        if of_all.size_bytes and not self.shares.allows(
-            mine.size_bytes, size_bytes, self._bounds.size_bytes * level_share
+        if all_bytes and not self.shares.allows(
+            mine_bytes, all_bytes + item.size_bytes, self._bounds.size_bytes * level_share
         ):
             raise QueueFullError(
-                f"{of_all.size_bytes} bytes of requests wait already; come back later.", retry_after_s=retry_after_s()
+                f"{all_bytes} bytes of requests wait already; come back later.", retry_after_s=retry_after_s()
             )
 
     def _check_unmeasured(self, item: PendingRequest, slots: int) -> None:
         """Checks whether a request with a deadline may wait for a model that never ran."""
-        if item.request.deadline_s is not None and self._queue.of(key=item.key).requests >= slots:
+        if item.request.deadline_s is not None and self._queue.of(item.key).requests >= slots:
             raise QueueFullError(
                 f"Nothing has run on model '{item.key.name}' yet that would tell whether this request can be answered "
                 "in time, and others wait already; come back later.",
@@ -226,90 +222,26 @@ class Admission:
                 retry_after_s=max(0.0, done_s - first_s - max(0.0, room_s / self.shares.clients)),
             )
 
-    def _check_others(self, item: PendingRequest, spare_s: float, wait_s: float) -> None:
+    def _check_others(self, item: PendingRequest, spare_s: float, retry_after_s: float) -> None:
         """Checks whether a request behind it becomes late by it: each may be delayed by `spare_s`."""
         if self.margin.usable_s(spare_s) < item.delays_s:
             raise QueueFullError(
                 "Requests that came before this one would be late by it; come back later.",
-                retry_after_s=max(0.0, wait_s, item.alone_s),
+                retry_after_s=retry_after_s,
             )
 
 
-def _check_possible(item: PendingRequest, now_s: float) -> None:
+def _start_by_s(item: PendingRequest, alone_s: float) -> float:
+    return math.inf if item.request.deadline_s is None else item.request.deadline_s - alone_s
+
+
+def _check_possible(item: PendingRequest, now_s: float, alone_s: float) -> None:
     """Checks whether its model could complete it in the time that it allows, if it were alone."""
-    if item.request.deadline_s is not None and item.request.deadline_s - now_s < item.alone_s:
+    if item.request.deadline_s is not None and item.request.deadline_s - now_s < alone_s:
         raise DeadlineExceededError(
-            f"The model takes some {item.alone_s:.3g} s for this request, which allows "
+            f"The model takes some {alone_s:.3g} s for this request, which allows "
             f"{max(0.0, item.request.deadline_s - now_s):.3g} s; allow more time."
         )
-
-
-class BatchForecast(NamedTuple):
-    """The completion of batches of one size, on slots side by side of which one may be faster than another.
-
-    Each batch goes where it completes first. So a slow slot takes part only if so much work waits for the fast ones
-    that they would not complete earlier, and one that hangs takes no part until its batch should have ended. The number
-    of batches that have ended by some time follows without placing them one by one.
-
-    Args:
-        seconds: of a batch where work is counted.
-        lanes: of each, when it would have run one batch, and the work that it does in a second; the first comes first.
-    """
-
-    seconds: float
-    lanes: Sequence[tuple[float, float]]
-
-    @property
-    def first_s(self) -> float:
-        """When a batch completes that is next."""
-        return self.lanes[0][0]
-
-    def done(self, work_s: float) -> tuple[float, float]:
-        """Returns when a batch completes that comes after so much work, and the work done in a second then."""
-        at_s, speed = self.lanes[0]
-        for ends_s, more in self.lanes[1:]:
-            meanwhile_s = speed * (ends_s - at_s)
-            if meanwhile_s >= work_s:
-                break
-            # By then that lane has done one whole batch; from then on it does its part of every second.
-            work_s = max(0.0, work_s - meanwhile_s - self.seconds)
-            at_s, speed = ends_s, speed + more
-        return at_s + work_s / speed, speed
-
-    def wait_s(self, work_s: float) -> float:
-        """Returns how long a batch waits that comes after so much work and runs where work is counted."""
-        return max(0.0, self.done(work_s)[0] - self.seconds)
-
-
-class CompletionForecast:
-    """The completion of one model's requests.
-
-    Args:
-        lanes: the slots that run it, at least one.
-        max_rows: of a batch.
-
-    Attributes:
-        lanes: as given.
-        times: those of the lane that does most work; it does 1 s of work in 1 s.
-    """
-
-    def __init__(self, lanes: Sequence[Lane], max_rows: int) -> None:
-        def rows_per_s(lane: Lane) -> float:
-            rows = lane.times.worthwhile_rows(max_rows)
-            seconds = lane.times.seconds(rows)
-            return rows / seconds if seconds else 0.0
-
-        self.lanes = lanes
-        self.times = lanes[0].times if len(lanes) == 1 else max(lanes, key=rows_per_s).times
-
-    def of(self, rows: int) -> BatchForecast:
-        """Returns the forecast of batches of so many rows."""
-        batch_s = self.times.seconds(rows)
-        lanes = []
-        for wait_s, times in self.lanes:
-            run_s = batch_s if times is self.times else times.seconds(rows)
-            lanes.append((wait_s + run_s, batch_s / run_s if run_s else 1.0))
-        return BatchForecast(batch_s, sorted(lanes))
 
 
 class Margin:

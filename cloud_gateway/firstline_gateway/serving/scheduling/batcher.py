@@ -1,8 +1,8 @@
 """Dynamic batching without waiting: requests that come while all executors are busy are the next batch.
 
-No timer holds a request back. One that finds a free executor starts at once, alone; under load batches grow, because
-more requests wait when an executor becomes free. Batches of quick models run on the event loop (`loop_batches.py`);
-their requests need no place in the queue.
+No timer holds a request back. All requests of one turn of the event loop are placed at its end; while they come one at
+a time, each is placed at once. Under load batches grow, because more requests wait when an executor becomes free.
+Batches of quick models run on the event loop itself (`Batcher._for_loop`), which costs less than a thread.
 
 A request that was admitted is answered by its deadline, or refused at that moment. The first is as good as the
 predictions are; the second always holds. Only audits are admitted without this promise: no caller waits for them.
@@ -14,13 +14,14 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
 from firstline_core.clock import Clock, Timer
 from firstline_core.errors import DeadlineExceededError, FirstlineError
-from firstline_core.runtime.batch_times import BatchTimes
+from firstline_core.runtime.batch_times import BatchTimes, LoopTimes
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import InferRequest, ModelKey
@@ -28,29 +29,32 @@ from firstline_gateway.executors.base import Outcome, Probabilities
 from firstline_gateway.executors.dispatch.attempts import BatchRun
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.placement import (
+    CompletionForecast,
     ExecutorSnapshot,
     Lane,
     NoPlacement,
     Placement,
     Times,
 )
-from firstline_gateway.serving.scheduling.admission import Admission, Backlog, Bounds, CompletionForecast
-from firstline_gateway.serving.scheduling.loop_batches import LoopBatches
+from firstline_gateway.serving.scheduling.admission import Admission, Backlog, Bounds
 from firstline_gateway.serving.scheduling.queue import (
     AUDIT_LEVEL,
-    NOTHING,
     PendingQueue,
     PendingRequest,
-    Totals,
     Weights,
     by_level,
-    choose,
+    choose_batch,
     part_for,
 )
 
+TURN_S = 0.003
+"""The time that batches of quick models may take in one turn of the event loop."""
+WAITING_S = 0.01
+"""The work that may wait for the event loop; more requests wait for the threads."""
 # A request that waits for a budget is looked at again after at least so long.
 _AGAIN_S = 0.001
 _UNKNOWN = BatchTimes()
+_NOTHING_KNOWN = CompletionForecast([Lane(0.0, _UNKNOWN)], 1)
 
 Ran = asyncio.Future[list[Outcome]]
 
@@ -107,28 +111,30 @@ class Batcher:
         self._running_of: Counter[ModelKey] = Counter()
         self._ended_s: dict[ModelKey, float] = {}
         self._ahead: list[_Batch] = []  # queued for a thread behind other batches
-        self._aside: dict[ModelKey, Totals] = {}  # what waits for a budget
+        self._over_budget: dict[ModelKey, list[PendingRequest]] = {}  # requests that wait for a budget
         self._again: Timer | None = None
-        self._is_filling_soon = False
-        self._loop_batches = LoopBatches(dispatcher, clock, bounds.batch_rows, self._run_on_loop)
+        self._new: list[PendingRequest] = []  # admitted in this turn of the event loop
+        self._comes_alone = False  # one request came in the latest turn in which any came
+        self._is_turn_ending = False
+        self._may_start = False  # an executor, or what waits for one, has changed
+        self._snapshot: ExecutorSnapshot | None = None  # of this turn, for admission
         dispatcher.subscribe(self._fill_soon)
 
     @property
     def depth(self) -> int:
         """Requests that wait, all models together."""
         ahead = [batch.items for batch in self._ahead if batch.run is not None and batch.run.is_waiting]
-        return len(self._queue) + sum(map(len, ahead)) + self._loop_batches.depth
+        return len(self._queue) + sum(map(len, ahead))
 
     @property
     def wait_s(self) -> float:
         """The predicted wait of a new request without a deadline, averaged over the models by what waits of each."""
         snapshot, waits_s, requests = self._dispatcher.snapshot(), 0.0, 0
-        for key in self._queue.models:
-            going_on = self._queue.of(key=key).requests - self._aside.get(key, NOTHING).requests
-            if going_on and (lanes := snapshot.lanes(key)):
-                batches = CompletionForecast(lanes, self._max_rows).of(1)
-                wait_s = batches.wait_s(self._queue.work_s(self._weights(snapshot, key)))
-                waits_s, requests = waits_s + going_on * wait_s, requests + going_on
+        for key in self._queue.rows:
+            waiting = self._queue.of(key).requests - len(self._over_budget.get(key, ()))
+            if waiting and (completion := snapshot.completion(key, self._max_rows)) is not None:
+                wait_s = completion.of(1).wait_s(self._queue.work_s(self._weights(snapshot, key)))
+                waits_s, requests = waits_s + waiting * wait_s, requests + waiting
         return waits_s / requests if requests else 0.0
 
     async def submit(self, key: ModelKey, request: InferRequest) -> Probabilities:
@@ -144,78 +150,67 @@ class Batcher:
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
             raise _expired()
-        loop_times = self._dispatcher.loop_times(key)
-        if loop_times is not None and not (self._running and self._is_at_limit(key)):
-            pending = self._loop_batches.join(key, request, loop_times, now_s)
-            if pending is not None:
-                return await pending.answered
-        item = self._enqueue(key, request, now_s)
+        is_alone = self._comes_alone and not self._new and not self._queue
+        item, place = self._admit(key, request, now_s, may_start=is_alone)
+        self._new.append(item)
+        if not self._is_turn_ending:
+            self._end_turn_soon()
+        if place is not None:
+            self._start([item], place, now_s)
         try:
             probabilities = await item.answered
-            self._admission.learn(item, self._clock.monotonic_s())
-            return probabilities
         except asyncio.CancelledError:
+            item.settle(asyncio.CancelledError())  # ends its timer
+            self._queue.remove(item)
             self._take_back()
             raise
-        finally:
-            if item.expiry is not None:
-                item.expiry.cancel()
-            self._queue.remove(item)
+        if item.foreseen_s < math.inf:
+            self._admission.learn(item, self._clock.monotonic_s())
+        return probabilities
 
     def abandon(self, error: FirstlineError) -> None:
         """Answers everything that waits or runs with `error`; batches that run are not stopped."""
         self._take_back()
         running = [item for batch in self._running.values() for item in batch.items]
-        for item in [*self._loop_batches.take_all(), *self._queue, *running]:
+        for item in [*self._queue, *running]:
             self._queue.remove(item)
             item.settle(error)
 
-    # Quick models, on the event loop.
+    # Admission.
 
-    def _run_on_loop(self, key: ModelKey, items: Sequence[PendingRequest]) -> None:
-        requests = [item.request for item in items]
-        inputs, deadlines_s = [request.inputs[0] for request in requests], [request.deadline_s for request in requests]
-        rows = sum([request.rows for request in requests])
-        batch = _Batch(key, items, rows, self._clock.monotonic_s())
-        self._on_batch(rows)
-        try:
-            outcomes = self._dispatcher.run_on_loop(key, inputs, deadlines_s)
-        except Exception as error:  # the outermost loop of the requests that run here
-            log.exception("batch failed unexpectedly", model=key.name)
-            for item in items:
-                item.settle(error)
-            return
-        if isinstance(outcomes, list):
-            self._answer(batch, outcomes, self._clock.monotonic_s())
-        else:
-            self._follow(batch, asyncio.ensure_future(outcomes))
-
-    # The queue.
-
-    def _enqueue(self, key: ModelKey, request: InferRequest, now_s: float) -> PendingRequest:
-        """Admits a request to the queue, and starts what can start now."""
-        snapshot = self._dispatcher.snapshot()
-        idle = self._placement_now(snapshot, key, request.rows)
-        lanes = snapshot.lanes(key) or [Lane(0.0, _UNKNOWN)]
-        backlog = Backlog(
-            CompletionForecast(lanes, self._max_rows),
-            weights=self._weights(snapshot, key) if idle is None else {},
-            alone_s=snapshot.alone_s(key, request.rows) if idle is None else idle.times.seconds(request.rows),
-            ended_s=self._ended_s.get(key, -math.inf),
-            known=snapshot.is_known(key),
-        )
-        item = self._admission.admit(key, request, now_s, backlog, idle=idle is not None)
-        if any(item.level < each.level or item.due_s < each.due_s for batch in self._ahead for each in batch.items):
+    def _admit(
+        self, key: ModelKey, request: InferRequest, now_s: float, *, may_start: bool
+    ) -> tuple[PendingRequest, Placement | LoopTimes | None]:
+        """Admits a request; returns it, and where it starts at once if it may, else it is in the queue."""
+        item = self._admission.place_of(key, request, now_s)
+        weights: Weights = {}
+        place: Placement | LoopTimes | None = self._loop_now(item, now_s)
+        if place is None:
+            snapshot = self._snapshot = self._snapshot or self._dispatcher.snapshot()
+            place = self._placement_now(snapshot, key, item.rows)
+            if place is not None:
+                alone_s = place.times.seconds(item.rows)
+                self._admission.check_start(item, now_s, alone_s, self._ended_s.get(key, -math.inf))
+            else:
+                weights = self._weights(snapshot, key)
+                completion = snapshot.completion(key, self._max_rows) or _NOTHING_KNOWN
+                alone_s = snapshot.alone_s(key, item.rows)
+                self._admission.check_wait(item, now_s, Backlog(completion, weights, alone_s, snapshot.is_known(key)))
+        if self._ahead and any(
+            item.level < each.level or item.due_s < each.due_s for batch in self._ahead for each in batch.items
+        ):
             self._take_back()
-        self._queue.add(item, backlog.weights)
-        if request.deadline_s is not None:
-            item.expiry = self._clock.call_at(request.deadline_s, partial(self._expire, item))
-        self._fill()
-        return item
+        if place is not None and may_start:
+            return item, place
+        self._may_start = self._may_start or not isinstance(place, LoopTimes)
+        self._queue.add(item, weights)
+        return item, None
 
     def _placement_now(self, snapshot: ExecutorSnapshot, key: ModelKey, rows: int) -> Placement | None:
-        """Returns where a new request starts at once, or None: no request of its model waits, and one is free."""
-        if snapshot.is_full or self._queue.of(key=key).requests or self._is_at_limit(key):
+        """Returns where a new request starts at once, or None: no request waits for its model, and one is free."""
+        if snapshot.is_full or key in self._queue.rows or self._is_at_limit(key):
+            return None
+        if self._queue and self._new:  # requests of other models came in this turn; they are not placed yet
             return None
         placement = snapshot.place(key, rows, self._max_rows, rows)
         if isinstance(placement, NoPlacement) or placement.is_ahead:
@@ -224,60 +219,153 @@ class Batcher:
 
     def _weights(self, snapshot: ExecutorSnapshot, key: ModelKey) -> Weights:
         """Returns how much of each model's work comes before a new request."""
-        return {other: snapshot.part(key, other) * self._goes_on(other, key) for other in self._queue.models}
+        return {other: snapshot.part(key, other) * self._unbounded_share(other, key) for other in self._queue.rows}
 
-    def _goes_on(self, key: ModelKey, new: ModelKey) -> float:
+    def _unbounded_share(self, key: ModelKey, new: ModelKey) -> float:
         """The part of a model's work that does not wait for a budget. A new request waits if all of its model does."""
-        of_model, aside = self._queue.of(key=key), self._aside.get(key, NOTHING)
-        if not aside.requests or (key == new and aside.requests == of_model.requests):
+        of_model, over_budget = self._queue.of(key), self._over_budget.get(key, ())
+        if not over_budget or (key == new and len(over_budget) == of_model.requests):
             return 1.0
-        return max(0.0, 1.0 - aside.work_s / of_model.work_s) if of_model.work_s else 0.0
+        work_s = sum([item.work_s for item in over_budget])
+        return max(0.0, 1.0 - work_s / of_model.work_s) if of_model.work_s else 0.0
 
     def _is_at_limit(self, key: ModelKey, more: int = 1) -> bool:
         """Whether a model may not run so many more batches."""
         return 0 < self._concurrency_of.get(key.name, self._concurrency) < self._running_of[key] + more
 
+    # The event loop as an executor.
+
+    def _loop_times(self, key: ModelKey, rows: int, now_s: float) -> LoopTimes | None:
+        """Returns the times of a model on the event loop if a batch of so many rows may run there, else None."""
+        times = self._dispatcher.loop_times(key)
+        if times is None or not times.may_run(rows, now_s) or (self._running and self._is_at_limit(key)):
+            return None
+        return times
+
+    def _loop_now(self, item: PendingRequest, now_s: float) -> LoopTimes | None:
+        """Returns the times of a new request's model if it runs on the event loop soon, and in time, else None."""
+        if item.level == AUDIT_LEVEL and (self._queue or self._new):
+            return None  # an audit gives way
+        times = self._loop_times(item.key, item.rows, now_s)
+        if times is None:
+            return None
+        rows_of = self._queue.rows
+        work_s = times.seconds(rows_of.get(item.key, 0) + item.rows)
+        for key, rows in rows_of.items():
+            if key != item.key and (others := self._dispatcher.loop_times(key)) is not None:
+                work_s += others.seconds(rows)
+        return times if work_s <= WAITING_S and now_s + work_s <= item.latest_s else None
+
+    def _for_loop(self, now_s: float) -> tuple[list[PendingRequest], dict[ModelKey, LoopTimes]]:
+        """Decides which requests run on the event loop: those of quick models, as far as they are soon done there.
+
+        Returns:
+            The requests by due time, and the times of their models.
+        """
+        times = {key: each for key in self._queue.rows if (each := self._loop_times(key, 1, now_s)) is not None}
+        if not times:
+            return [], times
+        is_single = len(self._queue) == 1 and len(self._new) <= 1
+        found, key, of_model = [], None, None
+        for item in self._queue:
+            if item.key is not key:
+                key, of_model = item.key, times.get(item.key)
+            if of_model is None or (item.rows > 1 and not of_model.may_run(item.rows, now_s)):
+                continue
+            if item.level != AUDIT_LEVEL or is_single:
+                found.append(item)
+        work_s = sum([each.seconds(self._queue.rows[key]) for key, each in times.items()])
+        if work_s > WAITING_S:
+            found = found[: max(1, int(len(found) * WAITING_S / work_s))]
+            self._may_start = True
+        return found, times
+
+    def _run_on_loop(self, waiting: list[PendingRequest], times: Mapping[ModelKey, LoopTimes]) -> None:
+        """Runs the next batches of quick models, for as long as one turn may take."""
+        now_s = self._clock.monotonic_s()
+        end_s = now_s + TURN_S
+        while waiting and now_s < end_s:
+            choice = choose_batch(waiting, times.__getitem__, now_s=now_s, margin_s=0.0, max_rows=self._max_rows)
+            for item in choice.hopeless:
+                self._expire(item)
+            if choice.batch:
+                self._queue.take(choice.batch)
+                self._start(choice.batch, times[choice.batch[0].key], now_s)
+            if len(choice.batch) == len(waiting):
+                return
+            done = {*choice.hopeless, *choice.batch}
+            waiting = [item for item in waiting if item not in done]
+            now_s = self._clock.monotonic_s()
+
+    # Batches.
+
     def _fill_soon(self) -> None:
-        if not self._is_filling_soon and self._queue:
-            self._is_filling_soon = True
-            asyncio.get_running_loop().call_soon(self._fill)
+        """Places what waits at the end of this turn of the event loop: an executor may have become free."""
+        self._may_start = True
+        if self._queue and not self._is_turn_ending:
+            self._end_turn_soon()
+
+    def _end_turn_soon(self) -> None:
+        self._is_turn_ending = True
+        asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        """Places the requests of this turn of the event loop."""
+        self._is_turn_ending = False
+        if self._queue:
+            self._fill()
+        for item in self._new:
+            if item.request.deadline_s is not None and not item.answered.done():
+                self._expire_in_time(item)
+        if self._new:
+            self._comes_alone = len(self._new) == 1
+            self._new = []
 
     def _fill(self) -> None:
-        """Starts every batch that can start now."""
-        self._is_filling_soon = False
+        """Starts every batch that can start now, on the executors and on the event loop."""
+        self._snapshot = None
+        for_loop, times = self._for_loop(self._clock.monotonic_s())
+        if self._may_start and len(self._queue) > len(for_loop):
+            self._start_on_executors(set(for_loop))
+        if for_loop:
+            self._run_on_loop(for_loop, times)
+            if not times.keys().isdisjoint(self._queue.rows):  # the turn is over, or a model has become slow
+                self._fill_soon()
+
+    def _start_on_executors(self, for_loop: AbstractSet[PendingRequest]) -> None:
+        """Starts what can start there. Until an executor, or what waits for one, changes, nothing more can."""
         if self._again is not None:
             self._again.cancel()
             self._again = None
         again_s: float | None = None
-        while self._queue and again_s is None:
-            again_s = self._start_next(self._clock.monotonic_s())
+        while again_s is None and len(self._queue) > len(for_loop):
+            again_s = self._start_next(for_loop, self._clock.monotonic_s())
+        self._may_start = False
         if again_s is not None and again_s < math.inf:
-            self._again = self._clock.call_at(self._clock.monotonic_s() + again_s, self._fill)
+            self._again = self._clock.call_at(self._clock.monotonic_s() + again_s, self._fill_soon)
 
-    def _start_next(self, now_s: float) -> float | None:
-        """Starts one batch and returns None; else returns the seconds after which to look again."""
-        self._aside = {}
+    def _start_next(self, for_loop: AbstractSet[PendingRequest], now_s: float) -> float | None:
+        """Starts one batch on an executor and returns None; else returns the seconds after which to look again."""
+        self._over_budget = {}
         snapshot = self._dispatcher.snapshot()
         if snapshot.is_full:
             return self._refuse_bounded(snapshot, now_s)
-        again_s, waiting = math.inf, list(self._queue)
         full = {key for key in self._running_of if self._is_at_limit(key)}
+        again_s = math.inf
+        waiting = [item for item in self._queue if item not in for_loop and item.key not in full]
         while waiting:
             placements = _Placements(snapshot, waiting, self._max_rows, self._may_split)
-            choice = choose(
+            choice = choose_batch(
                 waiting,
                 placements.times,
                 now_s=now_s,
                 margin_s=self._admission.margin.seconds,
                 max_rows=self._max_rows,
-                full=full,
             )
             for item in choice.hopeless:
                 self._expire(item)
             if choice.hopeless:  # what is left may be another batch, on another executor
                 return None
-            if not choice.batch:
-                return again_s
             key = choice.batch[0].key
             of_model = [item for item in waiting if item.key == key]
             placement = placements.of(key)
@@ -288,11 +376,12 @@ class Batcher:
             if placement.is_free:
                 for item, seconds in choice.put_off:
                     item.foreseen_s += seconds
+                self._queue.take(choice.batch)
                 self._start(choice.batch, placement, now_s)
                 return None
             if placement.idle is not None and (part := part_for(of_model, placement.idle, now_s)):
-                times = placement.idle.times
-                self._start(part, Placement(times), now_s)
+                self._queue.take(part)
+                self._start(part, Placement(placement.idle.times), now_s)
                 return None
             again_s = min(again_s, placement.again_s)
             snapshot.reserve(key, placement, _rows(of_model))
@@ -306,7 +395,7 @@ class Batcher:
     def _refuse_bounded(self, snapshot: ExecutorSnapshot, now_s: float) -> float:
         """Answers requests that no budget allows, or that no executor runs, though none could start now anyway."""
         again_s = math.inf
-        for key in [key for key in self._queue.models if snapshot.is_bounded(key)]:
+        for key in [key for key in self._queue.rows if snapshot.is_bounded(key)]:
             of_model = [item for item in self._queue if item.key == key]
             again_s = min(again_s, self._put_aside(snapshot, of_model, now_s)[1])
         return again_s
@@ -336,23 +425,40 @@ class Batcher:
                 item.settle(none.error)
                 continue
             item.held_up = True
-            self._aside.setdefault(item.key, Totals()).count(item, 1)
+            self._over_budget.setdefault(item.key, []).append(item)
             again_s = min(again_s, none.again_s or math.inf, item.latest_s - now_s)
         return without, max(_AGAIN_S, again_s)
 
-    def _start(self, items: Sequence[PendingRequest], placement: Placement, now_s: float) -> None:
-        for item in items:
-            self._queue.remove(item)
+    def _start(self, items: Sequence[PendingRequest], place: Placement | LoopTimes, now_s: float) -> None:
+        """Runs a batch: on the event loop if its model is quick, otherwise on an executor, in a thread or elsewhere."""
+        items = [item for item in items if not item.answered.done()]  # the callers of the others have left
+        if not items:
+            return
+        self._snapshot, key = None, items[0].key
         inputs, deadlines_s = [item.request.inputs[0] for item in items], [item.request.deadline_s for item in items]
+        batch = _Batch(key, items, _rows(items), now_s)
+        self._on_batch(batch.rows)
+        if isinstance(place, LoopTimes):
+            try:
+                outcomes = self._dispatcher.run_on_loop(key, inputs, deadlines_s)
+            except Exception as error:  # the outermost loop of the requests that run here
+                log.exception("batch failed unexpectedly", model=key.name)
+                for item in items:
+                    item.settle(error)
+                return
+            if isinstance(outcomes, list):
+                self._answer(batch, outcomes, self._clock.monotonic_s())
+            else:
+                self._follow(batch, asyncio.ensure_future(outcomes))
+            return
         # A batch that is sent on has one parent in the trace, though several requests may have one.
         trace = next((item.request.trace for item in items if item.request.trace is not None), None)
         token = CURRENT.set(trace) if trace is not None else None
-        run = self._dispatcher.run_on(placement.member, items[0].key, inputs, deadlines_s)
+        run = self._dispatcher.run_on(place.member, key, inputs, deadlines_s)
         if token is not None:
             CURRENT.reset(token)
-        batch = _Batch(items[0].key, items, _rows(items), now_s, run)
-        self._on_batch(batch.rows)
-        if placement.is_ahead:
+        batch = batch._replace(run=run)
+        if place.is_ahead:
             self._ahead = [*(each for each in self._ahead if each.run is not None and each.run.is_waiting), batch]
         self._follow(batch, run.ended)
 
@@ -374,16 +480,17 @@ class Batcher:
         self._running[ran] = batch
         self._running_of[batch.key] += 1
         for item in batch.items:
-            if item.expiry is None and item.request.deadline_s is not None:
-                item.expiry = self._clock.call_at(item.request.deadline_s, partial(self._expire, item))
+            self._expire_in_time(item)
         ran.add_done_callback(self._finish)
 
     def _finish(self, ran: Ran) -> None:
         batch = self._running.pop(ran, None)
         if batch is None:  # taken back
             return
+        was_at_limit = self._is_at_limit(batch.key)
         self._running_of[batch.key] -= 1
-        self._fill()  # first: an executor must not idle while answers are handed out
+        if was_at_limit:
+            self._fill_soon()
         error = asyncio.CancelledError() if ran.cancelled() else ran.exception()
         if error is None:
             self._answer(batch, ran.result(), self._clock.monotonic_s())
@@ -400,6 +507,10 @@ class Batcher:
                 item.settle(outcome)
         waits_s = [max(0.0, batch.started_s - item.came_s) for item in batch.items]
         self._on_ran(batch.key, batch.rows, now_s - batch.started_s, waits_s)
+
+    def _expire_in_time(self, item: PendingRequest) -> None:
+        if item.expiry is None and item.request.deadline_s is not None:
+            item.expiry = self._clock.call_at(item.request.deadline_s, partial(self._expire, item))
 
     def _expire(self, item: PendingRequest) -> None:
         self._queue.remove(item)

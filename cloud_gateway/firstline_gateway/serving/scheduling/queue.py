@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -32,9 +29,9 @@ Weights = Mapping[ModelKey, float]
 NO_WEIGHTS: Weights = MappingProxyType({})
 
 Client = tuple[str, str]
-"""The kind of request and its principal: audits of a client take no room from its other requests."""
+"""The kind of request and its principal; see `PendingRequest.client`."""
 Group = Client | int | None
-"""A client, a level, or all requests."""
+"""A client, `AUDIT_LEVEL` for the audits of all clients, or None for all requests."""
 
 _due_s = attrgetter("due_s")
 _level = attrgetter("level")
@@ -53,11 +50,11 @@ class PendingRequest:
         request: the request.
         came_s: when it was admitted.
         level: of priority; a lower one goes first if that makes no other request late.
-        size_bytes: of its inputs.
+        size_bytes: of its inputs; counted if it has to wait.
         due_s: its place in the order; see above.
         latest_s: when it must be complete.
+        start_by_s: it cannot complete by its deadline if it starts later; infinite without a deadline.
         work_s: seconds of one slot that it takes, as its share of a batch; on the executor that does most of its model.
-        alone_s: seconds that a batch of it alone takes.
         foreseen_s: its predicted completion; infinite if there is no prediction.
         delays_s: by how much requests behind it complete later.
         held_up: whether it waited for something that is not predicted: a budget.
@@ -75,8 +72,8 @@ class PendingRequest:
     size_bytes: int = 0
     due_s: float = 0.0
     latest_s: float = 0.0
+    start_by_s: float = float("inf")
     work_s: float = 0.0
-    alone_s: float = 0.0
     foreseen_s: float = float("inf")
     delays_s: float = 0.0
     held_up: bool = False
@@ -86,6 +83,11 @@ class PendingRequest:
 
     def __post_init__(self) -> None:
         self.rows = self.request.rows
+
+    @property
+    def client(self) -> Client:
+        """The client that takes the room: audits of a client take none from its other requests."""
+        return "answers" if self.request.audit is None else "audits", self.request.principal
 
     @property
     def spare_s(self) -> float:
@@ -109,26 +111,25 @@ class Totals:
     """Sums over some of the requests that wait."""
 
     requests: int = 0
-    rows: int = 0
     work_s: float = 0.0
     size_bytes: int = 0
-
-    def count(self, item: PendingRequest, sign: int) -> None:
-        self.requests += sign
-        self.rows += sign * item.rows
-        self.work_s += sign * item.work_s
-        self.size_bytes += sign * item.size_bytes
 
 
 NOTHING = Totals()
 
 
 class PendingQueue:
-    """The requests of all models that wait, by due time, with sums that would take long to count."""
+    """The requests of all models that wait, by due time, with sums that would take long to count.
+
+    Attributes:
+        rows: by model; only models that requests wait for.
+    """
 
     def __init__(self) -> None:
         self._items: list[PendingRequest] = []
-        self._totals: defaultdict[tuple[Group, ModelKey | None], Totals] = defaultdict(Totals)
+        self._totals: dict[ModelKey, dict[Group, Totals]] = {}
+        self._uncounted: list[PendingRequest] = []  # most start before a sum is asked for
+        self.rows: dict[ModelKey, int] = {}
 
     def __len__(self) -> int:
         return len(self._items)
@@ -136,18 +137,22 @@ class PendingQueue:
     def __iter__(self) -> Iterator[PendingRequest]:
         return iter(self._items)
 
-    @property
-    def models(self) -> list[ModelKey]:
-        """The models that requests wait for."""
-        return [key for group, key in self._totals if group is None and key is not None]
+    def of(self, key: ModelKey, group: Group = None) -> Totals:
+        """Returns the sums of one model; of a client, of audits, or of all requests."""
+        totals = self._counted().get(key)
+        return NOTHING if totals is None else totals.get(group, NOTHING)
 
-    def of(self, group: Group = None, key: ModelKey | None = None) -> Totals:
-        """Returns the sums of a client or a level, or of all requests; of one model, or of all models."""
-        return self._totals.get((group, key), NOTHING)
+    def size_bytes(self, group: Group = None) -> int:
+        """Returns the bytes of a client, or of all requests."""
+        return sum([totals.get(group, NOTHING).size_bytes for totals in self._counted().values()])
+
+    def requests(self, group: Group) -> int:
+        """Returns the number of requests of a client."""
+        return sum([totals.get(group, NOTHING).requests for totals in self._counted().values()])
 
     def work_s(self, weights: Weights, group: Group = None) -> float:
         """Returns the seconds of one slot that wait, of each model the part that counts."""
-        return sum([self.of(group, key).work_s * weight for key, weight in weights.items()])
+        return sum([self.of(key, group).work_s * weight for key, weight in weights.items()])
 
     def place(self, due_s: float, level: int, weights: Weights) -> tuple[float, float]:
         """Returns what a new request finds that is due then. Audits are behind all other requests.
@@ -173,35 +178,60 @@ class PendingQueue:
 
     def add(self, item: PendingRequest, weights: Weights = NO_WEIGHTS) -> None:
         """Puts a request into its place; those behind it whose work counts complete later."""
-        position = bisect_right(self._items, item.due_s, key=_due_s)
-        for behind in self._items[position:]:
-            if weights.get(behind.key, 0.0):
-                behind.foreseen_s += item.delays_s
-        self._items.insert(position, item)
-        self._count(item, 1)
+        if not self._items or self._items[-1].due_s <= item.due_s:
+            self._items.append(item)
+        else:
+            position = bisect_right(self._items, item.due_s, key=_due_s)
+            for behind in self._items[position:]:
+                if weights.get(behind.key, 0.0):
+                    behind.foreseen_s += item.delays_s
+            self._items.insert(position, item)
+        self._uncounted.append(item)
+        self.rows[item.key] = self.rows.get(item.key, 0) + item.rows
 
     def remove(self, item: PendingRequest) -> None:
         """Removes a request, if it is still there."""
         for position in range(bisect_left(self._items, item.due_s, key=_due_s), len(self._items)):
             if self._items[position] is item:
-                del self._items[position]
-                self._count(item, -1)
+                self.take([item])
                 return
             if self._items[position].due_s > item.due_s:
                 return
 
+    def take(self, batch: Sequence[PendingRequest]) -> None:
+        """Removes the requests of a batch of one model, all of which are there."""
+        if len(batch) == len(self._items):
+            self._items, self._uncounted, self._totals, self.rows = [], [], {}, {}
+            return
+        taken = set(batch)
+        for item in taken.difference(self._uncounted):
+            self._count(item, -1)
+        self._uncounted = [item for item in self._uncounted if item not in taken]
+        self._items = [item for item in self._items if item not in taken]
+        key = batch[0].key
+        self.rows[key] -= sum([item.rows for item in batch])
+        if not self.rows[key]:
+            del self.rows[key]
+
+    def _counted(self) -> dict[ModelKey, dict[Group, Totals]]:
+        for item in self._uncounted:
+            self._count(item, 1)
+        self._uncounted.clear()
+        return self._totals
+
     def _count(self, item: PendingRequest, sign: int) -> None:
-        for group in (None, client_of(item.request), item.level):
-            for key in (item.key, None):
-                totals = self._totals[group, key]
-                totals.count(item, sign)
-                if not totals.requests:  # rounding errors of `work_s` go with it
-                    del self._totals[group, key]
-
-
-def client_of(request: InferRequest) -> Client:
-    """Returns the client whose room a request takes."""
-    return "answers" if request.audit is None else "audits", request.principal
+        of_model = self._totals.setdefault(item.key, {})
+        for group in (None, item.client) if item.level != AUDIT_LEVEL else (None, item.client, AUDIT_LEVEL):
+            totals = of_model.get(group)
+            if totals is None:
+                totals = of_model[group] = Totals()
+            totals.requests += sign
+            totals.work_s += sign * item.work_s
+            totals.size_bytes += sign * item.size_bytes
+            if not totals.requests:  # rounding errors of `work_s` go with it
+                del of_model[group]
+        if not of_model:
+            del self._totals[item.key]
 
 
 def level_of(request: InferRequest) -> int:
@@ -222,70 +252,57 @@ class Choice(NamedTuple):
     put_off: list[tuple[PendingRequest, float]]  # passed over for the batch, and the seconds of delay
 
 
-def choose(
-    queue: Iterable[PendingRequest],
+def choose_batch(
+    waiting: Sequence[PendingRequest],
     times: Callable[[ModelKey], Times],
     *,
     now_s: float,
     margin_s: float,
     max_rows: int,
-    full: AbstractSet[ModelKey] = frozenset(),
 ) -> Choice:
-    """Returns the next batch.
+    """Returns the next batch: earliest deadline first, and as many rows of that model as gain by it.
 
     Args:
-        queue: the requests that wait, by due time.
+        waiting: the requests that may run, by due time.
         times: returns those of a model, where its next batch is placed.
         now_s: the present.
         margin_s: the usual delay of predictions.
         max_rows: of a batch; a larger request is a batch of its own.
-        full: models at their limit of batches, whose requests keep waiting.
 
     Returns:
-        An empty batch if only hopeless requests wait, or requests of models at their limit.
+        An empty batch if only hopeless requests wait.
     """
-    candidates: list[PendingRequest] = []
-    hopeless: list[PendingRequest] = []
-    for item in queue:
-        if item.request.deadline_s is not None and item.latest_s < now_s + item.alone_s:
-            hopeless.append(item)
-        elif item.key not in full:
-            candidates.append(item)
-    if not candidates:
-        return Choice([], hopeless, [])
-    first, put_off = _first(candidates, times, now_s, margin_s)
-    of_first, begins_s = times(first.key), now_s + margin_s
-    by_due = [item for item in candidates if item.key == first.key and item is not first]
-    spare_s = {id(item): item.spare_s for item in candidates} | {id(item): item.spare_s - s for item, s in put_off}
-    fill = partial(
-        _filled,
-        first,
-        candidates=candidates,
-        spare_s=spare_s,
-        times=of_first,
-        begins_s=begins_s,
-        most_rows=of_first.worthwhile_rows(max_rows),
-    )
-    filled = fill(by_due)
-    if (ranked := by_level(by_due)) != by_due:
-        other = fill(ranked)
+    hopeless = [item for item in waiting if item.start_by_s < now_s]
+    if hopeless:
+        left = set(hopeless)
+        waiting = [item for item in waiting if item not in left]
+    if len(waiting) < 2:
+        return Choice(list(waiting), hopeless, [])
+    first, put_off = _first(waiting, times, now_s, margin_s)
+    delayed_s = dict(put_off)
+    fill = _Fill(first, waiting, times(first.key), begins_s=now_s + margin_s, max_rows=max_rows, delayed_s=delayed_s)
+    by_due = [item for item in waiting if item.key == first.key and item is not first]
+    filled = fill.filled(by_due)
+    if any(item.level != first.level for item in by_due) and (ranked := by_level(by_due)) != by_due:
+        other = fill.filled(ranked)
         # A level never delays other models.
         if len(other.passed) <= len(filled.passed):
             taken = set(other.batch)
             last = max((at for at, item in enumerate(by_due) if item in taken), default=0)
-            left = [item for item in by_due[:last] if item not in taken]
+            left_over = [item for item in by_due[:last] if item not in taken]
             # Requests of its model that are due earlier wait for the next batch, if they can.
-            if not any(0 <= spare_s[id(item)] < of_first.seconds(other.rows) + margin_s for item in left):
+            batch_s = fill.times.seconds(other.rows) + margin_s
+            if not any(0 <= item.spare_s - delayed_s.get(item, 0.0) < batch_s for item in left_over):
                 filled = other
                 put_off += [
-                    (item, sum(each.work_s for each in other.batch if each.due_s > item.due_s)) for item in left
+                    (item, sum(each.work_s for each in other.batch if each.due_s > item.due_s)) for item in left_over
                 ]
     put_off += [(item, filled.put_off_s) for item in filled.passed]
     return Choice(filled.batch, hopeless, put_off)
 
 
 def _first(
-    candidates: list[PendingRequest], times: Callable[[ModelKey], Times], now_s: float, margin_s: float
+    waiting: Sequence[PendingRequest], times: Callable[[ModelKey], Times], now_s: float, margin_s: float
 ) -> tuple[PendingRequest, list[tuple[PendingRequest, float]]]:
     """Returns the first request of the batch, and those that are delayed by it.
 
@@ -293,14 +310,21 @@ def _first(
     that its placement does not complete in time goes first only if there is no other: a better executor may become
     free.
     """
-    alone_s = cache(lambda key, rows: times(key).seconds(rows))  # most requests have the rows of another one
-    in_time = [item for item in candidates if now_s + alone_s(item.key, item.rows) <= item.latest_s]
-    candidates = in_time or candidates
-    highest = min(candidates, key=_level)
-    delay_s = alone_s(highest.key, highest.rows)
-    passed = candidates[: candidates.index(highest)]
+    in_time, key, rows, ends_s = [], None, 0, 0.0
+    for item in waiting:
+        if item.key is not key or item.rows != rows:  # most requests are of the model and the rows of the one before
+            key, rows = item.key, item.rows
+            ends_s = now_s + times(key).seconds(rows)
+        if ends_s <= item.latest_s:
+            in_time.append(item)
+    in_time = in_time or list(waiting)
+    highest = min(in_time, key=_level)
+    if highest is in_time[0]:
+        return highest, []
+    delay_s = times(highest.key).seconds(highest.rows)
+    passed = in_time[: in_time.index(highest)]
     if any(item.spare_s < delay_s + margin_s for item in passed):
-        return candidates[0], []
+        return in_time[0], []
     return highest, [(item, delay_s) for item in passed]
 
 
@@ -311,50 +335,69 @@ class _Filled(NamedTuple):
     put_off_s: float  # the delay of those
 
 
-def _filled(
-    first: PendingRequest,
-    fitting: list[PendingRequest],
-    *,
-    candidates: list[PendingRequest],
-    spare_s: Mapping[int, float],
-    times: Times,
-    begins_s: float,
-    most_rows: int,
-) -> _Filled:
-    """Returns the batch of `first`: as many rows as gain by it, while no request becomes late.
+class _Fill:
+    """Fills the batch of the first request: as many rows as gain by it, while no request becomes late.
 
     Args:
         first: the first request, which always runs.
-        fitting: of its model, in the order in which to take them.
-        candidates: of all models, by due time.
-        spare_s: by the identity of each, the delay that it tolerates.
+        waiting: of all models, by due time.
         times: of its model.
         begins_s: the present, plus the usual delay of predictions.
-        most_rows: that gain by being a batch.
+        max_rows: of a batch.
+        delayed_s: by how much requests are delayed already.
     """
-    turns = {id(item): turn for turn, item in enumerate(candidates)}
-    others = [item for item in candidates if item.key != first.key]
-    batch, rows, latest_s = [first], first.rows, first.latest_s
-    put_off_s, least_s, passed = 0.0, float("inf"), 0
-    for item in fitting:
-        if rows >= most_rows:
-            break
-        while passed < len(others) and turns[id(others[passed])] < turns[id(item)]:
-            if (left_s := spare_s[id(others[passed])]) >= 0:  # a late request does not become late by this
-                least_s = min(least_s, left_s)
-            passed += 1
-        more_rows = rows + item.rows
-        more_s = max(0.0, times.seconds(more_rows) - times.seconds(rows)) if passed else 0.0
-        latest_s = min(latest_s, item.latest_s if item.level != AUDIT_LEVEL else latest_s)
-        if (
-            more_rows > most_rows
-            or begins_s + times.seconds(more_rows) > latest_s
-            or (passed and put_off_s + more_s > least_s)
-        ):
-            break
-        batch.append(item)
-        rows, put_off_s = more_rows, put_off_s + more_s
-    return _Filled(batch, rows, others[:passed], put_off_s)
+
+    def __init__(
+        self,
+        first: PendingRequest,
+        waiting: Sequence[PendingRequest],
+        times: Times,
+        *,
+        begins_s: float,
+        max_rows: int,
+        delayed_s: Mapping[PendingRequest, float],
+    ) -> None:
+        self._first = first
+        self._others = [item for item in waiting if item.key != first.key]
+        self._begins_s = begins_s
+        self._most_rows = times.worthwhile_rows(max_rows)
+        self._delayed_s = delayed_s
+        self.times = times
+
+    def filled(self, fitting: Sequence[PendingRequest]) -> _Filled:
+        """Returns the batch; `fitting` are of its model, in the order in which to take them."""
+        batch, rows, latest_s = [self._first], self._first.rows, self._first.latest_s
+        for item in fitting:
+            rows += item.rows
+            if rows > self._most_rows:
+                rows -= item.rows
+                break
+            batch.append(item)
+            if item.level != AUDIT_LEVEL and item.latest_s < latest_s:
+                latest_s = item.latest_s
+        if not self._others and self._begins_s + self.times.seconds(rows) <= latest_s:
+            return _Filled(batch, rows, [], 0.0)
+        return self._filled_one_by_one(batch[1:])
+
+    def _filled_one_by_one(self, fitting: Sequence[PendingRequest]) -> _Filled:
+        batch, rows, latest_s = [self._first], self._first.rows, self._first.latest_s
+        seconds, put_off_s, least_s, passed = self.times.seconds(rows), 0.0, float("inf"), 0
+        for item in fitting:
+            while passed < len(self._others) and self._others[passed].due_s < item.due_s:
+                other = self._others[passed]
+                left_s = other.spare_s - self._delayed_s.get(other, 0.0)
+                if left_s >= 0:  # a late request does not become late by this
+                    least_s = min(least_s, left_s)
+                passed += 1
+            more_s = self.times.seconds(rows + item.rows)
+            if item.level != AUDIT_LEVEL:
+                latest_s = min(latest_s, item.latest_s)
+            added_s = max(0.0, more_s - seconds) if passed else 0.0
+            if self._begins_s + more_s > latest_s or (passed and put_off_s + added_s > least_s):
+                break
+            batch.append(item)
+            rows, seconds, put_off_s = rows + item.rows, more_s, put_off_s + added_s
+        return _Filled(batch, rows, self._others[:passed], put_off_s)
 
 
 def part_for(items: Iterable[PendingRequest], idle: IdlePart, now_s: float) -> list[PendingRequest]:

@@ -638,7 +638,8 @@ async def test_work_that_executors_share_counts_in_part() -> None:
     look = bench.engine.snapshot()
     assert look.part(FRUGAL.key, SERVED.key) == 0.5
     assert look.part(SERVED.key, FRUGAL.key) == 1.0
-    assert [len(look.lanes(key)) for key in (FRUGAL.key, SERVED.key)] == [1, 2]
+    completions = [look.completion(key, 8) for key in (FRUGAL.key, SERVED.key)]
+    assert [len(each.lanes) for each in completions if each is not None] == [1, 2]
 
 
 async def test_a_fast_executor_admits_what_a_slow_one_cannot() -> None:
@@ -751,7 +752,9 @@ async def test_a_model_that_fails_everywhere_is_tried_one_batch_at_a_time() -> N
     of_two_slots(bench)
     now_s = bench.clock.monotonic_s()
     trial = await bench.submit()
-    (lane,) = bench.engine.snapshot().lanes(SERVED.key)
+    completion = bench.engine.snapshot().completion(SERVED.key, 1)
+    assert completion is not None
+    (lane,) = completion.lanes
     assert lane.wait_s == pytest.approx(0.006)
     in_time, too_late = [await bench.submit(deadline_s=now_s + 0.022) for _ in range(2)]
     assert isinstance(too_late.exception(), QueueFullError)

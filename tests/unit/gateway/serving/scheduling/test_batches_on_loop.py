@@ -15,8 +15,7 @@ from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.types import AuditNote, ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.serving.scheduling.admission import Bounds
-from firstline_gateway.serving.scheduling.batcher import Batcher
-from firstline_gateway.serving.scheduling.loop_batches import TURN_S, WAITING_S
+from firstline_gateway.serving.scheduling.batcher import TURN_S, WAITING_S, Batcher
 
 M, N = ModelKey("m", 1), ModelKey("n", 1)
 
