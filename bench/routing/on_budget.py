@@ -121,7 +121,7 @@ def _days(deployed: Deployed, resource: str, contract: bool, share: float) -> li
             decision = policy.decide(seen, state)
             if decision.tier is not Tier.CLOUD:
                 continue
-            if account.judge(values[row], costs[row], now_s, demanded=decision.demanded) is None:
+            if account.decide(values[row], costs[row], now_s, demanded=decision.demanded) is None:
                 account.take(costs[row], now_s)
                 gained += gains[row]
                 spent[at] = of_resource[row]

@@ -24,7 +24,7 @@ def test_no_period_spends_more_than_its_budget(amount: float, period_s: float, s
     now_s, spent = START_S, dict[int, float]()
     for wait_s, value, cost, demanded in stream:
         now_s += wait_s
-        if account.judge(value, Cost(cost), now_s, demanded=bool(demanded)) is None:
+        if account.decide(value, Cost(cost), now_s, demanded=bool(demanded)) is None:
             assert account.take(Cost(cost), now_s)
             period = int(now_s // period_s)
             spent[period] = spent.get(period, 0.0) + cost
@@ -38,7 +38,7 @@ def test_budget_holds_for_requests_without_a_price(
     account = Account({"joules/day": Meter(Budget(100.0, DAY_S), Ledger())})
     spent = 0.0
     for _, value, cost, demanded in stream:
-        if account.judge(value, Cost(joules=cost), START_S, demanded=bool(demanded)) is None:
+        if account.decide(value, Cost(joules=cost), START_S, demanded=bool(demanded)) is None:
             spent += cost * account.take(Cost(joules=cost), START_S)
     for _, cost, _ in promises:
         spent += cost * account.take(Cost(joules=cost), START_S, priced=False)
@@ -74,15 +74,15 @@ def test_higher_values_are_preferred(
         account, now_s = Account({"money": Meter(Budget(60.0, HOUR_S), Ledger())}), START_S
         for wait_s, value, price, wanted in stream:
             now_s += wait_s
-            if account.judge(value, Cost(money=price), now_s, demanded=bool(wanted)) is None:
+            if account.decide(value, Cost(money=price), now_s, demanded=bool(wanted)) is None:
                 account.take(Cost(money=price), now_s)
         return account, now_s
 
     lower, higher = sorted((one, other))
     account, now_s = account_after(stream)
     twin, _ = account_after(stream)
-    paid_lower = account.judge(lower, Cost(money=cost), now_s, demanded=demanded) is None
-    paid_higher = twin.judge(higher, Cost(money=cost), now_s, demanded=demanded) is None
+    paid_lower = account.decide(lower, Cost(money=cost), now_s, demanded=demanded) is None
+    paid_higher = twin.decide(higher, Cost(money=cost), now_s, demanded=demanded) is None
     assert paid_higher >= paid_lower
 
 

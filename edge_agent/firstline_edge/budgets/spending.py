@@ -131,7 +131,7 @@ class Spending:
         tariff, cost = self._link_and_cost(size_bytes, now_s)
         if tariff.metered is not self.conditions.metered:
             self._set_conditions(replace(self.conditions, metered=tariff.metered))
-        return self.account.judge(value, cost, now_s, demanded=demanded)
+        return self.account.decide(value, cost, now_s, demanded=demanded)
 
     @property
     def linked(self) -> bool:
@@ -163,7 +163,7 @@ class Spending:
             _, reserved = self._link_and_cost(asked_bytes, now_s)
         else:
             reserved = self._estimate(asked_bytes, self._tariff.of_link(link))
-        if (audit and not account.spares(reserved, now_s)) or not account.take(reserved, now_s, priced=not audit):
+        if (audit and not account.can_spare(reserved, now_s)) or not account.take(reserved, now_s, priced=not audit):
             short = account.short(reserved, now_s)
             raise BudgetExceededError(
                 f"Too little is left of this device's budget for {short or 'audits'}; [budget] in its configuration "
@@ -193,10 +193,10 @@ class Spending:
         links, of_link = self._links(), self._tariff.of_link
         first = of_link(links[0] if links else "")
         cost = self._estimate(size_bytes, first)
-        if len(links) > 1 and not self.account.affords(cost, now_s):
+        if len(links) > 1 and not self.account.can_afford(cost, now_s):
             for other in map(of_link, links[1:]):
                 others = self._estimate(size_bytes, other)
-                if self.account.affords(others, now_s):
+                if self.account.can_afford(others, now_s):
                     return other, others
         return first, cost
 

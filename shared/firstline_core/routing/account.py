@@ -57,7 +57,7 @@ class Denial(NamedTuple):
     short: str = ""
 
 
-_TOGETHER = 32  # maximum number of decisions per price update
+_DECISIONS_PER_UPDATE = 32  # maximum number of decisions per price update
 
 
 class Account:
@@ -95,11 +95,11 @@ class Account:
     def price(self, cost: Cost, now_s: float, *, demanded: bool) -> float:
         """Returns the price as a value: the P(edge wrong and full right) that just pays for the cost."""
         if not self._since_s <= now_s < self._until_s:
-            self._look(now_s)
+            self._refresh(now_s)
         per_byte, per_joule, per_money = self._prices[demanded]
         return per_byte * cost[0] + per_joule * cost[1] + per_money * cost[2]
 
-    def judge(self, value: float, cost: Cost, now_s: float, *, demanded: bool) -> Denial | None:
+    def decide(self, value: float, cost: Cost, now_s: float, *, demanded: bool) -> Denial | None:
         """Returns why an escalation is denied; None if it is bought. It charges nothing: `take` does, once it is sent.
 
         Args:
@@ -108,8 +108,8 @@ class Account:
             now_s: wall clock.
             demanded: whether the contract demands it.
         """
-        if not self._since_s <= now_s < self._until_s or len(self._decided) >= _TOGETHER:
-            self._look(now_s)
+        if not self._since_s <= now_s < self._until_s or len(self._decided) >= _DECISIONS_PER_UPDATE:
+            self._refresh(now_s)
         per_byte, per_joule, per_money = self._prices[demanded]
         size, energy, money = cost
         price = per_byte * size + per_joule * energy + per_money * money
@@ -125,7 +125,7 @@ class Account:
         Args:
             cost: estimate; `settle` corrects it later.
             now_s: wall clock.
-            priced: whether `judge` decided on it; audits are not priced.
+            priced: whether `decide` decided on it; audits are not priced.
         """
         if self.short(cost, now_s):
             return False
@@ -139,7 +139,7 @@ class Account:
         """Charges a cost that was spent already."""
         for at, _, meter in self._metered:
             meter.charge(cost[at], now_s, priced=priced)
-        self._look(now_s)
+        self._refresh(now_s)
 
     @property
     def periods(self) -> list[int]:
@@ -155,12 +155,12 @@ class Account:
             periods: at the time of the charge. Reservations of an ended period are not returned to the next one.
             now_s: wall clock.
         """
-        self._look(now_s)
+        self._refresh(now_s)
         for (at, _, meter), period in zip(self._metered, periods, strict=True):
             difference = spent[at] - reserved[at]
             if difference > 0 or period == meter.ledger.period:
                 meter.charge(difference, now_s, priced=True)
-        self._look(now_s)
+        self._refresh(now_s)
 
     def short(self, cost: Cost, now_s: float) -> str:
         """Returns the budget that cannot pay this at any value; "" if all can."""
@@ -169,14 +169,14 @@ class Account:
                 return name
         return ""
 
-    def affords(self, cost: Cost, now_s: float) -> bool:
+    def can_afford(self, cost: Cost, now_s: float) -> bool:
         """Returns whether all budgets can pay this."""
         return not self.short(cost, now_s)
 
-    def spares(self, cost: Cost, now_s: float) -> bool:
-        """Returns whether all budgets can spare this, see `Meter.spares`."""
-        self._look(now_s)
-        return all(meter.spares(cost[at], now_s) for at, _, meter in self._metered)
+    def can_spare(self, cost: Cost, now_s: float) -> bool:
+        """Returns whether all budgets can spare this, see `Meter.can_spare`."""
+        self._refresh(now_s)
+        return all(meter.can_spare(cost[at], now_s) for at, _, meter in self._metered)
 
     def refilled_in_s(self, name: str, now_s: float) -> float:
         """Returns the seconds until the next period of a budget; 0 for an unknown budget."""
@@ -185,10 +185,10 @@ class Account:
 
     def ledgers(self, now_s: float) -> dict[str, Ledger]:
         """Returns the state to persist, by budget."""
-        self._look(now_s)
+        self._refresh(now_s)
         return {name: meter.ledger for name, meter in self.meters.items()}
 
-    def _look(self, now_s: float) -> None:
+    def _refresh(self, now_s: float) -> None:
         """Updates the prices with the decisions since the last update, and refreshes prices and remaining amounts."""
         for demanded in (True, False):
             found = [(value, cost, paid) for was, value, cost, paid in self._decided if was is demanded]
@@ -205,7 +205,7 @@ class Account:
             for at, _, meter in self._metered:
                 prices[at] += meter.price(now_s, demanded=demanded)
                 self._left[at] = min(self._left[at], meter.left(now_s))
-            prices[:] = [price * dearer / self.worth for price, dearer in zip(prices, self._markup, strict=True)]
+            prices[:] = [price * factor / self.worth for price, factor in zip(prices, self._markup, strict=True)]
         self._since_s = max((meter.since_s for meter in self.meters.values()), default=-math.inf)
         self._until_s = min((meter.until_s for meter in self.meters.values()), default=math.inf)
 
@@ -214,7 +214,7 @@ def _total(costs: Iterable[Cost]) -> Cost:
     return Cost(*map(sum, zip(_NOTHING, *costs, strict=True)))
 
 
-_DEAREST = 8.0
+_LARGEST_FACTOR = 8.0
 _EMPTY, _FULL = 0.1, 0.6  # battery charge at or below which the factor is largest, and at or above which it is 1
 _COOL_C = 5.0  # degrees below the limit at which the factor becomes 1
 
@@ -255,7 +255,7 @@ def markup(conditions: Conditions, metered_factor: float = 4.0) -> Cost:
 
 
 def _between(share: float) -> float:
-    return float(_DEAREST ** min(max(share, 0.0), 1.0))
+    return float(_LARGEST_FACTOR ** min(max(share, 0.0), 1.0))
 
 
 MIB = 1 << 20

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from firstline_core.errors import ConfigError
 
 _ODDS = (1.5, 2.0, 3.0, 5.0, 12.0)  # times as likely to be wrong: the shifts for which the bets are best
-_RICH = 1e300  # wealth above this is discarded, which only makes the test stricter
+_WEALTH_LIMIT = 1e300  # wealth above this is discarded, which only makes the test stricter
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,11 @@ def update(state: AuditState, loss: float, *, propensity: float, floor: float) -
     gain = floor / propensity * (loss - state.epsilon)
     invested = starting(state.audits + 1)
     wealth = tuple(
-        min(_RICH, (1 + bet * gain) * (money + invested)) for bet, money in zip(state.bets, state.wealth, strict=True)
+        min(_WEALTH_LIMIT, (1 + bet * gain) * (amount + invested))
+        for bet, amount in zip(state.bets, state.wealth, strict=True)
     )
     audits = state.audits + 1
-    return AuditState(state.epsilon, state.bets, wealth, audits, max(state.peak, _together(audits, wealth)))
+    return AuditState(state.epsilon, state.bets, wealth, audits, max(state.peak, _mixture(audits, wealth)))
 
 
 def waiting(audits: int) -> float:
@@ -116,10 +117,10 @@ def starting(audit: int) -> float:
 
 def e_value(state: AuditState) -> float:
     """Returns the evidence against "risk <= epsilon": the wealth, 1 at the beginning."""
-    return _together(state.audits, state.wealth)
+    return _mixture(state.audits, state.wealth)
 
 
-def _together(audits: int, wealth: Sequence[float]) -> float:
+def _mixture(audits: int, wealth: Sequence[float]) -> float:
     return waiting(audits) + sum(wealth) / len(wealth)
 
 
@@ -150,7 +151,7 @@ def check(state: AuditState) -> None:
         0 < state.epsilon < 1
         and len(state.bets) == len(state.wealth) > 0
         and all(0 < bet * state.epsilon < 1 for bet in state.bets)
-        and all(0 <= money <= _RICH for money in state.wealth)
+        and all(0 <= amount <= _WEALTH_LIMIT for amount in state.wealth)
         and state.audits >= 0
         and state.peak >= max(1.0, e_value(state))
     )

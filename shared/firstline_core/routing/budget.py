@@ -127,7 +127,7 @@ _SMOOTH = 0.02  # weight of one more offer in the average value and cost, which 
 _FAIR_MOST = 4.0  # of an offer: bounds how fast a price falls with much budget and little demand
 _UNKNOWN, _KNOWN = 0.4, 0.5  # factors on the forecast before the end of the first period, and after it
 _SPARE = 0.05  # of the budget
-_MOMENTS = 2000  # of a period: validity of a forecast
+_FORECASTS_PER_PERIOD = 2000  # of a period: validity of a forecast
 _LONGEST_AHEAD = 1  # maximum number of periods that a clock that was set back may wait
 
 
@@ -193,7 +193,7 @@ class Meter:
     def left(self, now_s: float) -> float:
         """Returns the remaining amount of this period, at least 0; `now_s` is wall time."""
         if not self.since_s <= now_s < self.until_s:
-            self._look(now_s)
+            self._refresh(now_s)
         return max(0.0, self.budget.amount - self.ledger.spent)
 
     def ends_in_s(self, now_s: float) -> float:
@@ -204,11 +204,11 @@ class Meter:
     def price(self, now_s: float, *, demanded: bool) -> float:
         """Returns the worth of a unit; 0 while the budget is ample."""
         if not self.since_s <= now_s < self.until_s:
-            self._look(now_s)
+            self._refresh(now_s)
         least, price = self.ledger.prices
         return least if demanded else max(least, price)
 
-    def spares(self, amount: float, now_s: float) -> bool:
+    def can_spare(self, amount: float, now_s: float) -> bool:
         """Returns whether an amount may be spent on something less important, such as an audit.
 
         It may while there is enough for both. A small share of the budget may always be used, because otherwise a busy
@@ -258,7 +258,7 @@ class Meter:
             self.ledger.demands[_UNPRICED].add(amount, self._passed)
             self._forecasts[_UNPRICED].seen += amount
 
-    def _look(self, now_s: float) -> None:
+    def _refresh(self, now_s: float) -> None:
         """Determines the current period and position, and updates the forecast.
 
         After a clock went back, the period that it left stays current, without a time limit while the clock shows an
@@ -281,4 +281,4 @@ class Meter:
             passed = 0.0
         self._passed = passed
         self._forecasts = [demand.forecast(passed) for demand in ledger.demands]
-        self.since_s, self.until_s = now_s, min(now_s + period_s / _MOMENTS, (period + 1) * period_s)
+        self.since_s, self.until_s = now_s, min(now_s + period_s / _FORECASTS_PER_PERIOD, (period + 1) * period_s)

@@ -202,15 +202,15 @@ def certify(
     Raises:
         ConfigError: arguments out of range, or of different lengths.
     """
-    sure, lost = _checked(scores, losses, epsilon, delta)
+    score_array, loss_array = _checked(scores, losses, epsilon, delta)
     if select_fraction:
         check_share("the selection fraction", select_fraction)
-        selection, rest = split(len(sure), select_fraction, seed)
-        starts = starts_at(sure[selection], start_shares(len(rest))) if starts is None else starts
-        sure, lost = sure[rest], lost[rest]
+        selection, rest = split(len(score_array), select_fraction, seed)
+        starts = starts_at(score_array[selection], start_shares(len(rest))) if starts is None else starts
+        score_array, loss_array = score_array[rest], loss_array[rest]
     if (shares := sum(start.share for start in starts or ())) > 1 + 1e-9:
         raise ConfigError(f"The starts share out {shares:g} of delta; together they have at most 1.")
-    return _certify(sure, lost, epsilon, delta, starts, seed=seed)
+    return _certify(score_array, loss_array, epsilon, delta, starts, seed=seed)
 
 
 def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -221,18 +221,19 @@ def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.intp], NDArray
 
 
 def _checked(scores: ArrayLike, losses: ArrayLike, epsilon: float, delta: float) -> tuple[Floats, Floats]:
-    sure, lost = np.asarray(scores, np.float64), np.asarray(losses, np.float64)
-    if sure.ndim != 1 or sure.shape != lost.shape:
+    score_array, loss_array = np.asarray(scores, np.float64), np.asarray(losses, np.float64)
+    if score_array.ndim != 1 or score_array.shape != loss_array.shape:
         raise ConfigError(
-            f"Scores of shape {list(sure.shape)} and losses of shape {list(lost.shape)} are not one each a row."
+            f"Scores of shape {list(score_array.shape)} and losses of shape {list(loss_array.shape)} are not one each "
+            "a row."
         )
-    inside = (lost >= 0) & (lost <= 1)
+    inside = (loss_array >= 0) & (loss_array <= 1)
     if not inside.all():
         row = int(np.argmin(inside))
-        raise ConfigError(f"The loss of row {row} is {lost[row]:g}; a loss is 0 to 1.")
+        raise ConfigError(f"The loss of row {row} is {loss_array[row]:g}; a loss is 0 to 1.")
     check_share("epsilon", epsilon)
     check_share("delta", delta)
-    return sure, lost
+    return score_array, loss_array
 
 
 def check_share(name: str, value: float) -> None:
@@ -241,7 +242,7 @@ def check_share(name: str, value: float) -> None:
         raise ConfigError(f"{name} is {value:g}, but must be above 0 and below 1, such as 0.05.")
 
 
-class _Walk(NamedTuple):
+class _Hypotheses(NamedTuple):
     """The hypotheses, from strict to loose, and where testing begins.
 
     Attributes:
@@ -257,22 +258,22 @@ class _Walk(NamedTuple):
     places: list[tuple[int, float]]
 
 
-def _from_numbers(descending: Floats, starts: Sequence[Start]) -> _Walk:
-    """Returns the walk from given thresholds through every score."""
+def _at_thresholds(descending: Floats, starts: Sequence[Start]) -> _Hypotheses:
+    """Returns the hypotheses from given thresholds through every score."""
     thresholds = np.unique(np.concatenate([descending, [start.threshold for start in starts]]))[::-1]
     kept = np.searchsorted(-descending, -thresholds, side="right")
     places = [(int(np.searchsorted(-thresholds, -start.threshold)), start.share) for start in starts]
-    return _Walk(kept, thresholds, np.ones(len(kept), np.bool_), sorted(places))
+    return _Hypotheses(kept, thresholds, np.ones(len(kept), np.bool_), sorted(places))
 
 
-def _from_ranks(descending: Floats, rows: int) -> _Walk:
-    """Returns the walk from the given ranks of the most certain rows, ties in the given order, through every score.
+def _at_ranks(descending: Floats, rows: int) -> _Hypotheses:
+    """Returns the hypotheses from ranks of the most certain rows, ties in the given order, through every score.
 
     A start within the cell of the highest scores keeps the whole cell, which makes it a threshold. So does a start that
     keeps all rows with a score.
     """
     if not len(descending):
-        return _Walk(np.zeros(0, np.intp), np.zeros(0), np.zeros(0, np.bool_), [])
+        return _Hypotheses(np.zeros(0, np.intp), np.zeros(0), np.zeros(0, np.bool_), [])
     ends = np.append(np.flatnonzero(np.diff(descending)) + 1, len(descending))
     cells = cells_of(descending)
     surest = int(np.searchsorted(-cells, -cells[0], side="right"))
@@ -287,7 +288,7 @@ def _from_ranks(descending: Floats, rows: int) -> _Walk:
         begun = starts[rank]
         at = int(np.searchsorted(kept, begun, side="right")) - 1 if begun in cuts else int(np.searchsorted(kept, begun))
         places[at] = min(places.get(at, 0.0) + share, 1.0)
-    return _Walk(kept, descending[kept - 1], whole, sorted(places.items()))
+    return _Hypotheses(kept, descending[kept - 1], whole, sorted(places.items()))
 
 
 def _certify(
@@ -295,61 +296,61 @@ def _certify(
 ) -> CertificationResult:
     n = len(scores)
     exact = bool(((losses == 0) | (losses == 1)).all())
-    few = not exact and n <= _BETTING_ROWS
+    by_betting = not exact and n <= _BETTING_ROWS
     rated = n - int(np.isnan(scores).sum())
     random = np.random.default_rng(seed)
     order = np.lexsort((losses, -scores))[:rated]  # NaN sorts last; the order of the rows has no influence
     order = order[np.lexsort((random.permutation(rated), -scores[order]))]  # breaks ties at random
-    descending, lost, turns = scores[order], losses[order], random.permutation(rated)
-    walk = _from_ranks(descending, n) if starts is None else _from_numbers(descending, starts)
-    kept, places = walk.kept, walk.places
-    errors = np.concatenate([[0.0], np.cumsum(lost)])[kept]
+    descending, loss_array, random_order = scores[order], losses[order], random.permutation(rated)
+    hypotheses = _at_ranks(descending, n) if starts is None else _at_thresholds(descending, starts)
+    kept, places = hypotheses.kept, hypotheses.places
+    errors = np.concatenate([[0.0], np.cumsum(loss_array)])[kept]
 
     def kept_losses(at: int) -> Floats:
         """Returns the losses in random order: bets must not follow the order of scores."""
-        return lost[: kept[at]][np.argsort(turns[: kept[at]])]
+        return loss_array[: kept[at]][np.argsort(random_order[: kept[at]])]
 
     def p_values(first: int, last: int) -> Floats:
         found = np.ones(last - first)
-        hopeful = np.append(errors[first:last] < epsilon * kept[first:last], False)
-        passable = int(np.argmin(hopeful))  # a risk above epsilon on these rows ends the walk
+        below_epsilon = np.append(errors[first:last] < epsilon * kept[first:last], False)
+        testable = int(np.argmin(below_epsilon))  # a risk above epsilon on these rows ends the test
         if exact:
             # More kept rows without another error only lower the p-value: compute it only where errors are added.
-            steps = first + np.flatnonzero(np.diff(errors[first : first + passable], prepend=-1) > 0)
+            steps = first + np.flatnonzero(np.diff(errors[first : first + testable], prepend=-1) > 0)
             known = binomial.cdf(errors[steps], kept[steps], epsilon)
-            found[:passable] = np.repeat(known, np.diff(np.append(steps, first + passable)))
-        elif not few:
-            walked = slice(first, first + passable)
-            found[:passable] = bounds.hoeffding_bentkus(errors[walked], kept[walked], epsilon)
+            found[:testable] = np.repeat(known, np.diff(np.append(steps, first + testable)))
+        elif not by_betting:
+            tested = slice(first, first + testable)
+            found[:testable] = bounds.hoeffding_bentkus(errors[tested], kept[tested], epsilon)
         else:
-            for at in range(first, first + passable):
+            for at in range(first, first + testable):
                 found[at - first] = bounds.betting(kept_losses(at), epsilon)
                 if found[at - first] > delta:
                     break
         return found
 
-    shown = [
-        (at, stretch.level)
-        for stretch in rejected_ranges(len(kept), places, delta, p_values)
-        for at in np.flatnonzero(walk.whole[: stretch.last + 1])[-1:].tolist()
-        if at >= stretch.first
+    proven = [
+        (at, rejected.level)
+        for rejected in rejected_ranges(len(kept), places, delta, p_values)
+        for at in np.flatnonzero(hypotheses.whole[: rejected.last + 1])[-1:].tolist()
+        if at >= rejected.first
     ]
-    if not shown:
+    if not proven:
         needed = [
             binomial.rows_needed(math.ceil(errors[at]), epsilon, share * delta) - kept[at] for at, share in places
         ]
         least = min(needed, default=binomial.rows_needed(0, epsilon, delta))
         return CertificationResult(False, None, 0.0, None, n, max(int(least), 1))
-    at, level = shown[-1]
+    at, level = proven[-1]
     rows = int(kept[at])
     if exact:
         risk = binomial.upper_bound(int(errors[at]), rows, level)
-    elif not few:
+    elif not by_betting:
         risk = bounds.upper_bound(lambda mean: float(bounds.hoeffding_bentkus(errors[at], rows, mean)), level)
     else:
         risk = bounds.upper_bound(lambda mean: bounds.betting(kept_losses(at), mean), level)
     below = float(descending[rows]) if rows < len(descending) else None
-    return CertificationResult(True, between(below, float(walk.lowest[at])), rows / n, min(risk, epsilon), n, 0)
+    return CertificationResult(True, between(below, float(hypotheses.lowest[at])), rows / n, min(risk, epsilon), n, 0)
 
 
 def between(below: float | None, lowest: float) -> float:

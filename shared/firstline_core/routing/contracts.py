@@ -85,32 +85,32 @@ def certify_stream(
     Raises:
         ConfigError: arguments out of range, or of different lengths.
     """
-    sure, net = np.asarray(scores, np.float64), np.asarray(net_losses, np.float64)
-    if sure.ndim != 1 or sure.shape != net.shape or not np.isin(net, (-1, 0, 1)).all():
+    score_array, net_array = np.asarray(scores, np.float64), np.asarray(net_losses, np.float64)
+    if score_array.ndim != 1 or score_array.shape != net_array.shape or not np.isin(net_array, (-1, 0, 1)).all():
         raise ConfigError("A contract on the stream needs one score and one net loss of -1, 0 or 1 a row.")
     check_share("epsilon", epsilon)
     check_share("delta", delta)
-    if grid is None and not select_fraction and len(sure) > _WALKED:
-        select_fraction = _WALKED / len(sure) / 10
-    grid_scores = np.asarray(sure if grid is None else grid, np.float64)
+    if grid is None and not select_fraction and len(score_array) > _WALKED:
+        select_fraction = _WALKED / len(score_array) / 10
+    grid_scores = np.asarray(score_array if grid is None else grid, np.float64)
     if select_fraction:
         check_share("the selection fraction", select_fraction)
-        selection, rest = split(len(sure), select_fraction, seed)
-        grid_scores = sure[selection] if grid is None else grid_scores
-        sure, net = sure[rest], net[rest]
-    order = np.random.default_rng(seed).permutation(len(sure))
-    sure, net = sure[order], net[order]
-    numbers = np.sort(grid_scores[~np.isnan(grid_scores)])[::-1]
+        selection, rest = split(len(score_array), select_fraction, seed)
+        grid_scores = score_array[selection] if grid is None else grid_scores
+        score_array, net_array = score_array[rest], net_array[rest]
+    order = np.random.default_rng(seed).permutation(len(score_array))
+    score_array, net_array = score_array[order], net_array[order]
+    candidates = np.sort(grid_scores[~np.isnan(grid_scores)])[::-1]
     # Accepted answers without a net loss have the transformed loss 1/2.
-    needed = max(bounds.rows_needed(0.5, (1 + epsilon) / 2, delta) - len(sure), 1)
-    if not len(numbers) or not len(sure):
-        return StreamCertificate(False, None, 0.0, None, len(sure), needed)
+    needed = max(bounds.rows_needed(0.5, (1 + epsilon) / 2, delta) - len(score_array), 1)
+    if not len(candidates) or not len(score_array):
+        return StreamCertificate(False, None, 0.0, None, len(score_array), needed)
     if grid is not None or select_fraction:
-        numbers = numbers[np.ceil(np.arange(1, _STEPS + 1) / _STEPS * len(numbers)).astype(np.intp) - 1]
-    thresholds = np.append(np.inf, np.unique(numbers)[::-1])
+        candidates = candidates[np.ceil(np.arange(1, _STEPS + 1) / _STEPS * len(candidates)).astype(np.intp) - 1]
+    thresholds = np.append(np.inf, np.unique(candidates)[::-1])
 
     def losses(at: int) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = (1 + net * (sure >= thresholds[at])) / 2
+        found: NDArray[np.float64] = (1 + net_array * (score_array >= thresholds[at])) / 2
         return found
 
     def p_values(first: int, last: int) -> NDArray[np.float64]:
@@ -121,16 +121,16 @@ def certify_stream(
                 break
         return found
 
-    shown = rejected_ranges(len(thresholds), [(0, 1.0)], delta, p_values)
-    if not shown or shown[0].last == 0:
-        return StreamCertificate(False, None, 0.0, None, len(sure), needed)
-    at = shown[0].last
+    rejected = rejected_ranges(len(thresholds), [(0, 1.0)], delta, p_values)
+    if not rejected or rejected[0].last == 0:
+        return StreamCertificate(False, None, 0.0, None, len(score_array), needed)
+    at = rejected[0].last
     lowest = float(thresholds[at])
-    kept = sure >= lowest
-    below = sure[sure < lowest]
+    kept = score_array >= lowest
+    below = score_array[score_array < lowest]
     upper = 2 * bounds.upper_bound(lambda mean: bounds.betting(losses(at), mean), delta) - 1
     threshold = between(float(below.max()) if below.size else None, lowest)
-    return StreamCertificate(True, threshold, float(kept.mean()), min(upper, epsilon), len(sure), 0)
+    return StreamCertificate(True, threshold, float(kept.mean()), min(upper, epsilon), len(score_array), 0)
 
 
 def certify_groups(
@@ -162,16 +162,16 @@ def certify_groups(
     Raises:
         ConfigError: as for `certify`.
     """
-    sure, lost = np.asarray(scores, np.float64), np.asarray(losses, np.float64)
-    if len(groups) != len(sure):
-        raise ConfigError(f"There are {len(sure)} scores, but {len(groups)} groups; each row has one of each.")
+    score_array, loss_array = np.asarray(scores, np.float64), np.asarray(losses, np.float64)
+    if len(groups) != len(score_array):
+        raise ConfigError(f"There are {len(score_array)} scores, but {len(groups)} groups; each row has one of each.")
     members: dict[Group, list[int]] = {}
     for row, group in enumerate(groups):
         members.setdefault(group, []).append(row)
     return {
         group: certify(
-            sure[rows],
-            lost[rows],
+            score_array[rows],
+            loss_array[rows],
             epsilon,
             delta / len(members),
             select_fraction=select_fraction,
@@ -223,19 +223,20 @@ def certify_weighted(
         ConfigError: as for `certify`, or an invalid weight.
     """
     check_share("epsilon", epsilon)
-    sure, lost, heavy = (np.asarray(column, np.float64) for column in (scores, losses, weights))
-    if sure.shape != heavy.shape or sure.shape != lost.shape:
+    score_array, loss_array, weight_array = (np.asarray(column, np.float64) for column in (scores, losses, weights))
+    if score_array.shape != weight_array.shape or score_array.shape != loss_array.shape:
         raise ConfigError(
-            f"Scores, losses and weights are one each a row; got {sure.shape}, {lost.shape} and {heavy.shape}."
+            f"Scores, losses and weights are one each a row; got {score_array.shape}, {loss_array.shape} and "
+            f"{weight_array.shape}."
         )
-    if not (np.isfinite(heavy) & (heavy > 0)).all():
+    if not (np.isfinite(weight_array) & (weight_array > 0)).all():
         raise ConfigError("A weight is a number above 0: one over the probability with which the row was drawn.")
-    share = heavy / heavy.max(initial=1e-300)
+    share = weight_array / weight_array.max(initial=1e-300)
     found = certify(
-        sure, epsilon + share * (lost - epsilon) if (share < 1).any() else lost, epsilon, delta,
+        score_array, epsilon + share * (loss_array - epsilon) if (share < 1).any() else loss_array, epsilon, delta,
         select_fraction=select_fraction, seed=seed,
     )  # fmt: skip
     if found.threshold is None:
         return found
-    rest = split(len(sure), select_fraction, seed)[1] if select_fraction else np.arange(len(sure))
-    return replace(found, kept=float(share[rest][sure[rest] >= found.threshold].sum() / share[rest].sum()))
+    rest = split(len(score_array), select_fraction, seed)[1] if select_fraction else np.arange(len(score_array))
+    return replace(found, kept=float(share[rest][score_array[rest] >= found.threshold].sum() / share[rest].sum()))

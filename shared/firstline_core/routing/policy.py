@@ -316,12 +316,12 @@ def _certified(certificate: Certificate, label: str | None) -> float:
     return certificate.threshold if label is None else certificate.threshold_for(label)
 
 
-_KEEP = Decision(Tier.EDGE, Reason.CONFIDENT)
-_KEEP_BLINDLY = Decision(Tier.EDGE, Reason.POLICY)
-_KEEP_FOR_BUDGET = Decision(Tier.EDGE, Reason.BUDGET)
+_ACCEPT = Decision(Tier.EDGE, Reason.CONFIDENT)
+_ACCEPT_BY_POLICY = Decision(Tier.EDGE, Reason.POLICY)
+_ACCEPT_FOR_BUDGET = Decision(Tier.EDGE, Reason.BUDGET)
 _ESCALATE = Decision(Tier.CLOUD, Reason.UNCERTAIN)
-_ESCALATE_BLINDLY = Decision(Tier.CLOUD, Reason.POLICY)
-_ESCALATE_IF_WORTH = Decision(Tier.CLOUD, Reason.VALUABLE, demanded=False)
+_ESCALATE_BY_POLICY = Decision(Tier.CLOUD, Reason.POLICY)
+_ESCALATE_FOR_VALUE = Decision(Tier.CLOUD, Reason.VALUABLE, demanded=False)
 
 
 @dataclass(slots=True)
@@ -370,7 +370,7 @@ class Policy(ABC):
     certifies: ClassVar[tuple[Contract, ...]] = ()
 
     @abstractmethod
-    def decide(self, seen: RowEvidence, state: PolicyState) -> Decision:
+    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
         """Returns which tier answers the row, and updates `state`."""
 
 
@@ -381,8 +381,8 @@ class Certified(Policy):
     kind: ClassVar[PolicyKind] = "certified"
     certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm", "stream")
 
-    def decide(self, seen: RowEvidence, state: PolicyState) -> Decision:
-        return _KEEP if seen.score >= seen.threshold else _ESCALATE
+    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
+        return _ACCEPT if evidence.score >= evidence.threshold else _ESCALATE
 
 
 CERTIFIED = Certified()
@@ -404,10 +404,10 @@ class Value(Policy):
     kind: ClassVar[PolicyKind] = "value"
     certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm")
 
-    def decide(self, seen: RowEvidence, state: PolicyState) -> Decision:
-        if seen.certified and not seen.score >= seen.threshold:
+    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
+        if evidence.certified and not evidence.score >= evidence.threshold:
             return _ESCALATE
-        return _ESCALATE_IF_WORTH if not seen.value < self.least_value else _KEEP
+        return _ESCALATE_FOR_VALUE if not evidence.value < self.least_value else _ACCEPT
 
 
 @dataclass(frozen=True)
@@ -421,8 +421,9 @@ class Threshold(Policy):
     threshold: float | None = None
     kind: ClassVar[PolicyKind] = "threshold"
 
-    def decide(self, seen: RowEvidence, state: PolicyState) -> Decision:
-        return _KEEP if seen.score >= (seen.threshold if self.threshold is None else self.threshold) else _ESCALATE
+    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
+        threshold = evidence.threshold if self.threshold is None else self.threshold
+        return _ACCEPT if evidence.score >= threshold else _ESCALATE
 
 
 @dataclass(frozen=True)
@@ -431,8 +432,8 @@ class EdgeOnly(Policy):
 
     kind: ClassVar[PolicyKind] = "edge_only"
 
-    def decide(self, seen: RowEvidence, state: PolicyState) -> Decision:
-        return _KEEP_BLINDLY
+    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
+        return _ACCEPT_BY_POLICY
 
 
 @dataclass(frozen=True)
@@ -441,8 +442,8 @@ class CloudOnly(Policy):
 
     kind: ClassVar[PolicyKind] = "cloud_only"
 
-    def decide(self, seen: RowEvidence, state: PolicyState) -> Decision:
-        return _ESCALATE_BLINDLY
+    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
+        return _ESCALATE_BY_POLICY
 
 
 @dataclass(frozen=True)
@@ -456,8 +457,8 @@ class Random(Policy):
     rate: float = 0.3
     kind: ClassVar[PolicyKind] = "random"
 
-    def decide(self, seen: RowEvidence, state: PolicyState) -> Decision:
-        return _ESCALATE_BLINDLY if state.draws.random() < self.rate else _KEEP_BLINDLY
+    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
+        return _ESCALATE_BY_POLICY if state.draws.random() < self.rate else _ACCEPT_BY_POLICY
 
 
 def _certainty(probabilities: NDArray[np.float32]) -> float:
@@ -484,8 +485,8 @@ class Sedna(Policy):
     threshold: float = 0.5
     kind: ClassVar[PolicyKind] = "sedna"
 
-    def decide(self, seen: RowEvidence, state: PolicyState) -> Decision:
-        return _ESCALATE if _certainty(seen.probabilities) < self.threshold else _KEEP
+    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
+        return _ESCALATE if _certainty(evidence.probabilities) < self.threshold else _ACCEPT
 
 
 @dataclass(frozen=True)
@@ -509,12 +510,12 @@ class Groundlight(Policy):
     pause_s: float = 2.0
     kind: ClassVar[PolicyKind] = "groundlight"
 
-    def decide(self, seen: RowEvidence, state: PolicyState) -> Decision:
-        if seen.score >= self.threshold:
-            return _KEEP
-        if seen.now_s - state.escalated_s <= self.pause_s:
-            return _KEEP_FOR_BUDGET
-        state.escalated_s = seen.now_s
+    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
+        if evidence.score >= self.threshold:
+            return _ACCEPT
+        if evidence.now_s - state.escalated_s <= self.pause_s:
+            return _ACCEPT_FOR_BUDGET
+        state.escalated_s = evidence.now_s
         return _ESCALATE
 
 

@@ -37,13 +37,13 @@ def since_change(losses: ArrayLike, weights: ArrayLike, epsilon: float) -> int:
         A position below n; 0 if no start has won tenfold, because then no change is visible here: the gateway may raise
         an alarm because of other devices.
     """
-    lost, heavy = np.asarray(losses, np.float64), np.asarray(weights, np.float64)
-    if not len(lost):
+    loss_array, weight_array = np.asarray(losses, np.float64), np.asarray(weights, np.float64)
+    if not len(loss_array):
         return 0
     bet = (_ODDS - 1) / (1 + epsilon * (_ODDS - 1))
-    gains = np.log1p(bet * heavy * (lost - epsilon))
-    won = np.cumsum(gains[::-1])[::-1]
-    return int(np.argmax(won)) if won.max() > math.log(_CLEAR) else 0
+    gains = np.log1p(bet * weight_array * (loss_array - epsilon))
+    gain_since = np.cumsum(gains[::-1])[::-1]
+    return int(np.argmax(gain_since)) if gain_since.max() > math.log(_CLEAR) else 0
 
 
 def tightened(scores: ArrayLike, losses: ArrayLike, propensities: ArrayLike, epsilon: float, threshold: float) -> float:
@@ -63,16 +63,18 @@ def tightened(scores: ArrayLike, losses: ArrayLike, propensities: ArrayLike, eps
     Raises:
         ConfigError: the arrays have different lengths.
     """
-    found = np.asarray(scores, np.float64)
-    lost, drawn = np.asarray(losses, np.float64), np.asarray(propensities, np.float64)
-    if not found.shape == lost.shape == drawn.shape or found.ndim != 1:
-        raise ConfigError(f"Audits have a score, a loss and a propensity each; got {found.shape}, {lost.shape}.")
-    kept = found >= threshold
-    found, lost, drawn = found[kept], lost[kept], drawn[kept]
-    if not len(found):
+    score_array = np.asarray(scores, np.float64)
+    loss_array, propensity_array = np.asarray(losses, np.float64), np.asarray(propensities, np.float64)
+    if not score_array.shape == loss_array.shape == propensity_array.shape or score_array.ndim != 1:
+        raise ConfigError(
+            f"Audits have a score, a loss and a propensity each; got {score_array.shape}, {loss_array.shape}."
+        )
+    accepted = score_array >= threshold
+    score_array, loss_array, propensity_array = score_array[accepted], loss_array[accepted], propensity_array[accepted]
+    if not len(score_array):
         return EVERYTHING
-    recent = slice(since_change(lost, drawn.min() / drawn, epsilon), None)
-    return _loosest(found[recent], lost[recent], 1 / drawn[recent], epsilon, threshold)
+    recent = slice(since_change(loss_array, propensity_array.min() / propensity_array, epsilon), None)
+    return _loosest(score_array[recent], loss_array[recent], 1 / propensity_array[recent], epsilon, threshold)
 
 
 def _loosest(
@@ -88,5 +90,5 @@ def _loosest(
     risks = (np.cumsum(weights * losses) + heaviest) / (np.cumsum(weights) + heaviest)
     # Answers of equal score are kept or dropped together: a threshold is the last of its equals.
     last = np.append(scores[1:] < scores[:-1], True)
-    good = np.flatnonzero(last & (risks <= epsilon) & (scores > threshold))
-    return float(scores[good[-1]]) if len(good) else EVERYTHING
+    accepted_at = np.flatnonzero(last & (risks <= epsilon) & (scores > threshold))
+    return float(scores[accepted_at[-1]]) if len(accepted_at) else EVERYTHING

@@ -47,7 +47,7 @@ def simulate(
         for at_s, value, cost in zip(times.tolist(), values.tolist(), costs.tolist(), strict=True):
             came += cost
             now_s = (START_DAY + day) * DAY_S + at_s
-            if account.judge(value, Cost(cost), now_s, demanded=True) is None and account.take(Cost(cost), now_s):
+            if account.decide(value, Cost(cost), now_s, demanded=True) is None and account.take(Cost(cost), now_s):
                 gained, spent, last = gained + value, spent + cost, came
         order = np.argsort(-values / costs)
         best = values[order][np.cumsum(costs[order]) <= amount].sum()
@@ -118,8 +118,8 @@ class TestClock:
         account = Account({"bytes/day": meter})
         assert account.take(Cost(9.0), self.now_s + 4 * 365 * DAY_S)
         assert not account.take(Cost(9.0), self.now_s)
-        assert account.judge(1.0, Cost(9.0), self.now_s, demanded=True) is not None
-        assert account.judge(1.0, Cost(9.0), self.now_s + DAY_S, demanded=True) is None
+        assert account.decide(1.0, Cost(9.0), self.now_s, demanded=True) is not None
+        assert account.decide(1.0, Cost(9.0), self.now_s + DAY_S, demanded=True) is None
         assert meter.left(self.now_s + DAY_S) == 10.0
 
     def test_spending_before_the_clock_is_set_counts(self) -> None:
@@ -187,9 +187,9 @@ class TestAccount:
     def test_demanded_escalations_ignore_the_worth_of_money(self) -> None:
         account = Account({}, worth=1.0)
         cost = Cost(money=0.5)
-        assert account.judge(0.1, cost, self.now_s, demanded=True) is None
-        assert account.judge(0.1, cost, self.now_s, demanded=False) is not None
-        assert account.judge(0.6, cost, self.now_s, demanded=False) is None
+        assert account.decide(0.1, cost, self.now_s, demanded=True) is None
+        assert account.decide(0.1, cost, self.now_s, demanded=False) is not None
+        assert account.decide(0.6, cost, self.now_s, demanded=False) is None
 
     def test_worth_scales_all_prices(self) -> None:
         assert Account({}, worth=10.0).price(Cost(money=0.5), self.now_s, demanded=False) == pytest.approx(0.05)
@@ -202,8 +202,8 @@ class TestAccount:
 
     def test_a_price_above_the_value_denies_an_escalation(self) -> None:
         account = Account({"bytes/day": Meter(Budget(100.0, DAY_S), Ledger(prices=[9.0, 9.0]))})
-        assert account.judge(1.0, Cost(60.0), self.now_s, demanded=True) == Denial(1.0, 540.0, Cost(60.0))
-        denial = account.judge(1.0, Cost(160.0), self.now_s, demanded=True)
+        assert account.decide(1.0, Cost(60.0), self.now_s, demanded=True) == Denial(1.0, 540.0, Cost(60.0))
+        denial = account.decide(1.0, Cost(160.0), self.now_s, demanded=True)
         assert denial is not None and denial.short == "bytes/day"
         assert account.take(Cost(60.0), self.now_s) and not account.take(Cost(60.0), self.now_s)
 
@@ -211,7 +211,7 @@ class TestAccount:
         account = Account({"money/day": Meter(Budget(1.0, DAY_S), Ledger())})
         account.charge(Cost(money=3.0), self.now_s)  # more than was set aside
         assert account.meters["money/day"].left(self.now_s) == 0.0
-        assert account.judge(0.0, Cost(bytes=1e9), self.now_s, demanded=True) is None
+        assert account.decide(0.0, Cost(bytes=1e9), self.now_s, demanded=True) is None
         assert account.take(Cost(bytes=1e9), self.now_s)
         assert not account.take(Cost(money=1e-9), self.now_s)
 
