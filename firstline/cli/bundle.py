@@ -34,7 +34,7 @@ STEPS_HELP = "\n".join(
     ]
 )
 
-app = command_group("Make bundles from model files, look into them, check them.")
+app = command_group("Create bundles from model files, show and verify them.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,15 @@ class ModelFlags:
     labels: Annotated[Path | None, typer.Option(help="Text file, one label a line.")] = None
     labels_skip: Annotated[int | None, typer.Option(min=0, help="Leading lines to skip.")] = None
     preprocess: Annotated[str | None, typer.Option(help="Steps before the model, for every model; see below.")] = None
-    edge_preprocess: Annotated[str | None, typer.Option(help="Instead, for the edge models.")] = None
-    full_preprocess: Annotated[str | None, typer.Option(help="Instead, for the full model.")] = None
+    edge_preprocess: Annotated[str | None, typer.Option(help="Replaces --preprocess for the edge models.")] = None
+    full_preprocess: Annotated[str | None, typer.Option(help="Replaces --preprocess for the full model.")] = None
     postprocess: Annotated[str | None, typer.Option(help="Steps after the model, for every model; see below.")] = None
-    edge_postprocess: Annotated[str | None, typer.Option(help="Instead, for the edge models; '' means none.")] = None
-    full_postprocess: Annotated[str | None, typer.Option(help="Instead, for the full model; '' means none.")] = None
+    edge_postprocess: Annotated[
+        str | None, typer.Option(help="Replaces --postprocess for the edge models; '' for none.")
+    ] = None
+    full_postprocess: Annotated[
+        str | None, typer.Option(help="Replaces --postprocess for the full model; '' for none.")
+    ] = None
 
     def given(self) -> list[str]:
         """Returns the flags that are given, as they are written on the command line."""
@@ -226,7 +230,7 @@ def inspect(path: BundleArgument) -> Report:
 
 @command(app, "verify")
 def verify_bundle(path: BundleArgument) -> Report:
-    """Check every file's sha256, load every model and run it once. Exit code 1 where something fails."""
+    """Check the SHA-256 of every file, load every model and run it once. Exits 1 if a check fails."""
     checks = verify(require_bundle(path))
     failed = any(check.outcome == "failed" for check in checks)
     return Report(

@@ -85,10 +85,10 @@ class RuleOptions:
         ),
     ] = None
     epsilon: Annotated[
-        float | None, typer.Option(help="Of the certificates. Default: the first variant's own, else 0.05.")
+        float | None, typer.Option(help="Of the certificates. Default: that of the first variant, else 0.05.")
     ] = None
     delta: Annotated[
-        float | None, typer.Option(help="Of the certificates. Default: the first variant's own, else 0.05.")
+        float | None, typer.Option(help="Of the certificates. Default: that of the first variant, else 0.05.")
     ] = None
 
     def rule(self, manifest: Manifest) -> Rule:
@@ -123,7 +123,7 @@ class RunOptions:
     ] = ""
     limit: LimitOption = None
     threads: ThreadsOption = 1
-    seed: Annotated[int, typer.Option(min=0, help="Of the three parts of the data.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split of the data.")] = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`firstline config`: settings of agents into a gateway's registry, and out of it; `firstline rollout` brings them."""
+"""`firstline config`: stores settings of agents in a gateway's registry; `firstline rollout` distributes them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="
 
 @command(app, "push")
 def push(
-    file: Annotated[Path, typer.Argument(metavar="TOML", help="With a name, a version, and what is to be set.")],
+    file: Annotated[Path, typer.Argument(metavar="TOML", help="File with a name, a version and settings.")],
     keys: SigningKeys,
     gateway: GatewayOptions,
 ) -> Report:
-    """Check a configuration, send it, and sign for it. No device takes it before a rollout brings it."""
+    """Check, upload and sign a configuration. Devices take it only by a rollout."""
     keyring = keys.keyring()
     with gateway.registry() as registry:
         pushed = push_configuration(keyring, registry, file, time.time())
@@ -39,9 +39,9 @@ def push(
 @command(app, "ls")
 def list_configurations(
     gateway: GatewayOptions,
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="One configuration's versions alone.")] = "",
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Only this configuration.")] = "",
 ) -> Report:
-    """List the configurations that are signed for."""
+    """List the signed configurations."""
     with gateway.registry() as registry:
         entries = list(registry.configurations(name))
     rows = ((entry.name, str(entry.version), entry.sha256[:12]) for entry in entries)
@@ -50,7 +50,7 @@ def list_configurations(
 
 @command(app, "show")
 def show(name: NameArgument, version: VersionArgument, keys: KeysFolder, gateway: GatewayOptions) -> Report:
-    """Print a configuration as it was signed, verified as a device does."""
+    """Print a signed configuration, verified as on a device."""
     keyring = keys.keyring()
     with gateway.registry() as registry:
         trust = Trust(keyring.trust, registry.metadata, anchor=keyring.anchor_content(), now_s=time.time)
@@ -64,7 +64,7 @@ def show(name: NameArgument, version: VersionArgument, keys: KeysFolder, gateway
 
 @command(app, "rm")
 def remove(name: NameArgument, version: VersionArgument, keys: SigningKeys, gateway: GatewayOptions) -> Report:
-    """Sign for a configuration no more: no device takes it from now on; those that run it keep it."""
+    """Withdraw the signature of a configuration: no further device takes it; devices that run it keep it."""
     keyring = keys.keyring()
     with gateway.registry() as registry:
         remove_configuration(keyring, registry, name, version, time.time())

@@ -24,23 +24,23 @@ def console(
     *,
     gateway: GatewayOptions,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; beyond this machine it takes a password.")
+        str, typer.Option(help="Address to listen on; other addresses than loopback require a password.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 for a free one.")] = DEFAULT_PORT,
     password_file: Annotated[
         str,
-        typer.Option(metavar="FILE", help=f"Holds the password that browsers have to show; else {_PASSWORD} has it."),
+        typer.Option(metavar="FILE", help=f"File with the password for browsers; default: {_PASSWORD}."),
     ] = "",
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The console's certificate, with its chain (PEM).")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key (PEM).")] = None,
     plain_http: Annotated[
-        bool, typer.Option("--plain-http", help="Serve beyond this machine without TLS: something else protects it.")
+        bool, typer.Option("--plain-http", help="Serve other machines without TLS, e.g. behind a proxy.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show devices, rollouts and who answers in a browser; until it is stopped."""
+    """Serve a web page with devices, rollouts and shares of the tiers, until it is stopped."""
     settings = Settings(
         gateway=gateway.required_url(),
         key=gateway.api_key(),
@@ -69,7 +69,7 @@ def _print_url(url: str, output: Output) -> None:
 
 
 def run() -> int:
-    """Runs this command by itself, for where there is no workbench; its exit code."""
+    """Runs this command without the workbench, and returns its exit code."""
     app = command_line()
     app.callback()(lambda: None)  # else the only command would have no name
     command(app, "console")(console)

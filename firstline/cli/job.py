@@ -18,7 +18,7 @@ from firstline.client.sync_client import Client
 from firstline_core.errors import FirstlineError
 from firstline_core.storage.secrets import read_secret
 
-app = command_group("Hand requests in at a gateway now, and fetch their answers later.")
+app = command_group("Submit requests to a gateway now, and fetch their answers later.")
 
 JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="As `submit` printed them.")]
 
@@ -28,10 +28,10 @@ class JobGateway:
     """The gateway that runs the jobs."""
 
     url: Annotated[
-        str, typer.Option("--gateway", metavar="URL", help="The gateway, such as https://gateway.example.com.")
+        str, typer.Option("--gateway", metavar="URL", help="URL of the gateway, such as https://gateway.example.com.")
     ]
     key_file: Annotated[
-        str, typer.Option(metavar="FILE", help="Holds an API key with the scope infer; else FIRSTLINE_TOKEN has it.")
+        str, typer.Option(metavar="FILE", help="File with an API key with the scope infer; default: FIRSTLINE_TOKEN.")
     ] = ""
     ca_file: CaOption = None
 
@@ -43,11 +43,11 @@ class JobGateway:
 @command(app, "submit")
 def submit(
     model: Annotated[str, typer.Argument(help="The bundle's name.")],
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Images, or JSON; a job each.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Images or JSON files; one job each.")],
     gateway: JobGateway,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Hand files in; prints the id of each job once the gateway keeps it."""
+    """Submit files, and print the id of each job once the gateway has stored it."""
     jobs = []
     try:
         with gateway.client() as client:
@@ -67,7 +67,7 @@ def result(
     timeout_s: Annotated[float, typer.Option(min=0, help="How long to wait for each (seconds).")] = 30.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Wait for jobs, and print what came of each; the exit code is 1 where one has no result."""
+    """Wait for jobs, and print their results; the exit code is 1 if a job has no result."""
     results: list[dict[str, object]] = []
     with gateway.client() as client:
         for job in jobs:
@@ -89,7 +89,7 @@ def result(
 
 @command(app, "delete")
 def delete(jobs: JobsArgument, gateway: JobGateway) -> Report:
-    """Have the gateway forget jobs and their answers."""
+    """Delete jobs and their answers from the gateway."""
     with gateway.client() as client:
         for job in jobs:
             client.forget(job)

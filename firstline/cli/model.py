@@ -116,7 +116,7 @@ def pull(
         Path | None, typer.Option(metavar="FILE", help="The first root metadata, if the keys' folder is elsewhere.")
     ] = None,
 ) -> Report:
-    """Fetch a bundle as a device does: verified from the first root on. An interrupted fetch is resumed."""
+    """Fetch a bundle and verify it from the first root on, as a device does. Repeat the command to resume."""
     keyring = keys.keyring()
     anchor = root or keyring.anchor
     trust_folder = keyring.trust if root is None else folder.absolute().parent / ".firstline-trust"
@@ -143,7 +143,7 @@ def remove(
     keys: SigningKeys,
     gateway: GatewayOptions,
 ) -> Report:
-    """Stop signing for a bundle: no device installs it from now on. Its files are deleted a day later."""
+    """Withdraw the signature of a bundle: no further device installs it. Its files are deleted a day later."""
     keyring = keys.keyring()
     with gateway.registry() as registry:
         remove_bundle(keyring, registry, model, version, time.time())

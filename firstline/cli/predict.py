@@ -27,25 +27,26 @@ _LEAST_PER_S, _MOST_PER_S = 1e-6, 1e9
 def predict_command(
     profile: Annotated[
         str,
-        typer.Argument(
-            metavar="PROFILE", help="A file, or BUNDLE/VERSION/MACHINE that --gateway keeps.", show_default=False
-        ),
+        typer.Argument(metavar="PROFILE", help="A file, or BUNDLE/VERSION/MACHINE on the gateway.", show_default=False),
     ],
     loads: Annotated[
-        list[str], typer.Argument(metavar="MODEL=PER_SECOND...", help="Queries of one row each.", show_default=False)
+        list[str],
+        typer.Argument(metavar="MODEL=PER_SECOND...", help="Rates of queries of one row each.", show_default=False),
     ],
     *,
     threads: Annotated[
-        int | None, typer.Option(min=0, help="Of a run, as measured. Default: the fewest that were.")
+        int | None, typer.Option(min=0, help="Threads of a run; they must be measured. Default: the fewest measured.")
     ] = None,
-    servers: Annotated[int, typer.Option(min=1, max=1024, help="Runs at the same moment.")] = 1,
+    servers: Annotated[int, typer.Option(min=1, max=1024, help="Number of queries that run at once.")] = 1,
     within: Annotated[
         float | None,
-        typer.Option(metavar="MS", help="Also the highest rates, in these proportions, whose p99 is within this."),
+        typer.Option(
+            metavar="MS", help="Also search the highest rates in these proportions whose p99 is within this bound."
+        ),
     ] = None,
     gateway: GatewayOptions,
 ) -> Report:
-    """Predict response times where several models share a machine.
+    """Predict response times of several models on one machine.
 
     Queries arrive as a Poisson process and are answered first come, first served. They are simulated from the times in
     the profile; nothing is run.

@@ -126,9 +126,9 @@ class AccuracyOptions:
 class DeviceOptions:
     """The device that measures instead of this machine."""
 
-    on: Annotated[
-        str, typer.Option(metavar="DEVICE", help="Let this device of the fleet measure, beside its work.")
-    ] = ""
+    on: Annotated[str, typer.Option(metavar="DEVICE", help="Let this device of the fleet measure while it serves.")] = (
+        ""
+    )
     version: Annotated[int, typer.Option(min=0, help="With --on: this version; 0: the version that answers there.")] = 0
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="With --on: wait until the device has measured.")] = (
         True

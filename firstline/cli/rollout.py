@@ -259,13 +259,13 @@ def _add(name: str, explanation: str) -> None:
     command(app, name, help=explanation)(run)
 
 
-_add("approve", "Approve a rollout that somebody else made.")
-_add("pause", "Begin nothing more; devices under way go on.")
-_add("resume", "Go on.")
-_add("promote", "Take the stage for sound at your word.")
-_add("retry", "Have devices that failed or fell silent try again.")
-_add("abort", "Stop devices under way; those that are done stay.")
-_add("rollback", "Stop devices under way; those that are done run again what they ran before.")
+_add("approve", "Approve a rollout that another person created.")
+_add("pause", "Pause a rollout: update no further devices; updates in progress continue.")
+_add("resume", "Resume a paused rollout.")
+_add("promote", "Promote the stage without waiting for its evaluation.")
+_add("retry", "Retry the devices that failed or stopped reporting.")
+_add("abort", "Stop the updates in progress; updated devices keep the new version.")
+_add("rollback", "Stop the updates in progress, and return updated devices to the previous version.")
 
 
 def _started(rollouts: Rollouts, rollout: str) -> RolloutSummary:

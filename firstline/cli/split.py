@@ -31,10 +31,16 @@ def split_command(
     at: Annotated[str, typer.Option(help="Tensor to cut at, or 'auto': those narrower than all before them.")] = AUTO,
     limit: LimitOption = 200,
     threads: ThreadsOption = 1,
-    round_trip: Annotated[float, typer.Option(min=0, metavar="MS", help="Of the link.")] = 20.0,
-    device_slowdown: Annotated[float, typer.Option(min=0.001, help="Device's time over this machine's.")] = 1.0,
-    gateway_slowdown: Annotated[float, typer.Option(min=0.001, help="Gateway's time over this machine's.")] = 1.0,
-    most_disagreement: Annotated[float, typer.Option(min=0, max=1, help="That a checkpoint may cause.")] = 0.0,
+    round_trip: Annotated[float, typer.Option(min=0, metavar="MS", help="Round trip time of the link.")] = 20.0,
+    device_slowdown: Annotated[
+        float, typer.Option(min=0.001, help="Time on the device over time on this machine.")
+    ] = 1.0,
+    gateway_slowdown: Annotated[
+        float, typer.Option(min=0.001, help="Time on the gateway over time on this machine.")
+    ] = 1.0,
+    most_disagreement: Annotated[
+        float, typer.Option(min=0, max=1, help="Largest disagreement that a checkpoint may cause.")
+    ] = 0.0,
     out: Annotated[
         Path | None, typer.Option(help=f"New folder for {DOCUMENT}, and for the halves at each cut.")
     ] = None,

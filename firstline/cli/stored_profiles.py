@@ -24,10 +24,10 @@ MachineArgument = Annotated[str, typer.Argument(metavar="MACHINE", help="A devic
 
 @command(app, "push")
 def push(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="As `firstline profile` wrote it.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Profile that `firstline profile` wrote.")],
     gateway: GatewayOptions,
 ) -> Report:
-    """Store a profile on the gateway, replacing that of the same bundle, version and machine."""
+    """Store a profile on the gateway, in place of the one of the same bundle, version and machine."""
     profile = profile_in(file)
     with gateway.fleet() as fleet:
         entry = fleet.profiles.put(profile)
@@ -38,7 +38,7 @@ def push(
 @command(app, "ls")
 def list_profiles(
     gateway: GatewayOptions,
-    bundle: Annotated[str, typer.Argument(metavar="[BUNDLE]", help="One bundle's alone.")] = "",
+    bundle: Annotated[str, typer.Argument(metavar="[BUNDLE]", help="Only this bundle.")] = "",
     machine: Annotated[str, typer.Option(help="Only of this device or machine.")] = "",
 ) -> Report:
     """List the profiles on the gateway."""
@@ -65,7 +65,7 @@ def list_profiles(
 def show(
     bundle: Annotated[
         Path,
-        typer.Argument(metavar="BUNDLE", help="The bundle's name; or its folder, which says how good its models are."),
+        typer.Argument(metavar="BUNDLE", help="Name of the bundle; or its folder, for the accuracy of its models."),
     ],
     version: VersionArgument,
     machine: MachineArgument,

@@ -1,1 +1,1 @@
-"""The main job, end to end: both tiers as processes, real traffic, a link that is really cut."""
+"""The demo: both tiers as processes, real traffic, and a link that is cut."""

@@ -1,4 +1,4 @@
-"""The link between the tiers as something that can be cut: a TCP forwarder that counts what it carries."""
+"""A link between the tiers that can be cut: a TCP forwarder that counts bytes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _TURNS_TO_ACCEPT = 4
 class CuttableLink:
     """Forwards one loopback port to a server, until it is cut.
 
-    Cut, the port is closed: open connections are reset and new ones refused, as when a cable is pulled from the
-    far router. Restored, it listens on the same port again.
+    While it is cut, open connections are reset and new ones refused, as if a cable was pulled at the far router. When
+    it is restored, it listens on the same port again.
 
     Args:
         port: the server's port on 127.0.0.1.
@@ -44,7 +44,7 @@ class CuttableLink:
         await self.cut()
 
     async def restore(self) -> None:
-        """Listens, on the same port as before."""
+        """Listens on the same port again."""
         if self._listener is None:
             self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
             self.port = self._listener.sockets[0].getsockname()[1]
@@ -73,7 +73,7 @@ class CuttableLink:
         carrier.add_done_callback(self._carriers.pop)
 
     async def _carry(self, near_reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
-        """One connection, until both sides have said all; however it ends before, both are reset."""
+        """Forwards one connection until both sides have closed it; after an error both are reset."""
         open_writers = [near]
         try:
             far_reader, far = await asyncio.open_connection("127.0.0.1", self._server_port)

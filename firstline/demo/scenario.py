@@ -40,17 +40,17 @@ class CertifiedResult(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """One request as its caller saw it.
+    """One request, as its caller sees it.
 
     Attributes:
         truth: the label of the image.
         offline: it was sent while the link was cut.
-        label: of the first answer, or None where none came.
+        label: of the first answer; None without an answer.
         ms: time to the first answer, measured at the caller.
-        last_label: of the correction, once it came.
-        settled: nothing better will come: the first answer was final, or its correction arrived.
-        certified: the first answer was.
-        last_certified: the last one is.
+        last_label: of the correction; None before it arrives.
+        settled: whether the first answer was final, or its correction has arrived.
+        certified: whether the first answer was certified.
+        last_certified: whether the latest answer is certified.
     """
 
     truth: str
@@ -74,7 +74,7 @@ class Record:
 
 
 def percentiles_ms(times_ms: Iterable[float]) -> dict[str, float | None]:
-    """p50 and p99 in milliseconds; None where there is nothing to measure."""
+    """Returns p50 and p99 in milliseconds; None without values."""
     times = np.fromiter(times_ms, dtype=np.float64)
     if not times.size:
         return {"p50": None, "p99": None}
@@ -83,7 +83,7 @@ def percentiles_ms(times_ms: Iterable[float]) -> dict[str, float | None]:
 
 
 def accuracy(records: Iterable[Record]) -> float:
-    """Share of requests whose last answer is the image's label; an unanswered one counts as wrong."""
+    """Returns the share of requests whose latest answer is right; a missing answer counts as wrong."""
     right = [(record.last_label or record.label) == record.truth for record in records]
     return sum(right) / len(right) if right else 0.0
 
@@ -91,12 +91,12 @@ def accuracy(records: Iterable[Record]) -> float:
 def summarise(
     records: list[Record], *, edge_only: float, cloud_only: float, certified: CertifiedResult, bytes_sent: int
 ) -> dict[str, Any]:
-    """The summary, also the demo's JSON.
+    """Returns the summary, which is also the demo's JSON.
 
     Args:
         records: every request.
         edge_only: accuracy of the edge model alone, measured on the same images.
-        cloud_only: accuracy of the full model alone, likewise.
+        cloud_only: accuracy of the full model alone on the same images.
         certified: the certificate and its result.
         bytes_sent: bytes that the device sent over the link.
 
@@ -159,7 +159,7 @@ async def run(folder: Path, *, show: Show) -> dict[str, Any]:
 
     Args:
         folder: holds `bundle/` and `heldout/`.
-        show: told the phase and every record so far, after each answer.
+        show: receives the phase and all records after each answer.
 
     Returns:
         See `summarise`.
@@ -201,7 +201,7 @@ def _certified(manifest: Manifest, variant: Variant) -> CertifiedResult:
 
 
 async def _visit(device: Device, job: Job, records: list[Record], show: Show) -> None:
-    """One device's day. Its records join `records` as they are made."""
+    """Runs the scenario for one device, and appends its records to `records`."""
     rng = random.Random(SEED)  # noqa: S311 (order of traffic, nothing secret)
     shuffled = rng.sample(job.images, len(job.images))
     cut = round(len(job.images) * OFFLINE_SHARE)

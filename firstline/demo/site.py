@@ -1,4 +1,4 @@
-"""The demo's site: a gateway, a device, optionally a broker, all processes of their own, and a link that can be cut."""
+"""The demo's site: a gateway, a device and optionally a broker, each in its own process, and a link that can be cut."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunningTier:
 
 @asynccontextmanager
 async def tier(module: str, config: Path, log: Path) -> AsyncIterator[RunningTier]:
-    """Runs `python -m module run`, yields it when it says that it is ready, and stops it.
+    """Runs `python -m module run`, yields it once it is ready, and stops it at the end of the block.
 
     Args:
         module: "firstline_gateway" or "firstline_edge".
@@ -41,7 +41,7 @@ async def tier(module: str, config: Path, log: Path) -> AsyncIterator[RunningTie
         log: takes its standard error.
 
     Raises:
-        ConfigError: it did not become ready; its last words are quoted.
+        ConfigError: it did not become ready; the error quotes its last output.
     """
     command = [sys.executable, "-m", module, "run", "--config", str(config), "--port", "0", "-o", "json"]
     async with _process(command, log) as process:
@@ -56,7 +56,7 @@ async def tier(module: str, config: Path, log: Path) -> AsyncIterator[RunningTie
 
 @asynccontextmanager
 async def broker(folder: Path) -> AsyncIterator[int]:
-    """Runs Mosquitto on a free loopback port, open to this machine only, and yields the port.
+    """Runs Mosquitto on a free loopback port and yields the port.
 
     Raises:
         ConfigError: it did not start.
@@ -80,7 +80,7 @@ async def broker(folder: Path) -> AsyncIterator[int]:
 
 
 def mosquitto() -> Path | None:
-    """The broker's binary, or None where it is not installed; Debian keeps it where only root's PATH looks."""
+    """Returns the path of the broker's binary; None without one. Debian installs it outside of users' PATH."""
     binary = shutil.which("mosquitto", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
     return Path(binary) if binary else None
 
@@ -172,14 +172,14 @@ class Site:
         return ("http",) if self._broker_port is None else ("http", "mqtt")
 
     def far_port(self, transport: Transport) -> int:
-        """Where the gateway or the broker listens on this machine."""
+        """Returns the local port of the gateway or the broker."""
         port = self._gateway_port if transport == "http" else self._broker_port
         assert port is not None  # noqa: S101 (`transports` offers mqtt only with a broker)
         return port
 
     @asynccontextmanager
     async def device(self, transport: Transport, settings: str = "") -> AsyncIterator[Device]:
-        """Starts an agent whose link uses `transport`; its state outlives it, for the next one of that transport.
+        """Starts an agent whose link uses `transport`; the next agent with that transport finds its state.
 
         Args:
             transport: one of `transports`.
@@ -202,10 +202,10 @@ class Site:
 
 @asynccontextmanager
 async def open_site(folder: Path, bundle: Path, mosquitto: bool) -> AsyncIterator[Site]:
-    """Starts what the devices need, in processes of its own, and stops it again.
+    """Starts the gateway and its broker in processes of their own, and stops them at the end of the block.
 
     Args:
-        folder: empty; configurations, logs and state go here.
+        folder: an empty folder for configurations, logs and state.
         bundle: folder of the bundle; the device gets it without the full model.
         mosquitto: also start a broker.
 
@@ -228,7 +228,7 @@ async def open_site(folder: Path, bundle: Path, mosquitto: bool) -> AsyncIterato
 
 
 async def _create_key(config: Path) -> str:
-    """The device's key, made by the command that an operator would use."""
+    """Returns the device's key, created by the operator's command."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "firstline_gateway", "key", "create", DEVICE, "--device"),
         *("--config", str(config)),
@@ -250,7 +250,7 @@ def digits_folder() -> Path:
     """Returns the folder that holds `bundle/` and `heldout/`.
 
     Raises:
-        ConfigError: neither the wheel's copy nor the checkout's is there.
+        ConfigError: neither the wheel nor the checkout has it.
     """
     here = Path(__file__).resolve().parent
     for folder in (here / "digits", here.parents[1] / "models" / "digits"):

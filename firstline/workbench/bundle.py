@@ -1,4 +1,4 @@
-"""Makes a bundle from model files: copies and hashes them, checks that everything fits, and renames it into place."""
+"""Creates a bundle from model files: copies, hashes and checks them, and renames the bundle into place."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def create_bundle(
     warn: Warn = lambda sentence: None,
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
 ) -> Bundle:
-    """Writes the bundle to `out`, whole or not at all.
+    """Writes the bundle to `out` atomically.
 
-    The same files and the same spec give the same bytes. Every model is loaded and run on a made-up batch, so that
-    processing, model and labels are known to fit together.
+    The same files and the same spec give the same bytes. Every model is loaded and run on a made-up batch, which shows
+    that processing, model and labels fit together.
 
     Args:
         spec: the description of the bundle.
         out: must not exist, unless `force`.
-        force: replaces a bundle; anything else that lies there is never touched.
-        choose_policy: see `calibrate.py`; None takes the spec's.
+        force: replaces a bundle; any other file or folder at `out` is never replaced.
+        choose_policy: chooses the policy, see `calibrate.py`; None for that of the spec.
         golden: files of inputs, whose answers every device must repeat; see `golden.write_golden`.
-        warn: told in a sentence what looks wrong and may yet be meant.
+        warn: receives a sentence about something that looks wrong but may be intended.
         options: for the trial runs.
 
     Raises:
@@ -83,10 +83,10 @@ def create_bundle(
 
 
 def runtime_of(file: Path) -> RuntimeName:
-    """By the file's own mark (TFLite's identifier), then by its extension.
+    """Returns the runtime of a model file by its identifier (TFLite), else by its extension.
 
     Raises:
-        ConfigError: neither, or no such file.
+        ConfigError: the runtime is unknown, or there is no such file.
     """
     try:
         with file.open("rb") as stream:
@@ -102,7 +102,7 @@ def runtime_of(file: Path) -> RuntimeName:
 
 @dataclass
 class _Files:
-    """The files that were copied so far, each content once."""
+    """Files copied so far; equal contents are stored once."""
 
     folder: Path
     copied: dict[str, Artefact] = field(default_factory=dict)
@@ -150,7 +150,7 @@ def _described(model: ModelSpec) -> tuple[ModelSpec, RuntimeName]:
 
 
 def _ids(described: Sequence[tuple[ModelSpec, RuntimeName]], edge_count: int) -> list[str]:
-    """The ids asked for; else "full", "edge", or "edge-RUNTIME-PRECISION" where there are several variants."""
+    """Returns the requested ids, else "full" and "edge", or "edge-RUNTIME-PRECISION" if there are several variants."""
     ids: list[str] = []
     for position, (model, runtime) in enumerate(described):
         if position >= edge_count:
@@ -198,7 +198,7 @@ def _write(folder: Path, manifest: Manifest) -> Bundle:
 
 
 def refuse_overwriting(out: Path, force: bool) -> None:
-    """Raises ConfigError where `out` may not be written: a link, no bundle, or a bundle and not `force`."""
+    """Raises ConfigError if `out` must not be replaced: it is a link, no bundle, or a bundle without `force`."""
     if out.is_symlink():
         raise ConfigError(f"{out} is a link; name the folder itself with --out.")
     if not out.exists():
@@ -210,13 +210,13 @@ def refuse_overwriting(out: Path, force: bool) -> None:
 
 
 def refuse_existing(out: Path) -> None:
-    """Raises ConfigError where something lies at `out`, whatever it is."""
+    """Raises ConfigError if anything exists at `out`."""
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} exists; name another folder with --out.")
 
 
 def require_writable(out: Path) -> None:
-    """Raises ConfigError where no bundle can be made at `out`; leaves nothing there."""
+    """Raises ConfigError if no bundle can be created at `out`; leaves no file there."""
     try:
         nearest = next(folder for folder in out.absolute().parents if folder.exists())
         with TemporaryDirectory(prefix=f".{out.name}.", dir=nearest):
@@ -227,7 +227,7 @@ def require_writable(out: Path) -> None:
 
 @contextmanager
 def staged_folder(out: Path) -> Iterator[Path]:
-    """A folder to make a bundle in, which becomes `out` once all is made; of one that failed nothing is left.
+    """Yields a temporary folder that becomes `out` at the end of the block; after an error it is deleted.
 
     Raises:
         ConfigError: it cannot be written.
@@ -244,7 +244,7 @@ def staged_folder(out: Path) -> Iterator[Path]:
 
 
 def _put(staged: Path, out: Path) -> None:
-    """Puts the folder in place; a bundle that was there goes only once the new one stands."""
+    """Moves the folder to its place; an existing bundle is deleted after the new one is there."""
     if not out.exists():
         staged.rename(out)
         return

@@ -1,7 +1,7 @@
 """Chooses temperature and threshold on data: a choice, not a certificate.
 
-The threshold meets the target on the very data it was chosen on. On other data it may not, more often the fewer
-samples there were; nothing here bounds by how much.
+The threshold meets the target on the data that chose it. On other data it may miss the target; this is more likely with
+few samples, and no bound is given.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class VariantChoice(Struct, frozen=True):
 
 
 class Calibration(Struct, frozen=True):
-    """A policy, and what it was chosen on.
+    """A policy, and the data that chose it.
 
     Attributes:
-        certified: always False: see the module.
+        certified: always False, see the module.
     """
 
     policy: Policy
@@ -63,20 +63,20 @@ def calibrate(
 ) -> Calibration:
     """Chooses the bundle's temperature, then its threshold.
 
-    The temperature is that of the least negative log-likelihood of the first edge variant's answers. The threshold
-    is the smallest with which no variant's accepted answers disagree with the full model more often than the target.
+    The temperature minimises the negative log-likelihood of the first edge variant's answers. The threshold is the
+    smallest one at which no variant's accepted answers disagree with the full model more often than the target.
 
     Args:
         bundle: with edge and full model.
         dataset: images that no model was trained on; labels matter only with `against` "labels".
         target_disagreement: of the accepted answers, in 0..1.
         against: the truth that the temperature is fitted to: the data's labels, or the full model's answers.
-        keep_temperature: leaves the temperature as the bundle has it.
+        keep_temperature: keeps the bundle's temperature.
         options: how the models run.
-        progress: told how many samples are done, of how many.
+        progress: receives the number of processed samples and their total.
 
     Raises:
-        ConfigError: the bundle has not both tiers, the data does not fit, or no threshold meets the target.
+        ConfigError: the bundle lacks a tier, the data does not fit, or no threshold meets the target.
     """
     manifest = bundle.manifest
     if not manifest.edge or manifest.full is None:
@@ -114,14 +114,14 @@ def calibrate(
 
 
 def fit_temperature(probabilities: Probabilities, truth: NDArray[np.integer]) -> float:
-    """The temperature of the least negative log-likelihood, to 4 significant digits.
+    """Returns the temperature that minimises the negative log-likelihood, to 4 significant digits.
 
     Guo et al. 2017, "On Calibration of Modern Neural Networks", section 4.2. The loss has one minimum over 1/T, so a
     golden-section search finds it.
 
     Args:
         probabilities: (n, classes).
-        truth: (n,) the right columns.
+        truth: (n,) the true classes.
 
     Returns:
         Within `manifest.TEMPERATURES`.
@@ -149,18 +149,18 @@ def fit_temperature(probabilities: Probabilities, truth: NDArray[np.integer]) ->
 def smallest_threshold(
     scores: Sequence[NDArray[np.floating]], differs: Sequence[NDArray[np.bool_]], target_disagreement: float
 ) -> float:
-    """The smallest threshold at which every variant's accepted answers meet the target.
+    """Returns the smallest threshold at which every variant's accepted answers meet the target.
 
-    It lies half-way between the lowest score that is kept and the next one below, and scores closer than 1e-6 are kept
-    or sent on together, so that the last digits, which differ between processors and batch sizes, decide nothing.
+    It lies half-way between the lowest accepted score and the next lower one. Scores closer than 1e-6 are accepted or
+    escalated together, because the last digits differ between processors and batch sizes.
 
     Args:
         scores: (n,) of each variant; compared as FP64, as routing does.
-        differs: (n,) of each variant: the full model says another label.
+        differs: (n,) of each variant: whether the full model gives another label.
         target_disagreement: share of the accepted answers, in 0..1.
 
     Raises:
-        ConfigError: even the surest answers disagree too often.
+        ConfigError: even the answers with the highest scores disagree too often.
     """
     exact = [sure.astype(np.float64) for sure in scores]
     values = np.unique(np.concatenate(exact))
@@ -187,7 +187,7 @@ def smallest_threshold(
 
 
 def _between(below: float, above: float) -> float:
-    """Half-way, in six decimals where that leaves a quarter of the gap on both sides."""
+    """Returns the middle, rounded to six decimals if a quarter of the gap remains on both sides."""
     middle, margin = (below + above) / 2, (above - below) / 4
     short = round(middle, 6)
     return short if below + margin <= short <= above - margin else middle

@@ -1,10 +1,10 @@
 """Labelled images on disk: `DIR/labels.csv` with `DIR/images/` or `DIR/images.zip`.
 
-The columns `file` and `label` are read, `name` where it is there, others are passed over. `file` is the path below
-`images/`, or the archive's member; nothing that the csv does not name is ever opened. `label` counts from 0 in the
-order of the bundle's labels.
+The columns `file` and `label` are read, and `name` if it exists; others are ignored. `file` is the path below
+`images/`, or a member of the archive; only named files are opened. `label` counts from 0 in the order of the bundle's
+labels.
 
-Where labels do not matter, the column may be absent, and so may labels.csv: then all files are taken.
+If labels are not needed, the column or labels.csv may be absent; without labels.csv all files are taken.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Sample:
     """One row of labels.csv.
 
     Attributes:
-        label: `UNLABELLED` where the csv has none.
-        name: the class in words, "" where the csv has none.
-        line: in the CSV file; 0 without one.
+        label: `UNLABELLED` if the CSV file has none.
+        name: of the class; "" if the CSV file has none.
+        line: in the CSV file; 0 without a CSV file.
     """
 
     file: str
@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Samples in the csv's order; their images are read when they are asked for."""
+    """Samples in the order of the CSV file; images are read on demand."""
 
     folder: Path
     samples: tuple[Sample, ...]
@@ -58,7 +58,7 @@ class Dataset:
         return len(self.samples)
 
     def read(self) -> Iterator[tuple[bytes, int]]:
-        """The encoded images with their labels, one after the other.
+        """Yields the encoded images with their labels.
 
         Raises:
             ConfigError: an image is missing, unreadable or too large.
@@ -68,7 +68,7 @@ class Dataset:
                 yield images.read(sample, self.folder / LABELS_NAME), sample.label
 
     def digest(self) -> str:
-        """SHA-256 of every image's bytes and label, in order; file names do not count.
+        """Returns the SHA-256 of every image's bytes and label, in order; file names do not count.
 
         Raises:
             ConfigError: an image is missing, unreadable or too large.
@@ -79,11 +79,11 @@ class Dataset:
         return total.hexdigest()
 
     def check_labels(self, labels: Sequence[str]) -> None:
-        """Compares with a bundle's labels.
+        """Compares the labels with those of a bundle.
 
         Raises:
-            ConfigError: a label out of range; or the csv's names are the bundle's at other positions, which is what a
-                forgotten background class looks like.
+            ConfigError: a label is out of range, or the names have other positions than in the bundle, for example
+                because a background class is missing.
         """
         where = self.folder / LABELS_NAME
         positions = {label: position for position, label in enumerate(labels)}
@@ -106,11 +106,11 @@ def open_dataset(folder: Path, limit: int | None = None, *, labelled: bool = Tru
 
     Args:
         folder: see the module.
-        limit: takes this many samples, spread evenly over the file, which is often sorted by class; None takes all.
-        labelled: whether labels matter; else the csv, or its labels, may be absent.
+        limit: number of samples, spread evenly over the file, which is often sorted by class; None for all.
+        labelled: whether labels are required.
 
     Raises:
-        ConfigError: no such file, or a line that makes no sense.
+        ConfigError: there is no such file, or a line is not valid.
     """
     file = folder / LABELS_NAME
     try:
@@ -133,14 +133,14 @@ def open_dataset(folder: Path, limit: int | None = None, *, labelled: bool = Tru
 
 
 def read_images(place: Path, limit: int) -> Iterator[bytes]:
-    """Encoded images, at most `limit` of them, spread evenly over their names.
+    """Returns encoded images, at most `limit` of them, spread evenly over their names.
 
     Args:
-        place: a folder of images, a zip archive of them, or a data folder as the module has it.
-        limit: the most.
+        place: a folder or a zip archive of images, or a data folder (see the module).
+        limit: largest number of images.
 
     Raises:
-        ConfigError: there is none, or one is unreadable or too large.
+        ConfigError: there is no image, or one cannot be read or is too large.
     """
     is_data = (place / "images").is_dir() or (place / "images.zip").is_file()
     with _opened(place) if is_data else _opened_at(place) as images:
@@ -152,14 +152,14 @@ def read_images(place: Path, limit: int) -> Iterator[bytes]:
 
 
 def spread(all_of_them: Sequence[_T], limit: int | None) -> Sequence[_T]:
-    """At most `limit` samples, evenly spread; without a limit, all."""
+    """Returns at most `limit` samples, spread evenly; all without a limit."""
     if limit is None or limit >= len(all_of_them):
         return all_of_them
     return [all_of_them[position * len(all_of_them) // limit] for position in range(limit)]
 
 
 def _listed(images: _Images) -> list[str]:
-    """All images that lie there, as labels.csv would name them; names that start with a dot are passed over."""
+    """Returns all images, as labels.csv would name them; names that start with a dot are ignored."""
     if images.archive is not None:
         paths = [PurePosixPath(name) for name in images.archive.namelist() if not name.endswith("/")]
     else:
@@ -186,7 +186,7 @@ def _samples(rows: csv.DictReader[str], file: Path, *, labelled: bool) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class _Images:
-    """Where the images lie: in a folder, or in an archive."""
+    """The images in a folder or an archive."""
 
     folder: Path
     archive: zipfile.ZipFile | None
@@ -218,7 +218,7 @@ def _opened(folder: Path) -> Iterator[_Images]:
 
 @contextmanager
 def _opened_at(place: Path) -> Iterator[_Images]:
-    """A folder of images, or an archive of them."""
+    """Opens a folder or an archive of images."""
     if place.is_dir():
         yield _Images(place, None)
         return
@@ -231,14 +231,14 @@ def _opened_at(place: Path) -> Iterator[_Images]:
 
 
 def read_groups(file: Path, dataset: Dataset) -> list[str]:
-    """The group of each sample, in the data set's order.
+    """Returns the group of each sample, in the data set's order.
 
     Args:
-        file: names images as the data set's labels.csv does; images that it names besides do no harm.
+        file: names images as the data set's labels.csv does; further images are ignored.
         dataset: the data set to group.
 
     Raises:
-        ConfigError: no such file, no such columns, a line that makes no sense, or an image without a group.
+        ConfigError: the file or a column is missing, a line is not valid, or an image has no group.
     """
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:

@@ -54,7 +54,7 @@ class Measured:
         data: the data set's name.
         truth: (n,) labels.
         sizes: (n,) bytes of the encoded images.
-        full: None where the bundle has no full model.
+        full: None if the bundle has no full model.
     """
 
     manifest: Manifest
@@ -78,12 +78,12 @@ def measure(
     Args:
         bundle: the bundle to measure.
         dataset: labelled images that no model was trained on.
-        variants: ids of edge variants, or "all"; empty takes the one that a device would: the first that loads.
+        variants: ids of edge variants, or "all"; empty for the first one that loads, as on a device.
         options: how the models run.
-        progress: told how many samples are done, of how many.
+        progress: receives the number of processed samples and their total.
 
     Raises:
-        ConfigError: an unknown variant, or data that does not fit the bundle.
+        ConfigError: a variant is unknown, or the data does not fit the bundle.
         ModelLoadError: a model does not load here.
     """
     manifest = bundle.manifest
@@ -219,7 +219,7 @@ def evaluate(
 
 
 def figures(measured: Measured) -> Evaluation:
-    """Counts what the models said."""
+    """Returns the figures of a measurement."""
     full, truth, sizes = measured.full, measured.truth, measured.sizes
     return Evaluation(
         bundle=measured.manifest.name,

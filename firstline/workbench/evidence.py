@@ -39,9 +39,9 @@ class Evidence:
 
     Attributes:
         variant: the edge model that answered.
-        probabilities: (n, classes) as it gave them.
-        logits: (n, classes) likewise; None of a model that shows none.
-        scores: (n,) of its answers, by the bundle's own score.
+        probabilities: (n, classes) FP32.
+        logits: (n, classes) FP32; None for a model that shows none.
+        scores: (n,) of its answers, by the bundle's score.
         full: (n,) the full model's labels.
         truth: (n,) the data's labels.
     """
@@ -55,25 +55,25 @@ class Evidence:
 
     @property
     def edge(self) -> NDArray[np.int64]:
-        """(n,) the edge model's labels."""
+        """(n,) labels of the edge model."""
         labels: NDArray[np.int64] = self.probabilities.argmax(axis=1)
         return labels
 
     def losses(self, contract: Contract) -> NDArray[np.bool_]:
-        """(n,) whether accepting the edge answer breaks a contract on edge answers."""
+        """Returns (n,) whether accepting the edge answer breaks a contract on edge answers."""
         differs: NDArray[np.bool_] = self.edge != self.full
         return differs & (self.full == self.truth) if contract == "harm" else differs
 
 
 def full_model(bundle: Bundle, edge: str) -> Model:
-    """The full model, where there are two tiers to compare.
+    """Returns the full model of a bundle with two tiers.
 
     Args:
         bundle: the bundle to certify.
         edge: id of a variant, or "".
 
     Raises:
-        ConfigError: the bundle has not both, or no such variant.
+        ConfigError: the bundle lacks a tier, or the variant does not exist.
     """
     manifest = bundle.manifest
     if not manifest.edge or manifest.full is None:
@@ -96,13 +96,13 @@ def gather(
 
     Args:
         bundle: with edge and full model.
-        dataset: images; labels out of the bundle's range are the caller's to refuse, where labels matter.
-        edge: id of a variant; "" takes the one that a device would: the first that loads.
+        dataset: images; if labels matter, the caller checks them.
+        edge: id of a variant; "" for the first one that loads, as on a device.
         options: how the models run.
-        progress: told how many samples are done, of how many.
+        progress: receives the number of processed samples and their total.
 
     Raises:
-        ConfigError: the bundle has not both tiers or no such variant, or data that does not fit.
+        ConfigError: the bundle lacks a tier or the variant, or the data does not fit.
         ModelLoadError: a model does not load here.
     """
     full_model(bundle, edge)
@@ -131,7 +131,7 @@ def gather_all(
         progress: receives the number of processed images and their total.
 
     Raises:
-        ConfigError: the bundle has not both tiers, or data that does not fit.
+        ConfigError: the bundle lacks a tier, or the data does not fit.
         ModelLoadError: a model does not load here.
     """
     manifest, full, score = bundle.manifest, full_model(bundle, ""), load_scorer(bundle, options)
@@ -156,21 +156,21 @@ def gather_from_agent(
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     progress: Progress = lambda done, total: None,
 ) -> Evidence:
-    """Has the device answer every image. Cached outputs were computed by the same model, and are valid.
+    """Asks a device to answer every image. Cached outputs are valid, because the same model computed them.
 
     Args:
-        bundle: that the device has to run in this very form.
-        dataset: images; labels out of the bundle's range are the caller's to refuse, where labels matter.
+        bundle: that the device runs, with the same digests.
+        dataset: images; if labels matter, the caller checks them.
         agent: the device.
-        edge: id of the variant that it has to run; "" for whichever it does.
+        edge: id of the variant that it must run; "" for any.
         gateway: runs the full model; None runs it here.
         options: how the full model runs here.
-        progress: told how many samples are done, of how many.
+        progress: receives the number of processed samples and their total.
 
     Raises:
-        ConfigError: the device or the gateway runs something else than this bundle, or data that does not fit.
+        ConfigError: the device or the gateway runs another bundle, or the data does not fit.
         LinkError: one of them cannot be reached.
-        FirstlineError: an error of the tiers, or a model that does not load here.
+        FirstlineError: a tier answered with an error, or a model does not load here.
     """
     far, manifest, count = full_model(bundle, edge), bundle.manifest, len(dataset)
     if manifest.input.datatype != "BYTES":
@@ -211,15 +211,15 @@ def gather_from_agent(
 
 
 def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -> Model:
-    """The variant of this bundle that a device runs.
+    """Returns the variant of this bundle that a device runs.
 
     Args:
         status: the status of its agent.
-        manifest: the bundle's.
-        where: the device, for messages.
+        manifest: of the bundle.
+        where: address of the device, for messages.
 
     Raises:
-        ConfigError: it holds another version, another bundle of this version, or runs no variant.
+        ConfigError: it has another version, another bundle of this version, or runs no variant.
         ProtocolError: it is not the status of an agent.
     """
     name, version = manifest.name, str(manifest.version)
@@ -246,7 +246,7 @@ def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -
 
 
 def _ask(client: Client, manifest: Manifest, encoded: bytes, route: Any, digest: str) -> InferResponse:
-    """The answer of exactly this model.
+    """Returns the answer of exactly this model.
 
     Raises:
         ConfigError: it comes from another model or version.

@@ -34,12 +34,12 @@ _DIGITS = 6  # of a probability: far below any tolerance, and a third of the byt
 
 
 def write_golden(bundle: Bundle, files: Sequence[Path], options: RuntimeOptions) -> Golden:
-    """Puts the answers into the bundle's folder; its manifest has to name them.
+    """Writes the golden answers to the bundle's folder; the caller names them in the manifest.
 
     Args:
         bundle: whose edge variants answer.
-        files: where the bundle takes BYTES encoded images, one row each, or folders or zip archives of them, of each of
-            which as many are taken as a device reads, spread evenly; else `.npy` files of rows, as a request has them.
+        files: for an input of type BYTES encoded images, one row each, or folders or zip archives of images, of which
+            as many are taken as a device reads, spread evenly; for other inputs `.npy` files of rows.
         options: for the runs.
 
     Raises:
@@ -51,13 +51,13 @@ def write_golden(bundle: Bundle, files: Sequence[Path], options: RuntimeOptions)
 def answered_golden(
     bundle: Bundle, inputs: GoldenAnswers, options: RuntimeOptions, tolerance: float | None = None
 ) -> Golden:
-    """The same for inputs that were read before, whatever was answered then.
+    """Writes golden answers for inputs that were read before; earlier answers are replaced.
 
     Args:
         bundle: whose edge variants answer.
-        inputs: of this bundle, or of the one that it was made of.
+        inputs: of this bundle, or of the one that it was derived from.
         options: for the runs.
-        tolerance: see `Golden`; None for the usual one.
+        tolerance: see `Golden`; None for the default.
     """
     tensor = tensor_of(inputs, bundle.manifest.input)
     outputs = {}
@@ -95,7 +95,7 @@ def read_inputs(files: Sequence[Path], spec: InputSpec) -> GoldenAnswers:
 
 
 def _within_limit(images: Iterable[bytes]) -> Iterator[bytes]:
-    """The same, as long as they are no more than a device reads."""
+    """Yields the images; raises ConfigError if they exceed what a device reads."""
     left_bytes = LIMIT_BYTES
     for image in images:
         left_bytes -= len(image)

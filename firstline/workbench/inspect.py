@@ -25,7 +25,7 @@ Outcome = Literal["ok", "absent", "failed"]
 class ModelSummary(Struct, frozen=True):
     """One model; `digest` covers its bytes and its processing, `sha256` its bytes.
 
-    `uncertified` says why an edge variant has no valid certificate; "" where it has one, and for the full model.
+    `uncertified` says why an edge variant has no valid certificate; "" if it has one, and for the full model.
     """
 
     id: str
@@ -45,7 +45,7 @@ class ModelSummary(Struct, frozen=True):
 
 
 class Summary(Struct, frozen=True):
-    """A bundle in short."""
+    """A summary of a bundle."""
 
     name: str
     version: int
@@ -57,7 +57,7 @@ class Summary(Struct, frozen=True):
 
 
 class Check(Struct, frozen=True):
-    """One thing that was checked; `detail` says what was found."""
+    """The result of one check; `detail` describes it."""
 
     what: str
     outcome: Outcome
@@ -97,15 +97,15 @@ def summarise(bundle: Bundle) -> Summary:
 
 
 def verify(path: Path, options: RuntimeOptions = RuntimeOptions()) -> tuple[Check, ...]:  # noqa: B008 (frozen)
-    """Checks every file's size and sha256, loads every model that is here, and runs each once.
+    """Checks the size and SHA-256 of every file, and loads and runs every model that is present.
 
     Args:
         path: the bundle.
         options: how the models run.
 
     Returns:
-        A check for the files, one for each model and one for the score. A missing file is "absent", which is not a
-        failure: a device does not get what it does not need.
+        A check of the files, of each model and of the score. A missing file is "absent", which is not a failure,
+        because a device receives only the files that it needs.
     """
     try:
         bundle = open_bundle(path)

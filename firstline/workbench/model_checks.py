@@ -1,4 +1,4 @@
-"""Checks while a bundle is made: processing, model, labels and value ranges fit; each error says what to change."""
+"""Checks of a new bundle: processing, model, labels and value ranges fit together. Each error says what to change."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _SUM_TOLERANCE = 0.02
 
 
 def input_of(file: Path, model: Model, options: RuntimeOptions) -> InputSpec:
-    """The bundle's input that follows from its first model: see `BundleSpec.input`.
+    """Returns the bundle's input that follows from its first model, see `BundleSpec.input`.
 
     Raises:
         ModelLoadError: the model does not load.
-        ConfigError: it has several inputs, or one that clients cannot send.
+        ConfigError: the model has several inputs, or one that clients cannot send.
     """
     if any(isinstance(step, Decode) for step in model.preprocess):
         return InputSpec(name=IMAGE_INPUT, datatype="BYTES", shape=(-1,))
@@ -53,9 +53,9 @@ def check_model(
     Args:
         bundle: its files are in place.
         model: one of its models.
-        source: the file as the user knows it, for messages.
+        source: the user's name of the file, for messages.
         options: how the model runs.
-        warn: told what looks wrong and may yet be meant.
+        warn: receives a sentence about something that looks wrong but may be intended.
 
     Raises:
         ConfigError: the parts do not fit.
@@ -77,7 +77,7 @@ def check_model(
 
 
 def noise(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
-    """A made-up batch for a trial run, the same on every call; None where the input's sizes are free."""
+    """Returns a made-up batch for a trial run, the same on every call; None if the input's sizes are not fixed."""
     zeros = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
     if zeros is None:
         return None
@@ -88,7 +88,7 @@ def noise(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
 
 
 def _check_classes(bundle: Bundle, model: Model, source: Path, options: RuntimeOptions) -> None:
-    """Compares outputs with labels. Mistakes here are the most common, so the message is detailed."""
+    """Compares outputs with labels. This is the most common mistake, so the message is detailed."""
     runtime = load_runtime(bundle.file(model.artefact), model.runtime, options)
     sizes = _port(runtime.outputs, model.output, model, "output").shape[1:]
     runtime.close()
@@ -147,7 +147,7 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
 
 
 def may_be_probabilities(rows: NDArray[np.floating]) -> bool:
-    """Whether no row (n, classes) contradicts it. Quantised tails round to 0, so sums may be far below 1."""
+    """Whether the rows (n, classes) can be probabilities. Quantised tails round to 0, so sums may be far below 1."""
     return bool(rows.min() >= -1e-6 and rows.max() <= 1 + 1e-6 and rows.sum(axis=1).max() <= 1 + _SUM_TOLERANCE)
 
 
@@ -172,11 +172,11 @@ class Misfit(Struct, frozen=True):
 
 
 def misfit(loaded: LoadedModel, tensor: Tensor, rows: Array) -> Misfit | None:
-    """Compares what noise in 0..255 becomes with what the model's input can hold.
+    """Compares the range that noise in 0..255 is processed to with the range of the model's input.
 
     Args:
         loaded: the model.
-        tensor: the noise; anything but pixels says nothing of the range, and is passed over.
+        tensor: the noise; inputs other than pixels are not checked.
         rows: the result of the model's steps.
     """
     held = loaded.runtime.ranges.get(loaded.input.name)
@@ -200,7 +200,7 @@ def misfit(loaded: LoadedModel, tensor: Tensor, rows: Array) -> Misfit | None:
 
 
 def _fitting(low: float, high: float) -> str:
-    """The step that turns 0..255 into low..high."""
+    """Returns the step that scales 0..255 to low..high."""
     std = 255 / (high - low)
     return f"scale:{_short(-low * std)}:{_short(std)}"
 

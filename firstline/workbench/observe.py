@@ -79,7 +79,7 @@ def observe(
 ) -> Observations:
     """Runs models over all samples, in order.
 
-    One image at a time, because that is the latency that a caller sees; and batches win nothing on one thread.
+    Images are run one at a time, because callers see that latency; batches gain nothing on one thread.
 
     Args:
         models: of one bundle.
@@ -114,7 +114,7 @@ def observe(
 
 
 def images(spec: InputSpec, dataset: Dataset) -> Iterator[tuple[Sample, Tensor]]:
-    """Every sample with its encoded image as the bundle's input, of one row.
+    """Yields every sample with its encoded image as the bundle's input, one row each.
 
     Raises:
         ConfigError: the bundle takes no encoded images, or one cannot be read.
@@ -146,17 +146,17 @@ def accuracies_on(
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     progress: Progress = lambda done, total: None,
 ) -> dict[Sha256, float]:
-    """Shares of right answers by `Model.digest`; without the models that do not load here.
+    """Returns the share of right answers by `Model.digest`, without the models that do not load here.
 
     Args:
         bundle: whose models run.
         dataset: labelled images that no model was trained on.
-        variants: ids of models; none for all, the full model among them.
+        variants: ids of models; empty for all, the full model included.
         options: how the models run.
-        progress: told how many images are done, of how many.
+        progress: receives the number of processed images and their total.
 
     Raises:
-        ConfigError: data that does not fit the bundle, or no model loads.
+        ConfigError: the data does not fit the bundle, or no model loads.
     """
     manifest = bundle.manifest
     dataset.check_labels(manifest.labels)

@@ -20,13 +20,13 @@ _ONNX = {1: "fp32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 1
 
 
 def precision_of(file: Path, runtime: Literal["onnx", "tflite"]) -> str:
-    """E.g. "fp32" or "int8"; "unknown" where the file has no weights, or is not what it should be."""
+    """Returns the precision, e.g. "fp32" or "int8"; "unknown" for a file without weights, or of another kind."""
     sizes = weights_of(file, runtime)
     return sizes.most_common(1)[0][0] if sizes else UNKNOWN
 
 
 def weights_of(file: Path, runtime: Literal["onnx", "tflite"]) -> Counter[str]:
-    """Bytes of weights by their number format; empty where there are none, or the file is not what it should be."""
+    """Returns the bytes of weights by number format; empty for a file without weights, or of another kind."""
     content = file.read_bytes()
     sizes: Counter[str] = Counter()
     try:
@@ -55,7 +55,7 @@ def _onnx_weights(content: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _constants(graph: memoryview) -> Iterator[memoryview]:
-    """Tensors that some exporters write as nodes."""
+    """Yields constant tensors that some exporters write as nodes."""
     # NodeProto: op_type 4, attribute 5. AttributeProto: tensor 5.
     for node in _inside(graph, 1):
         if any(bytes(kind) == b"Constant" for kind in _inside(node, 4)):
@@ -64,5 +64,5 @@ def _constants(graph: memoryview) -> Iterator[memoryview]:
 
 
 def _inside(message: memoryview, number: int) -> Iterator[memoryview]:
-    """The fields of that number that have a length."""
+    """Yields the length-delimited fields of that number."""
     return (value for field, value in fields(message) if field == number and isinstance(value, memoryview))

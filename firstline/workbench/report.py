@@ -1,6 +1,6 @@
-"""Writes what was measured of a bundle as plots and one HTML page: PNG files and `index.html` in a folder.
+"""Writes the measurements of a bundle as plots and one HTML page: PNG files and `index.html` in a folder.
 
-The page is complete in itself, for a phone too, light or dark.
+The page needs no other file, and suits phones, light and dark themes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A drawn plot and what it shows in words.
+    """A drawn plot with its description and numbers.
 
     Attributes:
         name: of its file, without the variant.
@@ -42,7 +42,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Numbers under their heads, as text; the first column names the row."""
+    """A table of numbers as text; the first column names the row."""
 
     caption: str
     heads: Sequence[str]
@@ -50,7 +50,7 @@ class Table:
 
 
 def html(title: str, about: str, sections: Iterable[tuple[ReportData, Sequence[Plot]]]) -> str:
-    """The page.
+    """Returns the page.
 
     Args:
         title: the bundle.
@@ -80,7 +80,7 @@ def html(title: str, about: str, sections: Iterable[tuple[ReportData, Sequence[P
 
 
 def figures(data: ReportData) -> Table:
-    """The variant's figures with their intervals."""
+    """Returns the variant's figures with their intervals."""
     shares: list[tuple[str, Share]] = [("right answers, edge model alone", data.edge)]
     if (tiers := data.tiers) is not None:
         shares += [
@@ -97,7 +97,7 @@ def figures(data: ReportData) -> Table:
 
 
 def curve_table(tiers: Tiers) -> Table:
-    """The curve at every twentieth of the answers."""
+    """Returns the curve at every twentieth of the answers."""
     curve = tiers.curve
     positions = sorted({curve.at(step / _STEPS) for step in range(_STEPS + 1)}, reverse=True)
     return Table(
@@ -116,7 +116,7 @@ def curve_table(tiers: Tiers) -> Table:
 
 
 def reliability_table(data: ReportData) -> Table:
-    """The bins of the reliability diagram."""
+    """Returns the bins of the reliability diagram."""
     return Table(
         f"Expected calibration error {percent(data.reliability.error)} %",
         ("probability, %", "mean, %", "right, %", "95 % interval", "images"),
@@ -134,7 +134,7 @@ def reliability_table(data: ReportData) -> Table:
 
 
 def scores_table(tiers: Tiers) -> Table:
-    """The histograms' bars; scores that never occur are left out."""
+    """Returns the bars of the histograms, without scores that never occur."""
     histograms = tiers.scores
     counts = histograms.agreeing.tolist(), histograms.disagreeing.tolist()
     bars = zip(histograms.edges, histograms.edges[1:], *counts, strict=False)
@@ -150,7 +150,7 @@ def scores_table(tiers: Tiers) -> Table:
 
 
 def certificate_sentence(data: ReportData) -> str:
-    """The promise of this variant, or why there is none."""
+    """Returns the promise of this variant, or the reason why it has none."""
     certificate = data.certificate
     if certificate is None:
         return (
@@ -174,13 +174,13 @@ def certificate_sentence(data: ReportData) -> str:
 
 
 def area(tiers: Tiers) -> str:
-    """How well the score tells answers that disagree from the others."""
+    """Returns the AUROC of the score for "edge disagrees with full", as text."""
     value = "n/a" if tiers.auroc is None else f"{tiers.auroc:.3f}"
     return f'AUROC of the score for "edge disagrees with full": {value}.'
 
 
 def percent(value: float) -> str:
-    """Without its sign, which a column's head has; "-" for what cannot be counted."""
+    """Returns a percentage without its sign, which the column's head has; "-" for an unknown value."""
     return "-" if math.isnan(value) else f"{100 * value:.2f}"
 
 
@@ -256,10 +256,10 @@ PAGE_NAME = "index.html"
 
 
 def require_drawing(folder: Path) -> None:
-    """Finds out before models run for minutes whether there is a page to come.
+    """Checks whether a page can be written, before models run for minutes.
 
     Args:
-        folder: where plots are to go; made where it is missing.
+        folder: of the plots; created if it is missing.
 
     Raises:
         ConfigError: matplotlib is not installed, or the folder cannot be made.
@@ -274,17 +274,17 @@ def require_drawing(folder: Path) -> None:
 
 
 def write_report(measured: Measured, folder: Path) -> Path:
-    """Draws every variant.
+    """Draws every variant and writes the page.
 
     Args:
         measured: with an edge variant at least.
-        folder: gets `VARIANT-PLOT.png` and the page; files of these names are replaced.
+        folder: of `VARIANT-PLOT.png` and the page; existing files are replaced.
 
     Returns:
         The page.
 
     Raises:
-        ConfigError: nothing to draw, matplotlib is not installed, or the folder cannot be written.
+        ConfigError: there is no edge variant, matplotlib is not installed, or the folder cannot be written.
     """
     if not measured.edges:
         raise ConfigError(f"Bundle '{measured.manifest.name}' has no edge variant; there is nothing to draw.")

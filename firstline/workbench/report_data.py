@@ -28,7 +28,7 @@ class Share:
 
     Attributes:
         value: hits / rows.
-        low, high: ends of the interval; 0 and 1 where there are no rows.
+        low, high: ends of the interval; 0 and 1 without rows.
     """
 
     hits: int
@@ -39,7 +39,7 @@ class Share:
 
 
 def share(hits: int, rows: int, level: float = 0.05) -> Share:
-    """The share and its two-sided Clopper-Pearson interval, which misses with probability `level` at most."""
+    """Returns the share with its two-sided Clopper-Pearson interval of confidence 1 - `level`."""
     if not rows:
         return Share(0, 0, float("nan"), 0.0, 1.0)
     low = 1 - binomial.upper_bound(rows - hits, rows, level / 2)
@@ -48,14 +48,13 @@ def share(hits: int, rows: int, level: float = 0.05) -> Share:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """The result of every threshold, from escalating everything to accepting everything: (m,) each.
+    """The results of all thresholds, from escalating everything to accepting everything: (m,) each.
 
     Attributes:
-        thresholds: falling, from infinity.
-        escalated: share of all rows, falling.
+        thresholds: decreasing, from infinity.
+        escalated: share of all rows, decreasing.
         accuracy: of all answers together.
-        disagreement: of the accepted edge answers, those for which the full model says otherwise; NaN where none is
-            accepted.
+        disagreement: of the accepted edge answers, those with another label by the full model; NaN if none is accepted.
     """
 
     thresholds: Floats
@@ -64,19 +63,19 @@ class Curve:
     disagreement: Floats
 
     def at(self, escalated: float) -> int:
-        """Position of the point that escalates this share of the rows, or the next one that escalates less."""
+        """Returns the position of the threshold that escalates this share of the rows, or the next smaller share."""
         position = int(np.searchsorted(-self.escalated, -escalated - 1e-12))
         return min(position, len(self.escalated) - 1)
 
 
 def curve(scores: Floats, edge_right: Bools, full_right: Bools, agrees: Bools) -> Curve:
-    """Walks all thresholds; rows of equal score are accepted together.
+    """Returns the results of all thresholds; rows of equal score are accepted together.
 
     Args:
         scores: (n,), a higher value means accept; NaN is never accepted.
-        edge_right: (n,) whether the edge's label is the true one.
-        full_right: (n,) whether the full model's is.
-        agrees: (n,) whether both say the same label.
+        edge_right: (n,) whether the edge model is right.
+        full_right: (n,) whether the full model is right.
+        agrees: (n,) whether both give the same label.
     """
     order = np.argsort(-scores, kind="stable")[: len(scores) - int(np.isnan(scores).sum())]  # NaN sorts last
     descending = scores[order]
@@ -97,11 +96,11 @@ def curve(scores: Floats, edge_right: Bools, full_right: Bools, agrees: Bools) -
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Rows whose probability lies from `low` on and below `high`.
+    """Rows whose probability is at least `low` and below `high`.
 
     Attributes:
         probability: their mean.
-        right: how many of them are.
+        right: share of right answers.
     """
 
     low: float
@@ -112,10 +111,10 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Whether a probability means what it says.
+    """How well probabilities match the share of right answers.
 
     Attributes:
-        bins: those that hold rows, ascending.
+        bins: those with rows, ascending.
         error: the expected calibration error: the gap between accuracy and mean probability, averaged over the rows.
     """
 
@@ -149,12 +148,12 @@ def reliability(probabilities: Floats, right: Bools, count: int = RELIABILITY_BI
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Histograms:
-    """How often which score occurs.
+    """Frequencies of the scores.
 
     Attributes:
         edges: (bins + 1,) of all bins.
-        agreeing: (bins,) rows in which edge and full model say the same.
-        disagreeing: (bins,) the others.
+        agreeing: (bins,) rows in which both models agree.
+        disagreeing: (bins,) the other rows.
     """
 
     edges: Floats
@@ -181,8 +180,8 @@ class Tiers:
         full: share of right answers of the full model alone.
         accuracy: of all answers as the bundle's policy routes them.
         escalated: by that policy, of all rows.
-        disagreement: of the answers that it keeps.
-        auroc: of the score, for "edge disagrees with full"; None where none disagrees, or all do.
+        disagreement: of the answers that it accepts.
+        auroc: of the score, for "edge disagrees with full"; None if no row disagrees, or all do.
         curve: the results of other thresholds.
         scores: of agreeing and disagreeing answers.
     """
@@ -201,13 +200,13 @@ class ReportData:
     """One edge variant.
 
     Attributes:
-        score: the score's name, as axes have it.
+        score: name of the score, for axes.
         threshold: from which answers are accepted, the lowest of any class.
         edge: share of right answers of the edge model alone.
         reliability: of the edge model's probabilities.
-        certificate: the variant's, where it is valid.
-        uncertified: why there is none, as part of a sentence; "" where there is one.
-        tiers: None where the bundle has no full model.
+        certificate: of the variant; None without a valid one.
+        uncertified: reason for a missing certificate, as part of a sentence, or "".
+        tiers: None if the bundle has no full model.
     """
 
     variant: str
@@ -223,7 +222,7 @@ class ReportData:
 
 
 def report_data(measured: Measured, edge: EdgeRun) -> ReportData:
-    """Counts what one variant gave."""
+    """Returns the numbers of one variant."""
     manifest, answers = measured.manifest, edge.answers
     right, rule = answers.labels == measured.truth, manifest.policy.score
     confidences = temper(answers.probabilities, rule.temperature).max(axis=1).astype(np.float64)

@@ -1,6 +1,6 @@
 """The description of a bundle before its files are read, made in code, from flags or from a TOML recipe.
 
-A recipe declares a bundle, for what flags would say clumsily:
+A recipe declares a bundle:
 
     name = "cats"
     version = 3
@@ -113,10 +113,10 @@ class BundleSpec:
 
 
 def check_spec(spec: BundleSpec) -> None:
-    """Checks the manifest's patterns and bounds, with clear error messages.
+    """Checks the manifest's patterns and bounds.
 
     Raises:
-        ConfigError: names what makes no sense.
+        ConfigError: a field is not valid.
     """
     if not spec.models:
         raise ConfigError("A bundle needs a model: name one with --edge, --full, or both.")
@@ -155,11 +155,11 @@ def _fits_fp32(step: Scale) -> bool:
 
 
 def read_labels(file: Path, skip: int = 0) -> tuple[str, ...]:
-    """A text file's lines, one label each.
+    """Returns the lines of a text file, one label each.
 
     Args:
-        file: UTF-8; lines at the end that are empty do not count.
-        skip: leading lines to leave out, e.g. 1 where a list of 1,001 starts with the background class.
+        file: UTF-8; empty lines at the end are ignored.
+        skip: number of leading lines to ignore, e.g. 1 for a background class.
 
     Raises:
         ConfigError: the file cannot be read, or a label is empty.
@@ -215,10 +215,10 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
 
     Args:
         file: TOML, see the module.
-        models: where the recipe's paths start; None means the recipe's own folder.
+        models: folder that the recipe's paths are relative to; None for the recipe's own.
 
     Raises:
-        ConfigError: names file, line and key of what makes no sense.
+        ConfigError: the recipe is not valid; names file, line and key.
     """
     if not file.exists():
         raise ConfigError(f"There is no recipe {file}; name another with --recipe.")
@@ -251,10 +251,10 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
 
 
 def parse_score(text: str, folder: Path = Path()) -> ScoreKind | Path:
-    """A score's kind, or the file of `graph:FILE.onnx`.
+    """Returns the kind of a score, or the file of `graph:FILE.onnx`.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: it is neither.
     """
     for kind in SCORES:
         if text == kind:

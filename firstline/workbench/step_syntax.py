@@ -50,25 +50,25 @@ _NUMBERS = {"fraction": float, "offset": int}
 
 
 def parse_preprocess(text: str, folder: Path = Path()) -> tuple[PlainPre, ...]:
-    """The steps that `text` spells.
+    """Parses the steps before a model.
 
     Args:
-        text: see the module; "" means none.
-        folder: where a graph's relative path starts.
+        text: see the module; "" for no steps.
+        folder: that a graph's path is relative to.
 
     Raises:
-        ConfigError: names the step and what it should be.
+        ConfigError: a step is not valid; names it and the right form.
     """
     return _parse(text, folder, _BEFORE, "before", PreStep)
 
 
 def parse_postprocess(text: str, folder: Path = Path()) -> tuple[PlainPost, ...]:
-    """As `parse_preprocess`, for the steps after the model."""
+    """Parses the steps after a model, as `parse_preprocess`."""
     return _parse(text, folder, _AFTER, "after", PostStep)
 
 
 def spell(steps: Sequence[PreStep | PostStep]) -> str:
-    """The text that parses to these steps; of a graph, its file in the bundle."""
+    """Returns the text that parses to these steps; a graph is named by its file in the bundle."""
     return ",".join(_spell_step(step) for step in steps)
 
 
