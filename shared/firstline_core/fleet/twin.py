@@ -136,7 +136,7 @@ class ProfilingState(StrEnum):
 
 
 class ProfileScope(Struct, frozen=True):
-    """What a device measures.
+    """The scope of a measurement on a device.
 
     Attributes:
         version: 0 for the current version when the device starts.

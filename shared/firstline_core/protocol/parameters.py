@@ -260,7 +260,7 @@ def convert_parameters(values: Mapping[str, object], kind: type[_T], what: str, 
     Args:
         values: by name; unknown names are ignored.
         kind: to return.
-        what: what a name stands for, as a sentence begins, e.g. "Parameter".
+        what: precedes a name in the message, e.g. "Parameter".
         refusal: the error to raise.
 
     Raises:

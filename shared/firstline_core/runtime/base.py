@@ -1,4 +1,4 @@
-"""What all runtimes share: their interface, the checks of their inputs, and where a batch runs."""
+"""The interface of all runtimes, the checks of their inputs, and the choice of the place where a batch runs."""
 
 from __future__ import annotations
 

@@ -19,7 +19,14 @@ from firstline_core.errors import ConfigError
 from firstline_core.protocol import enrolment
 from firstline_core.protocol.enrolment import EnrolAnswer, EnrolRequest, JoinToken
 
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 TOKEN = JoinToken(enrolment.format_secret(bytes(range(32))), hashlib.sha256(b"key").digest())
+
+
+def certificate(key: ec.EllipticCurvePrivateKey, days: int = 1) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
+    end = START + datetime.timedelta(days)
+    return x509.CertificateBuilder(name, name, key.public_key(), 5, START, end).sign(key, hashes.SHA256())
 
 
 def test_a_token_is_read_as_it_was_written() -> None:
@@ -46,17 +53,7 @@ def test_a_second_spelling_of_the_same_bytes_is_refused() -> None:
 
 def test_the_hash_is_of_the_public_key_alone() -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
-    start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-    found = set()
-    for days in (1, 2):
-        made = (
-            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-            .not_valid_before(start)
-            .not_valid_after(start + datetime.timedelta(days))
-            .sign(key, hashes.SHA256())
-        )
-        found.add(enrolment.public_key_hash(made.public_bytes(Encoding.PEM).decode()))
+    found = {enrolment.public_key_hash(certificate(key, days).public_bytes(Encoding.PEM).decode()) for days in (1, 2)}
     encoded = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     assert found == {hashlib.sha256(encoded).digest()}
     with pytest.raises(ValueError):
@@ -96,12 +93,7 @@ def test_messages_are_json() -> None:
     ],
 )
 def test_an_unknown_key_type_has_no_hash(was: bytes, becomes: bytes) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
-    begins = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    builder = builder.serial_number(5).not_valid_before(begins).not_valid_after(begins + datetime.timedelta(days=1))
-    made = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
+    made = certificate(ec.generate_private_key(ec.SECP256R1())).public_bytes(Encoding.DER)
     assert was in made
     changed = base64.encodebytes(made.replace(was, becomes)).decode()
     with pytest.raises(ValueError, match=r"."):

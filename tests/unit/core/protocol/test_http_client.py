@@ -299,19 +299,8 @@ async def test_an_answer_s_ornaments_are_bounded(connect: Connect, said: bytes, 
 
 
 async def test_an_answer_that_ends_with_its_connection_is_whole(connect: Connect) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"body")
-        writer.write(b"HTTP/1.0 200 OK\r\n\r\nhi")
-        writer.close()
-
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
-    client = connect(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
-    try:
+    async with serving(connect, lambda *_: b"HTTP/1.0 200 OK\r\n\r\nhi", ends_after=1) as (_, client):
         assert await post(client) == (200, b"hi")
-    finally:
-        await client.close()
-        listening.close()
-        await listening.wait_closed()
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b"])

@@ -46,11 +46,6 @@ def test_the_ends_of_a_range_fit(datatype: str) -> None:
     assert array.dtype == DATATYPES[datatype]
 
 
-@pytest.mark.parametrize("data", [[1, 2, 3, 4], [[1, 2], [3, 4]]])
-def test_flat_and_nested_are_the_same(data: list[Any]) -> None:
-    assert from_json("x", "INT8", (2, 2), data).tolist() == [[1, 2], [3, 4]]
-
-
 @pytest.mark.parametrize(
     "data",
     [[[1, 2], [3]], [[1, 2], 3], [[1, 2, 3, 4]], [[[1], [2]], [[3], [4]]], [[1, 2], [3, 4], [5, 6]], [1, 2, 3], {}],

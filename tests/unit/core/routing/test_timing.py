@@ -43,13 +43,6 @@ def test_the_usual_size_follows_the_traffic() -> None:
     assert found.quantile(3_000, 0.5) == pytest.approx(0.056, rel=0.5)
 
 
-def test_a_larger_payload_is_never_predicted_faster() -> None:
-    found = TimesBySize()
-    for count, (size_bytes, seconds) in enumerate([(1_000, 1.0), (1_000_000, 0.1)] * 20):
-        found.add(size_bytes, seconds, count)
-    assert (found.quantile(1_000, 0.95) or 0) <= (found.quantile(1_000_000, 0.95) or 0)
-
-
 def test_a_dozen_fast_answers_discard_older_ones() -> None:
     found = fed(1.0, 0.0, [30_000], times=200)
     for count in range(11):

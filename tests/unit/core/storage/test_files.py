@@ -17,6 +17,7 @@ from firstline_core.storage.files import (
     give_up,
     make_folder,
     read_checked,
+    read_limited,
     set_aside,
     with_checksum,
     write_whole,
@@ -36,6 +37,15 @@ def test_folders_are_private_all_the_way(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     for folder in (tmp_path / "a", tmp_path / "a" / "b"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_file_over_its_limit_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"12345")
+    assert read_limited(file, 5) == b"12345"
+    with pytest.raises(OSError, match="it has more than 4 bytes") as refused:
+        read_limited(file, 4)
+    assert refused.value.errno == errno.EFBIG
 
 
 def test_a_file_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
