@@ -1,12 +1,8 @@
-"""Builds the gateway from its settings, starts it, drains it and stops it."""
+"""Builds the gateway and its servers from the settings, starts the gateway, drains it and stops it."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import signal
-import socket
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +10,10 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import ConfigError
 from firstline_core.fleet.twin import LIMIT_BYTES
 from firstline_core.protocol.http import BodyBudget
-from firstline_core.protocol.http_server import ServerLimits, connections_within_descriptors
-from firstline_core.runtime.memory import keep_freed_memory
+from firstline_core.protocol.http_server import HttpServer, ServerLimits
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -27,8 +22,8 @@ from firstline_gateway.api import contracts, enrolment, jobs, models, monitoring
 from firstline_gateway.api.app import create_app
 from firstline_gateway.api.auth import Access
 from firstline_gateway.api.fleet import devices, profiles, registry, rollouts
+from firstline_gateway.api.infer import InferenceApp
 from firstline_gateway.api.overload import OVERLOADED, OverloadGuard
-from firstline_gateway.api.server import http_server, listen, open_grpc
 from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.broker.files import broker_folder
@@ -67,15 +62,12 @@ from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 
 if TYPE_CHECKING:
+    from firstline_core.protocol.grpc.server import GrpcServer
     from firstline_gateway.registry.registry import Registry
     from firstline_gateway.rollouts.full_models import FullModels
 
 # How long a batch whose clients have disconnected may run before the process stops.
 _CLOSE_S = 5.0
-# Time to write the last answers, after `api.drain_s` for their requests.
-_SERVER_STOP_S = 2
-# Requests create no reference cycles; the default thresholds would start a collection every ten requests.
-_GC_THRESHOLDS = (10_000, 20, 20)
 # The longest delay until a replica reads an alarm or a quota that another replica recorded.
 _REFRESH_INTERVAL_S = 5.0
 _CLEANUP_INTERVAL_S = 3600.0
@@ -88,7 +80,7 @@ log = logger(__name__)
 
 
 class Gateway:
-    """The components of one gateway, without the HTTP and gRPC servers.
+    """The components of one gateway.
 
     Args:
         settings: the result of `settings/load.py`.
@@ -340,6 +332,59 @@ class Gateway:
             self.metrics.count_error,
         )
 
+    def http_server(self, limits: ServerLimits) -> HttpServer:
+        """Returns the HTTP server, not started yet.
+
+        Args:
+            limits: of connections.
+        """
+        app = InferenceApp(
+            self.control_plane(),
+            self.plane,
+            self.jobs,
+            self.identity,
+            overload=self.overload,
+            bodies=self.bodies,
+            metrics=self.metrics,
+            clock=self.clock,
+        )
+        tls = self.identity.tls
+        return HttpServer(
+            app,
+            limits=limits,
+            clock=self.clock,
+            tls=tls.context if tls is not None else None,
+            peers=self.identity.gatekeeper.connections,
+        )
+
+    def grpc_server(self) -> GrpcServer | None:
+        """Returns the gRPC server if the settings enable it; it listens once it is started.
+
+        Raises:
+            ConfigError: its packages are not installed.
+            CapacityError: its address is in use.
+        """
+        if not self.settings.grpc.enabled:
+            return None
+        try:
+            from firstline_gateway.api.grpc import grpc_server
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"grpc.enabled is set, but the package '{error.name}' is not installed; install "
+                "firstline[gateway,grpc]."
+            ) from error
+        server = grpc_server(
+            self.settings,
+            self.plane,
+            self.identity,
+            overload=self.overload,
+            bodies=self.bodies,
+            metrics=self.metrics,
+            clock=self.clock,
+        )
+        log.info("listening for gRPC", port=server.port)
+        return server
+
     async def start(self) -> None:
         """Starts the background tasks and the MQTT clients, which retry until the broker is available."""
         await self._executor.start()
@@ -451,66 +496,6 @@ def open_gateway(settings: Settings) -> Gateway:
                 store=gateway.store.database.shown,
             )
     return gateway
-
-
-async def run_gateway(gateway: Gateway, bound: socket.socket, announce: Callable[[], None]) -> bool:
-    """Serves until SIGTERM or SIGINT, then answers the requests in flight for at most `api.drain_s`.
-
-    Requests that take longer are answered with `NotReadyError`.
-
-    Args:
-        gateway: started and closed here.
-        bound: from `api.server.bind`; closed here.
-        announce: called when the gateway accepts requests.
-
-    Returns:
-        False if a batch or the store is still busy: its thread would prevent the interpreter from exiting.
-
-    Raises:
-        CapacityError: an address is in use.
-    """
-    try:
-        listen(bound)
-        grpc = open_grpc(gateway)
-    except FirstlineError:
-        bound.close()
-        await gateway.close()
-        raise
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    limits = ServerLimits(idle_s=gateway.settings.api.keep_alive_s, pending=connections_within_descriptors())
-    server = http_server(gateway, limits)
-    ended = True
-    await gateway.start()
-    if grpc is not None:
-        await grpc.start()
-    await server.start([bound])
-    try:
-        gc.collect()
-        gc.freeze()  # startup objects live as long as the process; later collections skip them
-        gc.set_threshold(*_GC_THRESHOLDS)
-        keep_freed_memory()
-        announce()
-        await stop.wait()
-        log.info("draining")
-        # The server still listens: load balancers see that `ready` is false, and new requests get a reason.
-        if not await gateway.drain(gateway.settings.api.drain_s):
-            log.warning("gave up on requests in flight", after_s=gateway.settings.api.drain_s)
-            await gateway.abandon()
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-        if grpc is not None:
-            await grpc.stop(_SERVER_STOP_S)
-        await server.stop(_SERVER_STOP_S)
-        ended = await gateway.close()
-        if ended:
-            log.info("stopped")
-        else:
-            log.error("stopped while a batch runs, or the store does not respond")
-    return ended
 
 
 def runtime_options(settings: Settings) -> RuntimeOptions:

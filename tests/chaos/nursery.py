@@ -22,7 +22,7 @@ from support.waiting import until
 
 _IMPORTED = {
     "firstline_edge": ("firstline_edge.cli.run", "firstline_edge.cloud.mqtt_link", "firstline_core.runtime.onnx"),
-    "firstline_gateway": ("firstline_gateway.api.server", "firstline_gateway.app", "uvloop"),
+    "firstline_gateway": ("firstline_gateway.api.sockets", "firstline_gateway.app", "uvloop"),
 }
 _START_TIMEOUT_S = 60.0
 _LOOK_S = 0.005

@@ -21,8 +21,9 @@ from support.keys import bearer, create_key, revoke_key
 from support.waiting import until
 
 from firstline_core.errors import CapacityError, QueueFullError
-from firstline_gateway.api import server
-from firstline_gateway.app import Gateway, run_gateway
+from firstline_gateway.api import sockets
+from firstline_gateway.app import Gateway
+from firstline_gateway.commands.serve import run_gateway
 
 V2 = "/v2/models/digits/infer"
 SHORT = "/firstline/v1/models/digits/infer"
@@ -284,8 +285,8 @@ async def test_unexpected_errors_reveal_no_details(
 
 async def test_sigterm_finishes_requests_in_flight(gated: tuple[Gateway, GatedExecutor]) -> None:
     gateway, executor = gated
-    bound = server.bind("127.0.0.1", 0)
-    url = server.url_of(bound)
+    bound = sockets.bind("127.0.0.1", 0)
+    url = sockets.url_of(bound)
     up = asyncio.Event()
     served = asyncio.create_task(run_gateway(gateway, bound, up.set))
     await up.wait()
@@ -307,9 +308,9 @@ async def test_sigterm_finishes_requests_in_flight(gated: tuple[Gateway, GatedEx
 
 async def test_second_listener_on_an_address_fails(gated: tuple[Gateway, GatedExecutor]) -> None:
     gateway, executor = gated
-    first = server.bind("127.0.0.1", 0)
+    first = sockets.bind("127.0.0.1", 0)
     port = first.getsockname()[1]
-    second = server.bind("127.0.0.1", port)
+    second = sockets.bind("127.0.0.1", port)
     with first, second:
         first.listen()
         with pytest.raises(CapacityError, match=f"Cannot listen on 127.0.0.1 port {port}: Address already in use"):
@@ -319,11 +320,11 @@ async def test_second_listener_on_an_address_fails(gated: tuple[Gateway, GatedEx
 
 async def test_drain_timeout_refuses_requests_in_flight(tmp_path: Path) -> None:
     gateway, executor = gated_gateway(tmp_path, api__drain_s=0.05)
-    bound = server.bind("127.0.0.1", 0)
+    bound = sockets.bind("127.0.0.1", 0)
     up = asyncio.Event()
     served = asyncio.create_task(run_gateway(gateway, bound, up.set))
     await up.wait()
-    async with httpx.AsyncClient(base_url=server.url_of(bound)) as client:
+    async with httpx.AsyncClient(base_url=sockets.url_of(bound)) as client:
         asked = [asyncio.create_task(client.post(V2, content=_json_pixels())) for _ in range(3)]
         await until(lambda: executor.held == 1 and _depth(gateway) == 2)
         # Another is still being sent when the server ends its connections.

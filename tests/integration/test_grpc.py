@@ -25,7 +25,6 @@ from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.http import BodyBudget
 from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of
-from firstline_gateway.api import server
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Settings
@@ -34,7 +33,7 @@ from firstline_gateway.settings.settings import Settings
 @asynccontextmanager
 async def listening(gateway: Gateway) -> AsyncIterator[int]:
     """Starts a gateway with gRPC alone; yields the port."""
-    found = server.open_grpc(gateway)
+    found = gateway.grpc_server()
     assert found is not None
     await gateway.start()
     await found.start()
@@ -217,7 +216,7 @@ def shown_by(device: Device | None, believed_pem: str) -> grpc.ChannelCredential
 
 async def test_tls_with_keys(tmp_path: Path) -> None:
     async with tls_site(tmp_path, grpc__enabled=True, grpc__port=0) as at:
-        found = server.open_grpc(at.gateway)
+        found = at.gateway.grpc_server()
         await found.start()
         key = create_key(at.gateway.settings.store, "shop", "application")
         async with calling(found.port, credentials=shown_by(None, at.authority.pem), key=key) as call:
@@ -230,7 +229,7 @@ async def test_tls_with_keys(tmp_path: Path) -> None:
 async def test_tls_with_certificates_of_devices(tmp_path: Path) -> None:
     extra = {"grpc__enabled": True, "grpc__port": 0, "grpc__client_certificates": True}
     async with tls_site(tmp_path, **extra) as at:
-        found = server.open_grpc(at.gateway)
+        found = at.gateway.grpc_server()
         await found.start()
         device = await at.enrolled("press-7")
         async with calling(found.port, credentials=shown_by(device, at.authority.pem)) as call:
@@ -252,12 +251,12 @@ async def test_used_port_and_missing_packages_are_errors(tmp_path: Path) -> None
     async with listening(gateway) as port:
         with patch.object(gateway, "settings", settings_of(tmp_path, grpc__port=port)):
             with pytest.raises(CapacityError, match=f"Cannot listen for gRPC on 127.0.0.1:{port}"):
-                server.open_grpc(gateway)
+                gateway.grpc_server()
             with (
                 patch.dict("sys.modules", {"firstline_gateway.api.grpc": None}),
                 pytest.raises(ConfigError, match=r"install firstline\[gateway,grpc\]"),
             ):
-                server.open_grpc(gateway)
+                gateway.grpc_server()
     with pytest.raises(ConfigError, match=r"grpc\.client_certificates is set without TLS"):
         load(None, overrides={"grpc.client_certificates": True})
 

@@ -15,7 +15,7 @@ from support.raw_http import connection, exchange, head, read
 
 from bench.support.line import Line, Tier, line
 from firstline_core.protocol.http_server import ServerLimits, connections_within_descriptors
-from firstline_gateway.api.server import raise_descriptor_limit
+from firstline_gateway.api.sockets import raise_descriptor_limit
 
 V2 = "/v2/models/digits/infer"
 LIVE = "/v2/health/live"

@@ -117,7 +117,6 @@ async def test_reloads_lose_no_request(tier: tuple[Asking, Path]) -> None:
 
 
 async def test_gateway_repository_over_grpc_needs_an_operator(tmp_path: Path) -> None:
-    from firstline_gateway.api import server
 
     put(tmp_path / "models" / "small")
     gateway = small_gateway(tmp_path, auth__mode="tokens", grpc__enabled=True, grpc__port=0)
@@ -126,7 +125,7 @@ async def test_gateway_repository_over_grpc_needs_an_operator(tmp_path: Path) ->
         create_key(settings.store, "keeper", "operator"),
         create_key(settings.store, "shop", "application"),
     )
-    found = server.open_grpc(gateway)
+    found = gateway.grpc_server()
     assert found is not None
     await gateway.start()
     await found.start()

@@ -14,7 +14,6 @@ from support.small_models import small_gateway
 from firstline_core.protocol.http import BodyBudget
 from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of
-from firstline_gateway.api import server
 
 
 @asynccontextmanager
@@ -28,7 +27,7 @@ async def either_tier(name: str, folder: Path) -> AsyncIterator[tuple[str, int]]
     async with AsyncExitStack() as opened:
         if name == "gateway":
             gateway = small_gateway(folder, grpc__enabled=True, grpc__port=0)
-            rpc = server.open_grpc(gateway)
+            rpc = gateway.grpc_server()
             url, port = await opened.enter_async_context(serving(gateway)), rpc.port
             await rpc.start()
             opened.push_async_callback(rpc.stop, 1)

@@ -25,7 +25,7 @@ from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Array, InferRequest, ModelKey, Tensor
-from firstline_gateway.api import server
+from firstline_gateway.api import sockets
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.executors.base import Executor, Outcome, Probabilities
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single
@@ -175,12 +175,12 @@ async def serving_gateway(
 @asynccontextmanager
 async def serving(gateway: Gateway, port: int = 0, limits: ServerLimits | None = None) -> AsyncIterator[str]:
     """Serves on a loopback port, 0 for a free one, as the process does, and yields the URL."""
-    bound = server.bind("127.0.0.1", port)
-    running = server.http_server(gateway, limits or ServerLimits(idle_s=5))
+    bound = sockets.bind("127.0.0.1", port)
+    running = gateway.http_server(limits or ServerLimits(idle_s=5))
     await gateway.start()
     await running.start([bound])
     try:
-        yield server.url_of(bound, tls=gateway.identity.tls is not None)
+        yield sockets.url_of(bound, tls=gateway.identity.tls is not None)
     finally:
         await running.stop(2)
         await gateway.close()

@@ -7,45 +7,67 @@ from functools import lru_cache, partial
 
 import grpc
 
+from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol.grpc.server import GrpcServer, address_of
 from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, CallHooks, Context, InferenceService
+from firstline_core.protocol.http import BodyBudget
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import caller_of, check_scope
-from firstline_gateway.api.gateway import Gateway
-from firstline_gateway.api.overload import OVERLOADED, client_mark
+from firstline_gateway.api.overload import OVERLOADED, OverloadGuard, client_mark
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.tls import ServerFiles, ServerTls
+from firstline_gateway.serving.data_plane import GatewayDataPlane
+from firstline_gateway.settings.settings import Settings
 from firstline_gateway.telemetry.journal import record
 
 _SCOPES = {INFER: "infer", OPERATE: "fleet"}
 
 
-def grpc_server(gateway: Gateway) -> GrpcServer:
+def grpc_server(
+    settings: Settings,
+    plane: GatewayDataPlane,
+    identity: Identity,
+    *,
+    overload: OverloadGuard,
+    bodies: BodyBudget,
+    metrics: RequestMetrics,
+    clock: Clock,
+) -> GrpcServer:
     """Returns the gateway's gRPC server, which listens once it is started.
+
+    Args:
+        settings: the address and the limits.
+        plane: answers requests.
+        identity: authenticates callers.
+        overload: refuses requests that are not read.
+        bodies: limits the bytes of requests in memory.
+        metrics: counts the outcomes.
+        clock: measures durations.
 
     Raises:
         CapacityError: the address is in use, or does not belong to this machine.
     """
 
     def note(model: str, principal: str, seconds: float, error: FirstlineError | None) -> None:
-        record(gateway.metrics, transport="grpc", model=model, principal=principal, seconds=seconds, error=error)
+        record(metrics, transport="grpc", model=model, principal=principal, seconds=seconds, error=error)
 
-    proxy_header = gateway.identity.proxy_header
+    proxy_header = identity.proxy_header
 
     def unread(context: Context) -> FirstlineError | None:
         loop = asyncio.get_running_loop()
-        gateway.overload.watch(loop)
-        return OVERLOADED if gateway.overload.refuses(_mark(context, proxy_header), loop.time()) else None
+        overload.watch(loop)
+        return OVERLOADED if overload.refuses(_mark(context, proxy_header), loop.time()) else None
 
     def no_room(context: Context) -> None:
-        gateway.overload.queue_full(_mark(context, proxy_header), asyncio.get_running_loop().time())
+        overload.queue_full(_mark(context, proxy_header), asyncio.get_running_loop().time())
 
-    settings, tls = gateway.settings, gateway.identity.tls
-    door = CallHooks(partial(_authorize, gateway.identity), gateway.bodies.share, note, unread, no_room)
+    tls = identity.tls
+    door = CallHooks(partial(_authorize, identity), bodies.share, note, unread, no_room)
     host = settings.api.host.strip("[]")
     return GrpcServer(
-        InferenceService(gateway.plane, door, clock=gateway.clock),
+        InferenceService(plane, door, clock=clock),
         f"[{host}]:{settings.grpc.port}" if ":" in host else f"{host}:{settings.grpc.port}",
         body_limit_bytes=settings.limits.body_bytes,
         calls_limit=settings.grpc.calls_limit,

@@ -13,16 +13,20 @@ from typing import NamedTuple
 from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError
 from firstline_core.protocol import file_inference
 from firstline_core.protocol.asgi import ClientDisconnectedError, Request, send_reply
-from firstline_core.protocol.http import Reply, error_reply, json_reply, read_infer_request, response_reply
+from firstline_core.protocol.http import BodyBudget, Reply, error_reply, json_reply, read_infer_request, response_reply
 from firstline_core.telemetry import logs
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import Caller, caller_of, certificate_of, check_scope
 from firstline_gateway.api.errors import shutting_down, unforeseen
-from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.api.jobs import is_asynchronous, submit
-from firstline_gateway.api.overload import OVERLOADED, client_mark
+from firstline_gateway.api.overload import OVERLOADED, OverloadGuard, client_mark
+from firstline_gateway.identity.identity import Identity
+from firstline_gateway.jobs.jobs import Jobs
+from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.telemetry.journal import record
 
 _CLIENT_CLOSED_REQUEST = 499  # never read; nginx's status for the same
@@ -47,47 +51,143 @@ class _Call(NamedTuple):
     body: bytes
 
 
-Endpoint = Callable[[Gateway, _Call], Awaitable[Reply]]
-
-
 class InferenceApp:
     """Answers requests for inference, and hands all others to the control plane.
 
     Args:
         control_plane: the framework's application.
-        gateway: answers.
+        plane: answers requests.
+        jobs: takes those whose caller does not wait.
+        identity: authenticates callers.
+        overload: refuses requests that are not read.
+        bodies: limits the bytes of bodies in memory.
+        metrics: counts the outcomes.
+        clock: measures durations.
     """
 
-    def __init__(self, control_plane: ASGIApp, gateway: Gateway) -> None:
+    def __init__(
+        self,
+        control_plane: ASGIApp,
+        plane: GatewayDataPlane,
+        jobs: Jobs,
+        identity: Identity,
+        *,
+        overload: OverloadGuard,
+        bodies: BodyBudget,
+        metrics: RequestMetrics,
+        clock: Clock,
+    ) -> None:
         self._control_plane = control_plane
-        self._gateway = gateway
+        self._plane = plane
+        self._jobs = jobs
+        self._identity = identity
+        self._overload = overload
+        self._bodies = bodies
+        self._metrics = metrics
+        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         address = address_of(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if address is None:
             await self._control_plane(scope, receive, send)
             return
-        gateway, request = self._gateway, Request(scope, receive)
+        request = Request(scope, receive)
         peer = request.info.peer
-        mark = client_mark(peer.serial if peer is not None else "", request.headers, gateway.identity.proxy_header)
+        mark = client_mark(peer.serial if peer is not None else "", request.headers, self._identity.proxy_header)
         loop = asyncio.get_running_loop()
-        gateway.overload.watch(loop)
-        if gateway.overload.refuses(mark, loop.time()):
+        self._overload.watch(loop)
+        if self._overload.refuses(mark, loop.time()):
             await send_reply(_OVERLOADED_REPLY, send)
             return
         try:
             request.info.cancel_on_disconnect()
-            reply = await _answer(gateway, request, address, mark)
+            reply = await self._answer(request, address, mark)
         except asyncio.CancelledError:
             reply = shutting_down()
         except Exception as error:  # noqa: BLE001 (the outermost loop of a request)
-            reply = unforeseen(error, request.path, gateway.metrics.count_error)
+            reply = unforeseen(error, request.path, self._metrics.count_error)
         try:
             await send_reply(reply, send)
         except asyncio.CancelledError:
             if not request.info.disconnected:
                 raise
             # The client left while its answer was sent.
+
+    async def _answer(self, request: Request, address: Address, mark: int) -> Reply:
+        """Answers one request, whatever comes of it, and records the outcome."""
+        started_s = self._clock.monotonic_s()
+        error: FirstlineError | None = None
+        principal = ""
+        if request.trace is not None:
+            logs.FACTS.set(request.trace.facts)  # until there is an inference request, which says more
+        try:
+            # Before the body is read: unauthenticated clients must not make the gateway hold megabytes.
+            certificate = await certificate_of(self._identity, request.scope)
+            caller = await caller_of(self._identity, certificate, request.headers.get("authorization", ""))
+            check_scope(caller, "infer")
+            principal = caller.principal
+            with self._bodies.share(principal) as take:
+                body = await request.body(self._plane.limits, take)
+                reply = await address.endpoint(self, _Call(request, address, caller, body))
+        except (ClientDisconnectedError, asyncio.CancelledError) as ended:
+            if isinstance(ended, asyncio.CancelledError) and not request.info.disconnected:
+                raise  # the server stops
+            error = LinkDownError("The client closed the connection before it was answered.")
+            reply = Reply(_CLIENT_CLOSED_REQUEST, {}, b"")
+        except FirstlineError as refused:
+            error = refused
+            reply = error_reply(refused)
+            if isinstance(refused, QueueFullError):
+                self._overload.queue_full(mark, asyncio.get_running_loop().time())
+        if self._plane.draining or (error is not None and not self._plane.ready()):
+            reply.headers["Connection"] = "close"  # so that the client's next request goes to another replica
+        record(
+            self._metrics,
+            transport="http",
+            model=address.model,
+            principal=principal,
+            seconds=self._clock.monotonic_s() - started_s,
+            error=error,
+        )
+        return reply
+
+    async def v2(self, call: _Call) -> Reply:
+        """`POST /v2/models/{model}[/versions/{version}]/infer`."""
+        request = await read_infer_request(
+            call.address.model,
+            call.address.version,
+            call.request.headers,
+            call.body,
+            arrived_s=call.request.info.arrived_s,
+            principal=call.caller.principal,
+            trust_request_id=call.caller.trust_request_id,
+            limits=self._plane.limits,
+            trace=call.request.trace,
+        )
+        if _is_job(call):
+            return await submit(self._plane, self._jobs, request)
+        return response_reply(self._plane, request, await self._plane.infer(request))
+
+    async def file(self, call: _Call) -> Reply:
+        """`POST /firstline/v1/models/{model}/infer`."""
+        metadata = self._plane.metadata(call.address.model, "")
+        request = await file_inference.read_request(
+            call.address.model,
+            metadata,
+            call.request.headers,
+            call.request.query,
+            call.body,
+            principal=call.caller.principal,
+            limits=self._plane.limits,
+            arrived_s=call.request.info.arrived_s,
+            trace=call.request.trace,
+        )
+        if _is_job(call):
+            return await submit(self._plane, self._jobs, request)
+        return json_reply(file_inference.answer_json(await self._plane.infer(request), metadata.labels))
+
+
+Endpoint = Callable[[InferenceApp, _Call], Awaitable[Reply]]
 
 
 def infer_routes() -> list[Route]:
@@ -100,90 +200,14 @@ async def _never(_scope: Scope, _receive: Receive, _send: Send) -> None:
     raise AssertionError("InferenceApp did not answer an inference request.")
 
 
-async def _answer(gateway: Gateway, request: Request, address: Address, mark: int) -> Reply:
-    """Answers one request, whatever comes of it, and records the outcome."""
-    started_s = gateway.clock.monotonic_s()
-    error: FirstlineError | None = None
-    principal = ""
-    if request.trace is not None:
-        logs.FACTS.set(request.trace.facts)  # until there is an inference request, which says more
-    try:
-        # Before the body is read: unauthenticated clients must not make the gateway hold megabytes.
-        certificate = await certificate_of(gateway.identity, request.scope)
-        caller = await caller_of(gateway.identity, certificate, request.headers.get("authorization", ""))
-        check_scope(caller, "infer")
-        principal = caller.principal
-        with gateway.bodies.share(principal) as take:
-            body = await request.body(gateway.plane.limits, take)
-            reply = await address.endpoint(gateway, _Call(request, address, caller, body))
-    except (ClientDisconnectedError, asyncio.CancelledError) as ended:
-        if isinstance(ended, asyncio.CancelledError) and not request.info.disconnected:
-            raise  # the server stops
-        error = LinkDownError("The client closed the connection before it was answered.")
-        reply = Reply(_CLIENT_CLOSED_REQUEST, {}, b"")
-    except FirstlineError as refused:
-        error = refused
-        reply = error_reply(refused)
-        if isinstance(refused, QueueFullError):
-            gateway.overload.queue_full(mark, asyncio.get_running_loop().time())
-    if gateway.plane.draining or (error is not None and not gateway.plane.ready()):
-        reply.headers["Connection"] = "close"  # so that the client's next request goes to another replica
-    record(
-        gateway.metrics,
-        transport="http",
-        model=address.model,
-        principal=principal,
-        seconds=gateway.clock.monotonic_s() - started_s,
-        error=error,
-    )
-    return reply
-
-
-async def _v2(gateway: Gateway, call: _Call) -> Reply:
-    """`POST /v2/models/{model}[/versions/{version}]/infer`."""
-    request = await read_infer_request(
-        call.address.model,
-        call.address.version,
-        call.request.headers,
-        call.body,
-        arrived_s=call.request.info.arrived_s,
-        principal=call.caller.principal,
-        trust_request_id=call.caller.trust_request_id,
-        limits=gateway.plane.limits,
-        trace=call.request.trace,
-    )
-    if _is_job(call):
-        return await submit(gateway.plane, gateway.jobs, request)
-    return response_reply(gateway.plane, request, await gateway.plane.infer(request))
-
-
-async def _file(gateway: Gateway, call: _Call) -> Reply:
-    """`POST /firstline/v1/models/{model}/infer`."""
-    metadata = gateway.plane.metadata(call.address.model, "")
-    request = await file_inference.read_request(
-        call.address.model,
-        metadata,
-        call.request.headers,
-        call.request.query,
-        call.body,
-        principal=call.caller.principal,
-        limits=gateway.plane.limits,
-        arrived_s=call.request.info.arrived_s,
-        trace=call.request.trace,
-    )
-    if _is_job(call):
-        return await submit(gateway.plane, gateway.jobs, request)
-    return json_reply(file_inference.answer_json(await gateway.plane.infer(request), metadata.labels))
-
-
 def _is_job(call: _Call) -> bool:
     return "prefer" in call.request.headers and is_asynchronous(call.request.headers)
 
 
 _ENDPOINTS: dict[str, Endpoint] = {
-    "/v2/models/{model}/infer": _v2,
-    "/v2/models/{model}/versions/{version}/infer": _v2,
-    "/firstline/v1/models/{model}/infer": _file,
+    "/v2/models/{model}/infer": InferenceApp.v2,
+    "/v2/models/{model}/versions/{version}/infer": InferenceApp.v2,
+    "/firstline/v1/models/{model}/infer": InferenceApp.file,
 }
 _PATTERNS = [(compile_path(path)[0], endpoint) for path, endpoint in _ENDPOINTS.items()]
 

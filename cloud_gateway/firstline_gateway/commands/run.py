@@ -27,16 +27,17 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         import uvloop
 
-        from firstline_gateway.api import server
-        from firstline_gateway.app import open_gateway, run_gateway
+        from firstline_gateway.api import sockets
+        from firstline_gateway.app import open_gateway
+        from firstline_gateway.commands.serve import run_gateway
     finally:
         gc.freeze()
         gc.enable()
     settings = settings_of(arguments, api__host=arguments.host, api__port=arguments.port)
     logs.configure(settings.log.level, settings.log.format)
-    bound = server.bind(settings.api.host, settings.api.port)
-    url = server.url_of(bound, tls=settings.tls.enabled)
-    server.raise_descriptor_limit()
+    bound = sockets.bind(settings.api.host, settings.api.port)
+    url = sockets.url_of(bound, tls=settings.tls.enabled)
+    sockets.raise_descriptor_limit()
     gateway = open_gateway(settings)
     ended = uvloop.run(
         run_gateway(

@@ -38,7 +38,17 @@ async def test_a_client_that_leaves_during_its_answer_ends_quietly(has_left: boo
     async def control_plane(*_: object) -> None:
         raise NotImplementedError
 
-    answering = asyncio.create_task(InferenceApp(control_plane, gateway)(scope, receive, send))
+    app = InferenceApp(
+        control_plane,
+        gateway.plane,
+        gateway.jobs,
+        gateway.identity,
+        overload=gateway.overload,
+        bodies=gateway.bodies,
+        metrics=gateway.metrics,
+        clock=gateway.clock,
+    )
+    answering = asyncio.create_task(app(scope, receive, send))
     await asyncio.wait([answering])
     assert answering.cancelled() is not has_left
     await gateway.close()

@@ -1,24 +1,14 @@
-"""The sockets and servers of the API: TCP, HTTP and gRPC."""
+"""The sockets of the API."""
 
 from __future__ import annotations
 
 import resource
 import socket
-from typing import TYPE_CHECKING
 
-from firstline_core.errors import CapacityError, ConfigError
-from firstline_core.protocol.http_server import HttpServer, ServerLimits
-from firstline_core.telemetry.logs import logger
-from firstline_gateway.api.gateway import Gateway
-from firstline_gateway.api.infer import InferenceApp
-
-if TYPE_CHECKING:
-    from firstline_core.protocol.grpc.server import GrpcServer
+from firstline_core.errors import CapacityError
 
 _BACKLOG = 2048
 _DESCRIPTORS_WANTED = 65_536
-
-log = logger(__name__)
 
 
 def raise_descriptor_limit() -> None:
@@ -69,39 +59,3 @@ def listen(bound: socket.socket) -> None:
     except OSError as error:
         host, port = bound.getsockname()[:2]
         raise _unavailable(host, port, error) from error
-
-
-def open_grpc(gateway: Gateway) -> GrpcServer | None:
-    """Returns the gRPC server if the settings enable it; it listens once it is started.
-
-    Raises:
-        ConfigError: its packages are not installed.
-        CapacityError: its address is in use.
-    """
-    if not gateway.settings.grpc.enabled:
-        return None
-    try:
-        from firstline_gateway.api.grpc import grpc_server
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"grpc.enabled is set, but the package '{error.name}' is not installed; install firstline[gateway,grpc]."
-        ) from error
-    server = grpc_server(gateway)
-    log.info("listening for gRPC", port=server.port)
-    return server
-
-
-def http_server(gateway: Gateway, limits: ServerLimits) -> HttpServer:
-    """Returns the gateway's HTTP server, not started yet.
-
-    Args:
-        gateway: answers.
-        limits: of connections.
-    """
-    return HttpServer(
-        InferenceApp(gateway.control_plane(), gateway),
-        limits=limits,
-        clock=gateway.clock,
-        tls=gateway.identity.tls.context if gateway.identity.tls is not None else None,
-        peers=gateway.identity.gatekeeper.connections,
-    )

@@ -1,0 +1,83 @@
+"""Serves a gateway until the process is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import socket
+from collections.abc import Callable
+
+from firstline_core.errors import FirstlineError
+from firstline_core.protocol.http_server import ServerLimits, connections_within_descriptors
+from firstline_core.runtime.memory import keep_freed_memory
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.api.sockets import listen
+from firstline_gateway.app import Gateway
+
+# Time to write the last answers, after `api.drain_s` for their requests.
+_SERVER_STOP_S = 2
+# Requests create no reference cycles; the default thresholds would start a collection every ten requests.
+_GC_THRESHOLDS = (10_000, 20, 20)
+
+log = logger(__name__)
+
+
+async def run_gateway(gateway: Gateway, bound: socket.socket, announce: Callable[[], None]) -> bool:
+    """Serves until SIGTERM or SIGINT, then answers the requests in flight for at most `api.drain_s`.
+
+    Requests that take longer are answered with `NotReadyError`.
+
+    Args:
+        gateway: started and closed here.
+        bound: from `api.sockets.bind`; closed here.
+        announce: called when the gateway accepts requests.
+
+    Returns:
+        False if a batch or the store is still busy: its thread would prevent the interpreter from exiting.
+
+    Raises:
+        CapacityError: an address is in use.
+    """
+    try:
+        listen(bound)
+        grpc = gateway.grpc_server()
+    except FirstlineError:
+        bound.close()
+        await gateway.close()
+        raise
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    limits = ServerLimits(idle_s=gateway.settings.api.keep_alive_s, pending=connections_within_descriptors())
+    server = gateway.http_server(limits)
+    ended = True
+    await gateway.start()
+    if grpc is not None:
+        await grpc.start()
+    await server.start([bound])
+    try:
+        gc.collect()
+        gc.freeze()  # startup objects live as long as the process; later collections skip them
+        gc.set_threshold(*_GC_THRESHOLDS)
+        keep_freed_memory()
+        announce()
+        await stop.wait()
+        log.info("draining")
+        # The server still listens: load balancers see that `ready` is false, and new requests get a reason.
+        if not await gateway.drain(gateway.settings.api.drain_s):
+            log.warning("gave up on requests in flight", after_s=gateway.settings.api.drain_s)
+            await gateway.abandon()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        if grpc is not None:
+            await grpc.stop(_SERVER_STOP_S)
+        await server.stop(_SERVER_STOP_S)
+        ended = await gateway.close()
+        if ended:
+            log.info("stopped")
+        else:
+            log.error("stopped while a batch runs, or the store does not respond")
+    return ended
