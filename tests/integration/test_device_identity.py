@@ -61,33 +61,6 @@ async def test_a_device_enrols_with_nothing_but_its_token(at: TlsSite) -> None:
     assert listed["certificate_expires_s"] == pytest.approx(time.time() + 90 * DAY_S, abs=60)
 
 
-async def test_without_certificate_and_key_only_health_is_open(at: TlsSite) -> None:
-    async with at.device().client() as client:
-        assert (await client.get("/v2/health/ready")).status_code == 200
-        assert "needs an API key, or a device's certificate" in await refusal(client)
-        for method, path in (("POST", DEVICES_PATH), ("GET", DEVICES_PATH), ("POST", RENEW_PATH), ("GET", "/metrics")):
-            assert (await client.request(method, path)).status_code == 401
-
-
-async def test_a_device_may_infer_and_renew_and_nothing_else(at: TlsSite) -> None:
-    device = await at.enrolled()
-    async with device.client() as client:
-        for method, path in (
-            ("GET", "/metrics"),
-            ("GET", "/firstline/v1/contracts"),
-            ("DELETE", "/firstline/v1/contracts/digits/versions/1"),
-            ("POST", DEVICES_PATH),
-            ("GET", DEVICES_PATH),
-            ("POST", f"{DEVICES_PATH}/press-7/revoke"),
-        ):
-            reply = await client.request(method, path)
-            assert (reply.status_code, reply.json()["code"]) == (403, "forbidden"), path
-            assert "device:press-7 may not" in reply.json()["error"]
-    assert (await device.renew()).status_code == 200
-    async with device.client() as client:
-        assert (await client.get("/v2")).status_code == 200
-
-
 async def test_token_enrols_one_key_and_repeats_its_certificate(at: TlsSite) -> None:
     (token,) = await invite(at.operator, "press-7")
     device, thief = at.device(), at.device("thief")

@@ -52,26 +52,6 @@ async def alone(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def test_health_and_metadata(alone: httpx.AsyncClient) -> None:
-    assert (await alone.get("/v2/health/live")).json() == {"live": True}
-    assert (await alone.get("/v2/health/ready")).json() == {"ready": True}
-    assert (await alone.get("/v2")).json()["name"] == "firstline-edge"
-    for path in ("/v2/models/digits", "/v2/models/digits/versions/1"):
-        described = (await alone.get(path)).json()
-        assert (described["name"], described["inputs"][0]["datatype"]) == ("digits", "BYTES")
-        assert (await alone.get(f"{path}/ready")).json() == {"name": "digits", "ready": True}
-    for path in ("/v2/models/other", "/v2/models/digits/versions/7/ready"):
-        reply = await alone.get(path)
-        assert (reply.status_code, reply.json()["code"]) == (404, "unknown_model")
-
-
-async def test_errors_are_sentences(alone: httpx.AsyncClient) -> None:
-    for method, path, status in (("GET", "/nowhere", 404), ("GET", V2, 405), ("POST", "/v2/models/other/infer", 400)):
-        reply = await alone.request(method, path, content=b"")
-        assert reply.status_code == status
-        assert reply.json()["error"].endswith(".") and reply.json()["code"]
-
-
 async def test_json_and_binary_answers_are_equal(
     alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]
 ) -> None:
@@ -94,18 +74,6 @@ async def test_file_inference_takes_query_parameters(
     assert (reply["tier"], reply["reason"]) == ("edge", "requested")
     refused = await alone.post(SHORT, params={"privcy": "local_only"}, content=unsure)
     assert refused.status_code == 400
-
-
-async def test_body_over_the_limit_is_refused(tmp_path: Path) -> None:
-    async def in_pieces() -> AsyncIterator[bytes]:
-        for _ in range(50):
-            yield b"\0" * 65536
-
-    settings = edge_settings(tmp_path / "state", api__body_limit_bytes=1000)
-    async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
-        for body in (b"\0" * 2000, in_pieces()):
-            reply = await http.post(SHORT, content=body)
-            assert (reply.status_code, reply.json()["code"]) == (413, "payload_too_large")
 
 
 async def test_only_loopback_hosts_are_served(alone: httpx.AsyncClient) -> None:

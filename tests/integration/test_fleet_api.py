@@ -147,19 +147,6 @@ async def test_decommissioning_deletes_profiles_and_requests(
     assert (await operator.get(requests_path("cam"))).json()["requests"] == []
 
 
-async def test_a_device_has_access_only_to_its_own_documents(
-    cam: httpx.AsyncClient, operator: httpx.AsyncClient
-) -> None:
-    for path in ("/fleet/v1/devices", "/fleet/v1/devices/cam", "/fleet/v1/brake"):
-        assert (await cam.get(path)).status_code == 403
-    for path in ("/fleet/v1/twin",):
-        refused = await operator.get(path)
-        assert refused.status_code == 403 and "Only devices" in refused.json()["detail"]
-    async with httpx.AsyncClient(base_url=str(cam.base_url)) as stranger:
-        assert (await stranger.get("/fleet/v1/twin")).status_code == 401
-        assert (await stranger.get("/fleet/v1/devices")).status_code == 401
-
-
 @pytest.mark.parametrize(
     ("method", "path", "content", "status"),
     [

@@ -14,12 +14,11 @@ import pytest_asyncio
 from msgspec.structs import replace
 from support.agent import serving_agent
 from support.images import noise
-from support.registry_site import RegistrySite, registry_site
+from support.registry_site import RegistrySite, connected_to_fleet, registry_site
 from support.waiting import until
 
 from firstline.release.publishing import PushedConfiguration, push_configuration
-from firstline_core.fleet.twin import DesiredConfiguration, Update
-from firstline_core.fleet.update import ENDED
+from firstline_core.fleet.twin import DesiredConfiguration
 from firstline_edge.__main__ import main
 from firstline_edge.api.status import birth_message
 from firstline_edge.app import EdgeAgent
@@ -63,27 +62,6 @@ async def told_of(site: RegistrySite) -> Any:
     return (await site.gateway.fleet.device("device-1")).reported
 
 
-async def ended(site: RegistrySite, rollout: str) -> Update:
-    """How the device says that its update ended."""
-    found: list[Update] = []
-
-    async def told() -> bool:
-        reported = await told_of(site)
-        found[:] = [each for each in (reported.updates if reported is not None else ()) if each.rollout == rollout]
-        return bool(found) and found[0].state in ENDED
-
-    await until(told, 60)
-    return found[0]
-
-
-async def heard(agent: EdgeAgent) -> None:
-    await until(lambda: agent.operations.status()["fleet"]["revision"] is not None, 60)
-
-
-async def desired(site: RegistrySite, wanted: DesiredConfiguration) -> None:
-    await site.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, configuration=wanted))
-
-
 async def command(file: Path, *arguments: str) -> int:
     """`edge-agent ARGUMENTS`, in a thread, as the agent answers on this one."""
 
@@ -125,7 +103,7 @@ async def test_a_rollout_configures_a_running_agent_and_rolls_back(
         return {each.answer.tier for each in found if each.answer is not None}
 
     async with EdgeAgent(settings) as agent:
-        await heard(agent)
+        await connected_to_fleet(agent)
         assert agent.operations.status()["budgets"] == []
         asking = asyncio.create_task(ask(agent))
         rollout = (await rollouts.create(definition, "application:ops")).id
@@ -168,7 +146,7 @@ async def test_a_rollout_configures_a_running_agent_and_rolls_back(
         assert (
             agent.operations.status()["budgets"] == [] and agent.operations.status()["fleet"]["configuration"] is None
         )
-        update = await ended(site, rollout)
+        update = await site.ended(rollout)
         assert (update.state, update.reason) == ("rolled_back", "undone")
 
 
@@ -178,9 +156,9 @@ async def test_a_locked_setting_is_refused_with_a_sentence(
     signed = await pushed(site, tmp_path, CAREFUL)
     own = replace(settings, fleet=replace(settings.fleet, locked=("audit",)))
     async with EdgeAgent(own) as agent:
-        await heard(agent)
-        await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))
-        update = await ended(site, "r1")
+        await connected_to_fleet(agent)
+        await site.desire(configuration=DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))
+        update = await site.ended("r1")
         assert update.state == "rejected" and "keeps to itself" in update.message, update
         assert agent.router.threshold(agent.models.all[0]) < 1 and agent.operations.status()["budgets"] == []
     file = tmp_path / "edge-agent.toml"
@@ -195,11 +173,11 @@ async def test_a_locked_setting_is_refused_with_a_sentence(
 async def test_an_unsigned_configuration_is_refused(site: RegistrySite, settings: EdgeSettings, tmp_path: Path) -> None:
     signed = await pushed(site, tmp_path, CAREFUL)
     async with EdgeAgent(settings) as agent:
-        await heard(agent)
-        await desired(site, DesiredConfiguration("careful", 2, "0" * 64, "r1"))
-        assert ((await ended(site, "r1")).state, (await ended(site, "r1")).reason) == ("rejected", "not_found")
-        await desired(site, DesiredConfiguration("careful", 1, "0" * 64, "r2"))
-        assert ((await ended(site, "r2")).state, (await ended(site, "r2")).reason) == ("rejected", "integrity")
+        await connected_to_fleet(agent)
+        await site.desire(configuration=DesiredConfiguration("careful", 2, "0" * 64, "r1"))
+        assert ((await site.ended("r1")).state, (await site.ended("r1")).reason) == ("rejected", "not_found")
+        await site.desire(configuration=DesiredConfiguration("careful", 1, "0" * 64, "r2"))
+        assert ((await site.ended("r2")).state, (await site.ended("r2")).reason) == ("rejected", "integrity")
         assert signed.sha256 and agent.operations.status()["fleet"]["configuration"] is None
 
 
@@ -211,15 +189,15 @@ async def test_configuration_is_rolled_back_on_the_device(
     file.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n')
     back = "rollback", "--configuration"
     async with EdgeAgent(settings) as agent:
-        await heard(agent)
-        await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))
-        assert (await ended(site, "r1")).state == "committed"
+        await connected_to_fleet(agent)
+        await site.desire(configuration=DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))
+        assert (await site.ended("r1")).state == "committed"
     assert await command(file, *back) == 0
     assert "configuration: rolled back to the previous version" in capsys.readouterr().out
     async with serving_agent(settings) as (agent, url):
         assert agent.operations.status()["fleet"]["configuration"] is None
-        await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r2"))
-        assert (await ended(site, "r2")).state == "committed"
+        await site.desire(configuration=DesiredConfiguration(signed.name, signed.version, signed.sha256, "r2"))
+        assert (await site.ended("r2")).state == "committed"
         agent.state.publish_url(url)
         assert await command(file, "status") == 0
         assert "configuration careful version 1" in capsys.readouterr().out

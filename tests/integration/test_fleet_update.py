@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from support.agent import serving_agent
 from support.digits import digits_bundle
 from support.images import noise
-from support.registry_site import RegistrySite, registry_site
+from support.registry_site import RegistrySite, connected_to_fleet, registry_site
 from support.waiting import until
 
-from firstline_core.fleet.twin import DesiredModel
+from firstline_core.fleet.twin import DesiredModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_edge.app import EdgeAgent
 from firstline_edge.fleet.updates.installation import manifest_sha256
@@ -42,38 +42,15 @@ async def pushed(site: RegistrySite, folder: Path, version: int, **changes: Any)
     return replace(DesiredModel("digits", version, manifest_sha256(bundle.path), "r1"), **changes)
 
 
-async def desired(site: RegistrySite, model: DesiredModel) -> None:
-    async def told() -> bool:
-        return bool(await site.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, models=(model,))))
-
-    await until(told)
-
-
-async def ended(site: RegistrySite, rollout: str = "r1") -> tuple[UpdateState, str]:
-    """How the device says that its update ended."""
-    found: list[Any] = []
-
-    async def told() -> bool:
-        reported = (await site.gateway.fleet.device("device-1")).reported
-        found[:] = [
-            update for update in (reported.updates if reported is not None else ()) if update.rollout == rollout
-        ]
-        return bool(found) and found[0].state in (
-            UpdateState.COMMITTED,
-            UpdateState.ROLLED_BACK,
-            UpdateState.REJECTED,
-            UpdateState.FAILED,
-        )
-
-    await until(told, 60)
-    return found[0].state, found[0].reason
+def outcome(update: Update) -> tuple[UpdateState, str]:
+    return update.state, update.reason
 
 
 async def test_an_adaptive_device_gets_every_usable_variant(site: RegistrySite, tmp_path: Path) -> None:
     settings = site.device_settings(tmp_path, fleet__trial_s=0.5, adaptation__enabled=True)
     async with EdgeAgent(settings):
-        await desired(site, await pushed(site, tmp_path / "two", 2))
-        assert await ended(site) == (UpdateState.COMMITTED, "")
+        await site.desire(models=(await pushed(site, tmp_path / "two", 2),))
+        assert outcome(await site.ended()) == (UpdateState.COMMITTED, "")
     slot = tmp_path / "state" / "models" / "digits" / "a"
     models = {"edge-onnx.onnx", "edge-tflite-float.tflite", "edge-tflite-int8.tflite"}
     assert {path.name for path in slot.iterdir()} == models | {"golden.json", "manifest.json"}
@@ -93,10 +70,10 @@ async def test_signed_bundle_is_installed_under_load(
             await asyncio.sleep(0)
 
     async with EdgeAgent(settings) as agent:
-        await until(lambda: agent.operations.status()["fleet"]["revision"] is not None)
+        await connected_to_fleet(agent)
         asking = asyncio.create_task(ask(agent))
-        await desired(site, wanted)
-        assert await ended(site) == (UpdateState.COMMITTED, "")
+        await site.desire(models=(wanted,))
+        assert outcome(await site.ended()) == (UpdateState.COMMITTED, "")
         over.set()
         await asking  # no request failed
         assert versions == sorted(versions) and {"1", "2"} == set(versions)
@@ -122,19 +99,19 @@ async def test_a_model_is_rolled_back_at_once_on_the_device(
 ) -> None:
     wanted = await pushed(site, tmp_path / "two", 2)
     async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url, timeout=30) as client:
-        await until(lambda: agent.operations.status()["fleet"]["revision"] is not None)
+        await connected_to_fleet(agent)
         refused = await client.post("/firstline/v1/updates/digits/rollback")
         assert refused.status_code == 404 and "No update of a model" in refused.json()["error"]
-        await desired(site, wanted)
-        assert await ended(site) == (UpdateState.COMMITTED, "")
+        await site.desire(models=(wanted,))
+        assert outcome(await site.ended()) == (UpdateState.COMMITTED, "")
         assert (await client.post("/firstline/v1/updates/digits/rollback")).status_code == 200
         assert [held.version for held in agent.models.all] == ["1"]
-        assert await ended(site) in ((UpdateState.ROLLED_BACK, "asked"), (UpdateState.COMMITTED, ""))
+        assert outcome(await site.ended()) in ((UpdateState.ROLLED_BACK, "asked"), (UpdateState.COMMITTED, ""))
         again = await client.post("/firstline/v1/updates/digits/rollback")
         assert again.status_code == 400 and "no previous version to roll back to" in again.json()["error"]
 
         async def said() -> bool:
-            return await ended(site) == (UpdateState.ROLLED_BACK, "asked")
+            return outcome(await site.ended()) == (UpdateState.ROLLED_BACK, "asked")
 
         await until(said)
 
@@ -144,7 +121,7 @@ async def test_a_device_without_root_metadata_installs_nothing(
 ) -> None:
     wanted = await pushed(site, tmp_path / "two", 2)
     async with EdgeAgent(replace(settings, fleet=replace(settings.fleet, root_file=""))) as agent:
-        await until(lambda: agent.operations.status()["fleet"]["revision"] is not None)
-        await desired(site, wanted)
-        assert await ended(site) == (UpdateState.REJECTED, "signature")
+        await connected_to_fleet(agent)
+        await site.desire(models=(wanted,))
+        assert outcome(await site.ended()) == (UpdateState.REJECTED, "signature")
         assert [held.version for held in agent.models.all] == ["1"]

@@ -58,12 +58,6 @@ async def test_binary_and_json_answers_agree(client: httpx.AsyncClient) -> None:
     assert binary.answer.tier == "cloud"
 
 
-async def test_json_body_needs_no_content_type(client: httpx.AsyncClient) -> None:
-    bare = await client.post(V2, content=b'{"inputs": []}')
-    assert bare.status_code == 400
-    assert bare.json()["code"] == "invalid_tensor"
-
-
 async def test_file_inference_returns_a_label(client: httpx.AsyncClient) -> None:
     answer = (await client.post(SHORT, content=grey())).json()
     assert answer["label"] in ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -78,17 +72,6 @@ async def test_only_devices_choose_the_request_id(
     by_device = await post(client, request, **make_token("press-7", "device"))
     assert by_application.json()["parameters"]["request_id"] != request.request_id
     assert by_device.json()["parameters"]["request_id"] == request.request_id
-
-
-@pytest.mark.parametrize(
-    "address", ["/v2", "/v2/models/digits", "/v2/models/digits/ready", "/firstline/v1/models", "/metrics"]
-)
-async def test_addresses_need_a_token(client: httpx.AsyncClient, address: str) -> None:
-    assert (await client.get(address)).status_code == 200
-    refused = await client.get(address, headers={"Authorization": ""})
-    assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
-    assert refused.headers["WWW-Authenticate"] == "Bearer"
-    assert "Authorization: Bearer" in refused.json()["error"]
 
 
 @pytest.mark.parametrize("address", [V2, "/v2/models/digits/versions/1/infer", SHORT, "/v2/repository/index"])
@@ -136,13 +119,7 @@ async def test_v2_describes_server_and_models(client: httpx.AsyncClient) -> None
 @pytest.mark.parametrize(
     ("method", "address", "status", "code"),
     [
-        ("GET", "/nothing", 404, "invalid_request"),
-        ("GET", V2, 405, "invalid_request"),
-        ("POST", "/v2/health/live", 405, "invalid_request"),
-        ("GET", "/v2/models/cats", 404, "unknown_model"),
-        ("GET", "/v2/models/digits/versions/9/ready", 404, "unknown_model"),
         ("GET", "/firstline/v1/answers/01890a5d-ac96-774b-bcce-b302099a8057", 404, "unknown_answer"),
-        ("POST", "/firstline/v1/models/cats/infer", 404, "unknown_model"),
         ("POST", SHORT + "?privacy=local_only", 400, "invalid_request"),
         ("POST", SHORT + "?route=edge", 400, "invalid_request"),
         ("POST", SHORT + "?rout=edge", 400, "invalid_request"),
@@ -161,17 +138,6 @@ async def test_a_mismatch_of_bundles_names_both(client: httpx.AsyncClient) -> No
     refused = await post(client, digits_request(images(grey()), full_model_digest="f" * 64))
     assert (refused.status_code, refused.json()["code"]) == (409, "model_mismatch")
     assert "f" * 64 in refused.json()["error"]
-
-
-async def test_body_over_the_limit_is_refused(client: httpx.AsyncClient) -> None:
-    async def unending() -> AsyncIterator[bytes]:
-        for _ in range(30):
-            yield b"x" * 10_000
-
-    for body in (b"x" * 300_000, unending()):
-        refused = await client.post(V2, content=body)
-        assert (refused.status_code, refused.json()["code"]) == (413, "payload_too_large")
-    assert (await client.get("/v2")).status_code == 200
 
 
 async def test_a_bad_image_among_many_fails_alone(client: httpx.AsyncClient) -> None:

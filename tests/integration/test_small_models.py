@@ -19,7 +19,7 @@ import pytest
 from support import raw_http
 from support.databases import sqlite_store
 from support.gateway import serving
-from support.keys import create_key, revoke_key
+from support.keys import create_key
 from support.logs import captured_lines
 from support.raw_http import RawReply, next_reply
 from support.small_models import put, small_gateway
@@ -115,19 +115,6 @@ async def test_invalid_row_fails_alone(gateway: Gateway) -> None:
     assert told.fail.count >= 1
 
 
-async def test_a_revoked_key_is_refused(tmp_path: Path) -> None:
-    gateway = with_keys(tmp_path)
-    key = create_key(sqlite_store(tmp_path), "shop")
-    async with serving(gateway) as url, connected(url) as connection:
-        for _ in range(4):
-            assert (await connection.ask(asking(ROW, key=key)))[0] == 200
-            assert (await connection.ask(asking(ROW, key=key[:-1] + "x")))[0] == 401
-        revoke_key(sqlite_store(tmp_path), "shop")
-        await gateway.identity.gatekeeper.refreshed()
-        assert (await connection.ask(asking(ROW, key=key)))[0] == 401
-    assert idle(gateway)
-
-
 async def test_a_key_that_is_used_too_often_is_refused(tmp_path: Path) -> None:
     gateway = with_keys(tmp_path)
     key = create_key(sqlite_store(tmp_path), "shop", requests_per_s=0.15)  # the next request is allowed after 6.7 s
@@ -135,23 +122,6 @@ async def test_a_key_that_is_used_too_often_is_refused(tmp_path: Path) -> None:
         assert (await connection.ask(asking(ROW, key=key)))[0] == 200
         status, head, _ = await connection.ask(asking(ROW, key=key))
         assert (status, b"retry-after: 7" in head.lower()) == (429, True)
-    assert idle(gateway)
-
-
-async def test_reloaded_and_unloaded_models_take_effect_at_once(gateway: Gateway, tmp_path: Path) -> None:
-    def numbers(answer: RawReply) -> list[float]:
-        found: list[float] = orjson.loads(answer[2])["outputs"][0]["data"]
-        return found
-
-    async with serving(gateway) as url, connected(url) as connection:
-        for _ in range(3):
-            before = numbers(await connection.ask(asking(ROW)))
-        put(tmp_path / "models" / "small", seed=1)
-        await gateway.plane.load("small")
-        after = [numbers(await connection.ask(asking(ROW))) for _ in range(2)]
-        assert after[0] == after[1] != before
-        await gateway.plane.unload("small")
-        assert (await connection.ask(asking(ROW)))[0] == 404
     assert idle(gateway)
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from msgspec.structs import replace
 from support.agent import edge_settings
 from support.databases import sqlite_store
 from support.gateway import gateway_settings, serving
 from support.keys import bearer, create_key
+from support.waiting import until
 
 from firstline.release import publishing
 from firstline.release.keyring import Keyring
@@ -22,6 +24,9 @@ from firstline.release.registry import Registry, open_registry
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.fleet.target import ExtraNeeds
+from firstline_core.fleet.twin import Update
+from firstline_core.fleet.update import ENDED
+from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.registry.registry import Registry as GatewayRegistry
@@ -91,6 +96,31 @@ class RegistrySite:
             fleet__download_jitter_s=0,
             **overrides,
         )
+
+    async def desire(self, **changes: Any) -> None:
+        """Changes the desired state of the device of `device_settings`, once it is known."""
+
+        async def changed() -> bool:
+            return bool(await self.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, **changes)))
+
+        await until(changed)
+
+    async def ended(self, rollout: str = "r1") -> Update:
+        """How that device reports that its update ended."""
+        found: list[Update] = []
+
+        async def reported() -> bool:
+            state = (await self.gateway.fleet.device("device-1")).reported
+            found[:] = [update for update in (state.updates if state else ()) if update.rollout == rollout]
+            return bool(found) and found[0].state in ENDED
+
+        await until(reported, 60)
+        return found[0]
+
+
+async def connected_to_fleet(agent: EdgeAgent) -> None:
+    """Waits until an agent has its desired state."""
+    await until(lambda: agent.operations.status()["fleet"]["revision"] is not None, 60)
 
 
 @asynccontextmanager
