@@ -61,7 +61,7 @@ from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
 from firstline_edge.outbox import reopening
 from firstline_edge.outbox.correction_client import CorrectionClient
-from firstline_edge.outbox.corrections import Corrections
+from firstline_edge.outbox.delivery import DeliverySettings, deliver_corrections
 from firstline_edge.outbox.reopening import ReopeningOutbox, open_outbox
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
@@ -325,12 +325,13 @@ class EdgeAgent:
         correction_client = CorrectionClient(
             self.links.chain, self.models, self.certificates, self.model_refusals, clock
         )
-        self.corrections = Corrections(
+        self._deliver = partial(
+            deliver_corrections,
             self.outbox,
             correction_client,
             self.links,
             clock,
-            max_age_s=settings.outbox.max_age_s,
+            settings=DeliverySettings(settings.outbox.max_age_s),
             on_correction=self.recorder.corrected,
         )
         edge_runs = EdgeRuns(self.cache, spending, clock)
@@ -342,7 +343,7 @@ class EdgeAgent:
             decisions=RowDecisions(self.router, self.cache, spending, clock),
             hedging=self.hedging,
             escalation=Escalation(
-                self.client, self.corrections, self.auditor, edge_runs.compute, clock, reserve_s=reserve_s
+                self.client, self.outbox, self.auditor, edge_runs.compute, clock, reserve_s=reserve_s
             ),
             audits=self.auditor,
             limit_bytes=settings.policy.limit_bytes,
@@ -500,7 +501,7 @@ class EdgeAgent:
             add_gauges(self.metrics, self.models, self.switcher)
 
     def _start_background(self, opened: AsyncExitStack) -> None:
-        self._start(opened, "outbox", self.corrections.run)
+        self._start(opened, "outbox", self._deliver)
         self._start(opened, "housekeeping", self.cache.keep_expiring, self.outbox.keep_expiring)
         announce = partial(self._alarms.announce, self.links.mqtt)
         self._start(opened, "audits", self.audit_sender.run, self.certificates.keep_saving, announce)

@@ -228,10 +228,17 @@ class HttpLink:
         ConfigError: a URL or certificate file that cannot be used.
     """
 
-    name = "http"
     in_turn = False
 
-    def __init__(self, settings: HttpLinkSettings, *, clock: Clock = SYSTEM_CLOCK, limits: Limits = DEFAULT_LIMITS):
+    def __init__(
+        self,
+        settings: HttpLinkSettings,
+        *,
+        name: str = "http",
+        clock: Clock = SYSTEM_CLOCK,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.name = name
         self._settings = settings
         self._clock = clock
         self._limits = limits

@@ -105,14 +105,12 @@ async def open_links(
     links: list[HttpLink | MqttLink] = []
     limits = request_limits(settings.api)
     mqtt: list[MqttLink] = []
-    for section in settings.links:
+    for name, section in zip(link_names(settings.links), settings.links, strict=True):
         if section.kind == "http":
-            links.append(make_http_link(section, limits, clock, credentials))
+            links.append(make_http_link(section, limits, clock, credentials, name=name))
         else:
-            mqtt.append(make_mqtt_link(section, settings, birth, limits, clock, credentials=credentials))
+            mqtt.append(make_mqtt_link(section, settings, birth, limits, clock, credentials=credentials, name=name))
             links.append(mqtt[-1])
-    for link, name in zip(links, link_names(settings.links), strict=True):
-        link.name = name
     breaker = BreakerSettings(
         failure_threshold=settings.breaker.failure_threshold,
         open_s=settings.breaker.open_ms / 1000,
@@ -136,7 +134,7 @@ async def open_links(
 
 
 def make_http_link(
-    section: LinkSection, limits: Limits, clock: Clock, credentials: Credentials | None = None
+    section: LinkSection, limits: Limits, clock: Clock, credentials: Credentials | None = None, *, name: str = "http"
 ) -> HttpLink:
     """Creates one link, not started.
 
@@ -146,7 +144,7 @@ def make_http_link(
     # httpx takes time and memory to import, which a device that speaks MQTT alone need not spend.
     from firstline_edge.cloud.http_link import HttpLink, http_link_settings
 
-    return HttpLink(http_link_settings(section, credentials), clock=clock, limits=limits)
+    return HttpLink(http_link_settings(section, credentials), name=name, clock=clock, limits=limits)
 
 
 def make_mqtt_link(
@@ -156,7 +154,8 @@ def make_mqtt_link(
     limits: Limits,
     clock: Clock,
     *,
-    credentials: Credentials | None = None,
+    credentials: Credentials | None,
+    name: str,
 ) -> MqttLink:
     """Creates one link, not started.
 
@@ -169,6 +168,7 @@ def make_mqtt_link(
     return MqttLink(
         mqtt_settings(section, f"firstline-edge-{settings.device_id}", credentials),
         Topics(settings.device_id, section.topic_prefix),
+        name=name,
         birth=birth,
         clock=clock,
         limits=limits,

@@ -41,7 +41,6 @@ class MqttLink:
         connections: number of connections so far.
     """
 
-    name = "mqtt"
     in_turn = True
 
     def __init__(
@@ -49,10 +48,12 @@ class MqttLink:
         settings: MqttSettings,
         topics: Topics,
         *,
+        name: str = "mqtt",
         birth: Callable[[], Mapping[str, object]] = dict,
         clock: Clock = SYSTEM_CLOCK,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
+        self.name = name
         self._address = settings.address
         self.topics = topics
         self._birth = birth

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Struct, convert
+from msgspec.structs import asdict, replace
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, ModelMismatchError, RequestError, UnknownModelError
@@ -164,8 +164,10 @@ class CountsReport:
 
 
 class _Sums(Struct, eq=False):
+    """The counts of one version of a model, with the names of `ModelCounts`."""
+
     rows: int = 0
-    accepted: int = 0
+    kept: int = 0
     escalated: int = 0
     errors: int = 0
     latency: list[int] = []
@@ -200,7 +202,7 @@ class FleetCounts:
         for row in answer.rows or (answer,):
             sums.rows += 1
             if _is_accepted(row, held.manifest.full_digest):
-                sums.accepted += 1
+                sums.kept += 1
             else:
                 sums.escalated += 1
             if edges is not None and row.confidence is not None and len(sums.scores) == len(edges) + 1:
@@ -235,20 +237,8 @@ class FleetCounts:
         return tuple(self._counts_of(key, self._sums[key], loaded.get(key)) for key in keys[:_LIMIT])
 
     def _counts_of(self, key: _Key, sums: _Sums, held: DeviceModel | None) -> ModelCounts:
-        return ModelCounts(
-            key[0],
-            int(key[1]),
-            rows=sums.rows,
-            kept=sums.accepted,
-            escalated=sums.escalated,
-            errors=sums.errors,
-            latency=tuple(sums.latency),
-            latency_sum_ms=sums.latency_sum_ms,
-            scores=tuple(sums.scores),
-            audited=sums.audited,
-            disagreed=sums.disagreed,
-            alarm=held is not None and self._alarmed(held),
-        )
+        alarm = held is not None and self._alarmed(held)
+        return convert({**asdict(sums), "name": key[0], "version": int(key[1]), "alarm": alarm}, ModelCounts)
 
     def _sums_of(self, name: str, version: str) -> _Sums:
         key = name, version

@@ -1,7 +1,6 @@
 """Promised corrections: requests that wait on the disk for the gateway, and their answers.
 
 Modules
-    corrections         stores promises, delivers them, announces their answers
     outbox              promises and answers in one SQLite file, and the callers that wait for an answer
     reopening           an outbox whose disk may refuse, which is opened again later; its metrics
     item                a promise, and its sealed form on disk
@@ -9,7 +8,7 @@ Modules
     database            the file: schema, transactions, damage, the newest acknowledged records
     recovery            replaces a damaged file, and reports lost records
     timeline            ages on a device whose wall clock cannot be trusted, and the correction of stored times
-    delivery            sends promises to the gateway
+    delivery            sends promises to the gateway, and has their answers announced
     correction_client   asks the full model for a correction, and decides which failures end a promise
     pacing              which promises may be sent now, and how fast
     announcer           publishes corrections to local applications over MQTT

@@ -17,13 +17,17 @@ from typing import Protocol
 
 from firstline_core.clock import Clock, first_of
 from firstline_core.errors import CapacityError, FirstlineError, RemoteTimeoutError
+from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Reason, TraceContext
 from firstline_edge.cloud.breaker import RetryBudget
+from firstline_edge.cloud.links import Links
+from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.correction_client import CorrectionClient
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.outbox import Outbox
-from firstline_edge.outbox.pacing import Backoffs, DeliveryRate, RateSettings, RetryQueue
+from firstline_edge.outbox.pacing import DeliveryRate, RateSettings, RetryQueue
+from firstline_edge.outbox.reopening import ReopeningOutbox
 from firstline_edge.outbox.timeline import LOOK_EVERY_S
 
 log = logger(__name__)
@@ -109,8 +113,6 @@ class Delivery:
         self._settings = settings
         self._on_correction = on_correction
         self._recoveries = links.recoveries
-        backoff_s, backoff_max_s = settings.backoff_s, settings.backoff_max_s
-        self._own_backoff: Backoffs[None] = Backoffs(clock, rng, base_s=backoff_s, max_s=backoff_max_s)
         self._order = RetryQueue(
             outbox,
             links.retries,
@@ -118,8 +120,8 @@ class Delivery:
             rng,
             at_once=settings.concurrency,
             late_s=settings.late_s,
-            backoff_s=backoff_s,
-            backoff_max_s=backoff_max_s,
+            backoff_s=settings.backoff_s,
+            backoff_max_s=settings.backoff_max_s,
         )
         self._pace = DeliveryRate(clock, rng, settings.pace)
         self._waiting_for: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
@@ -137,6 +139,7 @@ class Delivery:
                     self._priority.send(item, tasks)
 
     async def _keep_working(self) -> None:
+        failures = 0
         while True:
             await self._outbox.wait_pending()
             try:
@@ -146,10 +149,11 @@ class Delivery:
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("outbox delivery failed unexpectedly")
             else:
-                self._own_backoff.clear()
+                failures = 0
                 continue
-            self._own_backoff.failed(None)
-            await self._clock.sleep(max(self._own_backoff.waiting().values(), default=0.0))
+            base_s, max_s = self._settings.backoff_s, self._settings.backoff_max_s
+            await self._clock.sleep(full_jitter_s(self._rng, failures, base_s=base_s, max_s=max_s))
+            failures += 1
 
     async def _work(self) -> None:
         """One step: ends overdue promises, or sends some, or waits."""
@@ -243,6 +247,42 @@ class Delivery:
         self._order.ended(request_id)
         self._client.ended(request_id)
         self._on_correction(final, cause, item.request.trace)
+
+
+async def deliver_corrections(
+    outbox: ReopeningOutbox,
+    client: CorrectionClient,
+    links: Links,
+    clock: Clock,
+    *,
+    settings: DeliverySettings,
+    on_correction: OnCorrection,
+) -> None:
+    """Delivers promises and announces their answers as soon as the disk lets the outbox be opened.
+
+    Args:
+        outbox: where promises are stored.
+        client: asks the full model.
+        links: to the gateway; without any, promises end by their age.
+        clock: for waits and ages.
+        settings: times and limits.
+        on_correction: receives each answer that was corrected or has expired.
+    """
+    opened, rng = await outbox.opened(), random.Random()  # noqa: S311 (jitter)
+    delivery = Delivery(
+        opened,
+        outbox.stored,
+        client,
+        links.chain,
+        clock=clock,
+        rng=rng,
+        settings=settings,
+        on_correction=on_correction,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(delivery.run(), name="delivery")
+        if links.mqtt:
+            tasks.create_task(Announcer(opened, links, clock, rng).run(), name="announcer")
 
 
 class PriorityDelivery:

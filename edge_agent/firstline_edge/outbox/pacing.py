@@ -84,11 +84,6 @@ class Backoffs(Generic[K]):
         """The keys whose latest attempt failed, waiting or not."""
         return set(self._failures)
 
-    def clear(self) -> None:
-        """Forgets every key."""
-        self._failures.clear()
-        self._not_before_s.clear()
-
     def waiting(self) -> dict[K, float]:
         """The keys that must not be tried now, with the seconds left of each wait."""
         now_s = self._clock.monotonic_s()

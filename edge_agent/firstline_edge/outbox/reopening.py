@@ -15,6 +15,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferResponse
 from firstline_edge.outbox.database import count_promises
+from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Completions, Outbox
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import open_seal
@@ -22,6 +23,7 @@ from firstline_edge.state import open_seal
 log = logger(__name__)
 
 _RETRY_S = 30.0
+_STORED = 64
 _EXPIRE_EVERY_S = 3600.0
 
 
@@ -35,6 +37,7 @@ class ReopeningOutbox:
 
     Attributes:
         completions: wakes callers that wait for a promise to end.
+        stored: the promises that were just stored, for their delivery.
 
     Raises:
         ConfigError: a newer version wrote it.
@@ -49,6 +52,7 @@ class ReopeningOutbox:
         self._path = path
         self._make = make
         self.completions = Completions()
+        self.stored: asyncio.Queue[OutboxItem] = asyncio.Queue(_STORED)
         self._opening = threading.Lock()
         self._unopened_counts = (0, 0)
         self._clock = clock
@@ -97,6 +101,16 @@ class ReopeningOutbox:
         if self._outbox is None:
             raise CapacityError(self._unopened_problem, retry_after_s=_RETRY_S)
         return self._outbox
+
+    async def put(self, item: OutboxItem) -> None:
+        """Stores a promise; returns once it is on the disk. See `Outbox.put`.
+
+        Raises:
+            CapacityError: the outbox is full, or cannot be used now.
+        """
+        await self.current().put(item)
+        if not self.stored.full():  # otherwise it is delivered in its turn
+            self.stored.put_nowait(item)
 
     async def answer(self, request_id: str, principal: str) -> InferResponse:
         """Returns the answer that was promised a correction: provisional until that came, final or expired after.

@@ -15,28 +15,28 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Flight(Generic[V]):
-    """One computation of several keys; `position` is this key's among its results."""
+class _Computation(Generic[V]):
+    """A computation of several keys; `position` is that of one key among its results."""
 
     task: asyncio.Task[Sequence[V]]
     position: int
 
 
 class SingleFlight(Generic[V]):
-    """Computes every key once at a time; several keys may travel in one computation.
+    """Computes every key once at a time; one computation may have several keys.
 
-    A computation outlives the caller that started it: callers that joined still get their values. It goes on without
-        any caller, unless it was started with `keep=False`. Failures are not remembered.
+    A computation outlives the caller that started it: callers that joined still get their values. It continues without
+    any caller, unless it was started with `keep=False`. Failures are not remembered.
     """
 
     def __init__(self) -> None:
-        self._flights: dict[bytes, _Flight[V]] = {}
+        self._computations: dict[bytes, _Computation[V]] = {}
         self._tasks: set[asyncio.Task[Sequence[V]]] = set()
         self._callers: Counter[asyncio.Task[Sequence[V]]] = Counter()
 
     def __contains__(self, key: object) -> bool:
         """Returns whether the key is being computed now."""
-        return key in self._flights
+        return key in self._computations
 
     async def run(
         self,
@@ -45,7 +45,7 @@ class SingleFlight(Generic[V]):
         *,
         keep: bool = True,
     ) -> list[V]:
-        """One value for each key, in order.
+        """Returns one value for each key, in order.
 
         Args:
             keys: may repeat.
@@ -55,10 +55,10 @@ class SingleFlight(Generic[V]):
 
         Raises:
             FirstlineError: what `compute` raised. When another caller's computation fails, which may have had
-                less time or a bad neighbour in its batch, this caller computes for itself before giving up.
+                less time or a bad row in its batch, this caller computes for itself before it gives up.
         """
-        flights, own = self._board(keys, compute)
-        with self._waiting_for(flights):
+        computations, own = self._join(keys, compute)
+        with self._waiting_for(computations):
             if own is not None:
                 try:
                     await asyncio.shield(own)
@@ -66,82 +66,83 @@ class SingleFlight(Generic[V]):
                     if not keep and self._callers[own] == 1:
                         self._cancel(own)
                     raise
-            failed = await _failed(flights)
-        again = [position for position, flight in enumerate(flights) if flight.task in failed]
-        if again:  # what landed well is not computed twice
+            failed = await _failed(computations)
+        again = [position for position, computation in enumerate(computations) if computation.task in failed]
+        if again:  # values that were computed are not computed twice
 
-            async def compute_again(seats: Sequence[int]) -> Sequence[V]:
-                return await compute([again[seat] for seat in seats])
+            async def compute_again(positions: Sequence[int]) -> Sequence[V]:
+                return await compute([again[position] for position in positions])
 
-            second, _ = self._board([keys[position] for position in again], compute_again)
+            second, _ = self._join([keys[position] for position in again], compute_again)
             with self._waiting_for(second):
-                for position, flight in zip(again, second, strict=True):
-                    await asyncio.shield(flight.task)
-                    flights[position] = flight
-        return [flight.task.result()[flight.position] for flight in flights]
+                for position, computation in zip(again, second, strict=True):
+                    await asyncio.shield(computation.task)
+                    computations[position] = computation
+        return [computation.task.result()[computation.position] for computation in computations]
 
     async def close(self) -> None:
-        """Cancels what still flies."""
+        """Cancels the computations in progress."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @contextmanager
-    def _waiting_for(self, flights: Sequence[_Flight[V]]) -> Iterator[None]:
-        """Counts a caller of theirs."""
-        tasks = {flight.task for flight in flights}
+    def _waiting_for(self, computations: Sequence[_Computation[V]]) -> Iterator[None]:
+        """Counts a caller of each computation."""
+        tasks = {computation.task for computation in computations}
         self._callers.update(tasks)
         try:
             yield
         finally:
+            self._callers.subtract(tasks)
             for task in tasks:
-                self._callers[task] -= 1
                 if not self._callers[task]:
                     del self._callers[task]
 
     def _cancel(self, task: asyncio.Task[Sequence[V]]) -> None:
         """Cancels a computation; the next caller starts another."""
-        for key in [key for key, flight in self._flights.items() if flight.task is task]:
-            del self._flights[key]
+        for key in [key for key, computation in self._computations.items() if computation.task is task]:
+            del self._computations[key]
         task.cancel()
 
-    def _board(
+    def _join(
         self, keys: Sequence[bytes], compute: Callable[[Sequence[int]], Awaitable[Sequence[V]]]
-    ) -> tuple[list[_Flight[V]], asyncio.Task[Sequence[V]] | None]:
+    ) -> tuple[list[_Computation[V]], asyncio.Task[Sequence[V]] | None]:
+        """Returns the computation of each key, and the task that this caller started for the new ones."""
         new: dict[bytes, int] = {}
         for position, key in enumerate(keys):
-            if key not in self._flights:
+            if key not in self._computations:
                 new.setdefault(key, position)
         own = self._start(new, compute) if new else None
-        return [self._flights[key] for key in keys], own
+        return [self._computations[key] for key in keys], own
 
     def _start(
         self, new: dict[bytes, int], compute: Callable[[Sequence[int]], Awaitable[Sequence[V]]]
     ) -> asyncio.Task[Sequence[V]]:
-        async def fly() -> Sequence[V]:
+        async def computed() -> Sequence[V]:
             return await compute(list(new.values()))
 
-        task = asyncio.get_running_loop().create_task(fly())
-        for seat, key in enumerate(new):
-            self._flights[key] = _Flight(task, seat)
+        task = asyncio.get_running_loop().create_task(computed())
+        for position, key in enumerate(new):
+            self._computations[key] = _Computation(task, position)
         self._tasks.add(task)
 
-        def landed(task: asyncio.Task[Sequence[V]]) -> None:
+        def ended(task: asyncio.Task[Sequence[V]]) -> None:
             self._tasks.discard(task)
             for key in new:
-                if key in self._flights and self._flights[key].task is task:
-                    del self._flights[key]
+                if key in self._computations and self._computations[key].task is task:
+                    del self._computations[key]
             if not task.cancelled():
-                task.exception()  # those who waited may all be gone; the failure was theirs to see
+                task.exception()  # retrieved, so that asyncio does not log it if every caller has left
 
-        task.add_done_callback(landed)
+        task.add_done_callback(ended)
         return task
 
 
-async def _failed(flights: Sequence[_Flight[V]]) -> set[asyncio.Task[Sequence[V]]]:
-    """Waits for all of them; those that ended with an error of ours."""
+async def _failed(computations: Sequence[_Computation[V]]) -> set[asyncio.Task[Sequence[V]]]:
+    """Waits for all computations; returns those that ended with an error of this project."""
     failed = set()
-    for task in dict.fromkeys(flight.task for flight in flights):
+    for task in dict.fromkeys(computation.task for computation in computations):
         try:
             await asyncio.shield(task)
         except FirstlineError:

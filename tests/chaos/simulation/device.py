@@ -44,7 +44,7 @@ _RESERVE_S = 0.02
 
 
 class _Promises:
-    """As `Corrections`: passes on each promise to the delivery."""
+    """As `ReopeningOutbox`: passes on each promise to the delivery."""
 
     def __init__(self, outbox: Outbox, stored: asyncio.Queue[OutboxItem]) -> None:
         self._outbox = outbox
