@@ -20,9 +20,6 @@ from firstline_core.errors import ConfigError
 from firstline_core.fleet.profiles import NewProfileRequest
 from firstline_core.profile.files import profile_path
 from firstline_core.profile.measure import (
-    QUICK_BATCHES,
-    QUICK_S,
-    TOTAL_S,
     ProfileOptions,
     check_share,
     machine_name,
@@ -177,10 +174,10 @@ def profile_command(
     path = profile_path(opened.path.resolve().parent, opened.manifest.name, machine)
     options = ProfileOptions(
         threads=wanted.threads,
-        batches=wanted.batches or (QUICK_BATCHES if points.quick else ()),
+        batches=wanted.batches,
         providers=wanted.providers or (CPU,),
         variants=wanted.variants,
-        total_s=QUICK_S if points.quick else TOTAL_S,
+        quick=points.quick,
         alone=local.alone,
         again=points.remeasure,
         joules_per_core_s=local.joules_per_core_second,

@@ -13,9 +13,6 @@ from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle, declared, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.profile.measure import (
-    QUICK_BATCHES,
-    QUICK_S,
-    TOTAL_S,
     Need,
     Permit,
     ProfileOptions,
@@ -42,9 +39,9 @@ def command(arguments: argparse.Namespace) -> int:
     bundle = _bundle(settings, arguments.model)
     options = ProfileOptions(
         threads=arguments.threads,
-        batches=arguments.batches or (QUICK_BATCHES if arguments.quick else ()),
+        batches=arguments.batches,
         providers=tuple(settings.models.providers),
-        total_s=QUICK_S if arguments.quick else TOTAL_S,
+        quick=arguments.quick,
         alone=arguments.alone,
         again=arguments.remeasure,
         joules_per_core_s=settings.costs.joules_per_core_second,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.twin import DesiredProfile
-from firstline_core.profile.measure import QUICK_BATCHES, QUICK_S, TOTAL_S, Need, ProfileOptions, ProfileSession
+from firstline_core.profile.measure import Need, ProfileOptions, ProfileSession
 from firstline_core.profile.measure_point import Job
 from firstline_core.profile.point_process import PointProcess
 from firstline_core.profile.profile import Point, Profile, Refused
@@ -83,10 +83,10 @@ def order_of(settings: EdgeSettings, models: Models, request: DesiredProfile, *,
     _check_free_space(settings.state_dir)
     options = ProfileOptions(
         threads=request.threads,
-        batches=request.batches or (QUICK_BATCHES if request.quick else ()),
+        batches=request.batches,
         providers=request.providers or tuple(settings.models.providers),
         variants=request.variants,
-        total_s=QUICK_S if request.quick else TOTAL_S,
+        quick=request.quick,
         again=request.anew,
         joules_per_core_s=settings.costs.joules_per_core_second,
         throttled_share=request.throttled_share,

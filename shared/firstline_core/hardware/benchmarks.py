@@ -168,24 +168,20 @@ def try_engine(runtime: str, name: str, *, limit_s: float = _TRIAL_S, trial: Seq
 
 def _run_trial(arguments: list[str], limit_s: float, trial: Sequence[str] = _TRIAL) -> tuple[bytes, str]:
     """Returns the output of the trial, and why it failed; "" if it did not."""
-    with subprocess.Popen(  # noqa: S603 (this Python, and names that it listed itself)
-        [sys.executable, *trial, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # drivers write to it
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    ) as child:
-        try:
-            output, _ = child.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.communicate()
-            return b"", f"It did not end within {limit_s:.0f} s."
-        except BaseException:
-            child.kill()
-            raise
+    try:
+        child = subprocess.run(  # noqa: S603 (this Python, and names that it listed itself)
+            [sys.executable, *trial, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # drivers write to it
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return b"", f"It did not end within {limit_s:.0f} s."
     if child.returncode < 0:
         return b"", f"It ended its process with {signal.Signals(-child.returncode).name}."
     if child.returncode:
         return b"", f"Its process ended with exit code {child.returncode}."
-    return output[:_OUTPUT_BYTES], ""
+    return child.stdout[:_OUTPUT_BYTES], ""

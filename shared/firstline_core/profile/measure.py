@@ -102,10 +102,11 @@ class ProfileOptions:
 
     Args:
         threads: threads of a run; empty for 1 and all cores.
-        batches: rows of a query; empty for the default.
+        batches: rows of a query; empty for 1, 4 and 16, or for 1 and 8 if it is quick.
         providers: ONNX Runtime's, each by itself; TFLite models run with their interpreter only.
         variants: ids of models; empty for all, the full model included.
-        total_s: time for all points together, about.
+        quick: fewer batches, and a fifth of the time.
+        total_s: time for all points together, about; None for a minute, or a fifth of it.
         alone: nothing else runs here; measure at the priority of a service.
         again: measure known points again; they stay until their successors are there.
         joules_per_core_s: stated energy of a busy core; 0 if not stated.
@@ -118,7 +119,8 @@ class ProfileOptions:
     batches: Sequence[int] = ()
     providers: Sequence[str] = (CPU,)
     variants: Sequence[str] = ()
-    total_s: float = TOTAL_S
+    quick: bool = False
+    total_s: float | None = None
     alone: bool = False
     again: bool = False
     joules_per_core_s: float = 0.0
@@ -149,7 +151,7 @@ def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> l
         known = ", ".join(model.id for model in models)
         raise ConfigError(f"Bundle '{manifest.name}' has no model '{unknown[0]}'; it has: {known}.")
     threads = list(dict.fromkeys(options.threads or (1, max(int(cores), 1))))
-    batches = list(dict.fromkeys(options.batches or BATCHES))
+    batches = list(dict.fromkeys(options.batches or (QUICK_BATCHES if options.quick else BATCHES)))
     conditions: list[tuple[Condition, Sequence[int]]] = [("warm", batches)]
     if options.throttled_share:
         conditions.append(("emulated", (1,)))
@@ -221,7 +223,8 @@ class ProfileSession:
         self._machine = machine or machine_name()
         self.keys = profile_keys(bundle.manifest, options, self._hardware.processor.usable_cores)
         self.profile = update_profile(path, self._prepared, warn)
-        seconds = min(max(options.total_s / max(len(self.keys), 1) - _PROCESS_S, _SHORTEST_S), _LONGEST_S)
+        total_s = options.total_s if options.total_s is not None else QUICK_S if options.quick else TOTAL_S
+        seconds = min(max(total_s / max(len(self.keys), 1) - _PROCESS_S, _SHORTEST_S), _LONGEST_S)
         known = {one.key: one for one in self.profile.points if one.key not in self.profile.outdated}
         left = [key for key in self.keys if key not in known or not _is_good_enough(known[key], options, seconds)]
         self.jobs = [(self._job(key, seconds), self._need(key)) for key in left]

@@ -143,7 +143,7 @@ def measure(job: Job) -> Point:
         scenarios.single_stream(query, job.seconds * _SHARES["query"] / 4)
         meter = EnergyMeter(tree, job.joules_per_core_s)
         warm, processor_s = len(query.run), time.process_time()
-        scenarios.single_stream(query, job.seconds * _SHARES["query"], between=meter.look)
+        scenarios.single_stream(query, job.seconds * _SHARES["query"], between=meter.read_if_due)
         processor_s, whole = time.process_time() - processor_s, query.whole()
         measured = slice(warm, len(whole))
         energy = meter.per_query(len(whole) - warm, processor_s)

@@ -41,7 +41,7 @@ class EnergyMeter:
         self._watts: list[Reading] = []
         self._latest = self._began
 
-    def look(self) -> None:
+    def read_if_due(self) -> None:
         """Reads the sensors if the last reading is old enough; call it between queries."""
         now_s = time.monotonic()
         if now_s - self._latest.at_s >= _BETWEEN_S:
