@@ -241,7 +241,7 @@ def _classified(probabilities: Array, labels: Sequence[str]) -> dict[str, Any]:
 def _plain(tensor: Tensor) -> object:
     """Returns the output as nested lists."""
     try:
-        flat = tensors.to_json(f"Output '{tensor.name}'", tensor)
+        flat = tensors.to_json("Output", tensor)
     except InvalidTensorError as error:
         raise InferenceError(f"{error.message} The V2 address offers that.") from error
     return np.asarray(flat, dtype=None if tensor.datatype != "BYTES" else np.object_).reshape(tensor.shape).tolist()

@@ -42,6 +42,7 @@ from firstline_core.types import (
     InferRequest,
     InferResponse,
     Privacy,
+    RequestedOutput,
     Route,
     Tensor,
     TraceContext,
@@ -81,11 +82,11 @@ def decode_request(
         RequestError: a parameter has an invalid value.
         PayloadTooLargeError: it exceeds `limits`.
     """
-    head, tail = read_head("Input", "inputs", body, header_length, limits)
+    head, described, tail = read_request_head(body, header_length, limits)
     return request_of(
         model,
-        head.values,
-        decode_tensors("inputs", head.tensors, tail),
+        head,
+        decode_tensors("inputs", described, tail),
         version=version,
         now_s=now_s,
         principal=principal,
@@ -97,7 +98,7 @@ def decode_request(
 
 def request_of(
     model: str,
-    head: dict[str, Any],
+    head: RequestHead,
     inputs: tuple[Tensor, ...],
     *,
     version: str,
@@ -111,20 +112,20 @@ def request_of(
 
     Args:
         model: the bundle's name.
-        head: `id`, `parameters` and `outputs` as in JSON.
+        head: see `request_head`.
         inputs: its tensors.
         version: version of the bundle; "" for the current one.
         now_s: current time on this tier's monotonic clock.
         principal: the caller.
         trust_request_id: see `decode_request`.
-        limits: limits of rows, outputs and the id.
+        limits: limit of rows.
         trace: see `decode_request`.
 
     Raises:
         RequestError: see `decode_request`.
     """
     _check_rows(inputs, limits)
-    parameters = params.object_at(head, "parameters", "The request")
+    parameters = head.parameters
     preferences = params.preferences(parameters, now_s)
     request_id = params.text(parameters, "request_id") if trust_request_id else ""
     if trace is None and trust_request_id and TRACEPARENT in parameters:
@@ -134,8 +135,8 @@ def request_of(
         inputs=inputs,
         request_id=_uuid(request_id) if request_id else new_request_id(),
         version=version,
-        id=_echoed_id(head, limits),
-        outputs=outputs.requested(head, limits),
+        id=head.id,
+        outputs=head.outputs,
         binary_output=params.flag(parameters, "binary_data_output") or False,
         route=preferences.route,
         privacy=preferences.privacy,
@@ -339,35 +340,55 @@ def split(body: bytes, header_length: int | None, limits: Limits) -> tuple[dict[
     return head, None if header_length is None else view[header_length:]
 
 
-class Head(NamedTuple):
-    """The JSON header of a message, and the tensors that it lists; must not be changed."""
+class RequestHead(NamedTuple):
+    """What a request says besides its tensors; must not be changed.
 
-    values: dict[str, Any]
-    tensors: tuple[DescribedTensor, ...]
+    Attributes:
+        id: of the client, only echoed.
+        outputs: requested ones; () for the server's choice.
+        parameters: of the request.
+    """
+
+    id: str
+    outputs: tuple[RequestedOutput, ...]
+    parameters: dict[str, Any]
 
 
-_heads: dict[tuple[bytes, str, Limits], Head] = {}
+def request_head(values: dict[str, Any], limits: Limits) -> RequestHead:
+    """Reads `id`, `outputs` and `parameters` as they are in JSON.
+
+    Raises:
+        RequestError: they are not valid V2.
+        PayloadTooLargeError: they exceed `limits`.
+    """
+    parameters = params.object_at(values, "parameters", "The request")
+    return RequestHead(_echoed_id(values, limits), outputs.requested(values, limits), parameters)
 
 
-def read_head(
-    kind: str, key: str, body: bytes, header_length: int | None, limits: Limits
-) -> tuple[Head, memoryview | None]:
-    """Returns the header of a body and the bytes after it; see `split` and `described_tensors`.
+_heads: dict[tuple[bytes, Limits], tuple[RequestHead, tuple[DescribedTensor, ...]]] = {}
+
+
+def read_request_head(
+    body: bytes, header_length: int | None, limits: Limits
+) -> tuple[RequestHead, tuple[DescribedTensor, ...], memoryview | None]:
+    """Returns the header of a request, the tensors that it lists, and the bytes after it.
 
     Clients send the same small header with every tensor of one model, so the latest ones without data are remembered.
     """
-    key_of_head = None
-    if header_length is not None and 0 < header_length <= len(body) <= limits.body_bytes:
-        key_of_head = (body[:header_length], key, limits) if header_length <= _REMEMBERED_BYTES else None
-        if key_of_head is not None and (head := _heads.get(key_of_head)) is not None:
-            return head, memoryview(body)[header_length:]
+    key = None
+    if header_length is not None and 0 < header_length <= min(len(body), _REMEMBERED_BYTES):
+        limits.check_body(len(body))
+        key = body[:header_length], limits
+        if (found := _heads.get(key)) is not None:
+            return *found, memoryview(body)[header_length:]
     values, tail = split(body, header_length, limits)
-    head = Head(values, tuple(described_tensors(kind, key, values.get(key), limits)))
-    if key_of_head is not None and all("data" not in each.entry for each in head.tensors):
+    described = tuple(described_tensors("Input", "inputs", values.get("inputs"), limits))
+    head = request_head(values, limits)
+    if key is not None and all("data" not in each.entry for each in described):
         if len(_heads) >= _REMEMBERED_HEADS:
             _heads.clear()
-        _heads[key_of_head] = head
-    return head, tail
+        _heads[key] = head, described
+    return head, described, tail
 
 
 def assemble(head: dict[str, Any], kind: str, key: str, entries: list[tuple[Tensor, bool]]) -> Encoded:
@@ -395,7 +416,7 @@ def assemble(head: dict[str, Any], kind: str, key: str, entries: list[tuple[Tens
             entry["parameters"] = {"binary_data_size": len(blob)}
             blobs.append(blob)
         else:
-            entry["data"] = tensors.to_json(f"{kind} {shown(tensor.name)}", tensor)
+            entry["data"] = tensors.to_json(kind, tensor)
         described.append(entry)
     head[key] = described
     text = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -420,13 +441,14 @@ def decode_tensors(key: str, listed: Iterable[DescribedTensor], tail: memoryview
     decoded: dict[str, Tensor] = {}
     offset = 0
     for described in listed:
-        where, entry = described.where, described.entry
-        size = _binary_size(where, entry, tail, offset)
-        if size is None or tail is None:
-            array = tensors.from_json(where, described.datatype, described.shape, entry.get("data"))
-        else:
-            array = tensors.from_binary(where, described.datatype, described.shape, tail[offset : offset + size])
+        where, datatype, shape, size = described.where, described.datatype, described.shape, described.binary_size
+        if size is not None:
+            array = tensors.from_binary(where, datatype, shape, _binary_data(described, size, tail, offset))
             offset += size
+        elif (data := described.entry.get("data")) is not None:
+            array = tensors.from_json(where, datatype, shape, data)
+        else:
+            raise InvalidTensorError(f"{where} has neither 'data' nor 'binary_data_size'; give one of them.")
         decoded[described.name] = Tensor(described.name, array)
     if tail is not None and offset != len(tail):
         raise InvalidTensorError(
@@ -438,12 +460,22 @@ def decode_tensors(key: str, listed: Iterable[DescribedTensor], tail: memoryview
 
 @dataclass(frozen=True, slots=True)
 class DescribedTensor:
-    """The description of a tensor without its data; `where` is its name in error messages."""
+    """The description of a tensor without its data.
+
+    Args:
+        where: its name in error messages.
+        name: its name.
+        datatype: a key of `DATATYPES`.
+        shape: sizes of its axes.
+        binary_size: `binary_data_size`; None if its data are not binary.
+        entry: as received.
+    """
 
     where: str
     name: str
     datatype: str
     shape: tuple[int, ...]
+    binary_size: int | None
     entry: dict[str, Any]
 
 
@@ -484,33 +516,27 @@ def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> I
                 f"{where} brings the message over {limits.elements} elements, or over "
                 f"{limits.byte_elements} of BYTES; send fewer rows at a time."
             )
-        yield DescribedTensor(where, name, datatype, shape, entry)
+        yield DescribedTensor(where, name, datatype, shape, _binary_size(where, entry), entry)
 
 
-def input_parameters(where: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of an input.
-
-    Raises:
-        InvalidTensorError: they are not an object, or have one that must not be ignored.
-    """
+def _binary_size(where: str, entry: dict[str, Any]) -> int | None:
     parameters = params.object_at(entry, "parameters", where)
     for key, instead in _REFUSED_INPUT.items():
         if key in parameters:
             raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
-    return parameters
-
-
-def _binary_size(where: str, entry: dict[str, Any], tail: memoryview | None, offset: int) -> int | None:
-    parameters = input_parameters(where, entry)
     size = parameters.get("binary_data_size")
     if size is None:
-        if entry.get("data") is None:
-            raise InvalidTensorError(f"{where} has neither 'data' nor 'binary_data_size'; give one of them.")
         return None
     if type(size) is not int or size < 0:
         raise InvalidTensorError(f"{where} has 'binary_data_size' {shown(size)}; give a number of bytes.")
     if entry.get("data") is not None:
         raise InvalidTensorError(f"{where} has both 'data' and 'binary_data_size'; give only one of them.")
+    return size
+
+
+def _binary_data(described: DescribedTensor, size: int, tail: memoryview | None, offset: int) -> memoryview:
+    """Returns the bytes of a tensor that begin at `offset`."""
+    where = described.where
     if tail is None:
         raise InvalidTensorError(
             f"{where} has 'binary_data_size', but the length of the JSON header did not come with the body; "
@@ -521,4 +547,4 @@ def _binary_size(where: str, entry: dict[str, Any], tail: memoryview | None, off
             f"{where} has 'binary_data_size' {size}, but {len(tail) - offset} bytes are left in the body; "
             "send all of it, or correct the size."
         )
-    return size
+    return tail[offset : offset + size]

@@ -125,20 +125,26 @@ def from_binary(where: str, datatype: str, shape: tuple[int, ...], raw: memoryvi
         )
     if dtype.kind == "b" and count and np.frombuffer(raw, np.uint8).max() > 1:
         raise InvalidTensorError(f"{where} has a byte other than 0 and 1 in its binary BOOL data.")
-    array = np.frombuffer(raw, _LITTLE_ENDIAN[datatype]).astype(dtype, copy=False).reshape(shape)
-    return array if array.flags.aligned else array.copy()
+    array = np.frombuffer(raw, _LITTLE_ENDIAN[datatype]).reshape(shape)
+    return array if array.flags.aligned and array.dtype.isnative else array.astype(dtype)
 
 
-def to_json(where: str, tensor: Tensor) -> Array | list[str]:
+def to_json(kind: str, tensor: Tensor) -> Array | list[str]:
     """Returns flat `data` for orjson with `OPT_SERIALIZE_NUMPY`.
+
+    Args:
+        kind: "Input" or "Output", for messages.
+        tensor: to encode.
 
     Raises:
         InvalidTensorError: JSON cannot represent a number that is not finite, or an element that is not UTF-8.
     """
     flat = np.ascontiguousarray(tensor.array).reshape(-1)
     if tensor.datatype == "BYTES":
+        where = f"{kind} {shown(tensor.name)}"
         return [_utf8(where, index, element) for index, element in enumerate(flat)]
     if flat.dtype.kind == "f" and not np.isfinite(flat).all():
+        where = f"{kind} {shown(tensor.name)}"
         index = int(np.argmin(np.isfinite(flat)))
         raise InvalidTensorError(
             f"{where} has {flat[index]} at element {index}, which JSON cannot hold; ask for it as binary data "

@@ -18,7 +18,7 @@ from firstline_core.protocol import answer as answers
 from firstline_core.protocol import oip, outputs, tensors
 from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.oip import DescribedTensor, request_of
+from firstline_core.protocol.oip import DescribedTensor, request_head, request_of
 from firstline_core.protocol.protobuf import spans
 from firstline_core.types import DATATYPES, Array, InferRequest, InferResponse, Tensor
 
@@ -108,7 +108,7 @@ def decode_request(
     }
     return request_of(
         parsed.model_name,
-        described,
+        request_head(described, limits),
         _inputs(parsed, raw, limits),
         version=parsed.model_version,
         now_s=now_s,
@@ -178,7 +178,6 @@ def _inputs(parsed: Any, raw: Sequence[memoryview], limits: Limits) -> tuple[Ten
     ]
     inputs = []
     for position, described in enumerate(oip.described_tensors("Input", "inputs", entries, limits)):
-        oip.input_parameters(described.where, described.entry)
         each = parsed.inputs[position]
         if raw and each.HasField("contents"):
             raise InvalidTensorError(
