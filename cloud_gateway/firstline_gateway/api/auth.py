@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from firstline_core.errors import ForbiddenError, UnauthorizedError
 from firstline_core.protocol.enrolment import application_principal, device_of_principal, device_principal
-from firstline_core.protocol.http_server import request_info
+from firstline_core.protocol.request_info import request_info
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.principals import ANYBODY, SCOPES

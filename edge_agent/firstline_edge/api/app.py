@@ -16,8 +16,9 @@ from firstline_core.errors import FirstlineError, NotReadyError
 from firstline_core.protocol import extensions, http
 from firstline_core.protocol.asgi import ClientDisconnectedError, Request, Streamed, send_reply, send_stream
 from firstline_core.protocol.http import BodyBudget, Reply
-from firstline_core.protocol.http_server import Receive, Scope, Send
+from firstline_core.protocol.http_server import Receive, Send
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.request_info import Scope
 from firstline_core.telemetry.logs import logger
 from firstline_edge.api import openapi
 from firstline_edge.api.access import Access, check_local

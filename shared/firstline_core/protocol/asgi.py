@@ -9,8 +9,9 @@ from types import MappingProxyType
 from urllib.parse import parse_qsl
 
 from firstline_core.protocol.http import Reply, body_time_limit, check_declared_size
-from firstline_core.protocol.http_server import Receive, Scope, Send, request_info
+from firstline_core.protocol.http_server import Receive, Send
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.request_info import Scope, request_info
 from firstline_core.telemetry.trace import from_lines
 from firstline_core.types import TRACEPARENT
 

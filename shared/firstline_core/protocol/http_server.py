@@ -36,11 +36,10 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.protocol.arrival import age_s
 from firstline_core.protocol.http import closing_response
+from firstline_core.protocol.request_info import STATE_KEY, RequestInfo, Scope, age_s, request_info
 from firstline_core.telemetry.logs import logger
 
-Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -54,7 +53,6 @@ _CANCELLED_S = 1.0
 _TLS_CLOSE_S = 0.5
 # Turns of the event loop before and after the listeners close; each accepts and reads what has arrived by then.
 _LAST_TURNS = 10
-_STATE_KEY = "firstline"
 # A larger body is written after its head, which costs less than to copy it.
 _JOINED_BYTES = 65_536
 
@@ -115,44 +113,6 @@ class PeerRegistry(Protocol):
         ...
 
 
-class RequestInfo:
-    """Facts about a request beyond ASGI; `request_info` returns them.
-
-    Attributes:
-        arrived_s: when its head reached this machine, on the server's monotonic clock. The time for which it waited in
-            the kernel, while the event loop was busy, counts.
-        peer: see `PeerRegistry`; None without a client certificate.
-        whole: whether the whole body has arrived.
-        disconnected: whether the client has left.
-    """
-
-    __slots__ = ("_task", "arrived_s", "disconnected", "peer", "whole")
-
-    def __init__(self, arrived_s: float, peer: Any = None) -> None:
-        self.arrived_s = arrived_s
-        self.peer = peer
-        self.whole = self.disconnected = False
-        self._task: asyncio.Task[Any] | None = None
-
-    def cancel_on_disconnect(self) -> None:
-        """Cancels the current task once the client has left, because its answer would not be read."""
-        self._task = asyncio.current_task()
-        if self.disconnected and self._task is not None:
-            self._task.cancel()
-
-    def disconnect(self) -> None:
-        """Notes that the client has left."""
-        self.disconnected = True
-        if self._task is not None:
-            self._task.cancel()
-
-
-def request_info(scope: Scope) -> RequestInfo:
-    """Returns the facts about a request; under another ASGI server it arrives now."""
-    info = scope.get("state", {}).get(_STATE_KEY)
-    return info if isinstance(info, RequestInfo) else RequestInfo(SYSTEM_CLOCK.monotonic_s())
-
-
 class _RequestFaultError(Exception):
     """The bytes are no request that this server accepts."""
 
@@ -195,7 +155,6 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, server: HttpServer, accepted: socket.socket) -> None:
         super().__init__(server.config, server.state, {}, asyncio.get_running_loop())
-        self.timeout_keep_alive = server.limits.idle_s  # type: ignore[assignment]  # a float does as well
         self._server = server
         self._socket = accepted
         self._limits = server.limits
@@ -208,6 +167,7 @@ class Connection(HttpToolsProtocol):
         self._replaying = self._lingering = False
         self._unread_bytes = 0  # since the last body, whether or not the parser has made a header of them
         self._head_bytes = 0  # of this message's head and trailer
+        self._idle_since_s: float | None = self.loop.time()  # None during a request
         self._refusal = b""  # sent after the answers that are due; nothing more is read
 
     @property
@@ -230,7 +190,7 @@ class Connection(HttpToolsProtocol):
         tls, peers = transport.get_extra_info("ssl_object"), self._server.peers
         if tls is not None and peers is not None and (certificate := tls.getpeercert(binary_form=True)) is not None:
             self._peer = peers.connected(certificate, self)
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._end_if_idle()
         if self._server.stopping:
             self.shutdown()
 
@@ -262,7 +222,7 @@ class Connection(HttpToolsProtocol):
         if self._refusal:
             self.flow.pause_reading()  # until the next answer is sent: a flood must not delay the answers that are due
             return
-        self._unset_keepalive_if_required()
+        self._idle_since_s = None
         self._unread_bytes += len(data)
         self._ended_whole = False
         try:
@@ -339,7 +299,7 @@ class Connection(HttpToolsProtocol):
         if self._is_answering() and len(self.pipeline) >= self._limits.pipelined:
             raise _RequestFaultError(400, f"More than {self._limits.pipelined} requests are pipelined; send fewer.")
         self._info = RequestInfo(self._server.clock.monotonic_s() - age_s(self._socket), self._peer)
-        self.scope["state"][_STATE_KEY] = self._info
+        self.scope["state"][STATE_KEY] = self._info
         self.server_state.default_headers = _date_header(int(time()))
         super().on_headers_complete()
         self._has_cycle = True
@@ -440,10 +400,15 @@ class Connection(HttpToolsProtocol):
             vars(self._answering).pop(
                 "send", None
             )  # it refers to the cycle: only the garbage collector would free both
-        if self._refusal and not self.pipeline and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._refusal:
             self._end_refusing()
         else:
-            super().on_response_complete()
+            self._idle_since_s = self.loop.time()
 
     def shutdown(self) -> None:
         """Closes the connection after the answers that are due."""
@@ -469,6 +434,15 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         else:
             super().timeout_keep_alive_handler()
+
+    def _end_if_idle(self) -> None:
+        """Ends the connection if it has been idle for too long, or looks again: one timer serves all requests."""
+        since_s, limit_s = self._idle_since_s, self._limits.idle_s
+        left_s = limit_s if since_s is None else since_s + limit_s - self.loop.time()
+        if left_s > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(left_s, self._end_if_idle)
+        else:
+            self.timeout_keep_alive_handler()
 
     def _refuse(self, fault: _RequestFaultError) -> None:
         """Ends the connection with an error, after the answers to the requests before."""

@@ -365,7 +365,8 @@ def request_head(values: dict[str, Any], limits: Limits) -> RequestHead:
     return RequestHead(_echoed_id(values, limits), outputs.requested(values, limits), parameters)
 
 
-_heads: dict[tuple[bytes, Limits], tuple[RequestHead, tuple[DescribedTensor, ...]]] = {}
+# The limits with which each was checked, what it says, and its tensors.
+_heads: dict[bytes, tuple[Limits, RequestHead, tuple[DescribedTensor, ...]]] = {}
 
 
 def read_request_head(
@@ -378,16 +379,17 @@ def read_request_head(
     key = None
     if header_length is not None and 0 < header_length <= min(len(body), _REMEMBERED_BYTES):
         limits.check_body(len(body))
-        key = body[:header_length], limits
-        if (found := _heads.get(key)) is not None:
-            return *found, memoryview(body)[header_length:]
+        key = body[:header_length]
+        found = _heads.get(key)
+        if found is not None and found[0] is limits:
+            return found[1], found[2], memoryview(body)[header_length:]
     values, tail = split(body, header_length, limits)
     described = tuple(described_tensors("Input", "inputs", values.get("inputs"), limits))
     head = request_head(values, limits)
     if key is not None and all("data" not in each.entry for each in described):
         if len(_heads) >= _REMEMBERED_HEADS:
             _heads.clear()
-        _heads[key] = head, described
+        _heads[key] = limits, head, described
     return head, described, tail
 
 

@@ -27,12 +27,12 @@ from firstline_core.protocol.http_server import (
     Connection,
     HttpServer,
     Receive,
-    Scope,
     Send,
     ServerLimits,
     connections_within_descriptors,
 )
 from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.protocol.request_info import Scope
 
 TIMEOUT_S = 10.0
 SHORT_S = 0.2
@@ -658,7 +658,7 @@ def test_uvicorn_has_a_method_that_the_server_relies_on(owner: Any, attribute: s
     "attribute",
     [
         *("parser", "transport", "flow", "pipeline", "scope", "headers", "url", "cycle", "tasks", "server_state"),
-        *("expect_100_continue", "timeout_keep_alive", "timeout_keep_alive_task", "loop"),
+        *("expect_100_continue", "timeout_keep_alive_task", "loop"),
     ],
 )
 async def test_a_connection_has_an_attribute_that_the_server_relies_on(attribute: str) -> None:

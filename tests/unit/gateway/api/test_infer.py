@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.gateway import DIGITS, GatedExecutor, gateway_of
 
-from firstline_core.protocol.http_server import RequestInfo
+from firstline_core.protocol.request_info import RequestInfo
 from firstline_gateway.api.infer import InferenceApp
 from firstline_gateway.settings.load import load
 
