@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
-import numpy as np
-
+from firstline.workbench.observe import image_tensor
 from firstline.workbench.splitting.checkpoint import Checkpoint
 from firstline.workbench.splitting.measure import full_of, halves
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, Tensor
+from firstline_core.types import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class CutModel:
     def __init__(self, bundle: Bundle, cuts: tuple[CutAt, ...]) -> None:
         options, stack = RuntimeOptions(threads=1), ExitStack()
         self._whole = load_model(bundle, full_of(bundle), options)
-        self._name = bundle.manifest.input.name
+        self._input = bundle.manifest.input
         self._halves = [stack.enter_context(halves(bundle, cut.tensor, options)) for cut in cuts]
         self._forms: list[Checkpoint] = [
             next(form for form in made.checkpoints() if form.form == cut.form)
@@ -62,9 +61,7 @@ class CutModel:
         return int(self._halves[cut].finish(self._forms[cut].unpack(checkpoint), self._whole).argmax())
 
     def _prepared(self, encoded: bytes) -> Array:
-        element = np.empty(1, object)
-        element[0] = encoded
-        return self._whole.prepare(Tensor(self._name, element))
+        return self._whole.prepare(image_tensor(self._input, encoded))
 
 
 _HEAD = struct.Struct("<iI")  # which cut (-1: the input itself), and how many bytes follow

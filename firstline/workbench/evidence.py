@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from firstline.client.sync_client import Client
 from firstline.workbench.dataset import Dataset
-from firstline.workbench.observe import Progress, observe
+from firstline.workbench.observe import Progress, image_tensor, observe
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
@@ -25,7 +25,7 @@ from firstline_core.errors import ConfigError, ProtocolError, RequestError, Unau
 from firstline_core.routing.certificate import Contract
 from firstline_core.routing.policy import Probabilities
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import PROBABILITIES, InferResponse, Tensor
+from firstline_core.types import PROBABILITIES, InferResponse
 
 # Slow devices may take it; a lost one ends the command that much later.
 _TIMEOUT_MS = 60_000
@@ -278,9 +278,7 @@ def _row(response: InferResponse, manifest: Manifest, where: str) -> np.ndarray[
 
 
 def _here(model: LoadedModel, manifest: Manifest, encoded: bytes) -> int:
-    element = np.empty(1, object)
-    element[0] = encoded
-    return int(model.predict(Tensor(manifest.input.name, element)).argmax())
+    return int(model.predict(image_tensor(manifest.input, encoded)).argmax())
 
 
 def _on_gateway(gateway: Client, manifest: Manifest, encoded: bytes) -> int:

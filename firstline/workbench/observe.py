@@ -125,9 +125,14 @@ def images(spec: InputSpec, dataset: Dataset) -> Iterator[tuple[Sample, Tensor]]
             "bundle a preprocessing that starts with decode."
         )
     for sample, (encoded, _) in zip(dataset.samples, dataset.read(), strict=True):
-        element = np.empty(1, object)
-        element[0] = encoded
-        yield sample, Tensor(spec.name, element)
+        yield sample, image_tensor(spec, encoded)
+
+
+def image_tensor(spec: InputSpec, encoded: bytes) -> Tensor:
+    """Returns an encoded image as the bundle's input, of one row."""
+    element = np.empty(1, object)
+    element[0] = encoded
+    return Tensor(spec.name, element)
 
 
 @contextmanager

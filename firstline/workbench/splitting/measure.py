@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.dataset import UNLABELLED, Dataset
-from firstline.workbench.observe import Progress
+from firstline.workbench.observe import Progress, image_tensor
 from firstline.workbench.splitting.checkpoint import Checkpoint
 from firstline.workbench.splitting.graphs import onnx_cut, onnx_points, tflite_cut, tflite_points
 from firstline_core.bundle.loading import LoadedModel, load_model
@@ -127,7 +127,8 @@ def measure_splits(
     with ExitStack() as stack:
         whole = load_model(bundle, model, options)
         stack.callback(whole.close)
-        images = [(_tensor(bundle, encoded), len(encoded), label) for encoded, label in dataset.read()]
+        spec = bundle.manifest.input
+        images = [(image_tensor(spec, encoded), len(encoded), label) for encoded, label in dataset.read()]
         tensors, found = chosen(bundle, whole, images[0][0], at, options)
         cuts = [stack.enter_context(halves(bundle, tensor, options)) for tensor in tensors]
         _measure_row(whole, cuts, images[0][0], _Measurements())  # the first run includes lazy initialisation
@@ -268,9 +269,3 @@ def _form(tensor: str, checkpoint: Checkpoint, found: _Measurements, labels: NDA
         float((through != whole).mean()),
         float(((whole == labels).astype(int) - (through == labels)).mean()) if is_labelled else None,
     )
-
-
-def _tensor(bundle: Bundle, encoded: bytes) -> Tensor:
-    element = np.empty(1, object)
-    element[0] = encoded
-    return Tensor(bundle.manifest.input.name, element)
