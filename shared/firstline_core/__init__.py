@@ -1,1 +1,1 @@
-"""The language that both tiers speak: types, protocol, runtimes, bundles, routing, telemetry."""
+"""The code that both tiers use: types, protocols, runtimes, bundles, routing, fleet documents and telemetry."""

@@ -1,0 +1,34 @@
+"""The protocols of both tiers: the Open Inference Protocol V2 over HTTP, gRPC and MQTT, and the enrolment of devices.
+
+V2 messages
+    oip              requests and responses, with tensors in JSON or as binary data
+    tensors          one tensor in each of the two forms
+    outputs          requested outputs, and classes as strings
+    parameters       parameters of requests
+    answer           the answer's metadata as parameters of a response
+    limits           limits of one message
+    data_plane       the interface of a tier to its transports
+    extensions       Triton's repository, model configuration and statistics
+    file_inference   inference by file, for callers without tensors
+
+HTTP
+    http             errors and statuses, headers, bodies and replies, independent of a web framework
+    http_server      the server of both tiers, on uvicorn
+    arrival          when bytes reached this machine
+    asgi             requests and replies of an ASGI application
+    openapi          descriptions of routes
+    http_client      every httpx client
+
+gRPC
+    grpc             messages, service and server
+    protobuf         a reader of the wire format, also for ONNX files
+
+MQTT
+    mqtt_messages    topics, requests and answers, settings and errors
+    mqtt_connection  one connection, on paho
+    mqtt             a client that stays connected
+
+Others
+    enrolment        join tokens, enrolment requests, and names in certificates
+    backoff          random delays between retries
+"""

@@ -1,1 +1,1 @@
-"""Model runtimes behind one small interface: one file per runtime, nothing else imports it."""
+"""Runtimes of models, the times of their batches, and the process that runs them: its priority, memory and threads."""
