@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from asyncio import to_thread, wrap_future
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
@@ -14,6 +13,7 @@ from firstline_core.errors import UnknownModelError
 from firstline_core.protocol.tensors import shown
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import iso_time
 from firstline_core.types import ModelKey
 from firstline_gateway.api.auth import Access, Principal
 from firstline_gateway.api.messages import json_response
@@ -118,9 +118,9 @@ def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -
         "risk": pool.risk,
         "e_value": audit.e_value(pool.state),
         "e_value_peak": pool.state.peak,
-        "alarmed_since": None if pool.alarmed_s is None else _date(pool.alarmed_s),
-        "first_audit": _date(pool.first_s),
-        "last_audit": _date(pool.last_s),
+        "alarmed_since": None if pool.alarmed_s is None else iso_time(pool.alarmed_s),
+        "first_audit": iso_time(pool.first_s),
+        "last_audit": iso_time(pool.last_s),
         "devices": contracts.devices(key),
         "devices_last_hour": contracts.devices_last_hour(model),
         "escalations_per_hour": contracts.quota_per_device(model),
@@ -132,7 +132,7 @@ def _contribution(one: Contribution) -> dict[str, Any]:
         "device": one.device,
         "audits": one.audits,
         "disagreements": one.disagreements,
-        "last_audit": _date(one.last_s),
+        "last_audit": iso_time(one.last_s),
     }
 
 
@@ -144,9 +144,9 @@ def _device_alarms(repository: Repository, alarms: Sequence[DeviceAlarm]) -> lis
             "variant": _variant(repository, alarm.model, alarm.edge_digest),
             "edge_digest": alarm.edge_digest,
             "device": alarm.device,
-            "since": _date(alarm.since_s),
-            "last_said": _date(alarm.last_s),
-            "ended": None if alarm.ended_s is None else _date(alarm.ended_s),
+            "since": iso_time(alarm.since_s),
+            "last_said": iso_time(alarm.last_s),
+            "ended": None if alarm.ended_s is None else iso_time(alarm.ended_s),
         }
         for alarm in alarms[:_DEVICES_SHOWN]
     ]
@@ -167,10 +167,6 @@ def _model(bundle: str, version: str) -> ModelKey:
     # int() of very long texts takes long.
     is_number = version.isascii() and version.isdigit() and len(version) <= 18
     return ModelKey(bundle, int(version) if is_number else 0)
-
-
-def _date(wall_s: float) -> str:
-    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds")
 
 
 def _log_change(principal: str, event: str, model: ModelKey, **facts: object) -> None:

@@ -6,10 +6,10 @@ import argparse
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from firstline_core.errors import ConfigError
+from firstline_core.telemetry.wording import iso_time
 from firstline_gateway.commands.base import add_command, settings_of, show
 from firstline_gateway.identity.principals import SCOPES
 
@@ -112,4 +112,4 @@ def _transaction(arguments: argparse.Namespace) -> Iterator[Connection]:
 
 
 def _date(wall_s: float | None) -> str | None:
-    return None if wall_s is None else datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds")
+    return None if wall_s is None else iso_time(wall_s)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 
 from sqlalchemy import Connection
 
@@ -18,6 +17,7 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import RateLimitedError, UnauthorizedError
 from firstline_core.protocol import http_server
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import iso_time
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.credentials import ApiKey, Changes, Credentials, read_changes
@@ -167,7 +167,8 @@ class Gatekeeper:
             )
         if key.expires_s is not None and key.expires_s <= self._clock.wall_s():
             raise UnauthorizedError(
-                f"The API key '{key.name}' expired on {_date(key.expires_s)}; ask the gateway's operator for a new one."
+                f"The API key '{key.name}' expired on {iso_time(key.expires_s)}; ask the gateway's operator for a "
+                "new one."
             )
         if (rate := key.requests_per_s) is not None:
             wait_s = self._buckets.take(key.sha256, self._clock.monotonic_s(), per_s=rate, burst=max(1.0, rate))
@@ -207,19 +208,19 @@ class Gatekeeper:
         device = certificate.device
         if issued.revoked_s is not None:
             raise UnauthorizedError(
-                f"The certificate of '{device}' was revoked on {_date(issued.revoked_s)}; to let the device in again, "
-                "enrol it with a new join token."
+                f"The certificate of '{device}' was revoked on {iso_time(issued.revoked_s)}; to let the device in "
+                "again, enrol it with a new join token."
             )
         now_s = self._clock.wall_s()
         if now_s < certificate.not_before_s:
             raise UnauthorizedError(
-                f"The certificate of '{device}' is valid from {_date(certificate.not_before_s)} on, and here it is "
-                f"{_date(now_s)}; is the gateway's clock right?"
+                f"The certificate of '{device}' is valid from {iso_time(certificate.not_before_s)} on, and here it is "
+                f"{iso_time(now_s)}; is the gateway's clock right?"
             )
         if now_s > certificate.not_after_s + (self._grace_s if renewing else 0):
             late = now_s > certificate.not_after_s + self._grace_s
             raise UnauthorizedError(
-                f"The certificate of '{device}' expired on {_date(certificate.not_after_s)}; "
+                f"The certificate of '{device}' expired on {iso_time(certificate.not_after_s)}; "
                 + ("enrol the device with a new join token." if late else "renew it.")
             )
         return device
@@ -259,7 +260,3 @@ class Gatekeeper:
         async with self._lock:
             await self._refresh()
         self.credentials.remove_expired(self._clock.wall_s(), self._grace_s + REMEMBERED_S)
-
-
-def _date(wall_s: float) -> str:
-    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds")

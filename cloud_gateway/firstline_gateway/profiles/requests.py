@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,6 +14,7 @@ from firstline_core.fleet.profiles import NewProfileRequest, ProfileRequest, Pro
 from firstline_core.fleet.twin import REQUESTS, Desired, Profiling, ProfilingState
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import duration_text, time_text
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.devices import Device
@@ -25,7 +25,6 @@ from firstline_gateway.store.store import Store
 _AT_ONCE = 100  # devices whose requests end in one transaction
 _SILENT_S = 900.0
 """A device reports at least this often."""
-_UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 
 log = logger(__name__)
 
@@ -219,7 +218,7 @@ def _state(
         return ProfilingState.DONE, ""
     if request.has_expired(now_s):
         why = request.why if request.ended_s is not None else why_not(device, request, now_s)
-        over = f"The request of {_moment(request.asked_s)} ended on {_moment(request.until_s)}; ask again."
+        over = f"The request of {time_text(request.asked_s)} ended on {time_text(request.until_s)}; ask again."
         return ProfilingState.EXPIRED, f"{over} {why}".rstrip()
     offline = _offline(device, now_s)
     if reported is not None:
@@ -227,7 +226,7 @@ def _state(
         return reported.state, f"{offline} It continues when it is back." if waits else reported.message
     if _is_not_understood(device, request):
         return ProfilingState.UNKNOWN, f"{_old_agent(device)} Update it, then it measures, or cancel the request."
-    valid = f"The request stays valid until it is back, or until {_moment(request.until_s)}."
+    valid = f"The request stays valid until it is back, or until {time_text(request.until_s)}."
     return ProfilingState.SENT, f"{offline} {valid}" if offline else f"{device.name} has not received it yet."
 
 
@@ -255,9 +254,4 @@ def _offline(device: Device, now_s: float) -> str:
     silent_s = max(0.0, now_s - device.last_seen_s)
     if device.online and silent_s < _SILENT_S:
         return ""
-    unit_s, unit = next(((unit_s, unit) for unit_s, unit in _UNITS if silent_s >= 2 * unit_s), (1.0, "seconds"))
-    return f"{device.name} is offline: it was last seen {silent_s / unit_s:.0f} {unit} ago."
-
-
-def _moment(wall_s: float) -> str:
-    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"{device.name} is offline: it was last seen {duration_text(silent_s)} ago."

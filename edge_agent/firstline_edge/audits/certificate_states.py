@@ -24,7 +24,6 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +35,7 @@ from firstline_core.routing.tightening import EVERYTHING, tightened
 from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.telemetry.wording import counted
+from firstline_core.telemetry.wording import counted, iso_time
 from firstline_core.types import ContractNotice
 from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, RecordFile, begun, key_of
@@ -456,4 +455,4 @@ def _by_contract(
 
 
 def _shown(wall_s: float) -> str:
-    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return iso_time(wall_s).replace("+00:00", "Z")

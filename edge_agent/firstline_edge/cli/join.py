@@ -12,13 +12,13 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.enrolment import JoinToken, parse_join_token
 from firstline_core.storage.secrets import read_secret
+from firstline_core.telemetry.wording import time_text
 from firstline_edge.cli.agent_api import agent_url
 from firstline_edge.cli.output import print_json, print_line
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.renewal import CHECK_S, restart_needed
 from firstline_edge.identity.time_floor import TimeFloor
-from firstline_edge.identity.tls import time_text
 from firstline_edge.settings.identity import Identity, readable_identity
 from firstline_edge.settings.settings import EdgeSettings
 

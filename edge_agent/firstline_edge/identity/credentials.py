@@ -8,9 +8,10 @@ from email.utils import parsedate_to_datetime
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import time_text
 from firstline_edge.identity.files import IdentityFiles, Revision
 from firstline_edge.identity.time_floor import TimeFloor
-from firstline_edge.identity.tls import DeviceContext, device_context, time_text
+from firstline_edge.identity.tls import DeviceContext, device_context
 from firstline_edge.settings.identity import Identity
 from firstline_edge.settings.settings import EdgeSettings
 

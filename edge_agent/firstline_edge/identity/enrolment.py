@@ -46,8 +46,9 @@ from firstline_core.protocol.enrolment import (
 from firstline_core.protocol.http import JSON_TYPE, error_from, read_body
 from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_async_client
 from firstline_core.protocol.limits import Limits
+from firstline_core.telemetry.wording import time_text
 from firstline_edge.identity.files import IdentityFiles
-from firstline_edge.identity.tls import device_context, time_text, unverified_context
+from firstline_edge.identity.tls import device_context, unverified_context
 from firstline_edge.settings.identity import Identity
 
 _TIMEOUT_S = 15.0

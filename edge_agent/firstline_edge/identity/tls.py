@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 TimeCheck = Callable[[float, float], str]
 """Takes a certificate's begin and end (wall time, seconds), and returns what is wrong with them; "" if nothing is."""
@@ -66,11 +65,6 @@ def times_of(certificate: dict[str, object]) -> tuple[float, float]:
         float(ssl.cert_time_to_seconds(str(certificate["notBefore"]))),
         float(ssl.cert_time_to_seconds(str(certificate["notAfter"]))),
     )
-
-
-def time_text(wall_s: float) -> str:
-    """Returns a wall time for people."""
-    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _check_times(connection: ssl.SSLObject | ssl.SSLSocket) -> None:

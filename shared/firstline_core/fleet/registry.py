@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct
 
 from firstline_core.fleet.target import Variant
+from firstline_core.telemetry.wording import duration_text, time_text
 from firstline_core.types import Name, Sha256
 
 REGISTRY_PATH = "/fleet/v1/registry"
@@ -163,13 +163,6 @@ def expiry_warnings(expires_s: Mapping[str, float], now_s: float) -> dict[str, s
         left_s = end_s - now_s
         if left_s < _WARN_S[role]:
             what = "The devices' certificate authority" if role == AUTHORITY else f"The {role} metadata"
-            when = datetime.fromtimestamp(end_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-            tense = f"ends in {_long(left_s)}, on" if left_s > 0 else "ended on"
-            found[role] = f"{what} {tense} {when}; {_REMEDY[role]}."
+            tense = f"ends in {duration_text(left_s)}, on" if left_s > 0 else "ended on"
+            found[role] = f"{what} {tense} {time_text(end_s)}; {_REMEDY[role]}."
     return found
-
-
-def _long(seconds: float) -> str:
-    if seconds >= 2 * DAY_S:
-        return f"{seconds / DAY_S:.0f} days"
-    return f"{seconds / HOUR_S:.0f} hours" if seconds >= 2 * HOUR_S else f"{seconds / 60:.0f} minutes"

@@ -1,8 +1,28 @@
-"""Text for people in messages, logs and tables."""
+"""Text for people in messages, logs and tables: counts, durations and times."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
+
+_UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
     """Returns a number with its noun: "1 device", "10,000 devices"; `things` is an irregular plural."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
+
+
+def duration_text(seconds: float) -> str:
+    """Returns a duration in the largest unit of which there are at least two: "3 days", "90 minutes"."""
+    unit_s, unit = next(((unit_s, unit) for unit_s, unit in _UNITS if seconds >= 2 * unit_s), (1.0, "seconds"))
+    return f"{seconds / unit_s:.0f} {unit}"
+
+
+def time_text(wall_s: float) -> str:
+    """Returns a wall time in UTC, to the minute."""
+    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def iso_time(wall_s: float) -> str:
+    """Returns a wall time by ISO 8601 in UTC, to the second."""
+    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds")
