@@ -32,7 +32,7 @@ from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.fleet.report import running_models
 from firstline_edge.fleet.start import note_start
 from firstline_edge.fleet.twin import read_desired
-from firstline_edge.fleet.updates.installation import manifest_sha256
+from firstline_edge.fleet.updates.installation import Installer, manifest_sha256
 from firstline_edge.fleet.updates.model_store import ModelStore
 from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
 from firstline_edge.fleet.updates.state_machine import TrialLimits
@@ -179,13 +179,12 @@ class Agent:
         )
         return UpdateServices(
             self.store,
-            self._line,
+            Installer(self._line, self._clock, self._rng, jitter_s=30.0),
             serving,
             clock=self._clock,
             now_s=self._clock.wall_s,
             rng=self._rng,
             limits=TrialLimits(),
-            jitter_s=30.0,
         )
 
     def _answered(self, held: DeviceModel) -> tuple[int, int]:

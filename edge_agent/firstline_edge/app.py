@@ -399,6 +399,7 @@ class EdgeAgent:
         from firstline_edge.fleet.configuration.configurator import Configurator
         from firstline_edge.fleet.configuration.settings_changes import SettingsAdoption
         from firstline_edge.fleet.report import device_hardware
+        from firstline_edge.fleet.updates.installation import Installer
         from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
         from firstline_edge.fleet.updates.registry import GatewayRegistry
         from firstline_edge.fleet.updates.state_machine import TrialLimits
@@ -415,16 +416,21 @@ class EdgeAgent:
             answered=counts.answered_of,
             hardware=partial(device_hardware, self.state.path, several=settings.adaptation.enabled),
         )
+        installer = Installer(
+            registry,
+            clock,
+            rng,
+            bytes_per_s=settings.fleet.download_bytes_per_s,
+            jitter_s=settings.fleet.download_jitter_s,
+        )
         services = UpdateServices(
             start.store,
-            registry,
+            installer,
             serving,
             clock=clock,
             now_s=now_s,
             rng=rng,
             limits=limits,
-            bytes_per_s=settings.fleet.download_bytes_per_s,
-            jitter_s=settings.fleet.download_jitter_s,
             changed=start.changes.set,
         )
         adoption = SettingsAdoption(

@@ -32,6 +32,7 @@ from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.configuration.configuration_store import ConfigurationStore, start_configuration
 from firstline_edge.fleet.configuration.configurator import Configurator
+from firstline_edge.fleet.updates.installation import Installer
 from firstline_edge.fleet.updates.model_store import ModelStore
 from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
 from firstline_edge.fleet.updates.state_machine import TrialLimits
@@ -202,13 +203,12 @@ class Device:
                     store.roll_back(NAME, "damaged", error.message, self.clock.wall_s())
         services = UpdateServices(
             store,
-            self.registry,
+            Installer(self.registry, self.clock, random.Random(1), off_loop=here),
             self.serving,
             clock=self.clock,
             now_s=self.clock.wall_s,
             rng=random.Random(1),
             limits=TrialLimits(self.tries, 60.0),
-            off_loop=here,
         )
         self.updater = Updater(services)
 

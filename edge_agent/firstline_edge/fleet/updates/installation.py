@@ -6,13 +6,14 @@ also in another process, and files that are on the device already are copied.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import random
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +30,9 @@ from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.updates.state_machine import TEMPORARY, Slot
 
 log = logger(__name__)
+
+OffLoop = Callable[..., Awaitable[Any]]
+"""Runs a blocking call."""
 
 _RETRY_S, _RETRY_MAX_S = 2.0, 600.0
 _RESERVE_BYTES = 16 << 20
@@ -254,44 +258,75 @@ class SlotFiles:
         shutil.rmtree(self.path(slot), ignore_errors=True)
 
 
-@dataclass(kw_only=True)
-class Installation:
-    """Fills one slot.
+@dataclass(slots=True)
+class Progress:
+    """The progress of one installation.
 
     Args:
-        slots: of the model.
-        slot: to be filled; nothing else relies on it.
-        required: the files that belong in it.
-        registry: of the files.
-        elsewhere: bundles on this device, whose files may be copied.
-        free_bytes: on the disk; None if unknown.
-        rate: limits the speed of downloads.
-        jitter_s: longest random delay before the first request; it prevents a thundering herd.
-        clock: for waits.
-        rng: for jitter.
-        off_loop: runs a blocking call in a thread.
-
-    Attributes:
         received_bytes: of all required files.
         problem: why the download is interrupted; "" if it is not.
     """
 
-    slots: SlotFiles
-    slot: Slot
-    required: RequiredFiles
-    registry: Registry
-    elsewhere: list[Path]
-    free_bytes: int | None
-    rate: RateLimit
-    jitter_s: float
-    clock: Clock
-    rng: random.Random
-    off_loop: Callable[..., Awaitable[Any]]
-    received_bytes: int = field(default=0, init=False)
-    problem: str = field(default="", init=False)
+    received_bytes: int = 0
+    problem: str = ""
 
-    async def run(self) -> None:
+    def count(self, size_bytes: int) -> None:
+        """Adds received bytes."""
+        self.received_bytes += size_bytes
+
+
+class Installer:
+    """Fills slots with signed bundles; all models of a device share its download speed.
+
+    Args:
+        registry: of the files.
+        clock: for waits.
+        rng: for jitter.
+        bytes_per_s: download speed of all models together; 0 means no limit.
+        jitter_s: longest random delay before a download; it prevents a thundering herd.
+        off_loop: runs a blocking call; `asyncio.to_thread` except in simulations.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        bytes_per_s: float = 0.0,
+        jitter_s: float = 0.0,
+        off_loop: OffLoop = asyncio.to_thread,
+    ) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._rng = rng
+        self._rate = RateLimit(bytes_per_s, clock)
+        self._jitter_s = jitter_s
+        self.off_loop = off_loop
+
+    async def files(self) -> dict[str, SignedFile]:
+        """Returns all signed files by path; see `Registry.files`."""
+        return await self._registry.files()
+
+    async def fill(
+        self,
+        slots: SlotFiles,
+        slot: Slot,
+        required: RequiredFiles,
+        *,
+        elsewhere: Sequence[Path],
+        free_bytes: int | None,
+        progress: Progress,
+    ) -> None:
         """Returns when the slot holds the signed bundle.
+
+        Args:
+            slots: of the model.
+            slot: to be filled; nothing else relies on it.
+            required: the files that belong in it.
+            elsewhere: bundles on this device, whose files may be copied.
+            free_bytes: on the disk; None if unknown.
+            progress: updated on the way.
 
         Raises:
             NoRoomError: it does not fit.
@@ -299,61 +334,57 @@ class Installation:
             FirstlineError: a permanent refusal.
             OSError: the disk refuses.
         """
-        files = self.required.files
-        freed_bytes = await self.off_loop(self.slots.begin, self.slot, files)
-        missing = await self.off_loop(self.slots.missing, self.slot, files, self.elsewhere)
+        files = required.files
+        freed_bytes = await self.off_loop(slots.begin, slot, files)
+        missing = await self.off_loop(slots.missing, slot, files, elsewhere)
         missing_bytes = sum(file.size_bytes for inside, file in files if inside in missing)
-        self.received_bytes = self.required.size_bytes - missing_bytes + self.slots.partial_bytes()
-        self._check_room(missing_bytes - self.slots.partial_bytes(), freed_bytes)
+        progress.received_bytes = required.size_bytes - missing_bytes + slots.partial_bytes()
+        if free_bytes is not None:
+            _check_room(missing_bytes - slots.partial_bytes(), free_bytes + freed_bytes)
         if missing:
-            await self.clock.sleep(self.rng.uniform(0, self.jitter_s))
+            await self._clock.sleep(self._rng.uniform(0, self._jitter_s))
         for inside, file in files:
             if inside in missing:
-                await self._fetch(inside, file)
-        self.received_bytes = self.required.size_bytes
-        await self.off_loop(self.slots.finish, self.slot)
-        manifest = (await self.off_loop(open_bundle, self.slots.path(self.slot))).manifest
-        if (manifest.name, manifest.version) != (self.required.name, self.required.version):
+                await self._fetch(slots, slot, inside, file, progress)
+        progress.received_bytes = required.size_bytes
+        await self.off_loop(slots.finish, slot)
+        manifest = (await self.off_loop(open_bundle, slots.path(slot))).manifest
+        if (manifest.name, manifest.version) != (required.name, required.version):
             raise IntegrityError(
-                f"What is signed as {self.required.name} version {self.required.version} says that it is "
+                f"What is signed as {required.name} version {required.version} says that it is "
                 f"{manifest.name} version {manifest.version}; sign it as what it is."
             )
 
-    def _check_room(self, missing_bytes: int, freed_bytes: int) -> None:
-        if self.free_bytes is None:
-            return
-        free_bytes = self.free_bytes + freed_bytes
-        if missing_bytes + _RESERVE_BYTES > free_bytes:
-            raise NoRoomError(
-                f"{missing_bytes} bytes are still to come, and {free_bytes} are free, of which {_RESERVE_BYTES} stay "
-                "free; make room in the state directory."
-            )
-
-    async def _fetch(self, inside: str, file: SignedFile) -> None:
+    async def _fetch(self, slots: SlotFiles, slot: Slot, inside: str, file: SignedFile, progress: Progress) -> None:
         """Downloads one file and moves it into the slot; retries temporary errors without an end."""
         failures = mismatches = 0
         while True:
-            before_bytes = self.received_bytes
+            before_bytes = progress.received_bytes
             try:
-                await download(self.registry, file, self.slots.partial(file.sha256), self.rate, self._count)
-                await self.off_loop(self.slots.place, self.slot, inside, file)
-                self.problem = ""
+                await download(self._registry, file, slots.partial(file.sha256), self._rate, progress.count)
+                await self.off_loop(slots.place, slot, inside, file)
+                progress.problem = ""
                 return
             except IntegrityError:
                 mismatches += 1
-                self.received_bytes = max(0, self.received_bytes - file.size_bytes)
+                progress.received_bytes = max(0, progress.received_bytes - file.size_bytes)
                 if mismatches == _MISMATCH_LIMIT:
                     raise
             except TEMPORARY as error:
-                failures = 0 if self.received_bytes > before_bytes else failures + 1
-                if self.problem == "":
+                failures = 0 if progress.received_bytes > before_bytes else failures + 1
+                if progress.problem == "":
                     log.warning("download interrupted; resuming", file=file.path, error=error.message)
-                self.problem = error.message
-                pause_s = full_jitter_s(self.rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
-                await self.clock.sleep(max(pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S)))
+                progress.problem = error.message
+                pause_s = full_jitter_s(self._rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
+                await self._clock.sleep(max(pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S)))
 
-    def _count(self, size_bytes: int) -> None:
-        self.received_bytes += size_bytes
+
+def _check_room(missing_bytes: int, free_bytes: int) -> None:
+    if missing_bytes + _RESERVE_BYTES > free_bytes:
+        raise NoRoomError(
+            f"{missing_bytes} bytes are still to come, and {free_bytes} are free, of which {_RESERVE_BYTES} stay "
+            "free; make room in the state directory."
+        )
 
 
 def manifest_sha256(path: Path) -> str:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -21,14 +20,7 @@ from firstline_core.fleet.target import find_bundle
 from firstline_core.fleet.twin import DesiredModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.telemetry.logs import logger
-from firstline_edge.fleet.updates.installation import (
-    Installation,
-    RateLimit,
-    Registry,
-    SlotFiles,
-    manifest_sha256,
-    required_files,
-)
+from firstline_edge.fleet.updates.installation import Installer, Progress, SlotFiles, manifest_sha256, required_files
 from firstline_edge.fleet.updates.model_store import ModelStore
 from firstline_edge.fleet.updates.state_machine import Record, Slot, TrialLimits, UpdateStateMachine
 from firstline_edge.fleet.updates.trial import Serving
@@ -45,33 +37,23 @@ class UpdateServices:
 
     Args:
         store: the installed models.
-        registry: of the signed bundles.
+        installer: fills slots with signed bundles.
         serving: the models that answer.
         clock: for durations.
         now_s: returns the wall time in seconds, for windows and expiry.
         rng: for jitter.
         limits: of trials.
-        bytes_per_s: download speed of all models together; 0 means no limit.
-        jitter_s: longest random delay before a download; it prevents a thundering herd.
         changed: called whenever the state of an update changes.
-        off_loop: runs a blocking call; `asyncio.to_thread` except in simulations.
     """
 
     store: ModelStore
-    registry: Registry
+    installer: Installer
     serving: Serving
     clock: Clock
     now_s: Callable[[], float]
     rng: random.Random
     limits: TrialLimits
-    bytes_per_s: float = 0.0
-    jitter_s: float = 0.0
     changed: Callable[[], None] = lambda: None
-    off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread
-    rate: RateLimit = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", RateLimit(self.bytes_per_s, self.clock))
 
 
 class ModelUpdates(UpdateStateMachine[DesiredModel]):
@@ -88,7 +70,8 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
         self._services = services
         self._store = services.store
         self._files = SlotFiles(services.store.folder / name)
-        self._installation: Installation | None = None
+        self._off_loop = services.installer.off_loop
+        self._progress: Progress | None = None
 
     @property
     def record(self) -> Record[DesiredModel] | None:
@@ -104,48 +87,44 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
     def update(self) -> Update | None:
         """Returns the state of the latest update; None if there was none."""
         record = self.record
-        if record is None or self._installation is None:
+        if record is None or self._progress is None:
             return None if record is None else record.update()
-        return replace(record, message=self._installation.problem).update(self._installation.received_bytes)
+        return replace(record, message=self._progress.problem).update(self._progress.received_bytes)
 
     def _check_rollback(self) -> None:
         self._store.check_rollback(self._name)
 
     async def _runs(self, desired: DesiredModel) -> bool:
         path = self._store.path(self._name, self._running_slot()) or self._services.serving.place(self._name)
-        return path is not None and await self._services.off_loop(manifest_sha256, path) == desired.sha256
+        return path is not None and await self._off_loop(manifest_sha256, path) == desired.sha256
 
     async def _install(self, record: Record[DesiredModel], desired: DesiredModel) -> None:
         """Fills the spare slot and verifies it; stopped if the fleet desires something else meanwhile."""
         services, name = self._services, self._name
-        files = await self._inbox.while_desired(services.registry.files(), desired)
+        files = await self._inbox.while_desired(services.installer.files(), desired)
         device = await services.serving.hardware()
         required = required_files(find_bundle(files, name, desired.version), desired, device)
         pointer = self._store.pointer(name)
         slot = pointer.spare
         if pointer.cleared() != pointer:
-            await services.off_loop(self._store.point, name, pointer.cleared())
+            await self._off_loop(self._store.point, name, pointer.cleared())
         if record.state is not _S.DOWNLOADING or record.slot != slot:
             begun = replace(record, state=_S.DOWNLOADING, slot=slot, total_bytes=required.size_bytes)
             await self._write(replace(begun, reason="", message="", since_s=services.now_s()))
         elsewhere = (self._store.path(name, "a" if slot == "b" else "b"), services.serving.place(name))
-        self._installation = installation = Installation(
-            slots=self._files,
-            slot=slot,
-            required=required,
-            registry=services.registry,
+        self._progress = progress = Progress()
+        filling = services.installer.fill(
+            self._files,
+            slot,
+            required,
             elsewhere=[path for path in elsewhere if path is not None],
             free_bytes=device.free_bytes,
-            rate=services.rate,
-            jitter_s=services.jitter_s,
-            clock=services.clock,
-            rng=services.rng,
-            off_loop=services.off_loop,
+            progress=progress,
         )
         try:
-            await self._inbox.while_desired(installation.run(), desired)
+            await self._inbox.while_desired(filling, desired)
         finally:
-            self._installation = None
+            self._progress = None
         await self._note(_S.VERIFIED)
 
     async def _begin_trial(self) -> None:
@@ -159,13 +138,13 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
         assert record is not None  # noqa: S101 (it is staged)
         prepared = await services.serving.prepare(self._files.path(record.slot), trial=True)
         on_trial = record.after(_S.TRIAL, services.now_s())
-        await services.off_loop(self._store.begin_trial, name, services.limits.tries, on_trial)
+        await self._off_loop(self._store.begin_trial, name, services.limits.tries, on_trial)
         self._report()
         await services.serving.exchange(name, prepared)
 
     async def _check_trial(self) -> float:
         if not self._store.pointer(self._name).in_trial:  # the disk took the commit and refused the record
-            await self._services.off_loop(self._store.correct_record, self._name, self._services.now_s())
+            await self._off_loop(self._store.correct_record, self._name, self._services.now_s())
             self._report()
             return 0.0
         return await super()._check_trial()
@@ -175,14 +154,14 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
 
     async def _commit(self) -> None:
         committed = self._store.pointer(self._name).committed()
-        await self._services.off_loop(self._store.point, self._name, committed)
+        await self._off_loop(self._store.point, self._name, committed)
         await self._note(_S.COMMITTED)
 
     async def _restore(self, reason: str, message: str) -> None:
         """Loads the previous model; if it cannot run, the bundle that the device was set up with."""
         services, name = self._services, self._name
         try:
-            await services.off_loop(self._store.roll_back, name, reason, message, services.now_s())
+            await self._off_loop(self._store.roll_back, name, reason, message, services.now_s())
         except OSError as error:
             log.error("rollback not stored yet", model=name, error=str(error))
         self._report()
@@ -197,7 +176,7 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
         await services.serving.exchange(name, prepared)
 
     async def _write(self, record: Record[DesiredModel]) -> None:
-        await self._services.off_loop(self._store.write, self._name, record)
+        await self._off_loop(self._store.write, self._name, record)
         self._report()
 
     def _set_in_memory(self, record: Record[DesiredModel]) -> None:
@@ -205,7 +184,7 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
         self._report()
 
     async def _settle(self) -> None:
-        await self._services.off_loop(self._store.settle, self._name)
+        await self._off_loop(self._store.settle, self._name)
 
     def _ends_on_disk_error(self, record: Record[DesiredModel]) -> bool:
         return record.state not in _COMPLETE  # a complete bundle waits until the disk takes a small file
@@ -217,9 +196,9 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
     async def _end(self, state: UpdateState, reason: str, message: str) -> None:
         """Ends an update that was not tried, and frees the disk space that it took."""
         record, pointer = self.record, self._store.pointer(self._name)
-        await self._services.off_loop(self._files.delete_partial)
+        await self._off_loop(self._files.delete_partial)
         if state is _S.FAILED and record is not None and record.slot not in ("", pointer.slot, pointer.previous):
-            await self._services.off_loop(self._files.clear, record.slot)
+            await self._off_loop(self._files.clear, record.slot)
         await super()._end(state, reason, message)
 
     def _report(self) -> None:
