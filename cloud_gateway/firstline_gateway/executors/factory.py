@@ -154,7 +154,7 @@ def _open_oip(
 
     oip = _oip(settings, found)
     return OipExecutor(
-        {served.key: far(served) for served in models},
+        models,
         open_transports(oip, settings.limits),
         oip,
         threads=settings.sessions,

@@ -20,8 +20,12 @@ from firstline_core.errors import (
     EngineUnavailableError,
     FirstlineError,
     LinkError,
+    QueueFullError,
+    RateLimitedError,
     RuntimeFailure,
+    SheddingError,
 )
+from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome
@@ -31,6 +35,8 @@ from firstline_gateway.executors.dispatch.member import Member
 # One repeat is allowed for so many batches, and so many repeats are saved up for the death of an executor.
 _BATCHES_PER_REPEAT, _MOST_REPEATS = 10, 64
 _MOST_EXECUTORS = 3
+# Hedges saved up for one hiccup of one executor, if their share of all batches is limited.
+_MOST_HEDGES = 5.0
 # A batch is late once it has taken so many times what was expected, and at least so much longer.
 _LATE, _LATE_S = 3.0, 0.02
 # Expected time of a batch that was never measured on an executor: so many times the longest that is known elsewhere, or
@@ -78,14 +84,18 @@ class Attempts:
     Args:
         members: the executors.
         clock: for all durations.
+        hedge_share: of all batches that may run on a second executor because they are late; None for as many as other
+            repeats.
 
     Attributes:
         repeated: batches that ran once more, by the reason: "retry" (one failed), "late" (it took too long) or "probe".
     """
 
-    def __init__(self, members: Sequence[Member], clock: Clock) -> None:
+    def __init__(self, members: Sequence[Member], clock: Clock, hedge_share: float | None = None) -> None:
         self.members = members
         self.clock = clock
+        self._hedge_share = hedge_share
+        self._hedges = TokenBucket(_MOST_HEDGES if hedge_share else 0.0)
         self.repeated: Counter[str] = Counter()
         self._listeners: list[Callable[[], None]] = []
         self._batches = _BATCHES_PER_REPEAT * _MOST_REPEATS  # that no repeat was taken for yet
@@ -97,11 +107,26 @@ class Attempts:
     def earn(self) -> None:
         """Allows a share of a repeat, because a batch starts for the first time."""
         self._batches = min(_BATCHES_PER_REPEAT * _MOST_REPEATS, self._batches + 1)
+        self._hedges.earn(self._hedge_share or 0.0)
 
     def other(
-        self, work: Work, positions: Sequence[int], tried: Sequence[Member], within_s: float = math.inf
+        self,
+        work: Work,
+        positions: Sequence[int],
+        tried: Sequence[Member],
+        *,
+        within_s: float = math.inf,
+        is_cheap: bool = False,
     ) -> Member | None:
-        """Returns another executor that is expected to answer within the time, or None; takes one repeat."""
+        """Returns another executor that is expected to answer within the time, or None; takes one repeat.
+
+        Args:
+            work: the batch.
+            positions: of the requests to repeat.
+            tried: executors that had the batch.
+            within_s: finite for a batch that is late.
+            is_cheap: whether all earlier ones refused it at once, so that the repeat adds no load.
+        """
         if len(tried) >= min(_MOST_EXECUTORS, len(self.members)):
             return None
         key, now_s, rows = work.key, self.clock.monotonic_s(), work.rows(positions)
@@ -113,9 +138,14 @@ class Attempts:
         if found is None:
             return None
         done_s = found.done_s if found.run_s is not None else found.wait_s + self.presumed_s(key, rows)
-        if done_s > within_s or self._batches < _BATCHES_PER_REPEAT:
+        if done_s > within_s:
             return None
-        self._batches -= _BATCHES_PER_REPEAT
+        if within_s < math.inf and self._hedge_share is not None:
+            return found.executor if self._hedges.take(now_s) else None
+        if not is_cheap:
+            if self._batches < _BATCHES_PER_REPEAT:
+                return None
+            self._batches -= _BATCHES_PER_REPEAT
         return found.executor
 
     def presumed_s(self, key: ModelKey, rows: int) -> float:
@@ -186,6 +216,8 @@ class Attempts:
     def doubt(self, member: Member, key: ModelKey, message: str) -> None:
         """Counts a failure against an executor, and logs its ejection. The only executor is never ejected."""
         now_s = self.clock.monotonic_s()
+        if member.executor.trouble(key):
+            return  # it says itself that it is away, and when it is back
         if len(self.members) > 1 and member.doubted(key, now_s):
             left_s = member.models[key].health.left_s(now_s)
             log.warning("executor ejected", executor=member.name, model=key.name, seconds=left_s, last=message)
@@ -200,14 +232,21 @@ class Attempts:
             listener()
 
 
+def is_busy(error: FirstlineError | None) -> bool:
+    """Returns whether an executor is well, but has no room for the request, and says when it will have some."""
+    return isinstance(error, QueueFullError | SheddingError | RateLimitedError) and error.retry_after_s is not None
+
+
 def is_executors(error: FirstlineError) -> bool:
     """Returns whether an error is the executor's own, whatever the request was."""
-    return isinstance(error, CapacityError | LinkError) and not isinstance(error, DeadlineExceededError)
+    return may_do_better(error) and not isinstance(error, RuntimeFailure) and not is_busy(error)
 
 
 def may_do_better(error: FirstlineError) -> bool:
     """Returns whether another executor may answer where this one failed."""
-    return is_executors(error) or isinstance(error, RuntimeFailure)
+    return isinstance(error, CapacityError | LinkError | RuntimeFailure) and not isinstance(
+        error, DeadlineExceededError
+    )
 
 
 class BatchRun:
@@ -284,6 +323,8 @@ class BatchRun:
                 self._outcomes[at] = outcome
         answered = [at for at in attempt.positions if at in self._doubts and at in self._outcomes]
         for member, message in dict(self._doubts.pop(at) for at in answered).items():  # another one answered the same
+            member.outcomes["refused"] -= 1
+            member.outcomes["failed"] += 1
             self._attempts.doubt(member, self._work.key, message)
         elsewhere = {at for other in self._running.values() for at in other.positions}
         self._repeat("retry", [at for at in self._open() if at not in elsewhere])
@@ -314,7 +355,10 @@ class BatchRun:
         """Starts requests that are not late on another executor, if there is one that may answer within the time."""
         now_s, deadlines_s = self._clock.monotonic_s(), self._work.deadlines_s
         left = [at for at in positions if (deadline_s := deadlines_s[at]) is None or deadline_s > now_s]
-        other = self._attempts.other(self._work, left, self._tried, within_s) if left else None
+        if not left:
+            return False
+        is_cheap = all(is_busy(self._errors.get(at)) for at in left)
+        other = self._attempts.other(self._work, left, self._tried, within_s=within_s, is_cheap=is_cheap)
         if other is None:
             return False
         self._attempts.repeated[reason] += 1

@@ -43,12 +43,15 @@ class Dispatcher:
     Args:
         members: the executors, at least one; an only one may have no name, and is then not reported by name.
         clock: for all durations and deadlines.
+        hedge_share: see `Attempts`.
     """
 
-    def __init__(self, members: Sequence[Member], *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, members: Sequence[Member], *, clock: Clock = SYSTEM_CLOCK, hedge_share: float | None = None
+    ) -> None:
         self.members = tuple(members)
         self._clock = clock
-        self._attempts = Attempts(self.members, clock)
+        self._attempts = Attempts(self.members, clock, hedge_share)
         self._runs: set[asyncio.Future[list[Outcome]]] = set()
         self._probes: dict[asyncio.Future[list[Outcome]], Attempt] = {}
         self._local = next((each for each in self.members if each.in_process is not None), None)
