@@ -9,7 +9,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from firstline_gateway.executors.dispatch.forecast import WINDOW_S, Candidate, Energy, Memory, choose, free_s
+from firstline_gateway.executors.dispatch.forecast import (
+    WINDOW_S,
+    Candidate,
+    Energy,
+    Memory,
+    earliest_completion,
+    free_s,
+)
 
 seconds = st.floats(0, 100)
 candidate = st.builds(
@@ -40,7 +47,7 @@ def _fits(each: Candidate[int]) -> bool:
 @example([Candidate(0, 1.0, 1.0, energy_j=0.0, left_j=-1.0)])
 @example([Candidate(0, 1.0, 1.0, energy_j=1.0, left_j=0.5)])
 def test_the_earliest_within_the_budgets_is_chosen(candidates: list[Candidate[int]]) -> None:
-    chosen = choose(candidates)
+    chosen = earliest_completion(candidates)
     fitting = [each for each in candidates if _fits(each)]
     if chosen is None:
         assert not fitting, "an executor had room"
@@ -71,7 +78,7 @@ def test_simultaneous_batches_spread_over_executors(run_s: list[float], slots: i
         candidates = [
             Candidate(name, wait_s(given_to[name], slots), each, len(given_to[name])) for name, each in enumerate(run_s)
         ]
-        chosen = choose(candidates)
+        chosen = earliest_completion(candidates)
         ends_s.append(chosen.done_s)
         given_to[chosen.executor].append(run_s[chosen.executor])
     rate = sum(slots / each for each in run_s)
@@ -82,7 +89,9 @@ def test_simultaneous_batches_spread_over_executors(run_s: list[float], slots: i
 def test_equal_executors_share_equally() -> None:
     given_to: Counter[int] = Counter()
     for _ in range(9):
-        chosen = choose(Candidate(name, wait_s([0.01] * given_to[name], 2), 0.01, given_to[name]) for name in range(3))
+        chosen = earliest_completion(
+            Candidate(name, wait_s([0.01] * given_to[name], 2), 0.01, given_to[name]) for name in range(3)
+        )
         given_to[chosen.executor] += 1
     assert set(given_to.values()) == {3}
 

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from msgspec.structs import replace
 from prometheus_client.core import HistogramMetricFamily
@@ -43,7 +43,7 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_gateway import __version__
-from firstline_gateway.executors.base import InFlight, Probabilities
+from firstline_gateway.executors.base import Probabilities
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.identity.principals import device_of
 from firstline_gateway.models.repository import Repository, ServedModel
@@ -130,6 +130,34 @@ class _BatchCollector(Collector):
         ]
         family.add_metric((), [*counts, ("+Inf", found.total())], sum(rows * count for rows, count in found.items()))
         return (family,)
+
+
+class InFlight:
+    """Counts the work within its `with`, and waits for its end when the gateway closes. Belongs to one event loop.
+
+    Attributes:
+        count: of the work in flight.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._none: asyncio.Event | None = None
+
+    def __enter__(self) -> Self:
+        self.count += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count and self._none is not None:
+            self._none.set()
+
+    async def end(self) -> None:
+        """Returns when there is none."""
+        self._none = self._none or asyncio.Event()
+        while self.count:
+            self._none.clear()
+            await self._none.wait()
 
 
 class GatewayDataPlane:

@@ -29,7 +29,7 @@ from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome
-from firstline_gateway.executors.dispatch.forecast import RunningBatch, choose
+from firstline_gateway.executors.dispatch.forecast import RunningBatch, earliest_completion
 from firstline_gateway.executors.dispatch.member import Member
 
 # One repeat is allowed for so many batches, and so many repeats are saved up for the death of an executor.
@@ -84,8 +84,8 @@ class Attempts:
     Args:
         members: the executors.
         clock: for all durations.
-        hedge_share: of all batches that may run on a second executor because they are late; None for as many as other
-            repeats.
+        hedge_share: the share of all batches that may run on a second executor because they are late; None counts them
+            as other repeats.
 
     Attributes:
         repeated: batches that ran once more, by the reason: "retry" (one failed), "late" (it took too long) or "probe".
@@ -107,7 +107,8 @@ class Attempts:
     def earn(self) -> None:
         """Allows a share of a repeat, because a batch starts for the first time."""
         self._batches = min(_BATCHES_PER_REPEAT * _MOST_REPEATS, self._batches + 1)
-        self._hedges.earn(self._hedge_share or 0.0)
+        if self._hedge_share is not None:
+            self._hedges.earn(self._hedge_share)
 
     def other(
         self,
@@ -130,7 +131,7 @@ class Attempts:
         if len(tried) >= min(_MOST_EXECUTORS, len(self.members)):
             return None
         key, now_s, rows = work.key, self.clock.monotonic_s(), work.rows(positions)
-        found = choose(
+        found = earliest_completion(
             member.candidate(key, rows, now_s)
             for member in self.members
             if member not in tried and not member.trouble(key)

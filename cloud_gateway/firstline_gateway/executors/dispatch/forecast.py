@@ -321,7 +321,7 @@ class Candidate(Generic[E]):
         return math.inf if self.run_s is None else self.wait_s + self.run_s
 
 
-def choose(candidates: Iterable[Candidate[E]]) -> Candidate[E] | None:
+def earliest_completion(candidates: Iterable[Candidate[E]]) -> Candidate[E] | None:
     """Returns the candidate with the earliest predicted completion, or None if the batch is within the budgets of none.
 
     Executors that are not ejected come first. Equals take turns by their batches under way. One that was never measured

@@ -19,7 +19,7 @@ from firstline_core.errors import BudgetExceededError, EngineUnavailableError, F
 from firstline_core.runtime.batch_times import GAIN
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import ModelKey
-from firstline_gateway.executors.dispatch.forecast import Candidate, choose
+from firstline_gateway.executors.dispatch.forecast import Candidate, earliest_completion
 from firstline_gateway.executors.dispatch.member import Member
 
 # An overdue batch is looked at again after so much of its expected time, and after at least so long.
@@ -64,7 +64,7 @@ class ExecutorTimes:
         return min(max_rows, self.most_rows)
 
 
-class IdlePart(NamedTuple):
+class IdleShare(NamedTuple):
     """A part of a backlog for an idle executor: `times.most_rows` rows, after `skip_rows` for the busy ones."""
 
     times: ExecutorTimes
@@ -87,7 +87,7 @@ class Placement:
     is_free: bool = True
     is_ahead: bool = False
     again_s: float = 0.0
-    idle: IdlePart | None = None
+    idle: IdleShare | None = None
 
     @property
     def member(self) -> Member:
@@ -142,7 +142,7 @@ def away(members: Sequence[Member], key: ModelKey) -> NoPlacement:
     return NoPlacement(error, math.inf)
 
 
-def over_budget(
+def beyond_budgets(
     members: Sequence[Member], candidates: Sequence[Candidate[Member]], key: ModelKey, rows: int, now_s: float
 ) -> NoPlacement:
     """Returns the refusal of a batch beyond all budgets: energy comes back with time, memory when a batch ends.
@@ -156,7 +156,7 @@ def over_budget(
     """
     most_rows = _most_rows([member for member in members if key in member.models], key, rows)
     if most_rows < rows:
-        return NoPlacement(_never(key, rows, most_rows), math.inf)
+        return NoPlacement(_memory_refusal(key, rows, most_rows), math.inf)
     waits_s = [
         each.executor.energy.wait_s(each.energy_j, now_s)
         for each in candidates
@@ -178,7 +178,7 @@ def _most_rows(members: Sequence[Member], key: ModelKey, rows: int) -> int:
     )
 
 
-def _never(key: ModelKey, rows: int, most_rows: int) -> FirstlineError:
+def _memory_refusal(key: ModelKey, rows: int, most_rows: int) -> FirstlineError:
     if not most_rows:
         return BudgetExceededError(
             f"No executor of this gateway has memory for a batch of model '{key.name}', not even for one row; its "
@@ -208,14 +208,14 @@ class ExecutorSnapshot:
     @property
     def is_full(self) -> bool:
         """Whether no executor is free for any batch."""
-        return not any(member.room(ahead_s=0.0) or self._is_last(member) for member in self._members)
+        return not any(member.room(ahead_s=0.0) or self._may_try_ejected(member) for member in self._members)
 
     def is_bounded(self, key: ModelKey) -> bool:
         """Returns whether a model may have no placement at all: because of budgets, or because no executor runs it."""
         return all(member.has_budget or member.trouble(key) for member in self._members)
 
     def place(
-        self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1, *, may_split: bool = False
+        self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1, *, may_share_slots: bool = False
     ) -> Placement | NoPlacement:
         """Returns where the next batch of a model runs, or why it cannot run anywhere.
 
@@ -224,7 +224,7 @@ class ExecutorSnapshot:
             rows: of the backlog.
             max_rows: of a batch.
             least_rows: of the batch: those of its first request.
-            may_split: whether another batch of the backlog may start at the same moment elsewhere.
+            may_share_slots: whether another batch of the backlog may start at the same moment elsewhere.
         """
         available = [member for member in self._members if not member.trouble(key)]
         if not available:
@@ -233,16 +233,16 @@ class ExecutorSnapshot:
         candidates = []
         for member in available:
             most = max(least_rows, min(rows, member.worthwhile_rows(key, max_rows)))
-            if (found := self._largest(member, key, (least_rows, most))) is not None:
+            if (found := self._largest_batch(member, key, (least_rows, most))) is not None:
                 sizes[member], candidate = found
                 candidates.append(candidate)
-        best = choose(candidates)
+        best = earliest_completion(candidates)
         if best is None:
             now = [self._candidate(member, key, least_rows) for member in available]
-            return over_budget(self._members, now, key, least_rows, self._now_s)
+            return beyond_budgets(self._members, now, key, least_rows, self._now_s)
         most = sizes[best.executor]
         if self._is_free(best, key, is_full=rows >= best.executor.worthwhile_rows(key, max_rows)):
-            if may_split and best.run_s is not None and best.executor.room():
+            if may_share_slots and best.run_s is not None and best.executor.room():
                 most = self._even_rows(best, key, rows, (least_rows, most), sizes)
             return Placement(ExecutorTimes(best.executor, key, most), is_ahead=not best.executor.room())
         idle = [each for each in sizes if each is not best.executor and each.takes_now(key) and self._has_room(each)]
@@ -253,8 +253,8 @@ class ExecutorSnapshot:
         return Placement(
             ExecutorTimes(best.executor, key, most),
             is_free=False,
-            again_s=_again_s(best, soonest_s),
-            idle=self._idle_part(
+            again_s=_look_again_s(best, soonest_s),
+            idle=self._idle_share(
                 best,
                 ExecutorTimes(best.executor, key, most),
                 {each: sizes[each] for each in idle},
@@ -270,7 +270,7 @@ class ExecutorSnapshot:
             return best.executor.room_for_a_trial(key)
         return self._has_room(best.executor, best.run_s if is_full else None)
 
-    def _idle_part(
+    def _idle_share(
         self,
         best: Candidate[Member],
         times: ExecutorTimes,
@@ -279,19 +279,19 @@ class ExecutorSnapshot:
         rows: int,
         least_rows: int,
         busy_rows_per_s: float,
-    ) -> IdlePart | None:
+    ) -> IdleShare | None:
         """Returns what an idle executor completes of a backlog before the busy ones would; that of the fastest one."""
         key, most = times.key, times.most_rows
         all_s = best.done_s + ((rows - most) / busy_rows_per_s if busy_rows_per_s else 0.0)
         found = []
         for member, size in idle.items():
-            largest = self._largest(member, key, (least_rows, size), best.done_s)
-            largest = largest or self._largest(member, key, (least_rows, size), all_s)
+            largest = self._largest_batch(member, key, (least_rows, size), best.done_s)
+            largest = largest or self._largest_batch(member, key, (least_rows, size), all_s)
             if largest is None:
                 continue
             part, done_s = largest[0], largest[1].done_s
             skip = 0 if done_s <= best.done_s else most + math.ceil(busy_rows_per_s * (done_s - best.done_s))
-            found.append((done_s / part, member.name, IdlePart(ExecutorTimes(member, key, part), min(skip, rows - 1))))
+            found.append((done_s / part, member.name, IdleShare(ExecutorTimes(member, key, part), min(skip, rows - 1))))
         return min(found, key=lambda each: each[:2])[2] if found else None
 
     def _even_rows(
@@ -342,7 +342,7 @@ class ExecutorSnapshot:
         """Returns when the slots that run a model complete its work, or None if no executor runs it."""
         if key not in self._completions:
             lanes = []
-            for member in self._known_of(key):
+            for member in self._measured_members(key):
                 times = ExecutorTimes(
                     member, key, member.worthwhile_rows(key, _ANY_ROWS), member.overdue_everywhere(self._now_s)
                 )
@@ -352,11 +352,11 @@ class ExecutorSnapshot:
 
     def is_known(self, key: ModelKey) -> bool:
         """Returns whether the batch times of a model are known on any of its executors."""
-        return any(member.seconds(key, 1) is not None for member in self._best_of(key))
+        return any(member.seconds(key, 1) is not None for member in self._trusted_members(key))
 
     def alone_s(self, key: ModelKey, rows: int) -> float:
         """Returns the least seconds that a batch of a model takes on an idle executor; 0 if nothing is known."""
-        return min((member.seconds(key, rows) or 0.0 for member in self._known_of(key)), default=0.0)
+        return min((member.seconds(key, rows) or 0.0 for member in self._measured_members(key)), default=0.0)
 
     def part(self, key: ModelKey, other: ModelKey) -> float:
         """Returns the part of another model's work that goes to the executors of a model."""
@@ -365,25 +365,25 @@ class ExecutorSnapshot:
         if other not in self._rates:
             self._rates[other] = self._rates_of(other)
         rates = self._rates[other]
-        everywhere, mine = sum(rates.values()), self._best_of(key)
+        everywhere, mine = sum(rates.values()), self._trusted_members(key)
         return sum(rate for member, rate in rates.items() if member in mine) / everywhere if everywhere else 1.0
 
     def _rates_of(self, key: ModelKey) -> dict[Member, float]:
-        members = self._best_of(key)
+        members = self._trusted_members(key)
         rates = {member: member.rows_per_s(key, _ANY_ROWS, self._now_s) for member in members}
         return rates if any(rates.values()) else {member: float(member.slots) for member in members}
 
-    def _best_of(self, key: ModelKey) -> list[Member]:
+    def _trusted_members(self, key: ModelKey) -> list[Member]:
         """Returns the executors that run a model and are not ejected; the ejected ones if there is no other."""
         available = [member for member in self._members if not member.trouble(key)]
         return [member for member in available if member.models[key].health.trusted] or available
 
-    def _known_of(self, key: ModelKey) -> list[Member]:
+    def _measured_members(self, key: ModelKey) -> list[Member]:
         """Returns those of them where the model was measured; all if it was measured on none."""
-        best = self._best_of(key)
+        best = self._trusted_members(key)
         return [member for member in best if member.seconds(key, 1) is not None] or best
 
-    def _is_last(self, member: Member) -> bool:
+    def _may_try_ejected(self, member: Member) -> bool:
         """Whether it is ejected for a model that no healthy executor runs, and may be tried with it."""
         return any(
             member.room_for_a_trial(key)
@@ -399,7 +399,7 @@ class ExecutorSnapshot:
         reserved_s = [self._reserved_s[member]] * member.side_by_side if member in self._reserved_s else ()
         return member.candidate(key, rows, self._now_s, reserved_s)
 
-    def _largest(
+    def _largest_batch(
         self, member: Member, key: ModelKey, between: tuple[int, int], within_s: float = math.inf
     ) -> tuple[int, Candidate[Member]] | None:
         """Returns the largest batch that is within the budgets of an executor and completes within the time.
@@ -407,7 +407,7 @@ class ExecutorSnapshot:
         A size that was never tried is taken to gain nothing by being a batch. So two rows are tried where one would be
         the answer, or one by one would be all that the executor ever gets.
         """
-        for fewer in _sizes(*between):
+        for fewer in _batch_sizes(*between):
             found = self._candidate(member, key, fewer)
             if not found.fits or (within_s < math.inf and found.done_s > within_s):
                 continue
@@ -417,14 +417,14 @@ class ExecutorSnapshot:
         return None
 
 
-def _again_s(best: Candidate[Member], soonest_s: float) -> float:
+def _look_again_s(best: Candidate[Member], soonest_s: float) -> float:
     """Returns when an idle executor would complete earlier, should the batch that runs on the best one never end."""
     if best.run_s is None:
         return math.inf
     return best.wait_s + max(_AGAIN_S, soonest_s - best.done_s, _AGAIN_SHARE * best.run_s)
 
 
-def _sizes(least: int, most: int) -> Iterator[int]:
+def _batch_sizes(least: int, most: int) -> Iterator[int]:
     """Yields the most, the powers of two below, and the least."""
     yield most
     size = 1 << max(0, most - 1).bit_length() >> 1

@@ -39,16 +39,8 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import Array, ModelKey, Tensor
-from firstline_gateway.executors.base import (
-    ExecutionReport,
-    Group,
-    Outcome,
-    Prepared,
-    Probabilities,
-    joined,
-    prepare_batch,
-    shared_out,
-)
+from firstline_gateway.executors.base import ExecutionReport, Outcome, Probabilities
+from firstline_gateway.executors.local import Group, Prepared, joined, prepare_batch, shared_out
 from firstline_gateway.executors.oip.dialects import FarModel
 from firstline_gateway.models.repository import ServedModel
 

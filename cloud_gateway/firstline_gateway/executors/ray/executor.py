@@ -21,7 +21,7 @@ from firstline_core.errors import (
 )
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey, Tensor
-from firstline_gateway.executors.base import ExecutionReport, InFlight, Outcome
+from firstline_gateway.executors.base import ExecutionReport, Outcome
 from firstline_gateway.executors.ray.deployment import Cluster, Deployment
 from firstline_gateway.models.repository import ServedModel
 
@@ -79,7 +79,7 @@ class RayExecutor:
         self._outcomes: Counter[tuple[str, str]] = Counter()
         self._retries = 0
         self._calls: dict[str, set[asyncio.Task[list[Outcome]]]] = defaultdict(set)
-        self._under_way = InFlight()
+        self._batches: set[asyncio.Task[object]] = set()
 
     @property
     def slots(self) -> int:
@@ -111,8 +111,13 @@ class RayExecutor:
         )
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        with self._under_way:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 (a coroutine runs in a task)
+        self._batches.add(task)
+        try:
             return await self._run(key, inputs, deadlines_s)
+        finally:
+            self._batches.discard(task)
 
     async def _run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         name, problem = self._models[key].name, ""
@@ -168,7 +173,8 @@ class RayExecutor:
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
-        await self._under_way.end(timeout_s)
+        if self._batches:
+            await asyncio.wait(self._batches, timeout=timeout_s)
         await self._cluster.close()
         return True
 

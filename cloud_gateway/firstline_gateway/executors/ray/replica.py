@@ -14,7 +14,8 @@ from firstline_core.errors import ModelLoadError
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import Outcome, run_batch
+from firstline_gateway.executors.base import Outcome
+from firstline_gateway.executors.local import run_batch
 from firstline_gateway.executors.ray.deployment import Deployment
 
 

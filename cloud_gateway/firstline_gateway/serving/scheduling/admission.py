@@ -97,8 +97,8 @@ class Admission:
 
     def learn(self, item: PendingRequest, now_s: float) -> None:
         """Learns from an answer how good its prediction was. Audits and waits for budgets are not predicted."""
-        if item.foreseen_s < math.inf and item.level != AUDIT_LEVEL and not item.held_up:
-            self.margin.learn(item.foreseen_s, now_s)
+        if item.predicted_s < math.inf and item.level != AUDIT_LEVEL and not item.waited_for_budget:
+            self.margin.learn(item.predicted_s, now_s)
 
     def place_of(self, key: ModelKey, request: InferRequest, now_s: float) -> PendingRequest:
         """Returns a new request with its place in the order; one of the other methods then admits it.
@@ -127,7 +127,7 @@ class Admission:
         # What runs is measured: a wrong estimate must not exclude a model forever.
         if now_s - ended_s <= _PROBE_PAUSES * alone_s:
             _check_possible(item, now_s, alone_s)
-        item.foreseen_s, item.start_by_s = now_s + alone_s, _start_by_s(item, 0.0)
+        item.predicted_s, item.start_by_s = now_s + alone_s, _start_by_s(item, 0.0)
 
     def check_wait(self, item: PendingRequest, now_s: float, backlog: Backlog) -> None:
         """Admits a request that has to wait; it may be due earlier afterwards.
@@ -154,15 +154,15 @@ class Admission:
             # When its client's equal part of the machine would complete it.
             equally_s = batches.wait_s(self.shares.clients * (mine_s + times.seconds(rows)))
             item.due_s = now_s + min(self._bounds.seconds, equally_s)
-        ahead_s, spare_s = self._queue.place(item.due_s, item.level, backlog.weights)
+        ahead_s, slack_s = self._queue.place(item.due_s, item.level, backlog.weights)
         done_s, speed = batches.done(ahead_s)
         item.work_s = rows * batches.seconds / batch_rows
-        item.delays_s, item.foreseen_s = item.work_s / speed, now_s + done_s
+        item.delays_s, item.predicted_s = item.work_s / speed, now_s + done_s
         item.start_by_s = _start_by_s(item, backlog.alone_s)
         if backlog.known:
             _check_possible(item, now_s, backlog.alone_s)
             self._check_turn(item, now_s, batches, done_s, mine_s)
-            self._check_others(item, spare_s, max(0.0, done_s - batches.seconds, backlog.alone_s))
+            self._check_others(item, slack_s, max(0.0, done_s - batches.seconds, backlog.alone_s))
 
     def _likely_batch_rows(self, key: ModelKey, rows: int, allowed_s: float, times: Times) -> int:
         """Returns the rows of the likely batch: worthwhile, waiting, and leaving most of the time to wait."""
@@ -222,9 +222,9 @@ class Admission:
                 retry_after_s=max(0.0, done_s - first_s - max(0.0, room_s / self.shares.clients)),
             )
 
-    def _check_others(self, item: PendingRequest, spare_s: float, retry_after_s: float) -> None:
-        """Checks whether a request behind it becomes late by it: each may be delayed by `spare_s`."""
-        if self.margin.usable_s(spare_s) < item.delays_s:
+    def _check_others(self, item: PendingRequest, slack_s: float, retry_after_s: float) -> None:
+        """Checks whether a request behind it becomes late by it: each may be delayed by `slack_s`."""
+        if self.margin.usable_s(slack_s) < item.delays_s:
             raise QueueFullError(
                 "Requests that came before this one would be late by it; come back later.",
                 retry_after_s=retry_after_s,
@@ -259,9 +259,9 @@ class Margin:
     def __init__(self) -> None:
         self._late_s = DecayedQuantiles(half_life_count=200.0, half_life_s=20.0)
 
-    def learn(self, foreseen_s: float, now_s: float) -> None:
-        """Learns from an answer that came now and was predicted for `foreseen_s`; an early one counts as in time."""
-        self._late_s.add(max(0.0, now_s - foreseen_s), now_s)
+    def learn(self, predicted_s: float, now_s: float) -> None:
+        """Learns from an answer that came now and was predicted for `predicted_s`; an early one counts as in time."""
+        self._late_s.add(max(0.0, now_s - predicted_s), now_s)
 
     @property
     def seconds(self) -> float:

@@ -42,9 +42,9 @@ from firstline_gateway.serving.scheduling.queue import (
     PendingQueue,
     PendingRequest,
     Weights,
+    batch_for_idle,
     by_level,
     choose_batch,
-    part_for,
 )
 
 TURN_S = 0.003
@@ -52,7 +52,7 @@ TURN_S = 0.003
 WAITING_S = 0.01
 """The work that may wait for the event loop; more requests wait for the threads."""
 # A request that waits for a budget is looked at again after at least so long.
-_AGAIN_S = 0.001
+_LOOK_AGAIN_S = 0.001
 _UNKNOWN = BatchTimes()
 _NOTHING_KNOWN = CompletionForecast([Lane(0.0, _UNKNOWN)], 1)
 
@@ -112,7 +112,7 @@ class Batcher:
         self._ended_s: dict[ModelKey, float] = {}
         self._ahead: list[_Batch] = []  # queued for a thread behind other batches
         self._over_budget: dict[ModelKey, list[PendingRequest]] = {}  # requests that wait for a budget
-        self._again: Timer | None = None
+        self._retry_timer: Timer | None = None
         self._new: list[PendingRequest] = []  # admitted in this turn of the event loop
         self._comes_alone = False  # one request came in the latest turn in which any came
         self._is_turn_ending = False
@@ -164,7 +164,7 @@ class Batcher:
             self._queue.remove(item)
             self._take_back()
             raise
-        if item.foreseen_s < math.inf:
+        if item.predicted_s < math.inf:
             self._admission.learn(item, self._clock.monotonic_s())
         return probabilities
 
@@ -286,14 +286,14 @@ class Batcher:
         end_s = now_s + TURN_S
         while waiting and now_s < end_s:
             choice = choose_batch(waiting, times.__getitem__, now_s=now_s, margin_s=0.0, max_rows=self._max_rows)
-            for item in choice.hopeless:
+            for item in choice.too_late:
                 self._expire(item)
             if choice.batch:
                 self._queue.take(choice.batch)
                 self._start(choice.batch, times[choice.batch[0].key], now_s)
             if len(choice.batch) == len(waiting):
                 return
-            done = {*choice.hopeless, *choice.batch}
+            done = {*choice.too_late, *choice.batch}
             waiting = [item for item in waiting if item not in done]
             now_s = self._clock.monotonic_s()
 
@@ -334,17 +334,17 @@ class Batcher:
 
     def _start_on_executors(self, for_loop: AbstractSet[PendingRequest]) -> None:
         """Starts what can start there. Until an executor, or what waits for one, changes, nothing more can."""
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
         again_s: float | None = None
         while again_s is None and len(self._queue) > len(for_loop):
-            again_s = self._start_next(for_loop, self._clock.monotonic_s())
+            again_s = self._start_on_executor(for_loop, self._clock.monotonic_s())
         self._may_start = False
         if again_s is not None and again_s < math.inf:
-            self._again = self._clock.call_at(self._clock.monotonic_s() + again_s, self._fill_soon)
+            self._retry_timer = self._clock.call_at(self._clock.monotonic_s() + again_s, self._fill_soon)
 
-    def _start_next(self, for_loop: AbstractSet[PendingRequest], now_s: float) -> float | None:
+    def _start_on_executor(self, for_loop: AbstractSet[PendingRequest], now_s: float) -> float | None:
         """Starts one batch on an executor and returns None; else returns the seconds after which to look again."""
         self._over_budget = {}
         snapshot = self._dispatcher.snapshot()
@@ -354,7 +354,7 @@ class Batcher:
         again_s = math.inf
         waiting = [item for item in self._queue if item not in for_loop and item.key not in full]
         while waiting:
-            placements = _Placements(snapshot, waiting, self._max_rows, self._may_split)
+            placements = _Placements(snapshot, waiting, self._max_rows, self._may_share_slots)
             choice = choose_batch(
                 waiting,
                 placements.times,
@@ -362,24 +362,24 @@ class Batcher:
                 margin_s=self._admission.margin.seconds,
                 max_rows=self._max_rows,
             )
-            for item in choice.hopeless:
+            for item in choice.too_late:
                 self._expire(item)
-            if choice.hopeless:  # what is left may be another batch, on another executor
+            if choice.too_late:  # what is left may be another batch, on another executor
                 return None
             key = choice.batch[0].key
             of_model = [item for item in waiting if item.key == key]
             placement = placements.of(key)
             if isinstance(placement, NoPlacement):
-                without, later_s = self._put_aside(snapshot, of_model, now_s)
+                without, later_s = self._wait_for_budgets(snapshot, of_model, now_s)
                 again_s, waiting = min(again_s, later_s), [item for item in waiting if item not in without]
                 continue
             if placement.is_free:
-                for item, seconds in choice.put_off:
-                    item.foreseen_s += seconds
+                for item, seconds in choice.delayed:
+                    item.predicted_s += seconds
                 self._queue.take(choice.batch)
                 self._start(choice.batch, placement, now_s)
                 return None
-            if placement.idle is not None and (part := part_for(of_model, placement.idle, now_s)):
+            if placement.idle is not None and (part := batch_for_idle(of_model, placement.idle, now_s)):
                 self._queue.take(part)
                 self._start(part, Placement(placement.idle.times), now_s)
                 return None
@@ -388,7 +388,7 @@ class Batcher:
             waiting = [item for item in waiting if item.key != key]
         return again_s
 
-    def _may_split(self, key: ModelKey, of_model: int, waiting: int) -> bool:
+    def _may_share_slots(self, key: ModelKey, of_model: int, waiting: int) -> bool:
         """Whether a batch may leave rows to another executor: no other model waits for that one."""
         return of_model == waiting and not self._is_at_limit(key, more=2)
 
@@ -397,10 +397,10 @@ class Batcher:
         again_s = math.inf
         for key in [key for key in self._queue.rows if snapshot.is_bounded(key)]:
             of_model = [item for item in self._queue if item.key == key]
-            again_s = min(again_s, self._put_aside(snapshot, of_model, now_s)[1])
+            again_s = min(again_s, self._wait_for_budgets(snapshot, of_model, now_s)[1])
         return again_s
 
-    def _put_aside(
+    def _wait_for_budgets(
         self, snapshot: ExecutorSnapshot, of_model: Sequence[PendingRequest], now_s: float
     ) -> tuple[set[PendingRequest], float]:
         """Lets requests of a model wait that have no placement, and refuses those that cannot wait so long.
@@ -424,10 +424,10 @@ class Batcher:
                 self._queue.remove(item)
                 item.settle(none.error)
                 continue
-            item.held_up = True
+            item.waited_for_budget = True
             self._over_budget.setdefault(item.key, []).append(item)
             again_s = min(again_s, none.again_s or math.inf, item.latest_s - now_s)
-        return without, max(_AGAIN_S, again_s)
+        return without, max(_LOOK_AGAIN_S, again_s)
 
     def _start(self, items: Sequence[PendingRequest], place: Placement | LoopTimes, now_s: float) -> None:
         """Runs a batch: on the event loop if its model is quick, otherwise on an executor, in a thread or elsewhere."""
@@ -505,7 +505,7 @@ class Batcher:
                 self._expire(item)
             else:
                 item.settle(outcome)
-        waits_s = [max(0.0, batch.started_s - item.came_s) for item in batch.items]
+        waits_s = [max(0.0, batch.started_s - item.admitted_s) for item in batch.items]
         self._on_ran(batch.key, batch.rows, now_s - batch.started_s, waits_s)
 
     def _expire_in_time(self, item: PendingRequest) -> None:
@@ -528,7 +528,7 @@ class _Placements:
         snapshot: the executors.
         waiting: the requests that wait, by due time.
         max_rows: of a batch.
-        may_split: returns whether a batch of a model may leave rows to another executor.
+        may_share_slots: returns whether a batch of a model may leave rows to another executor.
     """
 
     def __init__(
@@ -536,11 +536,11 @@ class _Placements:
         snapshot: ExecutorSnapshot,
         waiting: Sequence[PendingRequest],
         max_rows: int,
-        may_split: Callable[[ModelKey, int, int], bool],
+        may_share_slots: Callable[[ModelKey, int, int], bool],
     ) -> None:
         self._snapshot = snapshot
         self._max_rows = max_rows
-        self._may_split = may_split
+        self._may_share_slots = may_share_slots
         self._waiting = waiting
         self._found: dict[ModelKey, Placement | NoPlacement] = {}
 
@@ -548,11 +548,11 @@ class _Placements:
         """Returns where the next batch of a model runs."""
         if key not in self._found:
             of_model = [item for item in self._waiting if item.key == key]
-            # The first by due time, or of the highest level, is in the batch; see `choose`.
+            # The first by due time, or of the highest level, is in the batch; see `choose_batch`.
             least_rows = max(of_model[0].rows, by_level(of_model)[0].rows)
-            may_split = self._may_split(key, len(of_model), len(self._waiting))
+            may_share_slots = self._may_share_slots(key, len(of_model), len(self._waiting))
             self._found[key] = self._snapshot.place(
-                key, _rows(of_model), self._max_rows, least_rows, may_split=may_split
+                key, _rows(of_model), self._max_rows, least_rows, may_share_slots=may_share_slots
             )
         return self._found[key]
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from firstline_core.clock import Timer
 from firstline_core.types import LOWEST_PRIORITY, InferRequest, ModelKey
 from firstline_gateway.executors.base import Outcome, Probabilities
-from firstline_gateway.executors.dispatch.placement import IdlePart, Times
+from firstline_gateway.executors.dispatch.placement import IdleShare, Times
 
 DEFAULT_LEVEL = 2
 AUDIT_LEVEL = LOWEST_PRIORITY + 1
@@ -48,16 +48,16 @@ class PendingRequest:
     Args:
         key: its model.
         request: the request.
-        came_s: when it was admitted.
+        admitted_s: when it was admitted.
         level: of priority; a lower one goes first if that makes no other request late.
         size_bytes: of its inputs; counted if it has to wait.
         due_s: its place in the order; see above.
         latest_s: when it must be complete.
         start_by_s: it cannot complete by its deadline if it starts later; infinite without a deadline.
         work_s: seconds of one slot that it takes, as its share of a batch; on the executor that does most of its model.
-        foreseen_s: its predicted completion; infinite if there is no prediction.
+        predicted_s: its predicted completion; infinite if there is no prediction.
         delays_s: by how much requests behind it complete later.
-        held_up: whether it waited for something that is not predicted: a budget.
+        waited_for_budget: whether it waited for something that is not predicted: a budget.
         expiry: ends it at its deadline.
         answered: its outcome.
 
@@ -67,16 +67,16 @@ class PendingRequest:
 
     key: ModelKey
     request: InferRequest
-    came_s: float
+    admitted_s: float
     level: int = DEFAULT_LEVEL
     size_bytes: int = 0
     due_s: float = 0.0
     latest_s: float = 0.0
     start_by_s: float = float("inf")
     work_s: float = 0.0
-    foreseen_s: float = float("inf")
+    predicted_s: float = float("inf")
     delays_s: float = 0.0
-    held_up: bool = False
+    waited_for_budget: bool = False
     expiry: Timer | None = None
     answered: asyncio.Future[Probabilities] = field(default_factory=_future)
     rows: int = field(init=False)
@@ -90,9 +90,9 @@ class PendingRequest:
         return "answers" if self.request.audit is None else "audits", self.request.principal
 
     @property
-    def spare_s(self) -> float:
+    def slack_s(self) -> float:
         """How much later it may complete and still be in time. Audits have no limit."""
-        return float("inf") if self.level == AUDIT_LEVEL else self.latest_s - self.foreseen_s
+        return float("inf") if self.level == AUDIT_LEVEL else self.latest_s - self.predicted_s
 
     def settle(self, outcome: Outcome | BaseException) -> None:
         """Answers the request, unless its caller has left."""
@@ -167,14 +167,14 @@ class PendingQueue:
         """
         skipped = None if level == AUDIT_LEVEL else AUDIT_LEVEL
         behind_s = 0.0 if skipped is None else self.work_s(weights, skipped)
-        spare_s = float("inf")
+        slack_s = float("inf")
         for item in reversed(self._items):  # most new requests are due last
             if item.due_s <= due_s:
                 break
             if item.level != skipped and (weight := weights.get(item.key, 0.0)):
                 behind_s += item.work_s * weight
-                spare_s = min(spare_s, item.spare_s)
-        return max(0.0, self.work_s(weights) - behind_s), spare_s
+                slack_s = min(slack_s, item.slack_s)
+        return max(0.0, self.work_s(weights) - behind_s), slack_s
 
     def add(self, item: PendingRequest, weights: Weights = NO_WEIGHTS) -> None:
         """Puts a request into its place; those behind it whose work counts complete later."""
@@ -184,7 +184,7 @@ class PendingQueue:
             position = bisect_right(self._items, item.due_s, key=_due_s)
             for behind in self._items[position:]:
                 if weights.get(behind.key, 0.0):
-                    behind.foreseen_s += item.delays_s
+                    behind.predicted_s += item.delays_s
             self._items.insert(position, item)
         self._uncounted.append(item)
         self.rows[item.key] = self.rows.get(item.key, 0) + item.rows
@@ -248,8 +248,8 @@ class Choice(NamedTuple):
     """The requests to take out of the queue now."""
 
     batch: list[PendingRequest]  # of one model, the first first
-    hopeless: list[PendingRequest]  # they cannot complete by their deadline, so they are not started
-    put_off: list[tuple[PendingRequest, float]]  # passed over for the batch, and the seconds of delay
+    too_late: list[PendingRequest]  # they cannot complete by their deadline, so they are not started
+    delayed: list[tuple[PendingRequest, float]]  # passed over for the batch, and the seconds of delay
 
 
 def choose_batch(
@@ -270,16 +270,16 @@ def choose_batch(
         max_rows: of a batch; a larger request is a batch of its own.
 
     Returns:
-        An empty batch if only hopeless requests wait.
+        An empty batch if every request is too late.
     """
-    hopeless = [item for item in waiting if item.start_by_s < now_s]
-    if hopeless:
-        left = set(hopeless)
+    too_late = [item for item in waiting if item.start_by_s < now_s]
+    if too_late:
+        left = set(too_late)
         waiting = [item for item in waiting if item not in left]
     if len(waiting) < 2:
-        return Choice(list(waiting), hopeless, [])
-    first, put_off = _first(waiting, times, now_s, margin_s)
-    delayed_s = dict(put_off)
+        return Choice(list(waiting), too_late, [])
+    first, delayed = _first(waiting, times, now_s, margin_s)
+    delayed_s = dict(delayed)
     fill = _Fill(first, waiting, times(first.key), begins_s=now_s + margin_s, max_rows=max_rows, delayed_s=delayed_s)
     by_due = [item for item in waiting if item.key == first.key and item is not first]
     filled = fill.filled(by_due)
@@ -292,13 +292,13 @@ def choose_batch(
             left_over = [item for item in by_due[:last] if item not in taken]
             # Requests of its model that are due earlier wait for the next batch, if they can.
             batch_s = fill.times.seconds(other.rows) + margin_s
-            if not any(0 <= item.spare_s - delayed_s.get(item, 0.0) < batch_s for item in left_over):
+            if not any(0 <= item.slack_s - delayed_s.get(item, 0.0) < batch_s for item in left_over):
                 filled = other
-                put_off += [
+                delayed += [
                     (item, sum(each.work_s for each in other.batch if each.due_s > item.due_s)) for item in left_over
                 ]
-    put_off += [(item, filled.put_off_s) for item in filled.passed]
-    return Choice(filled.batch, hopeless, put_off)
+    delayed += [(item, filled.delay_s) for item in filled.passed]
+    return Choice(filled.batch, too_late, delayed)
 
 
 def _first(
@@ -323,7 +323,7 @@ def _first(
         return highest, []
     delay_s = times(highest.key).seconds(highest.rows)
     passed = in_time[: in_time.index(highest)]
-    if any(item.spare_s < delay_s + margin_s for item in passed):
+    if any(item.slack_s < delay_s + margin_s for item in passed):
         return in_time[0], []
     return highest, [(item, delay_s) for item in passed]
 
@@ -332,7 +332,7 @@ class _Filled(NamedTuple):
     batch: list[PendingRequest]
     rows: int
     passed: list[PendingRequest]  # of other models, due before a request of the batch
-    put_off_s: float  # the delay of those
+    delay_s: float  # the delay of those
 
 
 class _Fill:
@@ -381,11 +381,11 @@ class _Fill:
 
     def _filled_one_by_one(self, fitting: Sequence[PendingRequest]) -> _Filled:
         batch, rows, latest_s = [self._first], self._first.rows, self._first.latest_s
-        seconds, put_off_s, least_s, passed = self.times.seconds(rows), 0.0, float("inf"), 0
+        seconds, delay_s, least_s, passed = self.times.seconds(rows), 0.0, float("inf"), 0
         for item in fitting:
             while passed < len(self._others) and self._others[passed].due_s < item.due_s:
                 other = self._others[passed]
-                left_s = other.spare_s - self._delayed_s.get(other, 0.0)
+                left_s = other.slack_s - self._delayed_s.get(other, 0.0)
                 if left_s >= 0:  # a late request does not become late by this
                     least_s = min(least_s, left_s)
                 passed += 1
@@ -393,14 +393,14 @@ class _Fill:
             if item.level != AUDIT_LEVEL:
                 latest_s = min(latest_s, item.latest_s)
             added_s = max(0.0, more_s - seconds) if passed else 0.0
-            if self._begins_s + more_s > latest_s or (passed and put_off_s + added_s > least_s):
+            if self._begins_s + more_s > latest_s or (passed and delay_s + added_s > least_s):
                 break
             batch.append(item)
-            rows, seconds, put_off_s = rows + item.rows, more_s, put_off_s + added_s
-        return _Filled(batch, rows, self._others[:passed], put_off_s)
+            rows, seconds, delay_s = rows + item.rows, more_s, delay_s + added_s
+        return _Filled(batch, rows, self._others[:passed], delay_s)
 
 
-def part_for(items: Iterable[PendingRequest], idle: IdlePart, now_s: float) -> list[PendingRequest]:
+def batch_for_idle(items: Iterable[PendingRequest], idle: IdleShare, now_s: float) -> list[PendingRequest]:
     """Returns the requests for an idle executor: after those for the busy ones, and in time there."""
     found: list[PendingRequest] = []
     rows, skip_rows = 0, idle.skip_rows
@@ -411,7 +411,7 @@ def part_for(items: Iterable[PendingRequest], idle: IdlePart, now_s: float) -> l
         more_rows = rows + item.rows
         if found and more_rows > idle.times.most_rows:
             break
-        if item.spare_s >= 0 and item.latest_s < now_s + idle.times.seconds(more_rows):
+        if item.slack_s >= 0 and item.latest_s < now_s + idle.times.seconds(more_rows):
             continue
         found.append(item)
         rows = more_rows

@@ -42,7 +42,7 @@ from firstline_gateway.executors.dispatch.dispatcher import single
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency import Residency
-from firstline_gateway.serving.data_plane import GatewayDataPlane, ServingStatistics
+from firstline_gateway.serving.data_plane import GatewayDataPlane, InFlight, ServingStatistics
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
@@ -268,3 +268,26 @@ def test_batches_are_counted_by_their_rows() -> None:
     assert "firstline_gateway_batch_rows_count 4.0" in found
     for most, count in (("2.0", 1), ("4.0", 3), ("4096.0", 3), ("+Inf", 4)):
         assert f'firstline_gateway_batch_rows_bucket{{le="{most}"}} {count}.0' in found
+
+
+async def test_the_end_of_work_in_flight_waits_for_all_work() -> None:
+    under_way = InFlight()
+    with under_way:
+        with under_way:
+            ended = asyncio.create_task(under_way.end())
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not ended.done()
+    await asyncio.wait_for(ended, 5.0)
+
+
+async def test_the_end_of_work_in_flight_waits_for_later_work_too() -> None:
+    under_way = InFlight()
+    with under_way:
+        ended = asyncio.create_task(under_way.end())
+        await asyncio.sleep(0)
+    with under_way:  # before the waiting task is awake
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not ended.done()
+    await asyncio.wait_for(ended, 5.0)

@@ -15,7 +15,8 @@ from firstline_core.errors import (
     InvalidTensorError,
 )
 from firstline_core.types import Array, Tensor
-from firstline_gateway.executors.base import InFlight, Probabilities, run_batch
+from firstline_gateway.executors.base import Probabilities
+from firstline_gateway.executors.local import run_batch
 
 
 def tensors(*rows: list[float]) -> list[Tensor]:
@@ -108,33 +109,3 @@ def test_a_model_that_loses_rows_fails() -> None:
 
     outcomes = run_batch(Loser(), tensors([1], [2]), max_rows=8)
     assert [type(outcome) for outcome in outcomes] == [InferenceError, InferenceError]
-
-
-async def test_the_end_waits_for_all_work() -> None:
-    under_way = InFlight()
-    with under_way:
-        with under_way:
-            ended = asyncio.create_task(under_way.end())
-            await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert not ended.done()
-    await asyncio.wait_for(ended, 5.0)
-
-
-async def test_the_end_waits_for_later_work_too() -> None:
-    under_way = InFlight()
-    with under_way:
-        ended = asyncio.create_task(under_way.end())
-        await asyncio.sleep(0)
-    with under_way:  # before the waiting task is awake
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert not ended.done()
-    await asyncio.wait_for(ended, 5.0)
-
-
-async def test_the_end_waits_no_longer_than_the_timeout() -> None:
-    under_way = InFlight()
-    await asyncio.wait_for(under_way.end(), 5.0)
-    with under_way:
-        await asyncio.wait_for(under_way.end(0.0), 5.0)
