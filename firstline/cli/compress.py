@@ -267,7 +267,7 @@ def found_text(found: Compression) -> Iterator[str | Table]:
     yield table("model", ">accuracy", ">points lost", ">at most", ">on new rows", *costs, ">kept", "verdict", rows=rows)
     if found.target is not None:
         yield _of_target(found, found.target)
-    yield from (f"{name} is no rival: {why.removesuffix('.')}." for name, why in found.unmeasured.items())
+    yield from (f"{name} is not compared: {why.removesuffix('.')}." for name, why in found.unmeasured.items())
     for one in found.candidates:
         name = one.model.id if one.model is not None else one.technique
         reasons = "; ".join(reason.removesuffix(".") for reason in _reasons(found, one))

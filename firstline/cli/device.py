@@ -183,7 +183,7 @@ def _tag_change(text: str) -> tuple[str, str | None]:
     try:
         msgspec.convert(words, tuple[Tag, ...])
     except msgspec.ValidationError:
-        raise ConfigError(f"{text[:80]!a} is no tag; write KEY=VALUE to set one, KEY- to take one away.") from None
+        raise ConfigError(f"{text[:80]!a} is not a tag; write KEY=VALUE to set one, KEY- to take one away.") from None
     if not equals and not text.endswith("-"):
         raise ConfigError(f"{text[:80]!a} has no value; write KEY=VALUE to set a tag, KEY- to take one away.")
     return key, value if equals else None

@@ -48,7 +48,7 @@ def bundle_named(bundle: Path) -> Named:
     """
     if not os.path.isdir(bundle):  # noqa: PTH112 (`is_dir` raises where no such name is possible)
         if not is_name(str(bundle)):
-            raise ConfigError(f"{str(bundle)[:200]!a} is no folder of a bundle, and no name that one could have.")
+            raise ConfigError(f"{str(bundle)[:200]!a} is neither a bundle's folder nor a valid name of a bundle.")
         return Named(str(bundle))
     found = manifest_in(bundle)
     if found is None:

@@ -221,7 +221,7 @@ def _extra_needs(needs: Sequence[str]) -> dict[str, ExtraNeeds]:
         number = match["value"] if match is not None and match["what"] == "memory_mb" else "1"
         if match is None or not (number.isascii() and number.isdigit() and len(number) <= 9):
             raise ConfigError(
-                f"--needs {text[:80]!a} says nothing; write VARIANT:arch=aarch64 or VARIANT:memory_mb=256."
+                f"--needs {text[:80]!a} is not valid; write VARIANT:arch=aarch64 or VARIANT:memory_mb=256."
             )
         before = extra.get(match["variant"], ExtraNeeds())
         if match["what"] == "arch":

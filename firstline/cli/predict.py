@@ -52,11 +52,9 @@ def predict_command(
     the profile; nothing is run.
     """
     if within is not None and not 0 < within < math.inf:
-        raise ConfigError(f"--within {within:g} is no time above 0.")
+        raise ConfigError(f"--within {within:g} is not a time above 0.")
     if "/" not in profile and not is_there(Path(profile)):
-        raise ConfigError(
-            f"There is no file {profile[:200]}; a profile that a gateway keeps is BUNDLE/VERSION/MACHINE."
-        )
+        raise ConfigError(f"There is no file {profile[:200]}; a stored profile is named BUNDLE/VERSION/MACHINE.")
     found = load_profile(profile, "", gateway)
     streams = _streams(found, loads, threads)
     prediction = predict(streams, servers=servers)
@@ -84,7 +82,7 @@ def _streams(profile: Profile, loads: Sequence[str], threads: int | None) -> lis
             rate_per_s = math.nan
         if not sign or not _LEAST_PER_S <= rate_per_s <= _MOST_PER_S:
             raise ConfigError(
-                f"{load[:200]!a} is no load: MODEL=PER_SECOND, such as edge=20. Rates are from {_LEAST_PER_S:g} to "
+                f"{load[:200]!a} is not a load: MODEL=PER_SECOND, such as edge=20. Rates are from {_LEAST_PER_S:g} to "
                 f"{_MOST_PER_S:g}."
             )
         if variant in rates:
@@ -110,9 +108,7 @@ def _point(profile: Profile, variant: str, threads: int | None) -> Point:
         )
     found = min((point for point in points if point.key.threads == wanted), key=lambda point: point.query.p50_ms)
     if not utilisation([Stream(found, 1.0)]):
-        raise ConfigError(
-            f"By this profile {variant} takes no time at all, of which nothing follows; measure it again."
-        )
+        raise ConfigError(f"By this profile {variant} takes no time at all; measure it again.")
     return found
 
 

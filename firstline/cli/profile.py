@@ -215,7 +215,7 @@ def _numbers(text: str, option: str, least: int) -> tuple[int, ...]:
     try:
         found = tuple(int(one) for one in text.split(",") if one.strip())
     except ValueError:
-        raise ConfigError(f"{option} {text} is no list of numbers, such as 1,2.") from None
+        raise ConfigError(f"{option} {text} is not a list of numbers, such as 1,2.") from None
     if any(not least <= one <= 1024 for one in found):
         raise ConfigError(f"{option} {text}: each number is from {least} to 1024.")
     return found

@@ -52,14 +52,11 @@ def load_profile(name: str, bundle: str, gateway: GatewayOptions) -> Profile:
         return profile_in(file)
     if len(parts) not in (1, 3) or not all(map(is_name, parts)) or not (len(parts) == 1 or _is_version(parts[1])):
         raise ConfigError(
-            f"{name[:200]!a} is no file, and no profile that a gateway could keep: that is MACHINE, or "
+            f"{name[:200]!a} is neither a file nor the name of a stored profile, which is MACHINE or "
             "BUNDLE/VERSION/MACHINE."
         )
     if not gateway.url:
-        raise ConfigError(
-            f"There is no file {name[:200]}, and no gateway is named that may keep such a profile; name one with "
-            "--gateway."
-        )
+        raise ConfigError(f"There is no file {name[:200]}, and no gateway is named; name one with --gateway.")
     with gateway.fleet() as fleet:
         if len(parts) == 3:
             return fleet.profiles.get(parts[0], int(parts[1]), parts[2])

@@ -138,7 +138,7 @@ def _seconds(text: str) -> float:
     except (ValueError, KeyError):
         duration_s = -1.0
     if not 0 <= duration_s < math.inf:
-        raise ConfigError(f"{text!a} is no time; write 90s, 30m, 8h or 2d.")
+        raise ConfigError(f"{text!a} is not a time; write 90s, 30m, 8h or 2d.")
     return duration_s
 
 

@@ -251,7 +251,7 @@ def _check_text(text: str, name: str) -> None:
     try:
         text.encode()
     except (AttributeError, UnicodeEncodeError) as error:
-        raise InvalidTensorError(f"{name} is {text!a:.80}, which is no text that can be sent; use a string.") from error
+        raise InvalidTensorError(f"{name} is {text!a:.80}, which cannot be sent as text; use a string.") from error
 
 
 def _tensor(name: str, value: ArrayLike | bytes | Sequence[bytes]) -> Tensor:
@@ -264,7 +264,7 @@ def _tensor(name: str, value: ArrayLike | bytes | Sequence[bytes]) -> Tensor:
     try:
         array = np.ascontiguousarray(value)
     except ValueError as error:
-        raise InvalidTensorError(f"Input '{name}' is no array: {error}") from error
+        raise InvalidTensorError(f"Input '{name}' is not an array: {error}") from error
     if array.dtype not in DATATYPES.values():
         raise InvalidTensorError(
             f"Input '{name}' has dtype {array.dtype}, which V2 cannot carry; "

@@ -92,9 +92,9 @@ def base_url(url: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"'{url}' is no URL: {error}.") from error
+        raise ConfigError(f"'{url}' is not a URL: {error}.") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"'{url}' is no server's URL; give one such as http://127.0.0.1:8070.")
+        raise ConfigError(f"'{url}' is not the URL of a server; give one such as http://127.0.0.1:8070.")
     return parsed
 
 

@@ -27,7 +27,7 @@ def model_of(text: str) -> tuple[str, int | None]:
     """
     name, _, version = text.strip().partition(" ")
     if version and not (version.isascii() and version.isdigit() and len(version) < 16):
-        raise RequestError(f"{text[:80]!a} is no model; write its name, or its name and version such as digits 2.")
+        raise RequestError(f"{text[:80]!a} is not a model; write its name, or its name and version such as digits 2.")
     return name, int(version) if version else None
 
 

@@ -96,7 +96,7 @@ def read_metadata(content: bytes, kind: type, where: str) -> Metadata[Any]:
     try:
         metadata: Metadata[Any] = Metadata.from_bytes(content)
     except (RepositoryError, ValueError, RecursionError) as error:
-        raise IntegrityError(f"{where} is no signed metadata: {error}.") from error
+        raise IntegrityError(f"{where} is not signed metadata: {error}.") from error
     if not isinstance(metadata.signed, kind):
         raise IntegrityError(f"{where} is {metadata.signed.type} metadata, not {kind.__name__.lower()} metadata.")
     return metadata

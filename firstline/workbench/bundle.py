@@ -141,7 +141,7 @@ def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions) -> Manif
             policy=_policy(spec.policy, files),
         )
     except ValueError as error:
-        raise ConfigError(f"The bundle makes no sense: {error}.") from error
+        raise ConfigError(f"The bundle is not valid: {error}.") from error
 
 
 def _described(model: ModelSpec) -> tuple[ModelSpec, RuntimeName]:

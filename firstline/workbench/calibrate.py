@@ -82,7 +82,7 @@ def calibrate(
     if not manifest.edge or manifest.full is None:
         raise ConfigError("Calibration compares edge and full model; the bundle needs both.")
     if not 0 <= target_disagreement < 1:
-        raise ConfigError(f"The target disagreement {target_disagreement} does not do: it is a share, 0 to below 1.")
+        raise ConfigError(f"The target disagreement {target_disagreement} is not valid: it is a share, 0 to below 1.")
     if against == "labels":
         dataset.check_labels(manifest.labels)
 

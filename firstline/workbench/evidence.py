@@ -182,7 +182,7 @@ def gather_from_agent(
     except UnauthorizedError:
         raise
     except RequestError as error:
-        raise ConfigError(f"What answers at {agent.url} is no edge agent: {error.message}") from error
+        raise ConfigError(f"The server at {agent.url} is not an edge agent: {error.message}") from error
     variant = running_variant(status, manifest, agent.url)
     if edge and variant.id != edge:
         raise ConfigError(f"The device at {agent.url} runs the variant '{variant.id}', not '{edge}'.")
@@ -238,7 +238,7 @@ def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -
         variant = next((model for model in manifest.edge if model.digest == running["model_digest"]), None)
         other = [what for what, (its, ours) in parts.items() if its != ours]
     except (KeyError, TypeError) as error:
-        raise ProtocolError(f"What answers at {where} is no edge agent, or one of another version.") from error
+        raise ProtocolError(f"The server at {where} is not an edge agent, or has another version.") from error
     if variant is None or other:
         differs = " and another ".join((["edge model or processing"] if variant is None else []) + other)
         raise ConfigError(f"The device at {where} runs '{name}' {version} with another {differs}; {remedy}.")

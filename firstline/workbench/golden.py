@@ -66,7 +66,7 @@ def answered_golden(
             try:
                 probabilities = loaded.predict(tensor).astype(np.float64).round(_DIGITS)
             except InvalidTensorError as error:
-                raise ConfigError(f"A golden input is none that '{model.id}' takes: {error.message}") from error
+                raise ConfigError(f"'{model.id}' does not take a golden input: {error.message}") from error
         outputs[model.id] = tuple(map(tuple, probabilities.tolist()))
     content = encode_golden(msgspec.structs.replace(inputs, outputs=outputs))
     if len(content) > LIMIT_BYTES:

@@ -123,25 +123,25 @@ def check_spec(spec: BundleSpec) -> None:
     for what, name in [("name", spec.name), *(("id", model.id) for model in spec.models if model.id)]:
         if not re.match(NAME_PATTERN, name):
             raise ConfigError(
-                f"The {what} '{name}' does not do: use up to 64 letters, digits, '.', '_' and '-', "
+                f"The {what} '{name}' is not valid: use up to 64 letters, digits, '.', '_' and '-', "
                 "the first a letter or digit."
             )
     if spec.version < 1:
-        raise ConfigError(f"The version {spec.version} does not do: versions count up from 1.")
+        raise ConfigError(f"The version {spec.version} is not valid: versions count up from 1.")
     policy, (coldest, hottest) = spec.policy, TEMPERATURES
     if not coldest <= policy.temperature <= hottest:
         raise ConfigError(
-            f"The temperature {policy.temperature:g} does not do: it is a number from {coldest:g} to {hottest:g}."
+            f"The temperature {policy.temperature:g} is not valid: it is a number from {coldest:g} to {hottest:g}."
         )
     if isinstance(policy.score, Path) and not math.isfinite(policy.threshold):
-        raise ConfigError(f"The threshold {policy.threshold:g} does not do: it is a finite number.")
+        raise ConfigError(f"The threshold {policy.threshold:g} is not valid: it is a finite number.")
     if not isinstance(policy.score, Path) and not 0 <= policy.threshold <= 1:
-        raise ConfigError(f"The threshold {policy.threshold:g} does not do: {policy.score} is from 0 to 1.")
+        raise ConfigError(f"The threshold {policy.threshold:g} is not valid: {policy.score} is from 0 to 1.")
     for model in spec.models:
         for step in model.preprocess:
             if isinstance(step, Scale) and not _fits_fp32(step):
                 raise ConfigError(
-                    f"The step '{spell((step,))}' makes no sense: mean and std are finite numbers, and no std is 0."
+                    f"The step '{spell((step,))}' is not valid: mean and std are finite numbers, and no std is 0."
                 )
         for figure, value in model.measured.items():
             if not math.isfinite(value):
@@ -266,4 +266,4 @@ def parse_score(text: str, folder: Path = Path()) -> ScoreKind | Path:
             f"A bundle starts without the score '{text}', which takes data: make it with another one, then "
             f"`firstline certify BUNDLE --data DIR --score {text} ... --out NEW`."
         )
-    raise ConfigError(f"'{text}' is no score; there are: {', '.join(SCORES)} and graph:FILE.onnx.")
+    raise ConfigError(f"'{text}' is not a score; there are: {', '.join(SCORES)} and graph:FILE.onnx.")

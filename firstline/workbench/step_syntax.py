@@ -81,7 +81,7 @@ def _step(text: str, folder: Path, known: Sequence[str], side: str, kind: Any) -
     if op not in known:
         close = difflib.get_close_matches(op, known, n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}."
-        raise ConfigError(f"'{op}' is no step {side} the model; {hint}")
+        raise ConfigError(f"'{op}' is not a step {side} the model; {hint}")
     if op == "graph":
         file = text.partition(":")[2]
         if not file:
@@ -98,7 +98,7 @@ def _step(text: str, folder: Path, known: Sequence[str], side: str, kind: Any) -
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"The step '{text}' makes no sense: {_lowered(error)}; it is spelled {USAGE[op][0]}."
+            f"The step '{text}' is not valid: {_lowered(error)}; it is spelled {USAGE[op][0]}."
         ) from error
 
 

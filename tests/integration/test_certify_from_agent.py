@@ -119,7 +119,7 @@ def test_another_variant_is_refused(running: Line) -> None:
 def test_gateway_instead_of_a_device_is_refused(running: Line, scans: Dataset) -> None:
     with (
         Client(running.gateway.url, token=running.gateway.token) as gateway,
-        pytest.raises(ConfigError, match="no edge agent"),
+        pytest.raises(ConfigError, match="not an edge agent"),
     ):
         gather_from_agent(open_bundle(DIGITS), scans, gateway)
 
@@ -150,5 +150,5 @@ async def test_device_token_is_read_from_a_file(tmp_path: Path) -> None:
     async with serving_agent(edge_settings(tmp_path / "state", api__token_file=str(tokens))) as (_, url):
         arguments = (DIGITS, *PROMISE, "--from-agent", url)
         refused = await asyncio.to_thread(run, *arguments, code=1)
-        assert "token" in refused.stderr and "no edge agent" not in refused.stderr
+        assert "token" in refused.stderr and "not an edge agent" not in refused.stderr
         assert "Certified on 599 rows" in (await asyncio.to_thread(run, *arguments, "--token-file", mine)).stdout

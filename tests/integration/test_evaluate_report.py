@@ -87,7 +87,8 @@ def test_page_states_the_measured_figures(measured: Measured, drawn: Path) -> No
     tiers = report_data(measured, edge).tiers
     assert tiers is not None and measured.full is not None
     answers = [
-        near if kept else far for near, far, kept in zip(edge.labels, measured.full.labels, edge.accepted, strict=True)
+        near if kept else far
+        for near, far, kept in zip(edge.answers.labels, measured.full.labels, edge.accepted, strict=True)
     ]
     assert tiers.accuracy.hits == (answers == measured.truth).sum()
     assert tiers.disagreement.rows == edge.accepted.sum()

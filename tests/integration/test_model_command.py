@@ -135,8 +135,8 @@ async def test_keys_are_encrypted_and_created_offline(site: RegistrySite, tmp_pa
         (("keys", "init", "--online-key", "nothing"), "holds no gateway's online key"),
         (("model", "push", str(DIGITS)), "`firstline keys init` makes them"),
         (("model", "push", "nothing"), "is not a bundle"),
-        (("model", "push", str(DIGITS), "--needs", "edge-onnx:colour=red"), "says nothing"),
-        (("model", "push", str(DIGITS), "--needs", "edge-onnx:memory_mb=much"), "says nothing"),
+        (("model", "push", str(DIGITS), "--needs", "edge-onnx:colour=red"), "is not valid; write VARIANT"),
+        (("model", "push", str(DIGITS), "--needs", "edge-onnx:memory_mb=much"), "is not valid; write VARIANT"),
         (("model", "pull", "digits", "1", "x"), "name the first root metadata with --root"),
     ],
 )

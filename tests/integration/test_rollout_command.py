@@ -105,7 +105,7 @@ async def test_invalid_options_are_refused_before_any_request(site: FleetSite) -
             (("--stages", stages), "growing percentages")
             for stages in ("0", "-1,5", "nan", "10,5,100", "10,10", "1,200")
         ),
-        *((("--soak", soak), "is no time") for soak in ("soon", "-5s", "nans", "infd")),
+        *((("--soak", soak), "is not a time") for soak in ("soon", "-5s", "nans", "infd")),
         (("--file", "/nowhere.toml"), "cannot be read"),
     ):
         refused = await site("rollout", "plan", "digits", "2", *arguments, code=2)

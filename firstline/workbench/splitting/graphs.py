@@ -116,7 +116,7 @@ def _inferred(model: bytes) -> Any:
     try:
         return onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))
     except unreadable as error:
-        raise ConfigError(f"This is no ONNX model that onnx can read: {error}.") from error
+        raise ConfigError(f"This is not an ONNX model: {error}.") from error
 
 
 def _onnx() -> Any:
@@ -217,7 +217,7 @@ def _parsed(model: bytes) -> Any:
         graphs = parsed.subgraphs or []
         inputs = graphs[0].inputs if graphs else []
     except (struct.error, IndexError, ValueError, TypeError, AttributeError) as error:  # anywhere in the file
-        raise ConfigError(f"This is no TFLite model: {error}.") from error
+        raise ConfigError(f"This is not a TFLite model: {error}.") from error
     if len(graphs) != 1 or len(inputs) != 1:
         raise ConfigError(f"The model has {len(graphs)} graphs and {len(inputs)} inputs; one of each can be cut.")
     return parsed

@@ -114,18 +114,18 @@ def test_warnings_go_to_stderr(tmp_path: Path) -> None:
         (["bundle", "create", "--out", "x", "--name", "n"], "needs --labels"),
         ([*_CREATE, "--out", "x", "--models", "y"], "--models goes with --recipe"),
         ([*_CREATE, "--out", "x", "--calibrate", "y", "--threshold", "0.5"], "drop --threshold"),
-        ([*_CREATE, "--out", "x", "--score", "luck"], "'luck' is no score"),
+        ([*_CREATE, "--out", "x", "--score", "luck"], "'luck' is not a score"),
         (
             [*_CREATE, "--out", "x", "--threshold", "nan"],
-            "The threshold nan does not do: max_probability is fr",
+            "The threshold nan is not valid: max_probability is fr",
         ),
         ([*_CREATE, "--out", "x", "--threshold", "7", "--score", "margin"], "margin is from 0 to 1"),
-        ([*_CREATE, "--out", "x", "--temperature", "inf"], "The temperature inf does not do"),
+        ([*_CREATE, "--out", "x", "--temperature", "inf"], "The temperature inf is not valid"),
         (
             [*_CREATE, "--out", "x", "--full-preprocess", "decode:L,scale:nan:1"],
-            "'scale:mean=nan:std=1' makes no",
+            "'scale:mean=nan:std=1' is not valid",
         ),
-        ([*_CREATE, "--out", "x", "--edge", "_e=m.onnx"], "The id '_e' does not do"),
+        ([*_CREATE, "--out", "x", "--edge", "_e=m.onnx"], "The id '_e' is not valid"),
         (
             ["bundle", "create", "--out", "x", "--recipe", "nope.toml"],
             "name another with --recipe",

@@ -100,14 +100,14 @@ def test_several_servers_give_no_light_load_warning(tmp_path: Path, stated: Prof
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["edge"], "'edge' is no load: MODEL=PER_SECOND, such as edge=20."),
-        (["edge=0"], "'edge=0' is no load"),
-        (["edge=inf"], "'edge=inf' is no load"),
+        (["edge"], "'edge' is not a load: MODEL=PER_SECOND, such as edge=20."),
+        (["edge=0"], "'edge=0' is not a load"),
+        (["edge=inf"], "'edge=inf' is not a load"),
         (["edge=1e300"], "from 1e-06 to 1e+09"),
         (["edge=1e-300"], "from 1e-06 to 1e+09"),
         (["edge=1", "edge=2"], "edge is there twice; add its rates up."),
         (["other=1"], "no point of 'other' with one row a query; it has: edge, full."),
-        (["edge=1", "--within", "0"], "--within 0 is no time above 0."),
+        (["edge=1", "--within", "0"], "--within 0 is not a time above 0."),
     ],
 )
 def test_invalid_arguments_are_refused_in_one_sentence(

@@ -54,7 +54,7 @@ def test_the_profile_is_printed_and_written_next_to_the_bundle(folder: Path) -> 
 def test_malformed_threads_are_refused(folder: Path) -> None:
     found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), "--threads", "many"])
     assert found.exit_code == 2
-    assert "--threads many is no list of numbers" in found.output
+    assert "--threads many is not a list of numbers" in found.output
 
 
 @pytest.mark.parametrize("more", [[], ["--on", "cam", "--gateway", "http://127.0.0.1:9"]])

@@ -128,8 +128,8 @@ class TestRequestOptions:
         ({"inputs": [np.zeros(1)]}, "inputs is list;"),
         ({"inputs": {1: np.zeros(1)}}, "the name of an input is 1,"),
         ({"inputs": {"\ud800": np.zeros(1)}}, "no text that can be sent"),
-        ({"client_id": "\ud800"}, r"id is '\ud800', which is no text"),
-        ({"model": "\ud800"}, r"model is '\ud800', which is no text"),
+        ({"client_id": "\ud800"}, r"id is '\ud800', which cannot be sent as text"),
+        ({"model": "\ud800"}, r"model is '\ud800', which cannot be sent as text"),
         ({"outputs": "probabilities"}, "outputs is the string 'probabilities'; give a list of names."),
     ],
 )

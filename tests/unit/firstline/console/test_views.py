@@ -115,7 +115,7 @@ def test_a_model_is_a_name_with_an_optional_version() -> None:
     assert devices_view.model_of("") == ("", None)
     assert devices_view.model_of(" digits ") == ("digits", None)
     assert devices_view.model_of("digits 2") == ("digits", 2)
-    with pytest.raises(RequestError, match="is no model"):
+    with pytest.raises(RequestError, match="is not a model"):
         devices_view.model_of("digits two")
 
 

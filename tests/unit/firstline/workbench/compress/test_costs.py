@@ -247,7 +247,7 @@ def test_models_that_never_ran_on_the_target_are_not_compared(tmp_path: Path, ev
     }
     assert by_technique["fp16"]["accepted"]
     assert by_technique["int8-weights"]["figures"]["latency_ms"] == 9.0
-    assert "edge-onnx is no rival: it never ran on 'board': its profile has no model of this digest." in text
+    assert "edge-onnx is not compared: it never ran on 'board': its profile has no model of this digest." in text
     path.write_bytes(encode(_profile(*ran(**{"edge-onnx-fp16": 0.5}))))
     _, text = _judged(path)
     assert "edge-onnx-fp16 is accepted: nothing that is there is as accurate and runs there." in text
