@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.logs import logger
 
@@ -49,9 +49,7 @@ class PeriodicTask:
     async def close(self) -> None:
         """Cancels the round in progress and ends the task."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
 
     async def _run(self) -> None:
         while True:

@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from firstline.client.retries import Outcome, Steps
+from firstline_core.clock import end_tasks
 
 DEFAULT_IN_FLIGHT = 16
 DEFAULT_PATIENCE_S = 60.0
@@ -78,6 +79,4 @@ async def in_tasks(
                 on_progress(done)
             yield first.result()
     finally:
-        for task in under_way:
-            task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await end_tasks(*under_way)

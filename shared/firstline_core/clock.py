@@ -116,6 +116,12 @@ async def first_of(*waits: Awaitable[Any]) -> None:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
+
+
+async def end_tasks(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancels tasks and waits until they have ended; discards their results and exceptions, and ignores None."""
+    begun = [task for task in tasks if task is not None]
+    for task in begun:
+        task.cancel()
+    await asyncio.gather(*begun, return_exceptions=True)

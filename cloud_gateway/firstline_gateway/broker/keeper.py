@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol.mqtt_connection import Connection
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings
@@ -138,9 +138,7 @@ class BrokerKeeper:
         self._task = asyncio.create_task(self._keep(connection))
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _keep(self, connection: MqttSettings) -> None:
         seen, looked_s = -1, self._clock.monotonic_s()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from firstline_core.clock import end_tasks
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError, ProtocolError
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import LIMIT_BYTES, Reported, read_document
@@ -80,9 +81,7 @@ class FleetBroker:
         self._publishing = asyncio.create_task(self._publish())
 
     async def close(self) -> None:
-        if self._publishing is not None:
-            self._publishing.cancel()
-            await asyncio.gather(self._publishing, return_exceptions=True)
+        await end_tasks(self._publishing)
         await self._client.close()
 
     async def _hear(self, message: Message) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from sqlalchemy import Connection
 
-from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.clock import SYSTEM_CLOCK, Clock, end_tasks
 from firstline_core.errors import RateLimitedError, UnauthorizedError
 from firstline_core.protocol import http_server
 from firstline_core.telemetry.logs import logger
@@ -144,9 +144,7 @@ class Gatekeeper:
     async def close(self) -> None:
         """Stops reading changes."""
         await self._task.close()
-        if self._next is not None:
-            self._next.cancel()
-            await asyncio.gather(self._next, return_exceptions=True)
+        await end_tasks(self._next)
 
     async def authenticate_key(self, text: str) -> ApiKey:
         """Returns the API key with this text, and counts a use of it.

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from prometheus_client import Counter
 from sqlalchemy import Connection
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import CapacityError, DeadlineExceededError, FirstlineError, LinkError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.http import class_labels, error_body, status_of
@@ -104,9 +104,7 @@ class JobRunner:
         for task in self._tasks:
             await task.close()
         running = [*self._running.values()]
-        for job in running:
-            job.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end_tasks(*running)
         if self._started:
             self._started = False
             with contextlib.suppress(FirstlineError):

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import CapacityError, QueueFullError
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
@@ -92,10 +92,8 @@ class JobWaiters:
         self._closed = True
         for job_id in tuple(self._waiting):
             self.notify(job_id)
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.gather(self._polling, return_exceptions=True)
-            self._polling = None
+        await end_tasks(self._polling)
+        self._polling = None
 
     async def _poll(self) -> None:
         while self._waiting:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import ConfigError, FirstlineError, NotReadyError, RequestError, UnknownModelError
 from firstline_core.protocol.data_plane import ModelState
 from firstline_core.protocol.tensors import shown
@@ -76,11 +76,8 @@ class Residency:
 
     async def close(self) -> None:
         """Stops loading; the executor owns the models in memory."""
-        tasks = [place.work for place in self.memory.places.values() if place.work is not None]
-        tasks += [self._beginning] if self._beginning is not None else []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, self.orders.close(), return_exceptions=True)
+        loads = [place.work for place in self.memory.places.values()]
+        await asyncio.gather(end_tasks(*loads, self._beginning), self.orders.close(), return_exceptions=True)
         self.memory.close()
 
     async def loaded(self, key: ModelKey, deadline_s: float | None) -> Place:
@@ -201,10 +198,7 @@ class Orders:
 
     async def close(self) -> None:
         """Cancels the orders in progress."""
-        under_way = [*self._under_way]
-        for task in under_way:
-            task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await end_tasks(*self._under_way)
 
     async def load(self, name: str) -> None:
         """See `DataPlane.load`. Stops to serve versions that are no longer in the folder."""

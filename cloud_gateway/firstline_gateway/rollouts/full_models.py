@@ -15,7 +15,7 @@ from msgspec import Struct
 from sqlalchemy import Connection, select, type_coerce
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import ConflictError, FirstlineError, NotFoundError, NotReadyError
 from firstline_core.fleet.target import ListedBundle, find_bundle, target_path
 from firstline_core.telemetry.logs import logger
@@ -90,9 +90,7 @@ class FullModels:
     async def close(self) -> None:
         await self._task.close()
         fetches = [*self._fetches.values()]
-        for fetch in fetches:
-            fetch.cancel()
-        await asyncio.gather(*fetches, return_exceptions=True)
+        await end_tasks(*fetches)
 
     async def prepare(self, definition: Definition) -> None:
         """Serves the full model that a rollout's devices will escalate to, before any device gets an offer.

@@ -10,7 +10,7 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from firstline_core.adaptation.controller import LadderPosition
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import FirstlineError
 from firstline_core.hardware.readings import Snapshot
 from firstline_core.runtime.memory import release_freed_memory
@@ -71,9 +71,7 @@ class VariantSwitcher:
 
     async def close(self) -> None:
         """Cancels what is being loaded."""
-        for task in self._loading.values():
-            task.cancel()
-        await asyncio.gather(*self._loading.values(), return_exceptions=True)
+        await end_tasks(*self._loading.values())
 
     def _update(self, held: DeviceModel, variants: Variants, snapshot: Snapshot) -> None:
         before, reported = variants.position, variants.reported_place

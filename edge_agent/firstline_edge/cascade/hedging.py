@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, end_tasks
 from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import HEDGED, Attempt, InferRequest, Privacy, Route, Tier, Wait
@@ -146,9 +146,7 @@ class Hedging:
 
     async def close(self) -> None:
         """Ends what is under way."""
-        for call in self._calls:
-            call.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await end_tasks(*self._calls)
 
     def start(
         self, request: InferRequest, model: DeviceModel, edge: EdgeModel, rows: Sequence[Row], deadline_s: float

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from firstline_core.clock import Clock, first_of
+from firstline_core.clock import Clock, end_tasks, first_of
 from firstline_core.errors import (
     BudgetExceededError,
     DeadlineExceededError,
@@ -240,9 +240,7 @@ class LinkChain:
             self._probers.append(asyncio.create_task(probing))
 
     async def close(self) -> None:
-        for prober in self._probers:
-            prober.cancel()
-        await asyncio.gather(*self._probers, return_exceptions=True)
+        await end_tasks(*self._probers)
         self._probers.clear()
         for state in self._links:
             await state.link.close()

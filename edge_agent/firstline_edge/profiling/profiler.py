@@ -16,7 +16,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from firstline_core.clock import Clock, first_of
+from firstline_core.clock import Clock, end_tasks, first_of
 from firstline_core.errors import CapacityError, FirstlineError, IntegrityError, LinkError, UnauthorizedError
 from firstline_core.fleet.twin import REQUESTS, DesiredProfile, Profiling, ProfilingState
 from firstline_core.profile.profile import Profile
@@ -150,8 +150,7 @@ class Profiler:
             if not task.done():
                 log.info("profile no longer wanted", bundle=request.bundle, request=request.id)
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks(task)
 
     async def _work(self, request: DesiredProfile) -> None:
         try:

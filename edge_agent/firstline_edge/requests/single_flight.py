@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from firstline_core.clock import end_tasks
 from firstline_core.errors import FirstlineError
 
 V = TypeVar("V")
@@ -82,9 +83,7 @@ class SingleFlight(Generic[V]):
 
     async def close(self) -> None:
         """Cancels the computations in progress."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     @contextmanager
     def _waiting_for(self, computations: Sequence[_Computation[V]]) -> Iterator[None]:

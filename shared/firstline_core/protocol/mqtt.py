@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from firstline_core.clock import SYSTEM_CLOCK, Clock, first_of
+from firstline_core.clock import SYSTEM_CLOCK, Clock, end_tasks, first_of
 from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.protocol.mqtt_connection import Connection, matches
@@ -177,13 +177,9 @@ class MqttClient:
 
     async def close(self) -> None:
         """Disconnects without publishing the will, and ends running handlers."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-            self._keeper = None
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await end_tasks(self._keeper)
+        self._keeper = None
+        await end_tasks(*self._running)
 
     async def _keep_connected(self) -> None:
         attempts = 0

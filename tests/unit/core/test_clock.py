@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from firstline_core.clock import SYSTEM_CLOCK, SimulatedClock
+from firstline_core.clock import SYSTEM_CLOCK, SimulatedClock, end_tasks
 
 
 async def test_simulated_time_wakes_sleepers_in_order() -> None:
@@ -58,3 +58,14 @@ def test_the_system_clock_does_not_go_backwards() -> None:
     first = SYSTEM_CLOCK.monotonic_s()
     assert SYSTEM_CLOCK.monotonic_s() >= first
     assert SYSTEM_CLOCK.wall_s() > 1_600_000_000
+
+
+async def test_ended_tasks_are_cancelled_and_their_results_are_discarded() -> None:
+    async def fail() -> None:
+        raise ValueError("a bug")
+
+    waiting, failing = asyncio.create_task(asyncio.sleep(3600)), asyncio.create_task(fail())
+    await asyncio.sleep(0)
+    await end_tasks(waiting, failing, None)
+    assert waiting.cancelled()
+    assert failing.done()

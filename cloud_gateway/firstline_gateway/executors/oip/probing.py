@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import LinkError, RemoteTimeoutError
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.telemetry.logs import logger
@@ -61,9 +61,7 @@ class Probing:
                     server.lost(f"{server.url} is away: {error.message}.")
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     async def _follow(self, server: OipServer, probed: asyncio.Event) -> None:
         failures = 0.0

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import (
     CapacityError,
     DeadlineExceededError,
@@ -165,9 +165,7 @@ class OipServer:
     async def close(self, timeout_s: float) -> bool:
         """See `Executor.close`; cuts off what still runs, because it runs in another process."""
         self._is_closed = True
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await end_tasks(*self._running)
         await self.transport.close()
         return True
 

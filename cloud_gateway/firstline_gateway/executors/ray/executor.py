@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.clock import SYSTEM_CLOCK, Clock, end_tasks
 from firstline_core.errors import (
     DeadlineExceededError,
     EngineUnavailableError,
@@ -170,9 +170,7 @@ class RayExecutor:
 
     async def close(self, timeout_s: float) -> bool:
         """See `Executor.close`; cuts off longer batches, because they are not in this process."""
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        await end_tasks(self._following)
         if self._batches:
             await asyncio.wait(self._batches, timeout=timeout_s)
         await self._cluster.close()

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from firstline_core.clock import Clock, first_of
+from firstline_core.clock import Clock, end_tasks, first_of
 from firstline_core.errors import (
     CapacityError,
     FirstlineError,
@@ -213,8 +213,7 @@ class Inbox(Generic[Target]):
                 await first_of(*waits)
             return task.result()
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks(task)
 
     def _is_current(self, desired: Target) -> bool:
         now = self.desired
