@@ -51,6 +51,15 @@ class _Call(NamedTuple):
     body: bytes
 
 
+class _Outcome(NamedTuple):
+    """The answer to a request, and what is recorded about it; see `record`."""
+
+    reply: Reply
+    principal: str
+    seconds: float
+    error: FirstlineError | None
+
+
 class InferenceApp:
     """Answers requests for inference, and hands all others to the control plane.
 
@@ -99,9 +108,11 @@ class InferenceApp:
         if self._overload.refuses(mark, loop.time()):
             await send_reply(_OVERLOADED_REPLY, send)
             return
+        outcome: _Outcome | None = None
         try:
             request.info.cancel_on_disconnect()
-            reply = await self._answer(request, address, mark)
+            outcome = await self._answer(request, address, mark)
+            reply = outcome.reply
         except asyncio.CancelledError:
             reply = shutting_down()
         except Exception as error:  # noqa: BLE001 (the outermost loop of a request)
@@ -112,9 +123,19 @@ class InferenceApp:
             if not request.info.disconnected:
                 raise
             # The client left while its answer was sent.
+        finally:
+            if outcome is not None:  # recorded after the answer, which does not wait for the log
+                record(
+                    self._metrics,
+                    transport="http",
+                    model=address.model,
+                    principal=outcome.principal,
+                    seconds=outcome.seconds,
+                    error=outcome.error,
+                )
 
-    async def _answer(self, request: Request, address: Address, mark: int) -> Reply:
-        """Answers one request, whatever comes of it, and records the outcome."""
+    async def _answer(self, request: Request, address: Address, mark: int) -> _Outcome:
+        """Answers one request, whatever comes of it."""
         started_s = self._clock.monotonic_s()
         error: FirstlineError | None = None
         principal = ""
@@ -141,15 +162,7 @@ class InferenceApp:
                 self._overload.queue_full(mark, asyncio.get_running_loop().time())
         if self._plane.draining or (error is not None and not self._plane.ready()):
             reply.headers["Connection"] = "close"  # so that the client's next request goes to another replica
-        record(
-            self._metrics,
-            transport="http",
-            model=address.model,
-            principal=principal,
-            seconds=self._clock.monotonic_s() - started_s,
-            error=error,
-        )
-        return reply
+        return _Outcome(reply, principal, self._clock.monotonic_s() - started_s, error)
 
     async def v2(self, call: _Call) -> Reply:
         """`POST /v2/models/{model}[/versions/{version}]/infer`."""

@@ -152,7 +152,7 @@ def unpack_provisional(
 def seal_answer(encoded: Encoded, request_id: str, principal: str, stored_wall_s: float, seal: Seal) -> Encoded:
     """Seals a packed answer with its id, principal and time."""
     about = _about_answer(encoded.header_length, stored_wall_s, request_id, principal)
-    return replace(encoded, body=seal.close(encoded.body, about))
+    return encoded._replace(body=seal.close(encoded.body, about))
 
 
 def restamp_answer(
@@ -164,7 +164,7 @@ def restamp_answer(
         IntegrityError: the bytes are not what `seal_answer` made.
     """
     body = seal.open(encoded.body, _about_answer(encoded.header_length, before_s, request_id, principal))
-    return seal_answer(replace(encoded, body=body), request_id, principal, after_s, seal)
+    return seal_answer(encoded._replace(body=body), request_id, principal, after_s, seal)
 
 
 def unpack_answer(encoded: Encoded, stored_wall_s: float, request_id: str, principal: str, seal: Seal) -> InferResponse:

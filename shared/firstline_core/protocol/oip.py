@@ -294,8 +294,7 @@ _NOT_JSON = re.compile(rb"\bNaN\b|\bInfinity\b")
 _REMEMBERED_BYTES, _REMEMBERED_HEADS = 1024, 256
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A body; `header_length` is the size of its JSON header, None if the whole body is JSON."""
 
     body: bytes
