@@ -128,7 +128,7 @@ class StateFile:
 
     Args:
         path: the file; its directory is created if necessary.
-        content: what the file holds, for log events, such as "spending".
+        content: name of the content for log events, such as "spending".
         consequence: sentence about a restart after a refused write.
 
     Attributes:
@@ -178,7 +178,7 @@ def read_or(path: Path, default: T, content: str) -> T:
     Args:
         path: of the file.
         default: of the type that the file holds.
-        content: what the file holds, for log events.
+        content: name of the content for log events.
     """
     try:
         return read_struct(path, type(default))
@@ -195,7 +195,7 @@ def store(path: Path, value: Struct, content: str) -> bool:
     Args:
         path: of the file.
         value: its content.
-        content: what the file holds, for log events.
+        content: name of the content for log events.
     """
     try:
         write_struct(path, value)

@@ -39,7 +39,7 @@ class Tokens:
 
 
 def read_tokens(file: str, setting: str) -> Tokens:
-    """The tokens of a file.
+    """Returns the tokens of a file.
 
     Raises:
         ConfigError: see `parse_tokens`.
@@ -48,7 +48,7 @@ def read_tokens(file: str, setting: str) -> Tokens:
 
 
 def first_token(file: str, setting: str) -> str:
-    """The first token of a file, for a command that calls the agent on its own device; "" where no file is named.
+    """Returns the first token of a file, for a command that calls the agent on its own device; "" without a file.
 
     Raises:
         ConfigError: see `parse_tokens`.
@@ -57,7 +57,7 @@ def first_token(file: str, setting: str) -> str:
 
 
 def parse_tokens(file: str, setting: str) -> dict[str, str]:
-    """Tokens by name from `NAME:TOKEN` lines; empty lines and those that start with # are passed over.
+    """Returns tokens by name from `NAME:TOKEN` lines; empty lines and lines that start with # are ignored.
 
     Raises:
         ConfigError: the file cannot be read, holds no token, or a line is not of that form or names a name again.

@@ -194,7 +194,7 @@ class EdgeDataPlane:
     async def infer_file(
         self, model: str, content: bytes, *, trace: TraceContext | None = None, **preferences: str
     ) -> InferResponse:
-        """Answers for an encoded image, or JSON, as it lies in a file.
+        """Answers for the content of a file: an encoded image, or JSON.
 
         Args:
             model: the bundle's name.
@@ -218,7 +218,7 @@ class EdgeDataPlane:
         return True
 
     def ready(self) -> bool:
-        """Whether any request could be answered: with an edge model that runs, or through a link."""
+        """Returns whether any request could be answered: by an edge model, or over a link."""
         runs = any(device_model.edge is not None for device_model in self._models.all)
         return not self._stopping and (runs or self._links.chain.linked)
 
@@ -266,8 +266,8 @@ class EdgeDataPlane:
     def short_metadata(self, model: str) -> ModelMetadata:
         """Returns how a body at the file address is read.
 
-        Of a model that this device does not hold it knows nothing: the body is then passed on as one encoded image,
-        which is what this address is mostly used with. The gateway refuses it where its model takes something else.
+        For a model that this device does not have, the body is passed on as one encoded image, the most common content
+        at this address. The gateway refuses it if its model takes another input.
 
         Raises:
             UnknownModelError: unknown here, and no gateway to ask.
@@ -280,7 +280,7 @@ class EdgeDataPlane:
         return ModelMetadata(model, (), "", (TensorSpec(PASSED_ON_INPUT, "BYTES", (-1,)),), ())
 
     def labels(self, model: str, version: str) -> tuple[str, ...]:
-        """The labels of a model, empty where this device does not hold it."""
+        """Returns the labels of a model; empty if this device does not have it."""
         device_model = self._models.find(model, version)
         return device_model.manifest.labels if device_model is not None else ()
 

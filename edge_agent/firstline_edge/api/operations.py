@@ -1,4 +1,4 @@
-"""What operators do with a running agent: read its status and metrics, roll back, and erase stored data."""
+"""The operations of a running agent for operators: status, metrics, rollbacks, and the erasure of stored data."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Alarms:
         self._waiting: asyncio.Queue[MonitoredCertificate] = asyncio.Queue()
 
     def put(self, monitored: MonitoredCertificate) -> None:
-        """Adds the alarm of a certificate, which `announce` takes up."""
+        """Adds the alarm of a certificate, which `announce` sends."""
         self._waiting.put_nowait(monitored)
 
     async def announce(self, links: Sequence[AlarmLink]) -> None:

@@ -66,7 +66,7 @@ class Finding:
 
     Args:
         outcome: agreed, disagreed or lost.
-        cause: why it was lost; "" where it was not.
+        cause: why it was lost; "" if it was not.
     """
 
     audit: Audit
@@ -181,7 +181,7 @@ class AuditSender:
             raise ModelMismatchError("The gateway does not say which model answered; let the link lead to a gateway.")
         self._cache.put(result_key(audit.content, full.digest), ModelOutput(full.probabilities[0]))
         agree = int(np.argmax(full.probabilities[0]) == audit.predicted)
-        # Before its own result can raise an alarm, for what was sent with a note was kept under the certificate.
+        # Before its own result can raise an alarm: the certificate was valid when the note was sent.
         self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))
         sample = audit.monitored.sample(self._clock.wall_s(), audit.score, agree, audit.propensity, kept=audit.covered)
         notice = response.answer.contract if response.answer is not None else None

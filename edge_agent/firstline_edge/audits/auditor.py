@@ -71,7 +71,7 @@ class AuditRate:
         return self._share
 
     def count(self, size_bytes: int) -> None:
-        """Counts an answer that could be drawn, for those that follow."""
+        """Counts an answer that could be drawn, for later propensities."""
         self._uncounted_rows += 1
         self._uncounted_bytes += size_bytes
 
@@ -90,7 +90,7 @@ class Auditor:
 
     Args:
         sender: asks the full model.
-        certificates: those that audits test.
+        certificates: the certificates that audits test.
         settings: the limits of audits.
         clock: for the budget and for the time of samples.
         rng: draws.

@@ -47,7 +47,7 @@ log = logger(__name__)
 
 _MAX_WEIGHT = 1e12  # of a new score, before all are scaled down
 _REMEMBERED_SCORES = 2_000.0
-_RETRY_S = 30.0  # after a disk refused: what is not written would be forgotten at the next restart
+_RETRY_S = 30.0  # after a disk error: findings that are not written would be lost at the next restart
 _LOST_RECORD = "what the audits had found so far could not be read"
 _FLEET = "the audits of all devices together show that the promise is broken"
 _NO_EVIDENCE = ("", _LOST_RECORD)  # causes of an alarm that no audit raised: the first that one raises still tightens
@@ -145,7 +145,7 @@ class MonitoredCertificate:
         return Sample(self.key, self.record.model, self.record.version, wall_s, score, agree, propensity, kept)
 
     def stability_index(self) -> float | None:
-        """How far the scores have moved from the certificate's; None with too few scores."""
+        """Returns how far the scores have moved from the certificate's; None with too few scores."""
         histogram = self.certificate.histogram
         if histogram is None or self.scores is None:
             return None
@@ -159,9 +159,9 @@ class CertificateStates:
 
     Args:
         path: the file of records.
-        models: those held.
+        models: the loaded models.
         samples: answers that both models have given.
-        settings: how careful to be.
+        settings: limits and the effect of an alarm.
         on_alarm: receives each certificate that was just alarmed, or tightened again.
 
     A file that cannot be read is set aside. It may have held an alarm, so the current certificates are not relied on
@@ -237,7 +237,7 @@ class CertificateStates:
         return CLEAR if monitored is None else monitored.certificate_state
 
     def grants(self, model: DeviceModel) -> bool:
-        """Whether one more answer may be escalated that only an alarm escalates; uses up a bit of the quota."""
+        """Returns whether one more answer may be escalated that only an alarm escalates; uses the quota."""
         monitored = self.find(model)
         if monitored is None or not monitored.certificate_state.alarmed:
             return True
@@ -250,12 +250,12 @@ class CertificateStates:
         return True
 
     def quota_per_hour(self, monitored: MonitoredCertificate) -> float:
-        """The gateway's quota, or this device's own where the gateway set none."""
+        """Returns the gateway's quota, or this device's own if the gateway has set none."""
         quota = monitored.record.escalations_per_hour
         return self._settings.escalations_per_hour if quota is None else quota
 
     def level(self, monitored: MonitoredCertificate) -> float:
-        """The level of this device's own test; it never rises."""
+        """Returns the level of this device's own test; it never rises."""
         return monitored.certificate.delta / max(self._settings.fleet_devices, monitored.record.fleet_devices)
 
     def alarm_of(self, model: DeviceModel) -> str:
@@ -272,10 +272,10 @@ class CertificateStates:
             self.save()
 
     def apply_notice(self, model: DeviceModel, notice: ContractNotice | None) -> None:
-        """Takes up the gateway's notice about the model's contract; its alarm counts like this device's own.
+        """Applies the gateway's notice about the model's contract; its alarm counts like this device's own.
 
-        A notice without a quota takes an earlier one back. No notice at all says nothing: it may come from a gateway
-        that sends a notice only if there is an alarm or a quota.
+        A notice without a quota removes an earlier quota. Without a notice nothing changes: some gateways send one only
+        if there is an alarm or a quota.
         """
         monitored = self.find(model)
         if monitored is None or notice is None:
@@ -291,7 +291,7 @@ class CertificateStates:
         """Counts the result of one audit.
 
         Args:
-            monitored: the certificate that speaks of the answer.
+            monitored: the certificate that covers the answer.
             sample: the result.
             threshold: in use when the answer was drawn. Where it was tightened since, the new test leaves the audit
                 out, for its loss may be what began that test.
@@ -314,7 +314,7 @@ class CertificateStates:
         self._samples.add(sample)
 
     def save(self) -> None:
-        """Has the records written soon."""
+        """Makes `keep_saving` write the records soon."""
         self._changed.set()
 
     async def keep_saving(self) -> None:
@@ -328,7 +328,7 @@ class CertificateStates:
             except REFUSED as error:  # no thread, no memory
                 self._writing = None
                 self._file.refused(str(error) or type(error).__name__)
-            if self._file.refusal:  # what is written next may be an alarm, after which there are no audits
+            if self._file.refusal:  # the refused content may have an alarm, after which there are no audits
                 self.save()
                 await self._clock.sleep(_RETRY_S)
 
@@ -345,7 +345,7 @@ class CertificateStates:
             self.watch_one(variant)
 
     def watch_one(self, model: DeviceModel) -> None:
-        """Of this very variant, if it has one that audits can test."""
+        """Starts or resumes testing the certificate of one variant, if it has one that audits can test."""
         certificate = model.edge.certificate if model.edge is not None else None
         if certificate is None or certificate.audit_epsilon is None:
             return
@@ -377,7 +377,7 @@ class CertificateStates:
             self.unwatch_one(variant)
 
     def unwatch_one(self, model: DeviceModel) -> None:
-        """Of this very variant."""
+        """Stops testing the certificate of one variant."""
         monitored = self._monitored.pop(model, None)
         if monitored is not None and monitored.scores is not None:
             monitored.record.scores = tuple(monitored.scores.counts)

@@ -20,7 +20,7 @@ from firstline_core.telemetry.logs import logger
 log = logger(__name__)
 
 _RECENT = 5_000
-"""Kept answers that a tightening looks back upon: enough for any change that audits can find."""
+"""Number of edge answers that a tightening uses: enough for any change that audits can find."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class Sample(msgspec.Struct, frozen=True):
         model, version: of the bundle.
         at: wall time.
         score: the edge model's.
-        agree: 1 where both say the same, else 0.
+        agree: 1 if both models agree, else 0.
         propensity: with which it was drawn.
         kept: whether its score reached the threshold in use, from which on answers are audited. A device that asks
             the full model about more than it must may have done so for this one.
@@ -65,7 +65,7 @@ class SampleLog:
             log.warning("audit results unreadable", path=str(path), error=str(error))
 
     def add(self, sample: Sample) -> None:
-        """Keeps one; a disk that refuses costs the sample its place after a restart."""
+        """Adds a sample; if the disk refuses, a restart forgets it."""
         self._remember(sample)
         try:
             self._lines.append(msgspec.structs.asdict(sample))
@@ -73,11 +73,11 @@ class SampleLog:
             log.warning("audit result not stored", error=str(error))
 
     def recent(self, key: str) -> list[Sample]:
-        """The latest edge answers of a record, oldest first."""
+        """Returns the latest edge answers of a record, oldest first."""
         return list(self._recent.get(key, ()))
 
     def clear(self) -> list[Path]:
-        """Forgets all; returns the files that are still to be erased.
+        """Deletes all samples; returns the files that are still to be erased.
 
         Raises:
             OSError: the disk refuses.
@@ -107,7 +107,7 @@ def read(path: Path) -> Iterator[Sample]:
 
 
 def table(samples: Iterable[Sample]) -> Iterator[dict[str, float | int | str]]:
-    """Rows for `firstline certify --scores`: `score,agree,weight`, whether the answer was kept, and under what."""
+    """Yields rows for `firstline certify --scores`: score, agreement, weight, whether accepted, and the certificate."""
     for sample in samples:
         yield {
             "score": sample.score,

@@ -263,9 +263,9 @@ class Spending:
 def register_metrics(metrics: RequestMetrics, spending: Spending | None) -> None:
     """Registers spent and remaining amounts and prices by budget."""
     for name, description, key in (
-        ("budget_spent", "What was spent in this hour or day.", "spent"),
-        ("budget_left", "What may still be spent in it.", "left"),
-        ("budget_price", "What a unit is worth at the moment, 0 while the budget is ample.", "price"),
+        ("budget_spent", "Spent in this hour or day.", "spent"),
+        ("budget_left", "Left to spend in it.", "left"),
+        ("budget_price", "Current price of a unit; 0 while the budget is ample.", "price"),
     ):
         metrics.readings(name, description, ("budget",), partial(_by_budget, spending, key))
 

@@ -108,7 +108,7 @@ class ResultCache:
 
     @property
     def problem(self) -> str:
-        """Why nothing is stored on disk, and what was lost; "" if all is well."""
+        """Why nothing is stored on disk, and what was lost; "" if there is no problem."""
         problems = (self._disk.problem, self._disk.damage) if self._disk is not None else (self._refusal,)
         return " ".join(filter(None, problems))
 
@@ -156,7 +156,7 @@ class ResultCache:
             await self._clock.sleep(_EXPIRE_EVERY_S)
 
     def clear(self) -> list[Path]:
-        """Deletes all entries; returns what is still to be erased on the disk.
+        """Deletes all entries; returns the files that are still to be erased.
 
         Raises:
             OSError: the disk refuses.
@@ -266,7 +266,7 @@ class DiskCache:
 
     @property
     def problem(self) -> str:
-        """Why nothing is stored at the moment, in a sentence; "" if all is well."""
+        """Why nothing is stored at the moment, in a sentence; "" if there is no problem."""
         self._settle()
         return self._problem
 
@@ -285,7 +285,7 @@ class DiskCache:
         return (value, left_s) if 0 < left_s <= self._ttl_s + _ROUNDING_S else None
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Stores a value, at the latest when the cache is closed; it replaces what is stored under the key."""
+        """Stores a value, at the latest when the cache is closed; replaces the value under the key."""
         if self._writing is not None:
             self._settle()
         if self._cache is None and not self._reopened():
@@ -311,7 +311,7 @@ class DiskCache:
             self._begin()
 
     def clear(self) -> list[Path]:
-        """Starts an empty cache; returns what is still to be erased, see `storage.files.give_up`.
+        """Starts an empty cache; returns the files that are still to be erased, see `storage.files.give_up`.
 
         Raises:
             OSError: the disk refuses.
@@ -454,7 +454,7 @@ class DiskCache:
         self._problem = f"The disk refuses the result cache: {why}. Free space, or correct who may write there."
 
     def _shut(self) -> None:
-        """Waits for what is being written, forgets what waits, and closes the database in both threads."""
+        """Waits for the write in progress, drops waiting values, and closes the database in both threads."""
         cache, self._cache = self._cache, None
         if cache is not None:
             self._thread.submit(cache.close).result()

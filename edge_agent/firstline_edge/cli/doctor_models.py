@@ -118,7 +118,7 @@ def contract_findings(settings: EdgeSettings) -> list[Finding]:
     try:
         stored = records.read(path)
     except (IntegrityError, OSError) as error:
-        return [slow("audits", f"{error}", "certify the models anew: nothing is certified until then")]
+        return [slow("audits", f"{error}", "certify the models again: nothing is certified until then")]
     findings = []
     for folder in bundle_paths([Path(directory) for directory in settings.models.directories]):
         try:
@@ -143,5 +143,5 @@ def _contract_finding(subject: str, record: Record) -> Finding:
     audits = f"{counted(record.agreed + record.disagreed, 'audit')}, {record.disagreed} disagreed"
     if not record.alarmed:
         return ok(subject, audits)
-    advice = "certify anew, also on `edge-agent audits`, and copy the new bundle here"
+    advice = "certify again, with the output of `edge-agent audits`, and copy the new bundle here"
     return slow(subject, f"{audits}; an alarm voids its certificate: {record.cause}", advice)

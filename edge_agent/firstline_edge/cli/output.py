@@ -43,7 +43,7 @@ def as_agents_user(path: Path, done: str) -> Iterator[None]:
 
     Args:
         path: of the files.
-        done: what could not be done with them, such as "read".
+        done: the participle of the refused action, such as "read".
 
     Raises:
         CapacityError: the system refused.

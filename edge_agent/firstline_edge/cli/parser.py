@@ -100,7 +100,7 @@ def _add_agent_commands(commands: Commands) -> None:
         "print audited and escalated answers for `firstline certify --scores`",
         forms=("csv", "json"),
     )
-    audits.add_argument("--model", help="a bundle's name, where there are several")
+    audits.add_argument("--model", help="a bundle's name; required if there are several")
     audits.add_argument(
         "--since", type=_parse_time, metavar="TIME", help="leaves out what is older, such as 2026-11-21T19:30:00Z"
     )

@@ -56,7 +56,7 @@ def command(arguments: argparse.Namespace) -> int:
         print_json(msgspec.to_builtins(profile))
     else:
         print_lines(profile_lines(profile, accuracies(bundle.manifest)))
-        print_line(f"Written: {path}. The agent goes by it from the next time that it loads the model.")
+        print_line(f"Written: {path}. The agent uses it from the next time that it loads the model.")
     return OK if profile.points else FAILED
 
 

@@ -212,20 +212,20 @@ def register_metrics(metrics: RequestMetrics, links: Links, client: CloudClient)
     metrics.gauge("link_available", "1 while a link to a gateway may be used.", lambda: float(links.chain.available))
     metrics.readings(
         "link_seconds",
-        "How long a link's calls take of late, for payloads of the usual size.",
+        "Recent times of a link's calls, for payloads of the usual size.",
         ("link", "part", "quantile"),
         lambda: _link_seconds(links),
     )
     metrics.readings(
         "retries_total",
-        "What was asked again after a failure, and what the budget did not allow to be.",
+        "Retries after a failure, and retries that the budget did not allow.",
         ("outcome",),
         lambda: _retries(links),
         counts=True,
     )
     metrics.readings(
         "held_back_total",
-        "Requests that would hardly have been answered in time: held back, or asked all the same to learn.",
+        "Requests that would probably have been answered too late: held back, or sent to measure.",
         ("outcome",),
         lambda: {("held_back",): client.lateness.held_back, ("explored",): client.lateness.explored},
         counts=True,

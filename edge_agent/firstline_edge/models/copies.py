@@ -1,4 +1,4 @@
-"""Copies of the bundles that worked, for when a bundle's files are damaged: one for each folder that held one.
+"""Copies of working bundles, used when a bundle's files are damaged: one for each folder with a bundle.
 
 A copy holds what the device needs: the manifest, and the files of the edge variants. It is checked against the
 manifest's digests like any bundle, when it is made and when it is used.
@@ -28,7 +28,7 @@ class BundleCopies:
     """The copies below one folder.
 
     Args:
-        folder: made where there is something to keep.
+        folder: created with the first copy.
         limit_bytes: the largest bundle that is copied; 0 copies none.
     """
 
@@ -67,7 +67,7 @@ class BundleCopies:
             log.warning("bundle copy not stored", path=str(bundle.path), error=str(error))
 
     def sources(self, directories: Sequence[Path]) -> list[Path]:
-        """The folders in `directories`, or those themselves, that are there and once held a bundle that worked."""
+        """Returns the existing folders in `directories` (or those themselves) whose bundle has worked before."""
         found = []
         for note in sorted(self._folder.glob(f"*/{_SOURCE}")):
             try:
@@ -78,7 +78,7 @@ class BundleCopies:
         return found
 
     def prune(self, sources: list[Path]) -> None:
-        """Forgets the copies of folders that are no longer there."""
+        """Deletes the copies of folders that no longer exist."""
         if self._folder.is_dir():
             kept = {self._place(source).name for source in sources}
             for copy in self._folder.iterdir():
@@ -90,7 +90,7 @@ class BundleCopies:
 
 
 def _needed(bundle: Bundle) -> list[str]:
-    """The files that are here, without those of the full model alone."""
+    """Returns the existing files, without those that only the full model needs."""
     manifest = bundle.manifest
     of_full = {artefact.file for artefact in manifest.full.artefacts} if manifest.full is not None else set()
     of_edge = {artefact.file for model in manifest.edge for artefact in model.artefacts}

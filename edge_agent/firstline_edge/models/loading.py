@@ -1,7 +1,7 @@
-"""From folders to the models that this device holds: bundles opened, edge variants loaded and measured.
+"""Opens bundles, and loads and measures their edge variants.
 
-A bundle whose edge variant does not load is still held: its requests are `heavy`, and go to the cloud with its
-version and the full model's digest. A bundle that cannot be trusted is not held at all. `status` reports both.
+If no edge variant of a bundle loads, its requests are `heavy`: they go to the cloud with its version and the full
+model's digest. A bundle that cannot be trusted is not used at all. `status` reports both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logger(__name__)
 _MEASURED_RUNS = 5
 
 Way = Callable[[Model], RuntimeOptions]
-"""How each variant is run."""
+"""Returns the options with which a variant is run."""
 
 
 class LadderLoader(Protocol):
@@ -54,13 +54,13 @@ def open_models(
     copies: BundleCopies | None = None,
     installed: Sequence[DeviceModel] = (),
 ) -> Models:
-    """Opens every bundle below `directories` and holds what of it runs here. Never raises for a bad bundle.
+    """Opens every bundle below `directories` and loads the variants that run here. Never raises for a bad bundle.
 
     Args:
         directories: bundles, or folders of bundles.
-        load_bundle: loads one; the function below, with its options.
-        copies: keeps one of each bundle that works, and has it for when its files are damaged.
-        installed: held in place of bundles of the same name.
+        load_bundle: loads one bundle; see the function of that name.
+        copies: stores a copy of each bundle that works, and returns it if the files are damaged.
+        installed: models that replace bundles of the same name.
     """
     held: list[DeviceModel] = list(installed)
     theirs = {model.manifest.name for model in installed}
@@ -88,7 +88,7 @@ def open_models(
 
 
 def _copy_of(path: Path, load_bundle: Callable[[Path], DeviceModel], copies: BundleCopies | None) -> DeviceModel | None:
-    """The bundle as it was when it last worked; None where there is no such copy, or that is damaged too."""
+    """Returns the copy of a bundle that worked; None if there is no copy, or it is damaged too."""
     copy = copies.of(path) if copies is not None else None
     if copy is None:
         return None
@@ -108,7 +108,7 @@ def _empty(path: Path) -> Problem:
 
 
 def bundle_paths(directories: Iterable[Path]) -> list[Path]:
-    """The bundles that `directories` are or contain, in a stable order."""
+    """Returns the bundles that `directories` are or contain, in a stable order."""
     found: list[Path] = []
     for directory in directories:
         if (directory / MANIFEST_NAME).exists():
@@ -127,13 +127,13 @@ def load_bundle(
     *,
     as_planned: bool = False,
 ) -> DeviceModel:
-    """Opens one bundle and loads what of it runs here.
+    """Opens one bundle and loads the variants that run here.
 
     Args:
         path: of the bundle.
         options: for the runtimes.
-        workers: where longer runs go.
-        load_ladder: loads further variants; None to hold only the first that loads.
+        workers: threads for longer runs.
+        load_ladder: loads further variants; None to use only the first that loads.
         profiles: earlier measurements; models without one are measured now.
         as_planned: run each variant in the way that is the quickest by its profile.
 
@@ -211,7 +211,7 @@ def _measured(
 
 
 def _evidence_digest(manifest: Manifest, loaded: LoadedModel) -> str:
-    """A change of score or value makes old ones worthless, just as a change of the model does."""
+    """Returns the digest of all that determines the evidence: model, score and learned value."""
     policy = manifest.policy
     return hashlib.sha256(msgspec.json.encode([loaded.digest, policy.score, policy.value])).hexdigest()
 
@@ -222,15 +222,15 @@ _WARM_UP_RUNS = 2  # the first runs allocate and compile
 def quickest_ms(
     manifest: Manifest, loaded: LoadedModel, run: Callable[[Tensor], object], runs: int
 ) -> tuple[float, int] | None:
-    """Milliseconds of one row, and that row's bytes; None where no row is typical.
+    """Returns the milliseconds of one row, and that row's bytes; None if no row is typical.
 
     The shortest run counts, as with `timeit`: longer runs were delayed by other work of the machine.
 
     Args:
         manifest: of the bundle.
-        loaded: its model, whose input is taken.
+        loaded: its model, whose input is used.
         run: the call to measure.
-        runs: of which the quickest counts.
+        runs: number of measured calls.
     """
     tensor = sample_input(manifest, loaded)
     if tensor is None:
@@ -244,7 +244,7 @@ def quickest_ms(
 
 
 def sample_input(manifest: Manifest, loaded: LoadedModel) -> Tensor | None:
-    """One row as clients send it; None where the sizes are free, so that no size is typical."""
+    """Returns one row as clients send it; None if the sizes are free, so that no size is typical."""
     return typical_row(manifest.input, loaded.model.preprocess, loaded.input.shape)
 
 
@@ -252,7 +252,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def own_bytes() -> int:
-    """Resident, and of no file that could be read again; 0 where the system does not say (proc_pid_statm(5))."""
+    """Returns the resident memory without file pages; 0 if the system does not report it (proc_pid_statm(5))."""
     with suppress(OSError, ValueError, IndexError):
         _, resident, shared = (int(pages) for pages in _STATM.read_text().split()[:3])
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

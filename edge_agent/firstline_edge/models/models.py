@@ -40,8 +40,8 @@ _LATE_STEP = _PACE_STEP ** ((1 - _SURE) / _SURE)
 class Pace:
     """The recent run times of a model relative to its shortest run: follows their median and 95th percentile.
 
-    Both begin as a profile has them, where there is one, and each run moves them: after some dozens they are the
-    runs' own.
+    Both start with the values of a profile, if there is one, and each run changes them: after some dozens of runs the
+    profile has no influence.
 
     Attributes:
         factor: the median.
@@ -53,13 +53,13 @@ class Pace:
 
     @staticmethod
     def of(profiled: Distribution) -> Pace:
-        """As it was measured before: the shortest run that was seen is the measure."""
+        """Returns the pace of an earlier measurement, relative to its shortest run."""
         quickest_ms = profiled.quantiles_ms[0]
         return Pace(profiled.p50_ms / quickest_ms, profiled.quantile_ms(_SURE) / quickest_ms)
 
     @property
     def sure(self) -> float:
-        """Nineteen runs in twenty take no longer."""
+        """The pace that 95 % of the runs do not exceed."""
         return max(self.factor, self.late)
 
     def ran(self, took_s: float, measured_s: float) -> None:
@@ -208,17 +208,17 @@ _NONE: Mapping[str, DeviceModel] = MappingProxyType({})
 class DeviceModel:
     """A bundle on this device, with one edge variant.
 
-    If several variants are held, there is one `DeviceModel` for each, and `Models` has the current one; a request keeps
+    If several variants are loaded, there is one `DeviceModel` for each. `Models` has the current one; a request keeps
     the one that it was given (`VariantChoice`).
 
     Args:
         bundle: opened and checked.
         edge: None if no variant runs here; `problem` says why.
         problem: one sentence, or "".
-        variants: all that are held of the bundle, this one among them; None where it is alone.
+        variants: all loaded variants of the bundle, including this one; None if it is the only one.
 
     Attributes:
-        manifest, version: the bundle's, at hand for every request.
+        manifest, version: of the bundle.
     """
 
     bundle: Bundle
@@ -238,7 +238,7 @@ class DeviceModel:
         return (self,) if self.variants is None else self.variants.loaded
 
     def group(self, output: ModelOutput | None) -> str | None:
-        """The predicted class, where the certificate promises by class; None where all answers are held alike."""
+        """Returns the predicted class if the certificate promises by class; None if one threshold applies to all."""
         edge = self.edge
         if edge is None or output is None or (certificate := edge.certificate) is None or not certificate.by:
             return None
@@ -279,7 +279,7 @@ class VariantChoice(Struct, frozen=True, eq=False):
 
 
 class VariantSet(Protocol):
-    """Several variants of a bundle that are held at once; the agent's adaptation implements it."""
+    """The loaded variants of a bundle; the agent's adaptation implements it."""
 
     @property
     def loaded(self) -> tuple[DeviceModel, ...]:
@@ -287,7 +287,7 @@ class VariantSet(Protocol):
 
     @property
     def depth(self) -> float:
-        """How far down its ladder the model stands."""
+        """How far the model has stepped down from its best variant."""
 
     def choose(
         self, request: InferRequest, left_ms: float, link_ms: float, escalation_mj: float = 0.0
@@ -300,7 +300,7 @@ class VariantSet(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A folder that should have been a bundle."""
+    """A folder that is not a usable bundle."""
 
     path: Path
     message: str
@@ -310,7 +310,7 @@ class Models:
     """All bundles of this device, by name and version; the newest version is the current one.
 
     Attributes:
-        problems: folders that should have been bundles.
+        problems: folders that are not usable bundles.
         away: versions that are not loaded, each with the reason.
     """
 
@@ -333,13 +333,13 @@ class Models:
         return before
 
     def take(self, model: DeviceModel, why: str) -> None:
-        """Holds a model no more; requests under way keep it until they are answered."""
+        """Removes a model; requests in progress use it until they are answered."""
         name = model.manifest.name
         self._index(name, {version: held for version, held in self._held[name].items() if held is not model})
         self.away[name, model.manifest.version] = why
 
     def find(self, name: str, version: str = "") -> DeviceModel | None:
-        """The model, or None where this device does not hold it in that version ("" is the current one)."""
+        """Returns the model; None if this device does not have that version ("" means the current one)."""
         return self._held.get(name, _NONE).get(version) if version else self._current.get(name)
 
     def _index(self, name: str, versions: dict[str, DeviceModel]) -> None:

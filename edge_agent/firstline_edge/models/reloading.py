@@ -22,7 +22,7 @@ from firstline_edge.models.models import DeviceModel, Models
 
 log = logger(__name__)
 
-# For requests under way to end, before the caller learns that the model is gone.
+# Requests in progress get this time to end before the call returns.
 _END_S = 10.0
 _UNLOADED = "unloaded; POST /v2/repository/models/{name}/load has the device hold it again"
 
@@ -38,18 +38,18 @@ class CertificateWatch(Protocol):
 
 
 class Reloading:
-    """Changes what a device holds, one change at a time.
+    """Changes the loaded models of a device, one change at a time.
 
     Args:
         models: changed here.
-        watch: notified of the models that begin and cease to answer.
+        watch: notified of the models that start and stop answering.
         directories: bundles, or folders of bundles.
         load_bundle: opens, loads and measures one bundle; blocks.
-        copies: keeps one of each bundle that works.
+        copies: stores a copy of each bundle that works.
         instead: see the attribute.
 
     Attributes:
-        instead: folders of bundles that answer in place of those of the same name in `directories`.
+        instead: folders of bundles that replace those of the same name in `directories`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Reloading:
         self.instead = dict(instead)
 
     async def load(self, name: str) -> None:
-        """See `DataPlane.load`. Versions that lie in the folders no more are held no more."""
+        """See `DataPlane.load`. Versions that are no longer in the folders are unloaded."""
         async with self._turn:
             paths = await asyncio.to_thread(self._named, name)
             present = [held for held in self._models.all if held.manifest.name == name]
@@ -91,13 +91,13 @@ class Reloading:
                         self._models.away[name, version] = error.message
             for held in present if paths else ():
                 if held.manifest.version not in here:
-                    self._let_go(held, "its bundle lies in models.directories no more")
+                    self._let_go(held, "its bundle is no longer in models.directories")
             await asyncio.to_thread(release_freed_memory)
         if problems:
-            raise RequestError(f"Model {shown(name)}: {' '.join(problems)} What was held before is held on.")
+            raise RequestError(f"Model {shown(name)}: {' '.join(problems)} The earlier models stay loaded.")
 
     async def unload(self, name: str) -> None:
-        """See `DataPlane.unload`. Requests for it go to the gateway, as for any model that is not held."""
+        """See `DataPlane.unload`. Requests for it go to the gateway, as for any model that is not loaded."""
         async with self._turn:
             present = [held for held in self._models.all if held.manifest.name == name]
             if not present:
@@ -117,11 +117,11 @@ class Reloading:
             await asyncio.to_thread(release_freed_memory)
 
     async def exchange(self, name: str, held: DeviceModel | None, instead: Path | None) -> None:
-        """Has one bundle answer for a name, and nothing else of that name; requests under way keep what they have.
+        """Makes one bundle the only one that answers for a name; requests in progress keep their model.
 
         Args:
             name: of the model.
-            held: answers from now on; None where nothing is to.
+            held: answers from now on; None if no model has to.
             instead: its folder, if it is not one of `directories`.
         """
         async with self._turn:
@@ -150,7 +150,7 @@ class Reloading:
         return [(path, identity[1]) for path, identity in found if identity is not None and identity[0] == name]
 
     def _opened(self, path: Path) -> DeviceModel:
-        """A bundle that can be held.
+        """Returns a bundle that can answer requests.
 
         Raises:
             UpdateError: it cannot be trusted.

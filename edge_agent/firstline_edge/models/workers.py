@@ -31,43 +31,43 @@ class Workers:
         self._limit = threads + queue_limit
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="model")
         self._threads = threads
-        self._expected_s: dict[Future[Any], float] = {}  # of what runs and what waits
+        self._expected_s: dict[Future[Any], float] = {}  # of the calls that run or wait
         self._slowness = 1.0  # how much longer than expected calls take, while the machine is busy
 
     @property
     def wait_s(self) -> float:
-        """Seconds until a thread is free for one more call, at most, by what was expected of those before it."""
+        """Seconds until a thread is free for one more call, by the expected times of the calls before it."""
         free = len(self._expected_s) < self._threads
         return 0.0 if free else self._slowness * sum(self._expected_s.values()) / self._threads
 
     @property
     def busy(self) -> float:
-        """Of the threads, the part that is taken."""
+        """The share of the threads that are busy."""
         return min(1.0, len(self._expected_s) / self._threads)
 
     @property
     def waiting(self) -> int:
-        """Runs that no thread has been free for yet."""
+        """The number of calls that wait for a thread."""
         return max(0, len(self._expected_s) - self._threads)
 
     async def run(
         self, call: Callable[[A], R], argument: A, deadline_s: float = math.inf, expected_s: float = 0.0
     ) -> R:
-        """Calls in a thread, unless the deadline has passed by the time that one is free.
+        """Calls in a thread, unless the deadline has passed before one is free.
 
         Args:
-            call: takes long.
+            call: a blocking call.
             argument: of the call.
             deadline_s: on the clock.
             expected_s: the expected time of the call, for `wait_s`.
 
         Raises:
-            QueueFullError: too many wait already, or for too long.
-            DeadlineExceededError: its turn came too late; it was not called.
+            QueueFullError: too many calls wait, or the wait would be too long.
+            DeadlineExceededError: no thread was free in time; nothing was called.
         """
         wait_s = self.wait_s
         ends_s = self._clock.monotonic_s() + wait_s + self._slowness * expected_s
-        if wait_s and deadline_s <= ends_s < math.inf:  # what was never measured may be quick
+        if wait_s and deadline_s <= ends_s < math.inf:  # a call that was never measured may be quick
             raise QueueFullError(
                 f"This device's model is taken for {wait_s:.1f} s, and the request's deadline would pass; try again.",
                 retry_after_s=max(1.0, wait_s),
@@ -87,7 +87,7 @@ class Workers:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Waits for the runs that have begun, and drops those that wait."""
+        """Waits for the calls in progress, and drops those that wait."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _call(self, call: Callable[[A], R], argument: A, deadline_s: float, expected_s: float) -> R:

@@ -155,7 +155,7 @@ class Outbox:
     def damage(self) -> str:
         """Describes damage to stored records, in sentences; "" if none is known."""
         count = len(self._reader.unreadable)
-        lost = f"{count} records could not be read, and were given up." if count else ""
+        lost = f"{count} records could not be read, and were removed." if count else ""
         return " ".join(filter(None, (self._damage, lost)))
 
     @property

@@ -40,7 +40,7 @@ class FullAnswer:
 
     Args:
         probabilities: (rows, classes) float32, finite.
-        digest: of the full model that answered; "" where the server does not say.
+        digest: of the full model that answered; "" if the server does not say.
     """
 
     probabilities: NDArray[np.float32]
@@ -79,7 +79,7 @@ def checked(response: InferResponse, rows: int, classes: int, digest: str) -> Fu
         response: from the gateway.
         rows: number of rows sent.
         classes: of the bundle.
-        digest: of the full model that the bundle names, "" where it names none.
+        digest: of the full model that the bundle names; "" if it names none.
 
     Raises:
         ModelMismatchError: another model answered, or one with other outputs.

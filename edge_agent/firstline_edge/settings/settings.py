@@ -197,7 +197,7 @@ class HardwareSection(Section, frozen=True, kw_only=True):
     """Rails that together are the whole device's power, by the names that `edge-agent hardware` shows; empty takes an
     input rail that is known (VDD_IN), a platform's domain (psys), a battery that drains, or the stated costs."""
     survey: bool = True
-    """Measure once, in the background, what this device is: memory and disk speed, and which providers really work."""
+    """Measure this device once, in the background: speed of memory and disk, and which providers really work."""
 
 
 class AdaptationSection(Section, frozen=True, kw_only=True):
@@ -210,7 +210,7 @@ class AdaptationSection(Section, frozen=True, kw_only=True):
     memory_reserve_bytes: NotNegative = 64 * _MIB
     """Memory that stays available to everything else (64 MiB); below it the better variants are unloaded."""
     battery_empty: Share = 0.1
-    """Charge (0 to 1) up to which only the cheapest variant runs, where no power comes in."""
+    """Charge (0 to 1) up to which only the cheapest variant runs, unless external power is connected."""
     battery_full: Share = 0.6
     """Charge from which on the best may."""
     settle_s: Amount = 10.0

@@ -20,7 +20,7 @@ class Traffic:
 
     @property
     def last_bytes(self) -> int:
-        """Of the last request and the last answer, without what was sent in vain before."""
+        """Bytes of the last request and the last answer, without earlier failed tries."""
         sent = next((sent for _, sent, _ in reversed(self.crossed) if sent), 0)
         return sent + next((received for _, _, received in reversed(self.crossed) if received), 0)
 
