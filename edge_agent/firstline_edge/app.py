@@ -207,7 +207,7 @@ class EdgeAgent:
             on_alarm=self._alarms.put,
         )
         opened.push_async_callback(self.certificates.close)
-        instead = {held.manifest.name: path for path, held in installed.items()}
+        instead = {device_model.manifest.name: path for path, device_model in installed.items()}
         self.reloading = Reloading(
             self.models, self.certificates, directories, self._load_bundle, copies, instead=instead
         )
@@ -220,7 +220,7 @@ class EdgeAgent:
         if self._fleet_start is not None:
             from firstline_edge.fleet.report import FleetCounts
 
-            self._counts = FleetCounts(self.models, lambda held: self.certificates.of(held).alarmed)
+            self._counts = FleetCounts(self.models, lambda device_model: self.certificates.of(device_model).alarmed)
         self.recorder = Recorder(
             metrics=self.metrics,
             decisions_path=state.decisions_path,

@@ -35,7 +35,7 @@ class Answers:
     async def infer_file(self, request: Request, principal: str) -> Reply | Streamed:
         """Runs inference by file; a caller that accepts an event stream receives every answer to its request in it."""
         agent, model = self._agent, request.parameters["model"]
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as resources:
             with self._budget.share(principal) as take:
                 body = await request.body(agent.limits, take)
                 inference = await file_inference.read_request(
@@ -52,10 +52,10 @@ class Answers:
                 if not wants_events(request.headers):
                     return self._short_reply(await agent.infer(inference))
                 # Not before the body was read: a slow sender must not take a stream from other callers.
-                stream = held.enter_context(self._streams.opened(self._short_reply))
-                completion = held.enter_context(self._outbox.completions.watch(inference.request_id))
+                stream = resources.enter_context(self._streams.opened(self._short_reply))
+                completion = resources.enter_context(self._outbox.completions.watch(inference.request_id))
                 response = await agent.infer(inference)
-            return stream.response(response, completion, held)
+            return stream.response(response, completion, resources)
 
     async def answer(self, request: Request, principal: str) -> Reply:
         """Returns the latest answer under an id."""
@@ -65,10 +65,10 @@ class Answers:
     async def events(self, request: Request, principal: str) -> Reply | Streamed:
         """Streams the present answer under an id, and the final one when it arrives."""
         request_id, seen = request.parameters["request_id"], last_event_id(request.headers)
-        with contextlib.ExitStack() as held:
-            stream = held.enter_context(self._streams.opened(self._renderer(request), seen))
-            completion = held.enter_context(self._outbox.completions.watch(request_id))
-            return stream.response(await self._outbox.answer(request_id, principal), completion, held)
+        with contextlib.ExitStack() as resources:
+            stream = resources.enter_context(self._streams.opened(self._renderer(request), seen))
+            completion = resources.enter_context(self._outbox.completions.watch(request_id))
+            return stream.response(await self._outbox.answer(request_id, principal), completion, resources)
 
     def _renderer(self, request: Request) -> Render:
         """Returns the renderer for the form that the query asks for.

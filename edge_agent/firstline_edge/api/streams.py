@@ -101,13 +101,15 @@ class Stream:
         self._stopped = stopped
         self._heartbeat_s = heartbeat_s
 
-    def response(self, answer: InferResponse, completion: Completion, held: contextlib.ExitStack) -> Reply | Streamed:
+    def response(
+        self, answer: InferResponse, completion: Completion, resources: contextlib.ExitStack
+    ) -> Reply | Streamed:
         """Returns the stream as an HTTP answer.
 
         Args:
             answer: the present answer.
             completion: a future of the final answer, watched since before `answer` was read.
-            held: closed when the stream ends.
+            resources: closed when the stream ends.
 
         Raises:
             FirstlineError: the answer cannot be rendered.
@@ -117,7 +119,7 @@ class Stream:
         first_id = PROVISIONAL_ID if _is_provisional(answer) else LAST_ID
         first = b"" if first_id <= self._seen else event(first_id, self._render(answer).body)
         events = self._events(first, completion if first_id == PROVISIONAL_ID else None)
-        return Streamed(_HEADERS, events, held.pop_all())
+        return Streamed(_HEADERS, events, resources.pop_all())
 
     async def _events(self, first: bytes, completion: Completion | None) -> AsyncGenerator[bytes, None]:
         # The head is sent with the first piece, also to a caller that only waits for the final event.

@@ -352,7 +352,11 @@ def _refusal(reply: HttpReply) -> FirstlineError:
         document = orjson.loads(reply.body)
     except orjson.JSONDecodeError:
         document = None
-    ours = isinstance(document, dict) and document.get("code") in BY_CODE
-    if ours or isinstance(error, UnauthorizedError | PayloadTooLargeError) or not isinstance(error, RequestError):
+    is_gateway_error = isinstance(document, dict) and document.get("code") in BY_CODE
+    if (
+        is_gateway_error
+        or isinstance(error, UnauthorizedError | PayloadTooLargeError)
+        or not isinstance(error, RequestError)
+    ):
         return error
     return ProtocolError(f"HTTP status {reply.status}, but not from a Firstline gateway: {error.message}")

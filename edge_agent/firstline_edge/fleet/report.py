@@ -36,17 +36,17 @@ _Key = tuple[str, str]
 
 def running_models(models: Models) -> tuple[RunningModel, ...]:
     """Returns each bundle that answers, with the digests of the loaded files."""
-    return tuple(_running(held) for held in models.all[:_LIMIT])
+    return tuple(_running(device_model) for device_model in models.all[:_LIMIT])
 
 
-def _running(held: DeviceModel) -> RunningModel:
-    edge = held.edge
+def _running(device_model: DeviceModel) -> RunningModel:
+    edge = device_model.edge
     return RunningModel(
-        held.manifest.name,
-        held.manifest.version,
+        device_model.manifest.name,
+        device_model.manifest.version,
         variant=edge.loaded.model.id if edge is not None else "",
         edge_digest=edge.loaded.digest if edge is not None else "",
-        full_digest=held.manifest.full_digest,
+        full_digest=device_model.manifest.full_digest,
         certified=edge is not None and edge.certificate is not None,
     )
 
@@ -192,16 +192,16 @@ class FleetCounts:
 
     def answered(self, request: InferRequest, response: InferResponse, seconds: float) -> None:
         """See `recorder.Listener`."""
-        held = self._models.find(response.model, response.version)
+        device_model = self._models.find(response.model, response.version)
         answer = response.answer
-        if held is None or answer is None:
+        if device_model is None or answer is None:
             return
-        sums = self._sums_of(held.manifest.name, held.version)
+        sums = self._sums_of(device_model.manifest.name, device_model.version)
         _add_latency(sums, seconds)
-        edges = _score_edges(held)
+        edges = _score_edges(device_model)
         for row in answer.rows or (answer,):
             sums.rows += 1
-            if _is_accepted(row, held.manifest.full_digest):
+            if _is_accepted(row, device_model.manifest.full_digest):
                 sums.kept += 1
             else:
                 sums.escalated += 1
@@ -225,9 +225,9 @@ class FleetCounts:
             sums.audited += 1
             sums.disagreed += finding.outcome == "disagreed"
 
-    def answered_of(self, held: DeviceModel) -> tuple[int, int]:
+    def answered_of(self, device_model: DeviceModel) -> tuple[int, int]:
         """Returns the rows of a version so far, and those of them without an answer."""
-        sums = self._sums_of(held.manifest.name, held.version)
+        sums = self._sums_of(device_model.manifest.name, device_model.version)
         return sums.rows, sums.errors
 
     def counts(self) -> tuple[ModelCounts, ...]:
@@ -236,16 +236,16 @@ class FleetCounts:
         keys = sorted(self._sums, key=lambda key: key not in loaded)
         return tuple(self._counts_of(key, self._sums[key], loaded.get(key)) for key in keys[:_LIMIT])
 
-    def _counts_of(self, key: _Key, sums: _Sums, held: DeviceModel | None) -> ModelCounts:
-        alarm = held is not None and self._alarmed(held)
+    def _counts_of(self, key: _Key, sums: _Sums, device_model: DeviceModel | None) -> ModelCounts:
+        alarm = device_model is not None and self._alarmed(device_model)
         return convert({**asdict(sums), "name": key[0], "version": int(key[1]), "alarm": alarm}, ModelCounts)
 
     def _sums_of(self, name: str, version: str) -> _Sums:
         key = name, version
         sums = self._sums.get(key)
         if sums is None:
-            held = self._models.find(name, version)
-            edges = _score_edges(held) if held is not None else None
+            device_model = self._models.find(name, version)
+            edges = _score_edges(device_model) if device_model is not None else None
             sums = self._sums[key] = _Sums(
                 latency=[0] * (len(LATENCY_BOUNDS_MS) + 1),
                 scores=[0] * (len(edges) + 1) if edges is not None and len(edges) < _LIMIT else [],
@@ -264,11 +264,11 @@ def _is_client_error(error: FirstlineError) -> bool:
     return isinstance(error, RequestError) and not isinstance(error, ModelMismatchError | UnknownModelError)
 
 
-def _score_edges(held: DeviceModel) -> tuple[float, ...] | None:
+def _score_edges(device_model: DeviceModel) -> tuple[float, ...] | None:
     """Returns the upper ends of the bins for scores; None without a histogram, or if several variants answer."""
-    if held.variants is not None:
+    if device_model.variants is not None:
         return None
-    certificate = held.edge.certificate if held.edge is not None else None
+    certificate = device_model.edge.certificate if device_model.edge is not None else None
     histogram = certificate.histogram if certificate is not None else None
     return tuple(histogram.edges) if histogram is not None else None
 

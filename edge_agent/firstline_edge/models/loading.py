@@ -62,29 +62,29 @@ def open_models(
         copies: stores a copy of each bundle that works, and returns it if the files are damaged.
         installed: models that replace bundles of the same name.
     """
-    held: list[DeviceModel] = list(installed)
-    theirs = {model.manifest.name for model in installed}
+    models: list[DeviceModel] = list(installed)
+    installed_names = {model.manifest.name for model in installed}
     problems: list[Problem] = []
     paths = bundle_paths(directories)
     if copies is not None:
-        there = {path.resolve() for path in paths}
-        paths += [path for path in copies.sources(directories) if path not in there]
+        known = {path.resolve() for path in paths}
+        paths += [path for path in copies.sources(directories) if path not in known]
         copies.prune(paths)
     for path in paths:
-        if theirs and (identity := declared(path)) is not None and identity[0] in theirs:
+        if installed_names and (identity := declared(path)) is not None and identity[0] in installed_names:
             continue
         try:
-            held.append(load_bundle(path))
-            if copies is not None and held[-1].edge is not None:
-                copies.keep(held[-1].bundle)
+            models.append(load_bundle(path))
+            if copies is not None and models[-1].edge is not None:
+                copies.keep(models[-1].bundle)
         except UpdateError as error:
             log.error("bundle unusable", path=str(path), error=error.message)
             copy = _copy_of(path, load_bundle, copies)
-            held += [copy] if copy is not None else []
+            models += [copy] if copy is not None else []
             instead = f" A copy of version {copy.version} answers instead." if copy is not None else ""
             problems.append(Problem(path, error.message + instead))
     problems += [_empty(path) for path in directories if not bundle_paths([path])]
-    return Models(held, problems)
+    return Models(models, problems)
 
 
 def _copy_of(path: Path, load_bundle: Callable[[Path], DeviceModel], copies: BundleCopies | None) -> DeviceModel | None:

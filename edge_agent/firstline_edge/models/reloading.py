@@ -30,10 +30,10 @@ _UNLOADED = "unloaded; POST /v2/repository/models/{name}/load has the device hol
 class CertificateWatch(Protocol):
     """Follows the certificates of the models that answer; implemented by the audits."""
 
-    def watch(self, held: DeviceModel) -> None:
+    def watch(self, device_model: DeviceModel) -> None:
         """Follows the certificates of a model from now on."""
 
-    def unwatch(self, held: DeviceModel) -> None:
+    def unwatch(self, device_model: DeviceModel) -> None:
         """Stops following the certificates of a model."""
 
 
@@ -74,7 +74,7 @@ class Reloading:
         """See `DataPlane.load`. Versions that are no longer in the folders are unloaded."""
         async with self._turn:
             paths = await asyncio.to_thread(self._named, name)
-            present = [held for held in self._models.all if held.manifest.name == name]
+            present = [device_model for device_model in self._models.all if device_model.manifest.name == name]
             if not paths and not present:
                 raise UnknownModelError(
                     f"There is no bundle {shown(name)} in models.directories; put it there, then load it."
@@ -89,9 +89,9 @@ class Reloading:
                     problems.append(error.message)
                     if self._models.find(name, str(version)) is None:
                         self._models.away[name, version] = error.message
-            for held in present if paths else ():
-                if held.manifest.version not in here:
-                    self._let_go(held, "its bundle is no longer in models.directories")
+            for device_model in present if paths else ():
+                if device_model.manifest.version not in here:
+                    self._let_go(device_model, "its bundle is no longer in models.directories")
             await asyncio.to_thread(release_freed_memory)
         if problems:
             raise RequestError(f"Model {shown(name)}: {' '.join(problems)} The earlier models stay loaded.")
@@ -99,13 +99,13 @@ class Reloading:
     async def unload(self, name: str) -> None:
         """See `DataPlane.unload`. Requests for it go to the gateway, as for any model that is not loaded."""
         async with self._turn:
-            present = [held for held in self._models.all if held.manifest.name == name]
+            present = [device_model for device_model in self._models.all if device_model.manifest.name == name]
             if not present:
                 raise UnknownModelError(f"This device holds no model {shown(name)}, so there is none to unload.")
-            ended = [_end_of(held) for held in present]
-            for held in present:
-                self._let_go(held, _UNLOADED.format(name=name))
-            del held
+            ended = [_end_of(device_model) for device_model in present]
+            for device_model in present:
+                self._let_go(device_model, _UNLOADED.format(name=name))
+            del device_model
             present.clear()
             gc.collect()
             try:
@@ -116,33 +116,35 @@ class Reloading:
                 log.warning("unloaded model still in use", model=name, after_s=_END_S)
             await asyncio.to_thread(release_freed_memory)
 
-    async def exchange(self, name: str, held: DeviceModel | None, instead: Path | None) -> None:
+    async def exchange(self, name: str, device_model: DeviceModel | None, instead: Path | None) -> None:
         """Makes one bundle the only one that answers for a name; requests in progress keep their model.
 
         Args:
             name: of the model.
-            held: answers from now on; None if no model has to.
+            device_model: answers from now on; None if no model has to.
             instead: its folder, if it is not one of `directories`.
         """
         async with self._turn:
-            present = [model for model in self._models.all if model.manifest.name == name and model is not held]
+            present = [model for model in self._models.all if model.manifest.name == name and model is not device_model]
             if instead is None:
                 self.instead.pop(name, None)
             else:
                 self.instead[name] = instead
-            if held is not None:
-                self._exchange(held)
+            if device_model is not None:
+                self._exchange(device_model)
             for model in present:
-                if held is None or model.version != held.version:
-                    self._let_go(model, f"the fleet runs {'another version' if held is None else held.version}")
+                if device_model is None or model.version != device_model.version:
+                    self._let_go(
+                        model, f"the fleet runs {'another version' if device_model is None else device_model.version}"
+                    )
             del present
             await asyncio.to_thread(release_freed_memory)
 
     def place(self, name: str) -> Path | None:
         """Returns the folder of the newest bundle of a name in `directories`; None if there is none."""
         found = [(path, declared(path)) for path in bundle_paths(self._directories)]
-        ours = [(identity[1], path) for path, identity in found if identity is not None and identity[0] == name]
-        return max(ours)[1] if ours else None
+        versions = [(identity[1], path) for path, identity in found if identity is not None and identity[0] == name]
+        return max(versions)[1] if versions else None
 
     def _named(self, name: str) -> list[tuple[Path, int]]:
         paths = [self.instead[name]] if name in self.instead else bundle_paths(self._directories)
@@ -156,29 +158,29 @@ class Reloading:
             UpdateError: it cannot be trusted.
             RequestError: none of its edge variants runs here.
         """
-        held = self._load_bundle(path)
-        if held.edge is None and held.manifest.edge:
-            raise RequestError(held.problem)
-        if held.edge is not None:
-            self._copies.keep(held.bundle)
-        return held
+        device_model = self._load_bundle(path)
+        if device_model.edge is None and device_model.manifest.edge:
+            raise RequestError(device_model.problem)
+        if device_model.edge is not None:
+            self._copies.keep(device_model.bundle)
+        return device_model
 
-    def _exchange(self, held: DeviceModel) -> None:
-        before = self._models.put(held)
+    def _exchange(self, device_model: DeviceModel) -> None:
+        before = self._models.put(device_model)
         if before is not None:
             self._watch.unwatch(before)
-        self._watch.watch(held)
+        self._watch.watch(device_model)
 
-    def _let_go(self, held: DeviceModel, why: str) -> None:
-        self._models.take(held, why)
-        self._watch.unwatch(held)
-        log.info("model unloaded", model=held.manifest.name, version=held.version)
+    def _let_go(self, device_model: DeviceModel, why: str) -> None:
+        self._models.take(device_model, why)
+        self._watch.unwatch(device_model)
+        log.info("model unloaded", model=device_model.manifest.name, version=device_model.version)
 
 
-def _end_of(held: DeviceModel) -> asyncio.Event:
+def _end_of(device_model: DeviceModel) -> asyncio.Event:
     """Returns an event that is set once no request uses the model any more."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
-    if held.edge is None:
+    if device_model.edge is None:
         ended.set()
         return ended
 
@@ -186,5 +188,5 @@ def _end_of(held: DeviceModel) -> asyncio.Event:
         with suppress(RuntimeError):  # the loop has ended before
             loop.call_soon_threadsafe(ended.set)
 
-    weakref.finalize(held.edge.loaded, set_ended).atexit = False
+    weakref.finalize(device_model.edge.loaded, set_ended).atexit = False
     return ended

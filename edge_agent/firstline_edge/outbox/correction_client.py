@@ -93,14 +93,14 @@ class CorrectionClient:
 
     async def _ask(self, item: OutboxItem) -> InferResponse:
         """Returns the gateway's answer with the tries of this call, and applies its notice about the contract."""
-        held = self._models.find(item.request.model, item.request.version)
-        alarm = self._contracts.alarm_of(held) if held is not None else ""
+        device_model = self._models.find(item.request.model, item.request.version)
+        alarm = self._contracts.alarm_of(device_model) if device_model is not None else ""
         attempts: list[Attempt] = []
         correction = await self._cloud.infer(
             replace(item.request, alarm=alarm, promised=True), self._clock.monotonic_s() + _TIMEOUT_S, attempts
         )
         if correction.answer is None:
             return correction
-        if held is not None:
-            self._contracts.apply_notice(held, correction.answer.contract)
+        if device_model is not None:
+            self._contracts.apply_notice(device_model, correction.answer.contract)
         return replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))

@@ -97,9 +97,9 @@ def open_or_recover(path: Path, seal: Seal) -> Opened:
             if _can_decrypt_all(connection, seal):
                 mark = HighWaterMark(path, connection)
                 undo.callback(mark.close)
-                acknowledged, there = mark.read(), newest_rows(connection)
-                newest = RowNumbers(*map(max, acknowledged, there))
-                damage = " ".join(filter(None, (unreported_damage(connection), _missing_records(acknowledged, there))))
+                acknowledged, stored = mark.read(), newest_rows(connection)
+                newest = RowNumbers(*map(max, acknowledged, stored))
+                damage = " ".join(filter(None, (unreported_damage(connection), _missing_records(acknowledged, stored))))
                 undo.pop_all()
                 return Opened(connection, mark, newest, damage)
         why = "Some of it was encrypted with a key that encryption.key_file does not hold"
@@ -153,9 +153,9 @@ def _replace(path: Path, seal: Seal, why: str) -> Opened:
         raise
 
 
-def _missing_records(acknowledged: RowNumbers, there: RowNumbers) -> str:
+def _missing_records(acknowledged: RowNumbers, stored: RowNumbers) -> str:
     """Describes the acknowledged records whose commits were lost with a damaged log; "" if none are missing."""
-    items, answers = max(0, acknowledged.items - there.items), max(0, acknowledged.answers - there.answers)
+    items, answers = max(0, acknowledged.items - stored.items), max(0, acknowledged.answers - stored.answers)
     if not items and not answers:
         return ""
     lost = " and ".join(counted(*what) for what in ((items, "promised correction"), (answers, "answer")) if what[0])

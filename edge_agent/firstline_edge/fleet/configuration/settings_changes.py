@@ -109,5 +109,5 @@ class SettingsAdoption:
         return has_failed(self._before, self._counts())
 
     def _counts(self) -> tuple[int, int]:
-        counts = [self._answered(held) for held in self._models.all]
+        counts = [self._answered(device_model) for device_model in self._models.all]
         return sum(rows for rows, _ in counts), sum(errors for _, errors in counts)

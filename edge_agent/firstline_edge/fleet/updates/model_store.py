@@ -284,10 +284,10 @@ def load_installed(
     for name in store.names:
         while (path := store.path(name, store.pointer(name).slot)) is not None:
             try:
-                held = load_bundle(path)
-                if held.edge is None and held.manifest.edge:
-                    raise UpdateError(held.problem)
-                opened[path] = held
+                device_model = load_bundle(path)
+                if device_model.edge is None and device_model.manifest.edge:
+                    raise UpdateError(device_model.problem)
+                opened[path] = device_model
                 break
             except UpdateError as error:
                 log.error("installed model not runnable", model=name, path=str(path), error=error.message)

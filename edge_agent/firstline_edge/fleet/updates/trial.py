@@ -85,12 +85,14 @@ class AgentServing:
 
     async def prepare(self, path: Path, *, trial: bool) -> DeviceModel:
         """See `Serving`."""
-        held = await asyncio.to_thread(self._load_bundle, path)
+        device_model = await asyncio.to_thread(self._load_bundle, path)
         if trial:
-            await asyncio.to_thread(self_test, held, self._running(held.manifest.name))
-        elif held.edge is None and held.manifest.edge:
-            raise SelfTestError(f"{held.manifest.name} version {held.version} does not run here: {held.problem}")
-        return held
+            await asyncio.to_thread(self_test, device_model, self._running(device_model.manifest.name))
+        elif device_model.edge is None and device_model.manifest.edge:
+            raise SelfTestError(
+                f"{device_model.manifest.name} version {device_model.version} does not run here: {device_model.problem}"
+            )
+        return device_model
 
     async def exchange(self, name: str, prepared: DeviceModel | None) -> None:
         """See `Serving`."""
@@ -103,8 +105,8 @@ class AgentServing:
 
     def failed(self, name: str) -> bool:
         """See `Serving`."""
-        held = self._running(name)
-        return held is not None and has_failed(self._before.get(name, (0, 0)), self._answered(held))
+        device_model = self._running(name)
+        return device_model is not None and has_failed(self._before.get(name, (0, 0)), self._answered(device_model))
 
     async def hardware(self) -> Hardware:
         """See `Serving`."""
@@ -122,33 +124,33 @@ def has_failed(before: tuple[int, int], now: tuple[int, int]) -> bool:
     return rows >= LEAST_ROWS and errors > FAILED_SHARE * rows
 
 
-def self_test(held: DeviceModel, running: DeviceModel | None) -> None:
+def self_test(device_model: DeviceModel, running: DeviceModel | None) -> None:
     """Compares a model with its golden answers and with the running model; blocks for as long as some rows take.
 
     Args:
-        held: loaded, and not yet answering requests.
+        device_model: loaded, and not yet answering requests.
         running: the model that answers now; None if there is none.
 
     Raises:
         SelfTestError: the model does not run, takes another input, answers differently, or is too slow.
     """
-    name = f"{held.manifest.name} version {held.version}"
-    edge = held.edge
+    name = f"{device_model.manifest.name} version {device_model.version}"
+    edge = device_model.edge
     if edge is None:
-        if held.manifest.edge:
-            raise SelfTestError(f"{name} does not run here: {held.problem}")
+        if device_model.manifest.edge:
+            raise SelfTestError(f"{name} does not run here: {device_model.problem}")
         return
-    if running is not None and not _accepts_same_input(held.manifest.input, running.manifest.input):
+    if running is not None and not _accepts_same_input(device_model.manifest.input, running.manifest.input):
         raise SelfTestError(
-            f"{name} takes {_described(held.manifest.input)}, and what runs takes "
+            f"{name} takes {_described(device_model.manifest.input)}, and what runs takes "
             f"{_described(running.manifest.input)}: all that applications send would be refused. Give a bundle that "
             "takes something else another name."
         )
-    golden = held.manifest.golden
+    golden = device_model.manifest.golden
     if golden is not None:
         try:
-            answers = read_golden(held.bundle, golden.artefact)
-            rows = edge.run(tensor_of(answers, held.manifest.input))
+            answers = read_golden(device_model.bundle, golden.artefact)
+            rows = edge.run(tensor_of(answers, device_model.manifest.input))
         except IntegrityError:
             raise
         except FirstlineError as error:
