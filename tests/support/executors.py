@@ -25,11 +25,7 @@ T = TypeVar("T")
 MIB = 1 << 20
 
 
-def model(name: str, size_bytes: int = 1) -> ServedModel:
-    return served_as(ModelKey(name, 1), size_bytes)
-
-
-SERVED = model("m")
+SERVED = served_as(ModelKey("m", 1))
 M, N = SERVED.key, ModelKey("n", 1)
 
 

@@ -59,7 +59,7 @@ def _executor(found: ExecutorReport) -> dict[str, object]:
                 "pace": round(each.pace, 3),
                 "oldest_s": round(each.oldest_s, 3),
                 "problem": each.problem,
-                "mind": each.mind,
+                "mind": each.warning,
             }
             for key, each in sorted(found.models.items())
         ],

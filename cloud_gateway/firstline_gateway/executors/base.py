@@ -30,14 +30,14 @@ class ModelOnExecutor:
         problem: why it gets none of its batches, as a sentence, or "".
         energy_source: of the energy of its batches: "measured", "modelled" or "absent".
         oldest_s: how long its oldest batch has been under way; 0 if there is none.
-        mind: a warning for the operator, as a sentence, or "".
+        warning: a warning for the operator, as a sentence, or "".
     """
 
     pace: float
     problem: str
     energy_source: str
     oldest_s: float
-    mind: str
+    warning: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +78,14 @@ class ExecutionReport:
             "failed", or "cut_off" because another server was faster.
         repeats: batches that were sent once more, by reason: "hedge" or "retry"; among executors "executor_retry",
             "executor_late" or "executor_probe".
-        apart: by model: the times of preparing and of handing out results.
+        overhead: by model: the times of preparing and of handing out results.
         executors: each, if there are several.
     """
 
     up: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     batches: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     repeats: Mapping[tuple[str, ...], float] = field(default_factory=dict)
-    apart: Mapping[ModelKey, OverheadTimes] = field(default_factory=dict)
+    overhead: Mapping[ModelKey, OverheadTimes] = field(default_factory=dict)
     executors: tuple[ExecutorReport, ...] = ()
 
 

@@ -52,7 +52,7 @@ class LocalExecutor:
         self._slots = sessions
         self._clock = clock
         self._threads = ThreadPoolExecutor(sessions, thread_name_prefix="session")
-        self._apart: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
+        self._overhead: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
         self._learning = Lock()
         self._loop_times = {key: LoopTimes(model.batch_s, clock.monotonic_s()) for key, model in models.items()}
         self._running: dict[Future[list[Outcome]], ModelKey] = {}
@@ -68,7 +68,7 @@ class LocalExecutor:
         return ""
 
     def report(self) -> ExecutionReport:
-        return ExecutionReport(apart=self._apart)
+        return ExecutionReport(overhead=self._overhead)
 
     def run(
         self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
@@ -111,7 +111,7 @@ class LocalExecutor:
         outcomes = run_batch(model, inputs, self._max_batch_rows, deadlines_s, self._clock)
         output_s = perf_counter() - started_s - model.input_s - model.infer_s
         # Two threads may lose one's part at this line: these are statistics, which are not worth a lock.
-        self._apart[key].add(len(inputs), rows, model.input_s, output_s)
+        self._overhead[key].add(len(inputs), rows, model.input_s, output_s)
         return outcomes
 
     async def put(self, served: ServedModel) -> None:

@@ -170,7 +170,7 @@ class ModelMemory:
         if self._load is not None:
             if self._budget_bytes:
                 check_size(served, self._budget_bytes)
-                while not self.fits(served) and await self._evict_one(keeping=key):
+                while not self.fits(served) and await self._evict_one(except_for=key):
                     pass
                 if not self.fits(served) and (before is None or not before.is_in):
                     raise NotReadyError(
@@ -181,7 +181,7 @@ class ModelMemory:
         try:
             if before is not None:
                 before.is_in = False  # new requests wait for the new one
-                await self._until_let_go(before)
+                await self._until_released(before)
             await self._executor.put(replace(served, loaded=loaded))
         except BaseException:
             if before is not None:
@@ -193,10 +193,10 @@ class ModelMemory:
         self.changed.set()
         log.info("model loaded", model=key.name, version=key.version, digest=served.digest)
 
-    async def give_up(self, place: Place) -> None:
+    async def unload(self, place: Place) -> None:
         """Removes a version from memory once no request holds it."""
         key = place.served.key
-        await self._until_let_go(place)
+        await self._until_released(place)
         del self.places[key]
         self.changed.set()
         if place.is_in:
@@ -208,11 +208,11 @@ class ModelMemory:
         """Runs blocking work in the loading thread, after the loads that began earlier."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    async def _evict_one(self, keeping: ModelKey | None = None) -> bool:
+    async def _evict_one(self, except_for: ModelKey | None = None) -> bool:
         idle = [
             place
             for key, place in self.places.items()
-            if place.is_in and not place.holders and not place.waiting and key != keeping
+            if place.is_in and not place.holders and not place.waiting and key != except_for
         ]
         if not idle:
             return False
@@ -223,10 +223,10 @@ class ModelMemory:
         finally:
             place.leaving = False
         await self.in_thread(release_freed_memory)
-        log.info("model given up for others", model=place.served.key.name, version=place.served.key.version)
+        log.info("model evicted", model=place.served.key.name, version=place.served.key.version)
         return True
 
-    async def _until_let_go(self, place: Place) -> None:
+    async def _until_released(self, place: Place) -> None:
         while place.holders:
             self.changed.clear()
             await self.changed.wait()

@@ -88,7 +88,7 @@ class Residency:
             NotReadyError: it cannot be loaded, or not in time; `retry_after_s` is the delay before a retry.
         """
         until_s = self._clock.monotonic_s() + self._patience_s if deadline_s is None else deadline_s
-        while (held := self.memory.hold(key)) is None:
+        while (ready := self.memory.hold(key)) is None:
             self._repository.resolve(key.name, str(key.version))
             place = self.memory.places[key]
             now_s = self._clock.monotonic_s()
@@ -105,7 +105,7 @@ class Residency:
             if place.work is None:
                 place.work = asyncio.create_task(self._bring(place))
             await self._wait(place, place.work, until_s - now_s)
-        return held
+        return ready
 
     def state(self, served: ServedModel, trouble: str) -> ModelState:
         """Returns the state of a served version.
@@ -228,7 +228,7 @@ class Orders:
         async with self._memory.turn:
             place = self._memory.places.get(key)
             if place is not None:
-                await self._give_up(place, why)
+                await self._stop_serving(place, why)
 
     async def _carried_out(self, order: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(order)
@@ -261,7 +261,9 @@ class Orders:
                 here = {served.key for served in found} | {bundle.key for bundle in refused}
                 for key in known:
                     if key not in here:
-                        await self._give_up(self._memory.places[key], "its bundle lies in the models folder no more")
+                        await self._stop_serving(
+                            self._memory.places[key], "its bundle is no longer in the models folder"
+                        )
             for bundle in refused:
                 if bundle.key is not None:
                     self._note(bundle.key, bundle.error.message)
@@ -275,16 +277,16 @@ class Orders:
         self._memory.changed.set()
         async with self._memory.turn:  # an earlier load may have replaced it
             for place in [place for key, place in self._memory.places.items() if key.name == name]:
-                await self._give_up(place, _UNLOADED.format(name=name))
+                await self._stop_serving(place, _UNLOADED.format(name=name))
 
     async def _exchange(self, served: ServedModel) -> None:
         await self._memory.exchange(served)
         self._repository.put(served)
 
-    async def _give_up(self, place: Place, why: str) -> None:
+    async def _stop_serving(self, place: Place, why: str) -> None:
         key = place.served.key
         self._repository.take(key, UNLOADING)
-        await self._memory.give_up(place)
+        await self._memory.unload(place)
         self._repository.take(key, why)
         log.info("model unloaded", model=key.name, version=key.version)
 

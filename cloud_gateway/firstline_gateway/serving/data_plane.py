@@ -371,10 +371,10 @@ class GatewayDataPlane:
         return [found[key] for key in sorted(found)]
 
     def statistics(self) -> list[ModelStatistics]:
-        found, apart = [], self._dispatcher.report().apart
+        found, overhead = [], self._dispatcher.report().overhead
         for served in self._repository:
             statistics = self._statistics.of(served.key)
-            statistics.apart = apart.get(served.key, statistics.apart)
+            statistics.overhead = overhead.get(served.key, statistics.overhead)
             found.append(statistics)
         return found
 

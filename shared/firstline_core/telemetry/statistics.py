@@ -79,7 +79,7 @@ class ModelStatistics:
         cache_hit: requests answered from the cache.
         cache_miss: requests not found in the cache.
         batches: runs by number of rows.
-        apart: time of preparation and distribution.
+        overhead: time of preparation and distribution.
     """
 
     name: str
@@ -94,7 +94,7 @@ class ModelStatistics:
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
     batches: defaultdict[int, Duration] = field(default_factory=lambda: defaultdict(Duration))
-    apart: OverheadTimes = field(default_factory=OverheadTimes)
+    overhead: OverheadTimes = field(default_factory=OverheadTimes)
 
     def answered(self, seconds: float, now_s: float, times: int = 1) -> None:
         """Counts answers with a total duration, the last at this wall time."""
@@ -116,7 +116,7 @@ def as_json(models: Iterable[ModelStatistics]) -> dict[str, Any]:
 
 
 def _model(model: ModelStatistics) -> dict[str, Any]:
-    computed, apart = model.compute_infer, model.apart
+    computed, overhead = model.compute_infer, model.overhead
     return {
         "name": model.name,
         "version": model.version,
@@ -127,12 +127,12 @@ def _model(model: ModelStatistics) -> dict[str, Any]:
             "success": _duration(model.success),
             "fail": _duration(model.fail),
             "queue": _duration(model.queue),
-            **_computed(computed, apart.input_s, apart.output_s),
+            **_computed(computed, overhead.input_s, overhead.output_s),
             "cache_hit": _duration(model.cache_hit),
             "cache_miss": _duration(model.cache_miss),
         },
         "batch_stats": [
-            {"batch_size": rows, **_computed(spent, *apart.batches_s.get(rows, (0.0, 0.0)))}
+            {"batch_size": rows, **_computed(spent, *overhead.batches_s.get(rows, (0.0, 0.0)))}
             for rows, spent in sorted(model.batches.items())
         ],
     }

@@ -229,7 +229,7 @@ class Dispatcher:
 
     def report(self) -> ExecutionReport:
         """Returns the counts of all executors and servers, and the state of each executor by its name."""
-        apart: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
+        overhead: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
         up: dict[tuple[str, ...], float] = {}
         batches: Counter[tuple[str, ...]] = Counter()
         repeats: Counter[tuple[str, ...]] = Counter()
@@ -237,12 +237,12 @@ class Dispatcher:
             up |= report.up
             batches.update(report.batches)
             repeats.update(report.repeats)
-            for key, found in report.apart.items():
-                apart[key].include(found)
+            for key, found in report.overhead.items():
+                overhead[key].include(found)
         named = tuple(self._report_of(member) for member in self.members if member.name)
         if named:
             repeats.update({(f"executor_{why}",): float(count) for why, count in self._attempts.repeated.items()})
-        return ExecutionReport(up, batches, repeats, apart, named)
+        return ExecutionReport(up, batches, repeats, overhead, named)
 
     def _report_of(self, member: Member) -> ExecutorReport:
         now_s = self._clock.monotonic_s()
@@ -279,7 +279,7 @@ def _on(member: Member, key: ModelKey, now_s: float) -> ModelOnExecutor:
         problem=problem,
         energy_source=placed.costs.source,
         oldest_s=member.oldest_s(key, now_s),
-        mind=_UNMETERED if member.is_unmetered(key) else "",
+        warning=_UNMETERED if member.is_unmetered(key) else "",
     )
 
 

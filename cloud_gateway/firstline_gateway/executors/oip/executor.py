@@ -111,7 +111,7 @@ class OipExecutor:
                 for outcome, count in each.batches.items()
             },
             repeats=repeats,
-            apart=report.apart,
+            overhead=report.overhead,
         )
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:

@@ -115,7 +115,7 @@ class OipServer:
         self._threads = threads
         self._clock = clock
         self._lacks: dict[ModelKey, str] = {}
-        self._apart: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
+        self._overhead: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
         self._running: set[asyncio.Task[object]] = set()
         self._is_closed = False
 
@@ -154,7 +154,7 @@ class OipServer:
         return self.problem or self._lacks.get(key, "")
 
     def report(self) -> ExecutionReport:
-        return ExecutionReport(apart=self._apart)
+        return ExecutionReport(overhead=self._overhead)
 
     async def put(self, served: ServedModel) -> None:
         """Nothing to do: the owner of `models` adds it."""
@@ -202,7 +202,7 @@ class OipServer:
         for found in await asyncio.gather(*groups):
             outcomes |= found
         rows = sum(len(tensor.array) for tensor in inputs)
-        self._apart[key].add(len(inputs), rows, spent.input_s, spent.output_s)
+        self._overhead[key].add(len(inputs), rows, spent.input_s, spent.output_s)
         return [outcomes[position] for position in range(len(inputs))]
 
     async def _run_group(

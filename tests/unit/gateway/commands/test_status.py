@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import orjson
-from support.executors import SERVED, M, model, row, site
+from support.executors import SERVED, M, N, row, site
+from support.gateway import served_as
 from support.logs import captured_lines
 
 from firstline_core.protocol import http
@@ -41,13 +42,13 @@ async def test_a_batch_that_hangs_is_shown_with_its_age() -> None:
 
 async def test_a_model_that_an_executor_is_left_alone_with_is_told_beside_those_that_run() -> None:
     async with site({"only": 0.01}) as made:
-        made.add(model("n"))
+        made.add(served_as(N))
         for _ in range(3):
             made.members["only"].models[M].health.failed(0.0)
         (line,) = lines_of(made.dispatcher)
         assert re.search(r"only: up .*m at 1 times its usual seconds: It failed; it is tried again in 0\.5 s\.", line)
         for _ in range(3):
-            made.members["only"].models[model("n").key].health.failed(0.0)
+            made.members["only"].models[N].health.failed(0.0)
         assert lines_of(made.dispatcher)[0].count("It failed") == 1
 
 
@@ -56,7 +57,7 @@ async def test_a_budget_of_energy_that_nobody_can_keep_is_told() -> None:
     with captured_lines() as logged:
         async with site({"only": 0.01}, energy_w={"only": 1.0}) as made:
             made.members["only"].place(SERVED, Costs(energy_j={1: 0.1}, energy_source="measured"))
-            await made.dispatcher.put(model("n"))
+            await made.dispatcher.put(served_as(N))
             lines = lines_of(made.dispatcher)
     assert lines[1].startswith("mind: executor only, model n: Its energy_budget_w does not hold for this model")
     assert len(lines) == 2

@@ -8,7 +8,8 @@ import re
 
 import numpy as np
 import pytest
-from support.executors import MIB, SERVED, M, N, model, row, site
+from support.executors import MIB, SERVED, M, N, row, site
+from support.gateway import served_as
 
 from firstline_core.errors import (
     BudgetExceededError,
@@ -20,6 +21,7 @@ from firstline_core.errors import (
     LinkDownError,
     QueueFullError,
 )
+from firstline_core.types import ModelKey
 from firstline_gateway.executors.dispatch.forecast import Costs
 
 
@@ -27,7 +29,7 @@ from firstline_gateway.executors.dispatch.forecast import Costs
 async def test_probes_take_little_of_a_slow_executors_time(models: int, row_s: float) -> None:
     """Two seconds are saved up; after that it is 2 % of its time, however many models are tried there."""
     async with site({"one": 0.05, "other": 0.06}) as made:
-        others = [model(f"m{number}") for number in range(1, models)]
+        others = [served_as(ModelKey(f"m{number}", 1)) for number in range(1, models)]
         made.add(*others)
         keys = [M, *(served.key for served in others)]
         made.executors["other"].row_s = row_s
@@ -40,7 +42,7 @@ async def test_probes_take_little_of_a_slow_executors_time(models: int, row_s: f
 
 async def test_no_probe_exceeds_the_budgets() -> None:
     async with site({"one": 0.01, "other": 0.02}, slots={"one": 2}) as made:
-        made.add(model("n"))
+        made.add(served_as(N))
         made.executors["other"].stop()
         busy = made.dispatcher.run_on(made.members["other"], N, [row(1.0)], [None]).ended
         await made.until(made.ask(1.0))
@@ -153,7 +155,7 @@ async def test_a_failure_is_retried_elsewhere_and_ejects(error: FirstlineError) 
 async def test_ejection_for_one_model_keeps_the_others(error: FirstlineError) -> None:
     """A GPU has memory for one of two models: answers of that one do not readmit it for the other."""
     async with site({"gpu": 0.01, "cores": 0.02}) as made:
-        made.add(model("n"))
+        made.add(served_as(N))
         made.executors["gpu"].errors_of[N] = error
         for _ in range(300):
             for key in (M, M, N):
@@ -278,7 +280,7 @@ async def test_a_batch_waits_for_an_unavailable_executor_with_memory() -> None:
 
 async def test_a_model_goes_where_there_is_room_for_it() -> None:
     async with site({"small": 0.01, "large": 0.02}, memory_mib={"small": 8.0}) as made:
-        heavy = model("heavy", 16 * MIB)
+        heavy = served_as(ModelKey("heavy", 1), 16 * MIB)
         await made.dispatcher.put(heavy)
         assert [heavy.key in member.models for member in made.members.values()] == [False, True]
         assert made.dispatcher.trouble(heavy.key) == ""

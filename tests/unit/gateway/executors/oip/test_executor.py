@@ -378,11 +378,11 @@ async def test_processing_time_is_reported_apart_from_server_time() -> None:
 
     async with site(prepare=prepare, model=Ponderous) as far:
         await far.until(far.begin((1.0,), (2.0,), timeouts_s=[None, None]), step_s=0.5)
-        apart = far.executor.report().apart[M]
+        overhead = far.executor.report().overhead[M]
         # Of a batch each request counts all; the servers' five seconds are simulated, and in neither.
-        assert 2 * (2 * 0.002 + 0.003) <= apart.input_s < 5
-        assert 2 * 0.004 <= apart.output_s < 5
-        assert list(apart.batches_s) == [2]
+        assert 2 * (2 * 0.002 + 0.003) <= overhead.input_s < 5
+        assert 2 * 0.004 <= overhead.output_s < 5
+        assert list(overhead.batches_s) == [2]
 
 
 async def test_the_trace_of_a_batch_goes_to_every_server(monkeypatch: pytest.MonkeyPatch) -> None:

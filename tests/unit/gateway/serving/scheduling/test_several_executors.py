@@ -9,14 +9,12 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from support.gateway import doubled, request_of
+from support.gateway import doubled, request_of, served_as
 
 from bench.support.executor import ExecutorWithoutFiles
-from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
     BudgetExceededError,
@@ -27,8 +25,6 @@ from firstline_core.errors import (
     PayloadTooLargeError,
     QueueFullError,
 )
-from firstline_core.processing.steps import InputSpec
-from firstline_core.storage.artefact import Artefact
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome, Probabilities
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
@@ -39,9 +35,7 @@ from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
-FULL = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, 1), runtime="onnx", precision="fp32")
-MANIFEST = Manifest("m", 1, ("a", "b"), InputSpec("x", "FP32", (-1, 1)), (), FULL)
-SERVED = ServedModel(ModelKey("m", 1), Path(), MANIFEST, None, MANIFEST.full_digest)
+SERVED = served_as(ModelKey("m", 1))
 FRUGAL = replace(SERVED, key=ModelKey("n", 1))
 """Another model that takes no energy, and memory only for itself."""
 MODEL_MIB = SERVED.memory_bytes >> 20
