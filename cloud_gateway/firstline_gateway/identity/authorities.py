@@ -25,8 +25,10 @@ from cryptography import x509
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
 from firstline_core.storage.files import sync_folder, write_whole
+from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority
+from firstline_gateway.identity.credentials import RevokedCertificate
 
 CRL_FILE = "crl.pem"
 BUNDLE_FILE = "authorities.pem"
@@ -35,6 +37,8 @@ SERVER_FILE = "server.pem"
 _ACTIVE, _NEXT, _PREVIOUS = "ca.key", "next.key", "previous.key"
 # A certificate lives 90 days; a month is enough for an operator who has to find out why it was not renewed.
 _RENEW_BEFORE_S = 30 * 86_400.0
+
+log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +309,16 @@ class AuthorityFolder:
                 self._authorities = open_authorities(self.directory, self._clock.wall_s())
                 self._versions, present = present, self._file_versions()
             return self._authorities
+
+    def write_revocations(self, revoked: Iterable[RevokedCertificate]) -> None:
+        """Writes the list of revoked certificates for the broker, if there is an authority; logs why it cannot."""
+        if not self.exists:
+            return
+        try:
+            serials = [(one.serial, one.revoked_s) for one in revoked]
+            write_revocations(self.directory, self.open(), serials, self._clock.wall_s())
+        except ConfigError as error:
+            log.error("revocation list not written", error=error.message)
 
     def _file_versions(self) -> object:
         return [file_version(self.directory / name) for name in (_ACTIVE, _NEXT, _PREVIOUS)]

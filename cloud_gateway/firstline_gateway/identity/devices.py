@@ -25,7 +25,7 @@ from firstline_core.protocol.enrolment import (
     public_key_hash,
 )
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.identity import authorities, ca, enrolment
+from firstline_gateway.identity import ca, enrolment
 from firstline_gateway.identity.authorities import Authorities, AuthorityFolder
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.enrolment import Issue, Issued
@@ -208,16 +208,6 @@ class Devices:
         now_s = self._clock.wall_s()
         devices = await self._store.read(lambda on: enrolment.list_devices(on, after, limit, now_s))
         return DeviceList(tuple(devices), devices[-1].device if len(devices) == limit else None)
-
-    def write_revocations(self) -> None:
-        """Writes the list of revoked certificates for the broker, if there is an authority. Blocks."""
-        if not self._folder.exists:
-            return
-        revoked = [(one.serial, one.revoked_s) for one in self._gatekeeper.credentials.revoked_certificates()]
-        try:
-            authorities.write_revocations(self._folder.directory, self._folder.open(), revoked, self._clock.wall_s())
-        except ConfigError as error:
-            log.error("revocation list not written", error=error.message)
 
     async def _issuing(self, key: ec.EllipticCurvePublicKey) -> Issue:
         authority = (await self._authorities()).active

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from sqlalchemy import Connection
 
@@ -19,6 +19,7 @@ from firstline_core.protocol import http_server
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import iso_time
 from firstline_gateway.background import PeriodicTask
+from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.credentials import ApiKey, Changes, Credentials, read_changes
 from firstline_gateway.identity.keys import key_hash
@@ -101,9 +102,9 @@ class Gatekeeper:
 
     Args:
         readers: reads the store.
+        folder: gets a new list of revoked certificates whenever it grows.
         refresh_s: interval at which changes are read.
         grace_s: how long after its end a certificate can still be renewed.
-        on_revoked: called in a thread once certificates were found to be revoked.
         clock: gives wall and monotonic time.
 
     Attributes:
@@ -117,17 +118,17 @@ class Gatekeeper:
     def __init__(
         self,
         readers: Readers,
+        folder: AuthorityFolder,
         *,
         refresh_s: float,
         grace_s: float,
-        on_revoked: Callable[[], None] = lambda: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.connections = TlsConnections()
         self.credentials = Credentials()
         self._readers = readers
         self._grace_s = grace_s
-        self._on_revoked = on_revoked
+        self._folder = folder
         self._clock = clock
         self._buckets = TokenBuckets()
         self._lock = asyncio.Lock()
@@ -248,7 +249,7 @@ class Gatekeeper:
         if revoked:
             aborted = self.connections.abort(revoked)
             log.info("certificates revoked", certificates=len(revoked), connections=aborted)
-            await asyncio.to_thread(self._on_revoked)
+            await asyncio.to_thread(self._folder.write_revocations, self.credentials.revoked_certificates())
 
     def _read(self, connection: Connection) -> Changes:
         return read_changes(connection, self.credentials.version)

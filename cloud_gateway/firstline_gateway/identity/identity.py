@@ -49,9 +49,9 @@ class Identity:
         self.readers = Readers(store.database)
         self.gatekeeper = Gatekeeper(
             self.readers,
+            self.folder,
             refresh_s=auth.refresh_s,
             grace_s=identity.renew_grace_days * _DAY_S,
-            on_revoked=self._write_revocations,
             clock=clock,
         )
         self.devices = Devices(
@@ -66,7 +66,7 @@ class Identity:
             clock=clock,
         )
         self.tls = ServerTls(settings.tls, self.folder, clock) if settings.tls.enabled else None
-        self.devices.write_revocations()
+        self.folder.write_revocations(self.gatekeeper.credentials.revoked_certificates())
 
     async def start(self) -> None:
         """Begins to take changes over."""
@@ -96,9 +96,6 @@ class Identity:
                 "This gateway has no certificate authority, so no client certificate is valid here."
             )
         return self._certificates.read(values, await asyncio.to_thread(self.folder.open))
-
-    def _write_revocations(self) -> None:
-        self.devices.write_revocations()
 
 
 def check_files(settings: Settings) -> None:

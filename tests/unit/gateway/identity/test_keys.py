@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
@@ -11,6 +12,7 @@ from sqlalchemy import select
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import ConfigError, RateLimitedError, UnauthorizedError
 from firstline_gateway.identity import keys
+from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.identity.gatekeeper import Gatekeeper
 from firstline_gateway.identity.tables import API_KEYS
 from firstline_gateway.settings.settings import Store
@@ -28,7 +30,8 @@ def database(store_settings: Store) -> Iterator[Database]:
 
 
 def open_gatekeeper(database: Database, clock: SimulatedClock | None = None) -> Gatekeeper:
-    return Gatekeeper(Readers(database), refresh_s=1, grace_s=0, clock=clock or SimulatedClock(wall_start_s=NOW_S))
+    clock = clock or SimulatedClock(wall_start_s=NOW_S)
+    return Gatekeeper(Readers(database), AuthorityFolder(Path("absent"), clock), refresh_s=1, grace_s=0, clock=clock)
 
 
 async def test_a_key_is_found_by_its_text_which_is_never_stored(database: Database) -> None:
