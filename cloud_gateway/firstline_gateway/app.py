@@ -27,7 +27,7 @@ from firstline_gateway.api.overload import OVERLOADED, OverloadGuard
 from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.broker.files import broker_folder
-from firstline_gateway.broker.keeper import BrokerKeeper
+from firstline_gateway.broker.updater import BrokerUpdater
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors import metrics as executor_metrics
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
@@ -193,10 +193,10 @@ class Gateway:
         """Builds the MQTT clients, after the broker's files, which contain the password of the clients."""
         settings, known, clock = self.settings, self.identity.gatekeeper.credentials, self.clock
         self._broker = (
-            BrokerKeeper(
+            BrokerUpdater(
                 broker_folder(settings),
-                authorities=self.identity.folder.open,
-                revocations=known,
+                self.identity.folder,
+                known,
                 refresh_s=settings.auth.refresh_s,
                 clock=clock,
             )
@@ -256,6 +256,7 @@ class Gateway:
                 settings.mqtt.prefix,
                 self.identity.gatekeeper.credentials.is_revoked,
                 desired_changed,
+                clock=clock,
             )
             if settings.mqtt.enabled and settings.fleet.mqtt
             else None

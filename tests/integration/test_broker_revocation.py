@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.broker import HOST
@@ -13,8 +14,8 @@ from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol.mqtt_messages import MqttSettings
-from firstline_gateway.broker import keeper
-from firstline_gateway.broker.keeper import BrokerKeeper, end_sessions
+from firstline_gateway.broker import updater
+from firstline_gateway.broker.updater import BrokerUpdater, end_sessions
 from firstline_gateway.identity.authorities import Authorities
 from firstline_gateway.identity.credentials import RevokedCertificate
 from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
@@ -50,7 +51,7 @@ def gateways(broker: GeneratedBroker) -> MqttSettings:
 
 
 class Revocations:
-    """What the keeper learns from the gateway; a test changes it."""
+    """The credentials of the gateway; a test changes them."""
 
     def __init__(self) -> None:
         self.certificates: list[RevokedCertificate] = []
@@ -62,14 +63,14 @@ class Revocations:
 
 
 class Room:
-    """A keeper, and the revocations that it is to learn of."""
+    """An updater, and the revocations that it applies."""
 
     def __init__(self, broker: GeneratedBroker) -> None:
         self.revocations = Revocations()
-        self.keeper = BrokerKeeper(
+        self.updater = BrokerUpdater(
             broker.files,
-            authorities=lambda: Authorities(broker.issuer.authority),
-            revocations=self.revocations,
+            SimpleNamespace(open=lambda: Authorities(broker.issuer.authority)),
+            self.revocations,
             refresh_s=0.1,
             clock=SYSTEM_CLOCK,
         )
@@ -78,9 +79,9 @@ class Room:
 @pytest.fixture
 async def room(broker: GeneratedBroker) -> AsyncIterator[Room]:
     found = Room(broker)
-    found.keeper.start(gateways(broker))
+    found.updater.start(gateways(broker))
     yield found
-    await found.keeper.close()
+    await found.updater.close()
 
 
 async def test_revoked_session_is_silenced_and_then_ended(broker: GeneratedBroker, room: Room) -> None:
@@ -146,10 +147,10 @@ async def test_session_revoked_before_the_start_is_ended(broker: GeneratedBroker
     """A gateway brings the files up to date before it runs; a stolen certificate may be connected by then."""
     room, thief = Room(broker), device(broker, "a")
     room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
-    assert await asyncio.to_thread(room.keeper.refresh) == {"a"}
-    room.keeper.start(gateways(broker))
+    assert await asyncio.to_thread(room.updater.refresh) == {"a"}
+    room.updater.start(gateways(broker))
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
-    await room.keeper.close()
+    await room.updater.close()
 
 
 async def test_ending_a_session_is_retried(
@@ -163,8 +164,8 @@ async def test_ending_a_session_is_retried(
         failed.set()
         return list(devices)
 
-    monkeypatch.setattr(keeper, "end_sessions", fails_first)
-    monkeypatch.setattr(keeper, "_RETRY_S", 0.1)
+    monkeypatch.setattr(updater, "end_sessions", fails_first)
+    monkeypatch.setattr(updater, "_RETRY_S", 0.1)
     thief = device(broker, "a")
     room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
     room.revocations.version += 1
@@ -176,7 +177,7 @@ async def test_revocation_during_an_outage_holds_afterwards(broker: GeneratedBro
     broker.broker.stop()
     room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
     room.revocations.revoked_devices.add("a")
-    assert await asyncio.to_thread(room.keeper.refresh) == {"a"}
+    assert await asyncio.to_thread(room.updater.refresh) == {"a"}
     assert await end_sessions(gateways(broker), ["a"]) == ["a"]
     broker.broker.start()
     assert not (await asyncio.to_thread(device, broker, "a")).is_in

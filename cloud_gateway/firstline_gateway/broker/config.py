@@ -10,7 +10,7 @@ The name in a device's certificate decides access, never a name that the device 
 
 Other modules handle two properties of Mosquitto 2.0. It accepts every subscription and then drops messages that the
 client may not read, so the gateways keep the name of their shared subscription secret (`firstline_gateway/mqtt.py`).
-It also keeps sessions open after their certificate is revoked (`keeper.py`).
+It also keeps sessions open after their certificate is revoked (`updater.py`).
 """
 
 from __future__ import annotations

@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from firstline_core.clock import end_tasks
-from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError, ProtocolError
+from firstline_core.clock import Clock
+from firstline_core.errors import CapacityError, ConfigError, FirstlineError, ProtocolError
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import LIMIT_BYTES, Reported, read_document
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication, Topics
 from firstline_core.telemetry.logs import logger
+from firstline_gateway.background import PeriodicTask
 from firstline_gateway.fleet.fleet import Fleet
 
 _LEAVES = ("state", "reported", "telemetry")
@@ -52,6 +53,7 @@ class FleetBroker:
         prefix: first levels of every topic.
         is_revoked: returns whether the messages of a device are ignored.
         due: set when the desired state of devices has changed; cleared here.
+        clock: paces the look-ups of documents that another replica has changed.
     """
 
     def __init__(
@@ -61,13 +63,14 @@ class FleetBroker:
         prefix: str,
         is_revoked: Callable[[str], bool],
         due: asyncio.Event,
+        *,
+        clock: Clock,
     ) -> None:
         self._fleet = fleet
         self._prefix = prefix
         self._is_revoked = is_revoked
         self._client = MqttClient(connection)
-        self._due = due
-        self._publishing: asyncio.Task[None] | None = None
+        self._publishing = PeriodicTask("desired state", self._publish, interval_s=_LOOK_S, clock=clock, wake=due)
 
     @property
     def connected(self) -> bool:
@@ -78,10 +81,10 @@ class FleetBroker:
         for leaf in _LEAVES:
             await self._client.subscribe(f"{self._prefix}/+/{leaf}", self._hear)
         self._client.start()
-        self._publishing = asyncio.create_task(self._publish())
+        self._publishing.start()
 
     async def close(self) -> None:
-        await end_tasks(self._publishing)
+        await self._publishing.close()
         await self._client.close()
 
     async def _hear(self, message: Message) -> None:
@@ -107,21 +110,15 @@ class FleetBroker:
             await self._fleet.presence(topic.device, state.session_id, online=state.state == "online")
 
     async def _publish(self) -> None:
-        """Publishes desired documents as long as this gateway runs."""
-        while True:
-            try:
-                async with asyncio.timeout(_LOOK_S):
-                    await self._due.wait()
-            except TimeoutError:
+        """Publishes the due documents while there is a connection.
+
+        Raises:
+            CapacityError: the store refuses.
+            LinkError: the connection is lost.
+        """
+        if self._client.connected:
+            while await self._publish_some():
                 pass
-            self._due.clear()
-            if not self._client.connected:
-                continue
-            try:
-                while await self._publish_some():
-                    pass
-            except (CapacityError, LinkError) as error:
-                log.warning("desired state not published", error=error.message)
 
     async def _publish_some(self) -> bool:
         """Publishes some of the due documents; returns whether there may be more."""
