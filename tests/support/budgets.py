@@ -10,7 +10,7 @@ from firstline_edge.budgets.spending import AROUND_BYTES, Spending, SpendingFile
 COST_BYTES = 4 + AROUND_BYTES  # one row
 
 
-def purse(
+def limited_spending(
     amount: float = 10_000.0,
     *,
     resource: str = "bytes/day",

@@ -60,7 +60,7 @@ async def ended(scene: Scene, count: int) -> list[str]:
     return [finding.outcome for finding in scene.findings]
 
 
-async def test_a_kept_answer_is_audited_under_an_id_of_its_own_and_its_note_says_how(make_scene: MakeScene) -> None:
+async def test_an_accepted_answer_is_audited_under_its_own_id(make_scene: MakeScene) -> None:
     scene = make_scene()
     response = await scene.infer(SURE)
     assert said(response).certified
@@ -86,7 +86,7 @@ async def test_cache_hits_are_audited_and_travel_each_time(make_scene: MakeScene
     assert len(scene.cloud.requests) == 3
 
 
-async def test_only_kept_rows_of_a_batch_travel_one_by_one(make_scene: MakeScene) -> None:
+async def test_only_accepted_rows_of_a_batch_are_audited_one_by_one(make_scene: MakeScene) -> None:
     scene = make_scene()
     await scene.infer(SURE, UNSURE, 0.99)
     await ended(scene, 2)
@@ -160,7 +160,7 @@ async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(make_
     assert monitored.record.test == audit.begin(monitored.epsilon)
 
 
-async def test_the_full_models_word_is_kept_for_later(make_scene: MakeScene) -> None:
+async def test_an_audit_caches_the_full_models_output(make_scene: MakeScene) -> None:
     scene = make_scene()
     response = await scene.infer(SURE)
     await ended(scene, 1)
@@ -233,7 +233,7 @@ async def test_after_an_alarm_audits_go_on_without_a_note_while_budgets_are_ampl
     assert (monitored.record.drawn, monitored.record.test.audits) == (1, 1)
 
 
-async def test_escalated_answers_are_sampled_for_free_and_audits_beside_them(make_scene: MakeScene) -> None:
+async def test_escalated_answers_are_sampled_without_a_request(make_scene: MakeScene) -> None:
     scene = make_scene()
     scene.cloud.agrees = lambda value: value == UNSURE
     await scene.infer(UNSURE)

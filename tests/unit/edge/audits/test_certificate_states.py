@@ -92,7 +92,7 @@ async def test_while_the_audits_agree_nothing_changes(make_scene: MakeScene) -> 
     assert (answer.certified, answer.reason) == (True, Reason.CONFIDENT)
 
 
-async def test_an_alarm_uncertifies_and_keeps_what_the_audits_still_find_good(make_scene: MakeScene) -> None:
+async def test_an_alarm_ends_certification_and_accepts_only_audited_scores(make_scene: MakeScene) -> None:
     scene = make_scene()
     assert 10 < feed(scene, *WORSE) < len(WORSE)
     monitored = monitored_in(scene)
@@ -102,7 +102,7 @@ async def test_an_alarm_uncertifies_and_keeps_what_the_audits_still_find_good(ma
     assert monitored.record.test == audit.begin(0.05)  # the new threshold has a test of its own
 
 
-async def test_no_cached_answer_survives_and_the_quota_bounds_what_is_escalated(make_scene: MakeScene) -> None:
+async def test_after_an_alarm_cached_answers_escalate_within_the_quota(make_scene: MakeScene) -> None:
     scene = make_scene()
     assert said(await scene.infer(SURE)).certified  # in the cache from now on
     assert feed(scene, *[(SURE, 0)] * 20)
@@ -127,7 +127,7 @@ async def test_no_cached_answer_survives_and_the_quota_bounds_what_is_escalated(
         ({"chosen": policy.make_policy("cloud_only")}, SURE),
     ],
 )
-async def test_what_was_escalated_before_an_alarm_needs_no_quota_after_it(
+async def test_escalations_from_before_an_alarm_need_no_quota(
     make_scene: MakeScene, before: dict[str, Any], value: float
 ) -> None:
     scene = make_scene(msgspec.structs.replace(CAREFUL, escalations_per_hour=0.0), **before)
@@ -192,7 +192,7 @@ async def test_the_number_of_auditing_devices_never_falls(make_scene: MakeScene)
     assert states_of(fresh).level(monitored_in(fresh)) == delta  # another promise, of which nothing was told yet
 
 
-async def test_evidence_that_the_larger_fleet_found_too_weak_stays_too_weak(make_scene: MakeScene) -> None:
+async def test_weak_evidence_stays_weak_when_the_fleet_shrinks(make_scene: MakeScene) -> None:
     scene = make_scene()
     enough = feed(scene, *[(SURE, 0)] * 50)
     again = await restarted(scene, make_scene, certified=0.82)
@@ -213,7 +213,7 @@ async def test_a_quota_that_the_gateway_takes_back_is_this_devices_own_again(mak
     assert states_of(again).quota_per_hour(monitored_in(again)) == CAREFUL.escalations_per_hour
 
 
-async def test_an_alarm_of_its_own_travels_with_whatever_the_device_asks(make_scene: MakeScene) -> None:
+async def test_the_devices_own_alarm_is_sent_with_each_request(make_scene: MakeScene) -> None:
     scene = make_scene()
     await scene.infer(UNSURE)
     feed(scene, *WORSE)
@@ -259,7 +259,7 @@ async def test_audits_in_progress_at_a_restart_are_lost(make_scene: MakeScene) -
     assert (record.drawn, record.agreed, record.lost) == (3, 1, 2)
 
 
-async def test_another_certificate_begins_anew(make_scene: MakeScene) -> None:
+async def test_another_certificate_starts_a_new_test(make_scene: MakeScene) -> None:
     scene = make_scene()
     feed(scene, *[(SURE, 0)] * 20)
     again = await restarted(scene, make_scene, certified=0.82)
@@ -364,7 +364,7 @@ async def test_a_missing_thread_is_retried(
     assert states_of(scene).problem == ""
 
 
-async def test_scores_are_held_against_the_certificates_and_outlive_a_restart(make_scene: MakeScene) -> None:
+async def test_scores_are_compared_with_the_certificates_and_survive_a_restart(make_scene: MakeScene) -> None:
     histogram = Histogram((0.7, 0.9), (0.3, 0.3, 0.4))
     scene = make_scene(histogram=histogram)
     for number in range(300):

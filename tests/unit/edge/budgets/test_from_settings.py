@@ -50,7 +50,7 @@ def test_without_limits_and_prices_nothing_is_counted(opened: Path) -> None:
     assert open_spending(EdgeSettings(), opened, SimulatedClock(), links=list, sampler=SAMPLER) is None
 
 
-def test_a_purse_goes_on_where_it_was_left(opened: Path) -> None:
+def test_spending_continues_after_a_restart(opened: Path) -> None:
     settings = EdgeSettings(budget=BudgetSection(bytes_per_day=5000))
     for expected in (400, 800):
         spending = open_spending(settings, opened, SimulatedClock(), links=list, sampler=SAMPLER)

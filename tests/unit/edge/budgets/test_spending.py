@@ -1,4 +1,4 @@
-"""One purse for all that leaves: asked before, paid at the gate, settled with what was counted, kept for ever."""
+"""The spending of a device: reserved before a request, settled by counted bytes, and stored over restarts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from support.budgets import purse, spent
+from support.budgets import limited_spending, spent
 from support.edge import UNSURE, request
 from support.waiting import until
 
@@ -28,40 +28,40 @@ class TestPaid:
     asked = request(UNSURE)  # 4 bytes of payload
 
     def test_counted_bytes_replace_the_estimate(self) -> None:
-        spending = purse()
+        spending = limited_spending()
         with spending.paid(self.asked):
             assert spent(spending) > 100
             count("http", sent=304, received=96)
         assert spent(spending) == 400
 
     def test_every_try_counts(self) -> None:
-        spending = purse()
+        spending = limited_spending()
         with spending.paid(self.asked):
             count("http", sent=300)
             count("mqtt", sent=250, received=50)
         assert spent(spending) == 600
 
     def test_a_link_that_counts_nothing_is_taken_at_the_estimate(self) -> None:
-        spending = purse()
+        spending = limited_spending()
         with spending.paid(self.asked):
             estimated = spent(spending)
         assert spent(spending) == estimated > 0
 
     def test_a_failure_before_sending_costs_nothing(self) -> None:
-        spending = purse(tariff=Tariff(money_per_request=5.0))
+        spending = limited_spending(tariff=Tariff(money_per_request=5.0))
         with pytest.raises(LinkDownError), spending.paid(self.asked):
             raise LinkDownError("gone")
         assert spent(spending) == 0
 
     def test_bytes_of_a_failed_call_are_spent(self) -> None:
-        spending = purse()
+        spending = limited_spending()
         with pytest.raises(LinkDownError), spending.paid(self.asked):
             count("http", sent=304)
             raise LinkDownError("gone")
         assert spent(spending) == 304
 
     async def test_two_calls_at_once_do_not_count_each_others_bytes(self) -> None:
-        spending, turns = purse(), asyncio.Event()
+        spending, turns = limited_spending(), asyncio.Event()
 
         async def call(sent: int) -> None:
             with spending.paid(self.asked):
@@ -75,7 +75,7 @@ class TestPaid:
         assert spent(spending) == 330
 
     def test_an_empty_budget_refuses_with_retry_after(self) -> None:
-        spending = purse(2200.0)
+        spending = limited_spending(2200.0)
         with spending.paid(self.asked):
             count("http", sent=300, received=200)
         with (
@@ -87,14 +87,14 @@ class TestPaid:
         assert spent(spending) == 500
 
     def test_the_estimate_learns_the_overhead_of_a_payload(self) -> None:
-        spending = purse(100_000.0)
+        spending = limited_spending(100_000.0)
         with spending.paid(self.asked):
             count("http", sent=3000, received=1004)
         with spending.paid(self.asked):
             assert spent(spending) == 4004 + 4004
 
     def test_a_retransmission_does_not_change_the_estimate(self) -> None:
-        spending = purse(100_000.0)
+        spending = limited_spending(100_000.0)
         with spending.paid(self.asked):
             count("http", sent=30_000)  # over a connection that had been closed
             count("http", sent=30_000)
@@ -105,7 +105,7 @@ class TestPaid:
 
     def test_each_link_has_its_own_price(self) -> None:
         tariff = Tariff({"wifi": LinkTariff(), "lte": LinkTariff(money_per_byte=1.0, metered=True)})
-        spending = purse(100.0, resource="money/day", tariff=tariff, link="wifi")
+        spending = limited_spending(100.0, resource="money/day", tariff=tariff, link="wifi")
         with pytest.raises(BudgetExceededError, match="money/day"), spending.paid(self.asked, "lte"):
             pytest.fail("it was paid")
         with spending.paid(self.asked, "wifi"):
@@ -114,33 +114,33 @@ class TestPaid:
 
     def test_costs_are_those_of_the_link_that_was_taken(self) -> None:
         links = {"http": LinkTariff(0.5, 0.25), "mqtt": LinkTariff(2.0, 1.0)}
-        spending = purse(resource="joules/day", tariff=Tariff(links))
+        spending = limited_spending(resource="joules/day", tariff=Tariff(links))
         with spending.paid(self.asked):
             count("mqtt", sent=100, received=10)
         assert spent(spending) == 210
 
     def test_money_is_spent_per_answer_and_metered_byte(self) -> None:
         links = {"http": LinkTariff(money_per_byte=0.5, metered=True)}
-        spending = purse(resource="money/day", tariff=Tariff(links, money_per_request=7.0))
+        spending = limited_spending(resource="money/day", tariff=Tariff(links, money_per_request=7.0))
         with spending.paid(self.asked):
             count("http", sent=100, received=10)
         assert spent(spending) == 55 + 7
 
     def test_audits_leave_room_for_demanded_escalations(self) -> None:
         audit = replace(self.asked, audit=AUDIT)
-        spending = purse(10_000.0, prices=(0.01, 0.01))  # short
+        spending = limited_spending(10_000.0, prices=(0.01, 0.01))  # short
         with spending.paid(self.asked):
             pass
         with pytest.raises(BudgetExceededError, match="audits"), spending.paid(audit):
             pytest.fail("it was paid")
-        with purse(10_000.0).paid(audit):
+        with limited_spending(10_000.0).paid(audit):
             pass
-        with purse(100_000.0, prices=(0.01, 0.01)).paid(audit):  # a small share is always theirs
+        with limited_spending(100_000.0, prices=(0.01, 0.01)).paid(audit):  # a small share is always theirs
             pass
 
     def test_runs_do_not_use_up_the_budget_of_audits(self) -> None:
         audit, tariff = replace(self.asked, audit=AUDIT), Tariff({"http": LinkTariff(0.01, 0.01)}, joules_per_run=1.0)
-        spending = purse(1000.0, resource="joules/day", tariff=tariff, prices=(0.01, 0.01))
+        spending = limited_spending(1000.0, resource="joules/day", tariff=tariff, prices=(0.01, 0.01))
         spending.charge_runs(900)
         for _ in range(2):  # of 20 joules, and 50 are theirs
             with spending.paid(audit):
@@ -149,12 +149,15 @@ class TestPaid:
             pytest.fail("it was paid")
 
     def test_a_budget_with_a_price_is_not_ample(self) -> None:
-        assert purse().ample
-        assert not purse(prices=(0.0, 0.01)).ample
+        assert limited_spending().ample
+        assert not limited_spending(prices=(0.0, 0.01)).ample
 
     def test_the_link_in_use_decides_the_price(self) -> None:
         tariff = Tariff({"http": LinkTariff(), "mqtt": LinkTariff(metered=True)})
-        dear, cheap = purse(prices=(0.01, 0.01), tariff=tariff, link="mqtt"), purse(prices=(0.01, 0.01), tariff=tariff)
+        dear, cheap = (
+            limited_spending(prices=(0.01, 0.01), tariff=tariff, link="mqtt"),
+            limited_spending(prices=(0.01, 0.01), tariff=tariff),
+        )
         ratio = _price(dear) / _price(cheap)
         assert ratio == pytest.approx(4.0)
         assert dear.conditions.metered and not cheap.conditions.metered
@@ -169,7 +172,7 @@ def _price(spending: Spending) -> float:
 class TestKeep:
     async def test_spending_outlives_a_restart(self, tmp_path: Path) -> None:
         clock, file = SimulatedClock(), SpendingFile(tmp_path / "spending.json")
-        spending = purse(file=file, clock=clock)
+        spending = limited_spending(file=file, clock=clock)
         async with running(spending):
             with spending.paid(TestPaid.asked):
                 count("http", sent=300, received=100)
@@ -181,7 +184,7 @@ class TestKeep:
 
     async def test_nothing_is_written_while_nothing_is_spent(self, tmp_path: Path) -> None:
         clock = SimulatedClock()
-        spending = purse(file=SpendingFile(tmp_path / "spending.json"), clock=clock)
+        spending = limited_spending(file=SpendingFile(tmp_path / "spending.json"), clock=clock)
         async with running(spending):
             await settled(clock)
             await clock.advance(10 * SAVE_EVERY_S)
@@ -189,7 +192,7 @@ class TestKeep:
 
     async def test_a_draining_battery_raises_the_price_of_energy(self) -> None:
         clock = SimulatedClock()
-        spending = purse(resource="joules/day", clock=clock)
+        spending = limited_spending(resource="joules/day", clock=clock)
         spending._sense = lambda: Conditions(battery=0.05, charging=False)
         async with running(spending):
             await settled(clock)
@@ -198,7 +201,7 @@ class TestKeep:
     async def test_a_disk_that_refused_is_tried_again_though_nothing_more_is_spent(self, tmp_path: Path) -> None:
         clock, file = SimulatedClock(), SpendingFile(tmp_path / "missing" / "spending.json")
         (tmp_path / "missing").touch()  # not a directory
-        spending = purse(file=file, clock=clock)
+        spending = limited_spending(file=file, clock=clock)
         async with running(spending):
             with spending.paid(TestPaid.asked):
                 count("http", sent=300)
@@ -214,7 +217,7 @@ class TestKeep:
             await clock.advance(SAVE_EVERY_S)
             await written(file)
 
-    async def test_a_system_without_a_thread_to_give_ends_neither_saving_nor_the_look_at_battery_and_heat(
+    async def test_without_threads_saving_and_sensing_continue(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def refuse(*_: object) -> None:
@@ -227,7 +230,7 @@ class TestKeep:
             looks.append(1)
             return Conditions()
 
-        spending = purse(clock=clock, file=file)
+        spending = limited_spending(clock=clock, file=file)
         spending._sense = sense
         async with running(spending):
             with spending.paid(TestPaid.asked):
@@ -245,7 +248,7 @@ class TestKeep:
 
     def test_a_refusing_disk_is_reported_and_retried(self, tmp_path: Path) -> None:
         (tmp_path / "missing").touch()  # not a directory
-        spending = purse(file=SpendingFile(tmp_path / "missing" / "spending.json"))
+        spending = limited_spending(file=SpendingFile(tmp_path / "missing" / "spending.json"))
         spending.save()
         assert "A restart would forget the spending." in spending.problem
         (tmp_path / "missing").unlink()

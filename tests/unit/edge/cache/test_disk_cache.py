@@ -265,7 +265,7 @@ def test_expired_entries_leave_the_disk(directory: Path, monkeypatch: pytest.Mon
     cache.close()
 
 
-def test_an_erased_one_goes_on_at_once_and_leaves_nothing(directory: Path) -> None:
+def test_a_cache_works_on_after_its_erasure(directory: Path) -> None:
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, clock=SimulatedClock())
     cache.put(KEY, b"v")
     given_up = cache.clear()

@@ -47,7 +47,7 @@ async def make_scene() -> AsyncIterator[MakeScene]:
         await scene.close()
 
 
-async def test_a_sure_answer_is_kept_and_nothing_leaves(make_scene: MakeScene) -> None:
+async def test_a_confident_answer_is_accepted_and_nothing_is_sent(make_scene: MakeScene) -> None:
     scene = make_scene()
     response = await scene.infer(SURE, id="mine")
     answer = said(response)

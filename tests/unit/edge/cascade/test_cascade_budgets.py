@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.budgets import COST_BYTES, purse, spent
+from support.budgets import COST_BYTES, limited_spending, spent
 from support.edge import SURE, UNSURE, Scene, request, said
 
 from firstline_core.errors import BudgetExceededError
@@ -17,7 +17,7 @@ from firstline_edge.budgets.spending import Spending
 @pytest.fixture
 def short() -> Spending:
     """So short a budget that a row must be worth 0.4, and much more demand to come, so that it stays so."""
-    spending = purse(1e6, prices=(0.4 / COST_BYTES, 0.4 / COST_BYTES))
+    spending = limited_spending(1e6, prices=(0.4 / COST_BYTES, 0.4 / COST_BYTES))
     for demand in spending.account.meters["bytes/day"].ledger.demands[:2]:
         demand.usual = [1e12] * SLOTS
     return spending
@@ -114,7 +114,7 @@ async def test_without_an_edge_answer_the_hard_stop_is_the_answer() -> None:
 
 
 async def test_runs_cost_energy_and_private_ones_are_counted_nowhere() -> None:
-    spending = purse(resource="joules/day", tariff=Tariff(joules_per_run=2.0))
+    spending = limited_spending(resource="joules/day", tariff=Tariff(joules_per_run=2.0))
     scene = Scene(spending=spending)
     await scene.infer(SURE, SURE, 0.91, 0.92)  # equal rows are computed once, and looked up as often as asked
     counted = spent(spending)
@@ -132,4 +132,4 @@ async def denials_of(scene: Scene, asked: InferRequest) -> dict[int, Denial]:
 
 
 def broke() -> Spending:
-    return purse(1.0)
+    return limited_spending(1.0)

@@ -56,7 +56,7 @@ def test_a_raised_threshold_is_covered(held: DeviceModel) -> None:
     assert decided(router, held, row(YES, 0.8)) == (Tier.EDGE, True)
 
 
-def test_a_class_that_the_certificate_does_not_name_is_not_kept(held: DeviceModel) -> None:
+def test_a_class_without_a_threshold_is_escalated(held: DeviceModel) -> None:
     renamed = msgspec.structs.replace(held.manifest, labels=("yes", "maybe"))
     held = replace(held, bundle=replace(held.bundle, manifest=renamed))
     assert decided(TierRouter(min_threshold=0.0), held, row(NO, 1.0)) == (Tier.CLOUD, False)

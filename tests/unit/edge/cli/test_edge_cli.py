@@ -325,7 +325,7 @@ class TestDoctor:
         assert found[f"links[1] mqtt 127.0.0.1:{mqtt}"]["advice"].startswith("start mosquitto")
         assert found["links[0].token_file"]["advice"] == f"chmod 600 {token}"
 
-    def test_what_run_would_refuse_is_missing(self, config: Path, tmp_path: Path, findings: Findings) -> None:
+    def test_settings_that_run_would_refuse_are_missing(self, config: Path, tmp_path: Path, findings: Findings) -> None:
         tokens = tmp_path / "tokens"
         tokens.touch(mode=0o600)
         bundle = tmp_path / "bundle"
@@ -343,7 +343,7 @@ class TestDoctor:
         ("number", "advice"),
         [(errno.ENOSPC, "free space"), (errno.EROFS, "remount,rw"), (errno.EACCES, "sudo install -d")],
     )
-    def test_a_refusing_disk_comes_with_advice(
+    def test_a_disk_error_has_advice(
         self, number: int, advice: str, monkeypatch: pytest.MonkeyPatch, findings: Findings
     ) -> None:
         def refuse(_folder: Path) -> float:

@@ -400,7 +400,7 @@ class TestReplacedToken:
         await link.close()
 
 
-async def test_a_request_s_trace_goes_beside_its_body(server: Server, link: HttpLink) -> None:
+async def test_the_trace_of_a_request_is_sent_in_headers(server: Server, link: HttpLink) -> None:
     trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1")
     assert trace is not None
     bodies: list[bytes] = []

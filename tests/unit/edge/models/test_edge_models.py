@@ -153,7 +153,7 @@ def test_a_line_that_was_expected_to_be_quicker_teaches_the_pace_once() -> None:
     assert 3 / 1.1 < pace.factor < 3 * 1.1
 
 
-def test_a_bundle_without_its_edge_files_is_held_for_the_cloud(tmp_path: Path, workers: Workers) -> None:
+def test_a_bundle_without_edge_files_answers_from_the_cloud(tmp_path: Path, workers: Workers) -> None:
     path = tmp_path / "digits"
     path.mkdir()
     shutil.copy(DIGITS / MANIFEST_NAME, path)
@@ -165,7 +165,7 @@ def test_a_bundle_without_its_edge_files_is_held_for_the_cloud(tmp_path: Path, w
 
 
 @pytest.mark.parametrize("damage", ["manifest", "model"])
-def test_a_bundle_that_was_tampered_with_is_not_held(tmp_path: Path, workers: Workers, damage: str) -> None:
+def test_a_bundle_with_changed_files_is_not_loaded(tmp_path: Path, workers: Workers, damage: str) -> None:
     path = tmp_path / "digits"
     shutil.copytree(DIGITS, path)
     file = path / (MANIFEST_NAME if damage == "manifest" else "edge-onnx.onnx")

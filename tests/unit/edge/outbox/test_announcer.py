@@ -102,7 +102,7 @@ async def test_missed_corrections_are_announced_after_a_reconnection(house: Hous
     assert house.broker.heard == told
 
 
-async def test_the_next_process_announces_what_is_left(house: House) -> None:
+async def test_the_next_process_announces_the_remaining_answers(house: House) -> None:
     before = Outbox(house.path, announcing=True, clock=house.clock)
     told = await corrected(before)
     before.close()  # killed between the answer and its announcement

@@ -24,7 +24,7 @@ def test_one_row_is_its_own_summary() -> None:
     assert answer.attempts == (Attempt(Tier.CLOUD, "ok", 1),)
 
 
-def test_the_farthest_tier_speaks_for_a_final_batch() -> None:
+def test_a_final_batch_names_its_farthest_tier() -> None:
     rows = [row(Tier.CACHE), row(Tier.CLOUD, Reason.UNCERTAIN, confidence=0.2), row(Tier.EDGE, confidence=None)]
     answer = summarise("id", rows, [], durable=False)
     assert (answer.tier, answer.reason, answer.model_digest) == (Tier.CLOUD, Reason.UNCERTAIN, "cloud")

@@ -45,7 +45,7 @@ async def test_overlapping_batches_compute_each_key_once() -> None:
     assert await second == [b"bb", b"cc"]
 
 
-async def test_nothing_is_kept() -> None:
+async def test_results_are_not_remembered() -> None:
     flights: SingleFlight[bytes] = SingleFlight()
     work = Work()
     work.gate.set()
@@ -92,7 +92,7 @@ async def test_a_lasting_failure_ends() -> None:
     assert len(work.calls) == 2
 
 
-async def test_the_work_goes_on_when_everybody_left() -> None:
+async def test_a_computation_continues_without_callers() -> None:
     flights: SingleFlight[bytes] = SingleFlight()
     work = Work()
     first = asyncio.create_task(flights.run(*work.of(b"a")))
@@ -118,7 +118,7 @@ async def test_close_cancels_running_work() -> None:
 class TestWithoutKeeping:
     """A computation that its caller wants only for itself."""
 
-    async def test_it_ends_when_its_caller_leaves_alone(self) -> None:
+    async def test_a_computation_ends_with_its_only_caller(self) -> None:
         flights: SingleFlight[bytes] = SingleFlight()
         work = Work()
         alone = asyncio.create_task(flights.run(*work.of(b"a", b"b"), keep=False))

@@ -422,7 +422,7 @@ async def test_a_complete_download_waits_for_the_disk(
     assert device.state == (S.COMMITTED, "") and device.version == 2
 
 
-async def test_a_trial_is_timed_anew_after_a_commit_whose_record_the_disk_refused(
+async def test_a_trial_restarts_after_a_commit_that_the_disk_refused(
     device: Device, wanted: DesiredModel, third: DesiredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -198,7 +198,7 @@ async def test_a_missing_token_file_is_a_temporary_error(tmp_path: Path) -> None
     await http.close()
 
 
-async def test_a_device_without_an_http_link_is_told_to_add_one(tmp_path: Path) -> None:
+async def test_a_device_without_an_http_link_gets_advice(tmp_path: Path) -> None:
     registry = GatewayRegistry(None, tmp_path, "", SYSTEM_CLOCK.wall_s)
     with pytest.raises(LinkDownError, match=r"kind = \"http\""):
         await registry.files()
