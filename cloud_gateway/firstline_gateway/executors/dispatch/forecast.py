@@ -1,4 +1,4 @@
-"""Predictions for a batch on an executor: the wait for a slot, the time in it, memory and energy. Pure.
+"""Predictions for a batch on an executor (the wait, the time in the slot, memory, energy) and for waiting work. Pure.
 
 The usual seconds of a model's batches come from a profile, or from the measurement when the model was loaded; otherwise
 the first batches tell. The pace is the ratio of observed to expected time: 1 as usual, 3 if everything takes three
@@ -16,9 +16,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from firstline_core.runtime.batch_times import BatchTimes, size_of
 from firstline_core.types import ModelKey
@@ -345,3 +345,95 @@ def free_s(left_s: Iterable[float], slots: int) -> list[float]:
     for each in left_s:
         heapq.heapreplace(free, free[0] + each)
     return free
+
+
+class Times(Protocol):
+    """How long batches of a model take."""
+
+    def seconds(self, rows: int) -> float:
+        """Returns the expected seconds of a batch; 0 if nothing is known."""
+        ...
+
+    def worthwhile_rows(self, max_rows: int) -> int:
+        """Returns the largest batch that is worth it, up to `max_rows`."""
+        ...
+
+
+class Lane(NamedTuple):
+    """A slot of an executor that runs a model.
+
+    Args:
+        wait_s: seconds until it is free.
+        times: of batches there.
+    """
+
+    wait_s: float
+    times: Times
+
+
+class BatchForecast(NamedTuple):
+    """The completion of batches of one size, on slots side by side of which one may be faster than another.
+
+    Each batch goes where it completes first. So a slow slot takes part only if so much work waits for the fast ones
+    that they would not complete earlier, and one that hangs takes no part until its batch should have ended. The number
+    of batches that have ended by some time follows without placing them one by one.
+
+    Args:
+        seconds: of a batch where work is counted.
+        lanes: of each, when it would have run one batch, and the work that it does in a second; the first comes first.
+    """
+
+    seconds: float
+    lanes: Sequence[tuple[float, float]]
+
+    @property
+    def first_s(self) -> float:
+        """When a batch completes that is next."""
+        return self.lanes[0][0]
+
+    def done(self, work_s: float) -> tuple[float, float]:
+        """Returns when a batch completes that comes after so much work, and the work done in a second then."""
+        at_s, speed = self.lanes[0]
+        for ends_s, more in self.lanes[1:]:
+            meanwhile_s = speed * (ends_s - at_s)
+            if meanwhile_s >= work_s:
+                break
+            # By then that lane has done one whole batch; from then on it does its part of every second.
+            work_s = max(0.0, work_s - meanwhile_s - self.seconds)
+            at_s, speed = ends_s, speed + more
+        return at_s + work_s / speed, speed
+
+    def wait_s(self, work_s: float) -> float:
+        """Returns how long a batch waits that comes after so much work and runs where work is counted."""
+        return max(0.0, self.done(work_s)[0] - self.seconds)
+
+
+class CompletionForecast:
+    """The completion of one model's requests.
+
+    Args:
+        lanes: the slots that run it, at least one.
+        max_rows: of a batch.
+
+    Attributes:
+        lanes: as given.
+        times: those of the lane that does most work; it does 1 s of work in 1 s.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], max_rows: int) -> None:
+        def rows_per_s(lane: Lane) -> float:
+            rows = lane.times.worthwhile_rows(max_rows)
+            seconds = lane.times.seconds(rows)
+            return rows / seconds if seconds else 0.0
+
+        self.lanes = lanes
+        self.times = lanes[0].times if len(lanes) == 1 else max(lanes, key=rows_per_s).times
+
+    def of(self, rows: int) -> BatchForecast:
+        """Returns the forecast of batches of so many rows."""
+        batch_s = self.times.seconds(rows)
+        lanes = []
+        for wait_s, times in self.lanes:
+            run_s = batch_s if times is self.times else times.seconds(rows)
+            lanes.append((wait_s + run_s, batch_s / run_s if run_s else 1.0))
+        return BatchForecast(batch_s, sorted(lanes))

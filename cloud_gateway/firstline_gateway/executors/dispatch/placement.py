@@ -13,13 +13,13 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from firstline_core.errors import BudgetExceededError, EngineUnavailableError, FirstlineError, PayloadTooLargeError
 from firstline_core.runtime.batch_times import GAIN
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import ModelKey
-from firstline_gateway.executors.dispatch.forecast import Candidate, earliest_completion
+from firstline_gateway.executors.dispatch.forecast import Candidate, CompletionForecast, Lane, earliest_completion
 from firstline_gateway.executors.dispatch.member import Member
 
 # An overdue batch is looked at again after so much of its expected time, and after at least so long.
@@ -27,18 +27,6 @@ _AGAIN_SHARE, _AGAIN_S = 0.25, 0.001
 # More than any batch has.
 _ANY_ROWS = 1 << 20
 _RETRY_AFTER_S = 1.0
-
-
-class Times(Protocol):
-    """How long batches of a model take."""
-
-    def seconds(self, rows: int) -> float:
-        """Returns the expected seconds of a batch; 0 if nothing is known."""
-        ...
-
-    def worthwhile_rows(self, max_rows: int) -> int:
-        """Returns the largest batch that is worth it, up to `max_rows`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +81,6 @@ class Placement:
     def member(self) -> Member:
         """The executor."""
         return self.times.member
-
-
-class Lane(NamedTuple):
-    """A slot of an executor that runs a model.
-
-    Args:
-        wait_s: seconds until it is free.
-        times: of batches there.
-    """
-
-    wait_s: float
-    times: Times
 
 
 class NoPlacement(NamedTuple):
@@ -433,71 +409,3 @@ def _batch_sizes(least: int, most: int) -> Iterator[int]:
         size >>= 1
     if least < most:
         yield least
-
-
-class BatchForecast(NamedTuple):
-    """The completion of batches of one size, on slots side by side of which one may be faster than another.
-
-    Each batch goes where it completes first. So a slow slot takes part only if so much work waits for the fast ones
-    that they would not complete earlier, and one that hangs takes no part until its batch should have ended. The number
-    of batches that have ended by some time follows without placing them one by one.
-
-    Args:
-        seconds: of a batch where work is counted.
-        lanes: of each, when it would have run one batch, and the work that it does in a second; the first comes first.
-    """
-
-    seconds: float
-    lanes: Sequence[tuple[float, float]]
-
-    @property
-    def first_s(self) -> float:
-        """When a batch completes that is next."""
-        return self.lanes[0][0]
-
-    def done(self, work_s: float) -> tuple[float, float]:
-        """Returns when a batch completes that comes after so much work, and the work done in a second then."""
-        at_s, speed = self.lanes[0]
-        for ends_s, more in self.lanes[1:]:
-            meanwhile_s = speed * (ends_s - at_s)
-            if meanwhile_s >= work_s:
-                break
-            # By then that lane has done one whole batch; from then on it does its part of every second.
-            work_s = max(0.0, work_s - meanwhile_s - self.seconds)
-            at_s, speed = ends_s, speed + more
-        return at_s + work_s / speed, speed
-
-    def wait_s(self, work_s: float) -> float:
-        """Returns how long a batch waits that comes after so much work and runs where work is counted."""
-        return max(0.0, self.done(work_s)[0] - self.seconds)
-
-
-class CompletionForecast:
-    """The completion of one model's requests.
-
-    Args:
-        lanes: the slots that run it, at least one.
-        max_rows: of a batch.
-
-    Attributes:
-        lanes: as given.
-        times: those of the lane that does most work; it does 1 s of work in 1 s.
-    """
-
-    def __init__(self, lanes: Sequence[Lane], max_rows: int) -> None:
-        def rows_per_s(lane: Lane) -> float:
-            rows = lane.times.worthwhile_rows(max_rows)
-            seconds = lane.times.seconds(rows)
-            return rows / seconds if seconds else 0.0
-
-        self.lanes = lanes
-        self.times = lanes[0].times if len(lanes) == 1 else max(lanes, key=rows_per_s).times
-
-    def of(self, rows: int) -> BatchForecast:
-        """Returns the forecast of batches of so many rows."""
-        batch_s = self.times.seconds(rows)
-        lanes = []
-        for wait_s, times in self.lanes:
-            run_s = batch_s if times is self.times else times.seconds(rows)
-            lanes.append((wait_s + run_s, batch_s / run_s if run_s else 1.0))
-        return BatchForecast(batch_s, sorted(lanes))

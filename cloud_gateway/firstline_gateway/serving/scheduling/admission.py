@@ -28,7 +28,7 @@ from firstline_core.errors import DeadlineExceededError, QueueFullError
 from firstline_core.routing.quantiles import DecayedQuantiles
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, ModelKey
-from firstline_gateway.executors.dispatch.placement import BatchForecast, CompletionForecast, Times
+from firstline_gateway.executors.dispatch.forecast import BatchForecast, CompletionForecast, Times
 from firstline_gateway.serving.scheduling.queue import AUDIT_LEVEL, PendingQueue, PendingRequest, Weights, level_of
 
 # The retry time if nothing can be predicted.

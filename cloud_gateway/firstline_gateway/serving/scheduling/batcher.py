@@ -28,14 +28,8 @@ from firstline_core.types import InferRequest, ModelKey
 from firstline_gateway.executors.base import Outcome, Probabilities
 from firstline_gateway.executors.dispatch.attempts import BatchRun
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.placement import (
-    CompletionForecast,
-    ExecutorSnapshot,
-    Lane,
-    NoPlacement,
-    Placement,
-    Times,
-)
+from firstline_gateway.executors.dispatch.forecast import CompletionForecast, Lane, Times
+from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, NoPlacement, Placement
 from firstline_gateway.serving.scheduling.admission import Admission, Backlog, Bounds
 from firstline_gateway.serving.scheduling.queue import (
     AUDIT_LEVEL,

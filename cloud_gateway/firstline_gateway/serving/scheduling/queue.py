@@ -18,7 +18,8 @@ from typing import NamedTuple
 from firstline_core.clock import Timer
 from firstline_core.types import LOWEST_PRIORITY, InferRequest, ModelKey
 from firstline_gateway.executors.base import Outcome, Probabilities
-from firstline_gateway.executors.dispatch.placement import IdleShare, Times
+from firstline_gateway.executors.dispatch.forecast import Times
+from firstline_gateway.executors.dispatch.placement import IdleShare
 
 DEFAULT_LEVEL = 2
 AUDIT_LEVEL = LOWEST_PRIORITY + 1
