@@ -150,9 +150,9 @@ async def test_compress_uses_a_stored_profile(
     [
         ("bench", "The gateway keeps no profile of digits on bench"),
         ("digits/3/bench", "There is no stored profile of digits version 3 on bench"),
-        ("digits/bench", "'digits/bench' is neither a file nor the name of a stored profile"),
-        ("digits/0/bench", "is no file, and no profile"),
-        ("a b", "'a b' is no file"),
+        ("digits/bench", "'digits/bench' is neither a file nor the name of a"),
+        ("digits/0/bench", "is neither a file nor the name of a"),
+        ("a b", "'a b' is neither a file nor the name of a"),
         ("bench.json", "There is no profile at bench.json"),
     ],
 )
