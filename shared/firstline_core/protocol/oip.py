@@ -405,7 +405,7 @@ def assemble(head: dict[str, Any], kind: str, key: str, entries: list[tuple[Tens
         InvalidTensorError: a tensor cannot be encoded in this form.
     """
     described: list[dict[str, Any]] = []
-    blobs: list[bytes | memoryview] = []
+    blobs: list[memoryview] = []
     for tensor, binary in entries:
         entry: dict[str, Any] = {
             "name": tensor.name,
@@ -414,7 +414,7 @@ def assemble(head: dict[str, Any], kind: str, key: str, entries: list[tuple[Tens
         }
         if binary:
             blob = tensors.to_binary(kind, tensor)
-            entry["parameters"] = {"binary_data_size": len(blob)}
+            entry["parameters"] = {"binary_data_size": blob.nbytes}
             blobs.append(blob)
         else:
             entry["data"] = tensors.to_json(kind, tensor)

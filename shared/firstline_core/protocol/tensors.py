@@ -44,6 +44,15 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
+def all_finite(array: Array) -> bool:
+    """Returns whether all numbers are finite.
+
+    A finite sum of squares proves it in one pass without a temporary array. Otherwise large numbers may be the reason,
+    and each number is checked.
+    """
+    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
+
+
 def parse_shape(where: str, shape: object, limits: Limits) -> tuple[int, ...]:
     """Returns the declared shape, checked against the limits.
 
@@ -143,7 +152,7 @@ def to_json(kind: str, tensor: Tensor) -> Array | list[str]:
     if tensor.datatype == "BYTES":
         where = f"{kind} {shown(tensor.name)}"
         return [_utf8(where, index, element) for index, element in enumerate(flat)]
-    if flat.dtype.kind == "f" and not np.isfinite(flat).all():
+    if flat.dtype.kind == "f" and not all_finite(flat):
         where = f"{kind} {shown(tensor.name)}"
         index = int(np.argmin(np.isfinite(flat)))
         raise InvalidTensorError(
@@ -153,8 +162,8 @@ def to_json(kind: str, tensor: Tensor) -> Array | list[str]:
     return flat
 
 
-def to_binary(kind: str, tensor: Tensor) -> bytes | memoryview:
-    """Returns the tensor's raw bytes; numbers in row-major order are not copied.
+def to_binary(kind: str, tensor: Tensor) -> memoryview:
+    """Returns a view of the tensor's raw bytes; numbers in row-major order are not copied.
 
     Args:
         kind: "Input" or "Output", for messages.
@@ -164,13 +173,12 @@ def to_binary(kind: str, tensor: Tensor) -> bytes | memoryview:
         InvalidTensorError: an element of a BYTES tensor is not `bytes`.
     """
     if tensor.datatype != "BYTES":
-        array = np.ascontiguousarray(tensor.array, _LITTLE_ENDIAN[tensor.datatype])
-        return array.reshape(-1).view(np.uint8).data
+        return np.ascontiguousarray(tensor.array, _LITTLE_ENDIAN[tensor.datatype]).data
     where, parts = f"{kind} {shown(tensor.name)}", list[bytes]()
     for index, element in enumerate(tensor.array.flat):
         _check_bytes(where, index, element)
         parts += (struct.pack("<I", len(element)), element)
-    return b"".join(parts)
+    return memoryview(b"".join(parts))
 
 
 def _flattened(where: str, shape: tuple[int, ...], data: object) -> list[Any]:
@@ -203,7 +211,7 @@ def _check_range(where: str, datatype: str, flat: list[int]) -> None:
 def _floats(where: str, datatype: str, flat: list[float]) -> Array:
     with np.errstate(all="ignore"):
         array = np.array(flat, dtype=np.float64).astype(DATATYPES[datatype])
-    if not np.isfinite(array).all():
+    if not all_finite(array):
         index = int(np.argmin(np.isfinite(array)))
         raise InvalidTensorError(
             f"{where} has {shown(flat[index])} at element {index}, which is out of {datatype}'s range; "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -129,15 +128,6 @@ def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return len(shape) == len(wanted) and all(
         want in (-1, have) for want, have in zip(wanted[1:], shape[1:], strict=True)
     )
-
-
-def all_finite(array: Array) -> bool:
-    """Returns whether all numbers are finite.
-
-    A finite sum of squares proves it in one pass without a temporary array. Otherwise large numbers may be the reason,
-    and each number is checked.
-    """
-    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
 
 
 def cast_feed(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
