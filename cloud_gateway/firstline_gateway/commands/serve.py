@@ -1,4 +1,4 @@
-"""Serves a gateway until the process is told to stop."""
+"""Serves a gateway until a signal ends the process."""
 
 from __future__ import annotations
 
