@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import httpx
@@ -75,17 +75,9 @@ class Campaign:
         return self.ends["lost"] + self.unheard
 
     def add(self, other: Campaign) -> None:
-        self.kills += other.kills
-        self.asked += other.asked
-        self.acknowledged += other.acknowledged
-        self.ends += other.ends
-        self.repeated += other.repeated
-        self.announced += other.announced
-        self.unlike += other.unlike
-        self.unheard += other.unheard
-        self.recorded += other.recorded
-        self.unrecorded += other.unrecorded
-        self.alarms += other.alarms
+        for counted in fields(self):
+            if counted.name not in ("seed", "seconds"):
+                setattr(self, counted.name, getattr(self, counted.name) + getattr(other, counted.name))
         self.seconds = max(self.seconds, other.seconds)
 
 
@@ -181,11 +173,11 @@ async def _count(house: Victims, seen: Campaign) -> None:
                 corrected.add(request_id)
         if house.broker is not None:
             seen.unheard = sum(request_id not in seen.announced for request_id in seen.acknowledged)
-    told = Counter(str(line["request_id"]) for line in house.decisions if line.get("event") == "corrected")
+    corrections = Counter(str(line["request_id"]) for line in house.decisions if line.get("event") == "corrected")
     seen.alarms = sum(log.count("Traceback") + log.count("[error ") for log in house.logs)
     recorded = house.recorded
     seen.recorded, seen.unrecorded = len(recorded), len(corrected.difference(recorded))
-    seen.repeated = sum(told.values()) - len(told) + len(recorded) - len(set(recorded))
+    seen.repeated = sum(corrections.values()) - len(corrections) + len(recorded) - len(set(recorded))
 
 
 @asynccontextmanager

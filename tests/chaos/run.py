@@ -82,20 +82,33 @@ def say(part: str, progress: str) -> None:
 _BEGAN_S = time.monotonic()
 
 
+def every_tenth(part: str) -> Callable[[float], None]:
+    """A function that reports a part's progress, given as a share, at each tenth."""
+    reported = 0.0
+
+    def report(share: float) -> None:
+        nonlocal reported
+        if share - reported > 0.1:
+            reported = share
+            say(part, f"{share:.0%}")
+
+    return report
+
+
 def simulation(effort: Effort, seed: int) -> list[Figure]:
     """Seeds of the deterministic simulation."""
 
-    known = 0
+    reported = 0
 
-    def told(tally: Tally) -> None:
-        nonlocal known
-        for violation in tally.violations[known:]:
+    def report(tally: Tally) -> None:
+        nonlocal reported
+        for violation in tally.violations[reported:]:
             say("simulation", violation)
-        known = len(tally.violations)
+        reported = len(tally.violations)
         if tally.seeds % 500 == 0:
-            say("simulation", f"{tally.seeds} seeds, {known} violations")
+            say("simulation", f"{tally.seeds} seeds, {reported} violations")
 
-    tally = run_many(seed * 1_000_000, effort.seeds, os.cpu_count() or 1, told)
+    tally = run_many(seed * 1_000_000, effort.seeds, os.cpu_count() or 1, report)
     speed = tally.simulated_s / tally.core_s
     return [
         Figure("seeds of five simulated minutes", tally.seeds, ""),
@@ -137,14 +150,7 @@ def kills(effort: Effort, seed: int) -> list[Figure]:
 
 def offline(effort: Effort, seed: int) -> list[Figure]:
     """An hour without a link."""
-    last = [0.0]
-
-    def told(share: float) -> None:
-        if share - last[0] > 0.1:
-            last[0] = share
-            say("offline", f"{share:.0%}")
-
-    seen = hour_offline(effort.offline, seed, told)
+    seen = hour_offline(effort.offline, seed, every_tenth("offline"))
     rate = asyncio.run(drain_rate(effort.drained, seed))
     whole = f"{effort.offline:,}, as many as came in"
     return [
@@ -159,16 +165,9 @@ def offline(effort: Effort, seed: int) -> list[Figure]:
 
 def soaking(effort: Effort, seed: int) -> list[Figure]:
     """Steady load."""
-    last = [0.0]
-
-    def told(share: float) -> None:
-        if share - last[0] > 0.1:
-            last[0] = share
-            say("soak", f"{share:.0%}")
-
     found = [Figure("steady load, 20 requests a second", round(effort.soak_s), "s")]
     long = effort.soak_s >= FULL.soak_s
-    for tier in asyncio.run(soak(effort.soak_s, seed, told)):
+    for tier in asyncio.run(soak(effort.soak_s, seed, every_tenth("soak"))):
         name, bound = tier.tier, tier.bound_bytes_hour / _MIB
         found += [
             Figure(f"{name}: resident memory at the end", round(tier.rss_bytes / _MIB, 1), "MiB"),
@@ -271,17 +270,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default: %(default)s)")
     names = [*PARTS, *SCRIPTS]
     parser.add_argument("--only", choices=names, nargs="+", default=names, help="parts (default: all)")
-    said = parser.parse_args(arguments)
-    effort, found, failed = FULL if said.full else Effort(), [], False
-    for part in said.only:
+    options = parser.parse_args(arguments)
+    effort, found, failed = FULL if options.full else Effort(), [], False
+    for part in options.only:
         say(part, "begins")
         if part in SCRIPTS:
-            command = SCRIPTS[part](said.full, said.seed).split()
+            command = SCRIPTS[part](options.full, options.seed).split()
             failed |= subprocess.run([sys.executable, _BENCH / command[0], *command[1:]]).returncode != 0
             page.refill(PAGE)
             continue
         try:
-            measures = PARTS[part](effort, said.seed)
+            measures = PARTS[part](effort, options.seed)
         except AssertionError as violation:  # earlier measurements do not belong to this version
             say(part, f"violated: {violation}")
             measures = [Figure("ended by a violation", 1, "", "0", False)]

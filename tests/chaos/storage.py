@@ -44,7 +44,7 @@ class Flips:
     silent: int = 0
 
 
-async def cut_power(folder: Path, seed: int, recordings: int, told: Callable[[str], None]) -> Cuts:
+async def cut_power(folder: Path, seed: int, recordings: int, report: Callable[[str], None]) -> Cuts:
     """Cuts the power before every change of some recordings.
 
     Raises:
@@ -62,11 +62,11 @@ async def cut_power(folder: Path, seed: int, recordings: int, told: Callable[[st
                 _keep(folder / f"state{number}.recording", point, of_this)
                 raise
             done += 1
-        told(f"{done} power cuts")
+        report(f"{done} power cuts")
     return Cuts(done, acknowledged)
 
 
-def cut_gateway_power(folder: Path, seed: int, recordings: int, told: Callable[[str], None]) -> Cuts:
+def cut_gateway_power(folder: Path, seed: int, recordings: int, report: Callable[[str], None]) -> Cuts:
     """As `cut_power`, of a gateway's SQLite store: deliveries, audits, keys and devices.
 
     Raises:
@@ -84,7 +84,7 @@ def cut_gateway_power(folder: Path, seed: int, recordings: int, told: Callable[[
                 _keep(folder / f"store{number}.recording", point, of_this)
                 raise
             done += 1
-        told(f"{done} power cuts of a gateway's store")
+        report(f"{done} power cuts of a gateway's store")
     return Cuts(done, acknowledged)
 
 
@@ -107,11 +107,11 @@ async def flip_bits(folder: Path, seed: int, every_bytes: int) -> Flips:
                 shutil.copytree(kept.folder, copy.folder)
                 (copy.folder / file.name).write_bytes(content)
                 copy.promises, copy.answers = kept.promises, kept.answers
-                cost, said = await copy.check(lost_most=len(kept.promises))
+                cost, damage = await copy.check(lost_most=len(kept.promises))
                 found.flips += 1
                 found.costly += cost > 0
-                found.unopened += "SQLite cannot open it" in said
-                found.silent += cost > 0 and not said
+                found.unopened += "SQLite cannot open it" in damage
+                found.silent += cost > 0 and not damage
     return found
 
 

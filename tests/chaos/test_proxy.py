@@ -22,8 +22,8 @@ class Echo:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         end = "eof"
         try:
-            while said := await reader.read(1 << 16):
-                writer.write(said)
+            while received := await reader.read(1 << 16):
+                writer.write(received)
         except ConnectionResetError:
             end = "reset"
         writer.close()
@@ -49,12 +49,12 @@ async def connected(proxy: ChaosProxy) -> AsyncIterator[Streams]:
         writer.transport.abort()
 
 
-async def echoed_s(streams: Streams, said: bytes = b"hello") -> float:
+async def echoed_s(streams: Streams, sent: bytes = b"hello") -> float:
     """Seconds until all of it is back."""
     reader, writer = streams
     began_s = time.perf_counter()
-    writer.write(said)
-    assert await asyncio.wait_for(reader.readexactly(len(said)), 10) == said
+    writer.write(sent)
+    assert await asyncio.wait_for(reader.readexactly(len(sent)), 10) == sent
     return time.perf_counter() - began_s
 
 

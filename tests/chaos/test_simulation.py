@@ -47,10 +47,10 @@ def test_every_seed_has_an_outage_a_restart_and_a_clock_jump() -> None:
 
 
 def test_seed_determines_the_simulation() -> None:
-    told = (
+    script = (
         "import sys; sys.path[:0] = sys.argv[1:]; from chaos.simulation.run import run_seed; print(run_seed(7).trace)"
     )
-    command = [sys.executable, "-c", told, str(CHECKOUT), str(CHECKOUT / "tests")]
+    command = [sys.executable, "-c", script, str(CHECKOUT), str(CHECKOUT / "tests")]
     traces = {
         subprocess.check_output(command, text=True, env=os.environ | {"PYTHONHASHSEED": hash_seed}).strip()
         for hash_seed in ("1", "2")

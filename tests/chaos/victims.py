@@ -170,9 +170,9 @@ async def victims(
 
 def _keep_one_variant(manifest: Path) -> None:
     """A device that loads one runtime starts sooner."""
-    said = json.loads(manifest.read_bytes())
-    said["edge"] = [variant for variant in said["edge"] if variant["runtime"] == "onnx"]
-    manifest.write_text(json.dumps(said))
+    document = json.loads(manifest.read_bytes())
+    document["edge"] = [variant for variant in document["edge"] if variant["runtime"] == "onnx"]
+    manifest.write_text(json.dumps(document))
 
 
 async def _make_key(config: Path, file: Path) -> None:

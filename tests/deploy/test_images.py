@@ -72,7 +72,7 @@ def build(service: str, folder: Path) -> Path:
                 else:
                     (source / target).mkdir(parents=True, exist_ok=True)
                     shutil.copy(found, source / target)
-    commands = [part.strip() for name, said in first_stage if name == "RUN" for part in said.split("&&")]
+    commands = [part.strip() for name, argument in first_stage if name == "RUN" for part in argument.split("&&")]
     (wheel_command,) = (shlex.split(command) for command in commands if " wheel " in command)
     assert wheel_command[0] == "/build/bin/pip"
     arguments = [str(wheels) if part == "/dist" else part for part in wheel_command[1:]]

@@ -74,8 +74,8 @@ def test_without_a_broker_a_person_s_tests_skip(tmp_path: Path) -> None:
 
 def test_without_a_broker_ci_fails(tmp_path: Path) -> None:
     absent = str(tmp_path / "absent")
-    said = outcome(tmp_path, FIRSTLINE_MOSQUITTO=absent, FIRSTLINE_SHARED_DATA=absent, CI="true")
-    assert said == "2 skipped, 2 errors"
+    summary = outcome(tmp_path, FIRSTLINE_MOSQUITTO=absent, FIRSTLINE_SHARED_DATA=absent, CI="true")
+    assert summary == "2 skipped, 2 errors"
 
 
 @pytest.mark.mosquitto

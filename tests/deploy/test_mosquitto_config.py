@@ -178,7 +178,7 @@ def test_containerised_broker_waits_for_files_and_reloads(tmp_path: Path, issuer
         a = _eventually(lambda: written.device(issuer.folder / "a.pem"), lambda peer: peer.is_in)
         Path(written.plan.pid_file).unlink()  # without a signal: the script has to notice
         written.revoke("a")
-        _eventually(lambda: a.publish(f"{PREFIX}/a/state"), lambda said: said == "Not authorized")
+        _eventually(lambda: a.publish(f"{PREFIX}/a/state"), lambda reason: reason == "Not authorized")
         process.terminate()
         assert process.wait(5) == 0
     finally:

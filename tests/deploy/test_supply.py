@@ -27,8 +27,8 @@ def test_a_bill_of_materials_is_the_lock(extra: str, tmp_path: Path) -> None:
     pins = set(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.MULTILINE))
     assert {(component["name"], component["version"]) for component in bill["components"]} == pins
     hashes = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", lock))
-    told = json.dumps(bill["components"])
-    assert all(one in told for one in hashes)
+    listed = json.dumps(bill["components"])
+    assert all(one in listed for one in hashes)
     (root,) = (entry for entry in bill["dependencies"] if entry["ref"] == bill["metadata"]["component"]["bom-ref"])
     names = {component["bom-ref"]: component["name"] for component in bill["components"]}
     assert (

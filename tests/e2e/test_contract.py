@@ -71,8 +71,8 @@ async def pooled(built: Site, folder: Path) -> dict[str, int]:
     async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {key.stdout.strip()}"}) as client:
         metrics = (await client.get(f"{built.gateway_url}/metrics")).text
     counted = re.findall(r'firstline_gateway_audits_total\{.*result="(\w+)".*\} ([0-9.e+]+)', metrics)
-    told = {result: int(float(count)) for result, count in counted}
-    return {"agreed": told["agrees"], "disagreed": told["disagrees"]}
+    counts = {result: int(float(count)) for result, count in counted}
+    return {"agreed": counts["agrees"], "disagreed": counts["disagrees"]}
 
 
 async def page(device: Device, path: str) -> str:
@@ -137,8 +137,8 @@ async def test_broken_contract_is_detected_reported_and_stored(tmp_path: Path, p
                 assert answer.certified or answer.reason is not Reason.CONFIDENT
             assert sum(answer.reason is Reason.BUDGET for answer in fresh) > 40
             assert 'firstline_edge_contract_alarm{model="digits",version="1"} 1.0' in await page(device, "metrics")
-            assert "an alarm voids its certificate" in told(folder, "status")
-            assert "was audited: the full model agreed" in told(folder, "explain", kept[-1].request_id)
+            assert "an alarm voids its certificate" in output_of(folder, "status")
+            assert "was audited: the full model agreed" in output_of(folder, "explain", kept[-1].request_id)
             assert "the contract is broken" in (folder / "agent-http.log").read_text()
             device.process.kill()
             await device.process.wait()
@@ -150,7 +150,7 @@ async def test_broken_contract_is_detected_reported_and_stored(tmp_path: Path, p
                 assert answer.certified == (answer.model_digest == full_digest)
                 assert answer.reason is not Reason.CONFIDENT
             assert "certificate voided by alarm" in (folder / "agent-http.log").read_text()
-    table = told(folder, "audits")
+    table = output_of(folder, "audits")
     assert table.splitlines()[0] == "score,agree,weight,kept,certificate"
     anew = CliRunner().invoke(
         app, ["certify", "--scores", "-", "--epsilon", "0.05", "--delta", "0.1", "-o", "json"], input=table
@@ -158,7 +158,7 @@ async def test_broken_contract_is_detected_reported_and_stored(tmp_path: Path, p
     assert json.loads(anew.stdout)["n"] == len(table.splitlines()) - 1
 
 
-def told(folder: Path, command: str, *arguments: str) -> str:
+def output_of(folder: Path, command: str, *arguments: str) -> str:
     """What a command of `edge-agent` prints."""
     line = [sys.executable, "-m", "firstline_edge", command, *arguments, "--config", str(folder / "agent-http.toml")]
     return subprocess.run(line, capture_output=True, text=True, check=True).stdout

@@ -118,10 +118,10 @@ def test_a_wrong_page_is_found_out(reader: Reader, page: str, fault: str) -> Non
 
 
 def test_varying_output_matches() -> None:
-    said = ("up 4 s at http://127.0.0.1:8070", "a  b", "done")
-    assert matches(("up 117.5 s at http://127.0.0.1:4711", "...", "done"), said)
-    assert matches(("...",), said)
-    assert not matches(("up 117.5 s at http://127.0.0.1:4711", "done"), said)
+    output = ("up 4 s at http://127.0.0.1:8070", "a  b", "done")
+    assert matches(("up 117.5 s at http://127.0.0.1:4711", "...", "done"), output)
+    assert matches(("...",), output)
+    assert not matches(("up 117.5 s at http://127.0.0.1:4711", "done"), output)
     assert not matches(("up 4 s at", "kept from 0.9720"), ("up 4 s at", "kept from 0.9718"))
     assert not matches(("95.83 % of 7",), ("95.84 % of 7",))
-    assert not matches(("down 4 s at http://127.0.0.1:8070", "..."), said)
+    assert not matches(("down 4 s at http://127.0.0.1:8070", "..."), output)

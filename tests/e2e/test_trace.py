@@ -25,8 +25,8 @@ def lines_of(log: Path) -> dict[str, list[dict[str, Any]]]:
     """What a process said of each of our traces, by the trace's id."""
     found: dict[str, list[dict[str, Any]]] = {}
     for text in log.read_text().splitlines():
-        if text.startswith("{") and (trace_id := (said := json.loads(text)).get("trace_id")):
-            found.setdefault(trace_id, []).append(said)
+        if text.startswith("{") and (trace_id := (record := json.loads(text)).get("trace_id")):
+            found.setdefault(trace_id, []).append(record)
     return found
 
 
@@ -59,23 +59,23 @@ def test_trace_is_logged_by_both_tiers(tmp_path: Path, transport: Transport) -> 
     agent, gateway = lines_of(running.agent.log), lines_of(running.gateway.log)
 
     assert {escalated, kept} < set(agent) and private not in agent
-    assert [(said["event"], said["request_id"]) for said in agent[escalated]] == [("answered", request_id)]
-    assert {said["request_id"] for said in gateway[escalated]} >= {request_id}
-    spans = [said["span_id"] for said in agent[escalated] + gateway[escalated]]
+    assert [(record["event"], record["request_id"]) for record in agent[escalated]] == [("answered", request_id)]
+    assert {record["request_id"] for record in gateway[escalated]} >= {request_id}
+    spans = [record["span_id"] for record in agent[escalated] + gateway[escalated]]
     assert len({*spans, CALLER}) == 4, "the caller, the device and each request to the gateway are spans of their own"
     assert kept not in gateway and private not in gateway
     _check_deferred(agent.get(deferred, []), gateway.get(deferred, []), final)
 
     log = StatePaths(tmp_path / f"state-{transport}").decisions_path
-    told = decisions.find(log, request_id)
-    assert [(each["trace_id"], each["span_id"]) for each in told] == [(escalated, agent[escalated][0]["span_id"])]
+    decision = decisions.find(log, request_id)
+    assert [(each["trace_id"], each["span_id"]) for each in decision] == [(escalated, agent[escalated][0]["span_id"])]
 
 
 def _check_deferred(agent: list[dict[str, Any]], gateway: list[dict[str, Any]], final: InferResponse) -> None:
     """Its promise was kept later, in the same trace."""
     assert final.answer.status is Status.FINAL
-    assert {said["event"] for said in agent} == {"answered", "corrected"}
+    assert {record["event"] for record in agent} == {"answered", "corrected"}
     assert len(agent) == 2, "answers are written down a moment later, so the order is either"
-    assert len({said["span_id"] for said in agent}) == 1
-    assert {said["request_id"] for said in agent + gateway} == {final.answer.request_id}
+    assert len({record["span_id"] for record in agent}) == 1
+    assert {record["request_id"] for record in agent + gateway} == {final.answer.request_id}
     assert gateway

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.broker import Broker
 from support.gateway import client_of, serving_gateway
 
 from firstline_gateway.app import Gateway
@@ -17,6 +18,12 @@ from firstline_gateway.settings.settings import Store
 def _own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps the relative paths of a gateway's settings apart from those of other tests."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
+def broker(request: pytest.FixtureRequest) -> Broker | None:
+    """None for HTTP: the test runs once over each transport."""
+    return request.getfixturevalue("mosquitto") if request.param == "mqtt" else None
 
 
 @pytest.fixture

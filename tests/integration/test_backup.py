@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 from support.agent import edge_settings
 from support.deliveries import answered, counted, picture, promise
-from support.gateway import DIGITS, serving
+from support.gateway import DIGITS, http_link, serving
 from support.identities import Device, invite
 from support.keys import bearer, create_key
 from support.waiting import until
@@ -63,13 +63,12 @@ async def test_promises_are_kept_by_a_restored_gateway(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "gateway.toml").write_text(f'[api]\nport = 0\n[models]\ndirectory = "{DIGITS}"\n')
     settings = load(folder / "gateway.toml")
-    (tmp_path / "token").write_text(create_key(settings.store, "cam", "device"))
     shop = bearer(create_key(settings.store, "shop"))
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(AsyncExitStack())
         old = open_gateway(settings)
         url = await first.enter_async_context(serving(old))
-        link = {"kind": "http", "url": url, "token_file": str(tmp_path / "token")}
+        link = http_link(settings.store, url, "cam", tmp_path)
         agent = await stack.enter_async_context(EdgeAgent(edge_settings(tmp_path / "device", links=[link], **SOON)))
         before = [await promise(agent, seed) for seed in range(LOAD)]
         backing_up = asyncio.create_task(asyncio.to_thread(command, folder, "backup", str(backup)))
@@ -115,8 +114,13 @@ async def test_devices_continue_with_a_restored_gateway(tmp_path: Path) -> None:
         assert (await keeper.post("/firstline/v1/devices/gone/revoke")).status_code == 200
         state_dir = tmp_path / "device"
         await join_gateway(url, parse_join_token(cam), IdentityFiles(state_dir))
-        known = {"agent.state_dir": str(state_dir), "models.directories": [str(DIGITS)], "audit.per_hour": 0.0, **SOON}
-        agent = await stack.enter_async_context(EdgeAgent(load_edge(None, environ={}, overrides=known)))
+        overrides = {
+            "agent.state_dir": str(state_dir),
+            "models.directories": [str(DIGITS)],
+            "audit.per_hour": 0.0,
+            **SOON,
+        }
+        agent = await stack.enter_async_context(EdgeAgent(load_edge(None, environ={}, overrides=overrides)))
         await asyncio.to_thread(command, folder, "backup", str(backup))
         await first.aclose()
         promised = [await promise(agent, seed) for seed in range(ALONE)]

@@ -25,9 +25,9 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-def told(results: Path, target: str) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads((results / f"{target}.json").read_text())
-    return said
+def results_of(results: Path, target: str) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((results / f"{target}.json").read_text())
+    return report
 
 
 def _listens(port: int) -> bool:
@@ -38,39 +38,39 @@ def _listens(port: int) -> bool:
 @pytest.mark.timeout(180)
 def test_every_figure_of_the_gateway_is_measured(results: Path) -> None:
     assert run.main(["--quick", "--only", "rest"]) == 0
-    said = told(results, "serving")
-    assert [row["figure"] for row in said["figures"] if row["value"] is None] == []
-    assert {(one["who"], one["what"]) for one in said["samples"]} >= {
+    report = results_of(results, "serving")
+    assert [row["figure"] for row in report["figures"] if row["value"] is None] == []
+    assert {(one["who"], one["what"]) for one in report["samples"]} >= {
         (who, question.name) for who in (rest.GATEWAY, rest.RAW) for question in rest.SMALL
     }
-    (none_bad,) = (row for row in said["figures"] if row["figure"] == "rest: answers that were no 200")
+    (none_bad,) = (row for row in report["figures"] if row["figure"] == "rest: answers that were no 200")
     assert none_bad["holds"]
-    assert said["machine"]["rest"]["cores"] >= 1
+    assert report["machine"]["rest"]["cores"] >= 1
 
 
 def test_another_part_keeps_the_figures_of_the_first(results: Path) -> None:
     first = run.Found([figures.Figure("rest: a", 1.0, "")], [])
     run.keep("serving", {"rest": first}, {"when": "then"}, QUICK)
     run.keep("serving", {"device": run.Found([figures.Figure("device: b", 2.0, "")], [])}, {"when": "now"}, QUICK)
-    said = told(results, "serving")
-    assert [row["figure"] for row in said["figures"]] == ["rest: a", "device: b"]
-    assert [said["machine"][part]["when"] for part in ("rest", "device")] == ["then", "now"]
+    report = results_of(results, "serving")
+    assert [row["figure"] for row in report["figures"]] == ["rest: a", "device: b"]
+    assert [report["machine"][part]["when"] for part in ("rest", "device")] == ["then", "now"]
 
 
 def test_peer_without_an_environment_is_reported(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare_peers.peer, "_CHECKOUT", results)  # without any peer's environment
     assert compare_peers.main(["--quick", "--only", "LitServe"]) == 0
-    assert "has no environment" in told(results, "peers")["not measured"]["LitServe"]
+    assert "has no environment" in results_of(results, "peers")["not measured"]["LitServe"]
 
 
 @pytest.mark.skipif(not compare_peers.peer.PEERS[1].python.exists(), reason="needs `make .venv-peers/mlserver/stamp`")
 @pytest.mark.timeout(180)
 def test_gateway_is_compared_with_a_peer(results: Path) -> None:
     assert compare_peers.main(["--quick", "--only", "gateway", "MLServer"]) == 0
-    said = told(results, "peers")
-    assert said["not measured"] == {}
-    assert said["machine"]["peers"]["MLServer"]["mlserver"]
-    aimed = [row for row in said["figures"] if row["aim"] and "MLServer" in row["figure"]]
+    report = results_of(results, "peers")
+    assert report["not measured"] == {}
+    assert report["machine"]["peers"]["MLServer"]["mlserver"]
+    aimed = [row for row in report["figures"] if row["aim"] and "MLServer" in row["figure"]]
     assert [row["figure"] for row in aimed] == ["gateway, S binary, 32 in flight: rate / MLServer's best"]
     assert aimed[0]["value"] > 0
 

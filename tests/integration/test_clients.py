@@ -79,8 +79,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module", params=TIERS)
 def tier(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -105,29 +104,19 @@ def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[[str, s
     return ask
 
 
-@pytest.fixture(scope="module")
-def repository(ask: Callable[[str, str], ClientResults], tier: str) -> ClientResults:
-    return ask("ask_repository.py", tier)
+def _results(script: str) -> Any:
+    @pytest.fixture(scope="module")
+    def results(ask: Callable[[str, str], ClientResults], tier: str) -> ClientResults:
+        return ask(script, tier)
+
+    return results
 
 
-@pytest.fixture(scope="module")
-def triton(ask: Callable[[str, str], ClientResults], tier: str) -> ClientResults:
-    return ask("ask_triton.py", tier)
-
-
-@pytest.fixture(scope="module")
-def kserve(ask: Callable[[str, str], ClientResults], tier: str) -> ClientResults:
-    return ask("ask_kserve.py", tier)
-
-
-@pytest.fixture(scope="module")
-def triton_grpc(ask: Callable[[str, str], ClientResults], tier: str) -> ClientResults:
-    return ask("ask_triton_grpc.py", tier)
-
-
-@pytest.fixture(scope="module")
-def kserve_grpc(ask: Callable[[str, str], ClientResults], tier: str) -> ClientResults:
-    return ask("ask_kserve_grpc.py", tier)
+repository = _results("ask_repository.py")
+triton = _results("ask_triton.py")
+kserve = _results("ask_kserve.py")
+triton_grpc = _results("ask_triton_grpc.py")
+kserve_grpc = _results("ask_kserve_grpc.py")
 
 
 def check_rows(found: list[Any], expected: np.ndarray) -> None:

@@ -47,9 +47,9 @@ def test_a_signal_removes_all_temporary_files(tmp_path: Path, phase: str, number
                 break
         assert len(list(work.glob("firstline-compress-*"))) == 1
         process.send_signal(number)
-        said, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=30)
         assert process.returncode == code
-        assert said == ""
+        assert output == ""
         assert "Traceback" not in errors
         assert [left for left in work.iterdir() if left.is_dir()] == []  # ONNX Runtime's own neither
         assert not out.exists()

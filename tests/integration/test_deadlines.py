@@ -42,18 +42,16 @@ class House:
         return task
 
 
-@pytest.fixture(params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
-async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[House]:
-    if request.param == "http":
-        gateway, executor = gated_gateway(tmp_path)
+@pytest.fixture
+async def house(broker: Broker | None, tmp_path: Path) -> AsyncIterator[House]:
+    gateway, executor = gated_gateway(tmp_path, broker=broker)
+    if broker is None:
         async with serving(gateway) as url:
             link = HttpLink(HttpLinkSettings(url))
             await link.start()
             yield House(link, gateway, executor)
             await link.close()
         return
-    broker: Broker = request.getfixturevalue("mosquitto")
-    gateway, executor = gated_gateway(tmp_path, broker=broker)
     await gateway.start()
     mqtt = MqttLink(MqttSettings(broker.host, broker.port, client_id="press-7"), Topics("press-7"))
     await mqtt.start()

@@ -99,11 +99,11 @@ async def test_delivery_committed_before_a_kill_is_answered_again(tmp_path: Path
             assert process.wait(20) == -signal.SIGKILL
         with started(["-m", "firstline_gateway"], settings, port) as process:
             first, again = read(await post(client, asked)), read(await post(client, asked))
-            told = (await client.get("/metrics")).text.splitlines()
+            metrics = (await client.get("/metrics")).text.splitlines()
             process.terminate()
     assert same(first, again)
-    assert 'firstline_gateway_deliveries_total{result="repeated"} 2.0' in told
-    assert not any(line.startswith("firstline_gateway_requests_total{") for line in told)  # nothing ran
+    assert 'firstline_gateway_deliveries_total{result="repeated"} 2.0' in metrics
+    assert not any(line.startswith("firstline_gateway_requests_total{") for line in metrics)  # nothing ran
 
 
 async def test_replicas_answer_each_delivery_once(tmp_path: Path, postgresql: PostgreSql) -> None:

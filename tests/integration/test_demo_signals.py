@@ -49,9 +49,9 @@ def test_signal_stops_all_processes(tmp_path: Path, phase: str, number: signal.S
         assert len(children) >= (0 if phase.startswith("measuring") else 2)
         demo.send_signal(number)
         demo.send_signal(number)  # of an impatient caller
-        said, errors = demo.communicate(timeout=30)
+        output, errors = demo.communicate(timeout=30)
         assert demo.returncode == 128 + number
-        assert said == ""
+        assert output == ""
         assert "Traceback" not in errors
         assert not any(_runs(child) for child in children)
         assert list(tmp_path.glob("firstline-demo-*")) == []

@@ -52,9 +52,9 @@ async def test_printed_token_lets_the_device_join(gateway: TlsSite, tmp_path: Pa
     lines = (await command(gateway, "list")).stdout.splitlines()
     assert any("press-7" in line and "revoked" in line and "invited" not in line for line in lines)
     assert (await command(gateway, "enroll", "press-7")).exit_code == 0
-    (known,) = json.loads((await command(gateway, "list", "-o", "json")).stdout)
-    assert "revoked" in _state(DeviceState(**known))
-    assert "invited until" in _state(DeviceState(**known))
+    (device,) = json.loads((await command(gateway, "list", "-o", "json")).stdout)
+    assert "revoked" in _state(DeviceState(**device))
+    assert "invited until" in _state(DeviceState(**device))
 
 
 async def test_tokens_are_written_to_files_or_one_csv(gateway: TlsSite, tmp_path: Path) -> None:

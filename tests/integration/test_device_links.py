@@ -158,8 +158,8 @@ async def test_doctor_checks_the_identity_without_disturbing_the_agent(gateway: 
         assert findings["identity"].state is State.OK
         assert "patient at https://" in findings["identity"].detail
         credentials = DeviceIdentity(agent.settings, SYSTEM_CLOCK).credentials
-        told, offset_s = await link_findings(agent.settings, credentials)
-        assert {one.state for one in told} == {State.OK}, told
+        found, offset_s = await link_findings(agent.settings, credentials)
+        assert {one.state for one in found} == {State.OK}, found
         assert offset_s is not None
         assert await asked(agent) == "cloud"
         assert link.connections == connections
@@ -168,8 +168,8 @@ async def test_doctor_checks_the_identity_without_disturbing_the_agent(gateway: 
 async def test_doctor_reports_a_revoked_device(gateway: TlsSite, tmp_path: Path) -> None:
     async with joined(gateway, tmp_path, "banned") as agent:
         await gateway.revoke("banned")
-        told, _ = await link_findings(agent.settings, DeviceIdentity(agent.settings, SYSTEM_CLOCK).credentials)
-        assert any(one.state is State.MISSING and "was revoked" in one.detail for one in told), told
+        findings, _ = await link_findings(agent.settings, DeviceIdentity(agent.settings, SYSTEM_CLOCK).credentials)
+        assert any(one.state is State.MISSING and "was revoked" in one.detail for one in findings), findings
 
 
 async def test_a_device_that_has_not_joined_is_refused(gateway: TlsSite, tmp_path: Path) -> None:

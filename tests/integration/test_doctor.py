@@ -63,7 +63,7 @@ async def test_doctor_does_not_disconnect_the_agent(start_mosquitto: Callable[..
         assert mqtt._client._connection is connection
         assert mqtt.connected
         await until(lambda: any(topic == "telemetry" for topic, _ in seen))
-        states = {told["state"] for topic, told in seen if topic == "state"}
+        states = {document["state"] for topic, document in seen if topic == "state"}
         assert states == {"online"}
     await watcher.close()
     assert "kicked" not in broker.log_path.read_text()

@@ -14,7 +14,7 @@ import pytest
 from support.agent import DIGITS, edge_settings, serving_agent
 from support.broker import Broker, free_port
 from support.digits import predictions, scan
-from support.gateway import serving_gateway
+from support.gateway import mqtt_link, serving_gateway
 from support.images import images
 from support.inference import digits_request, infer
 from support.waiting import until
@@ -178,9 +178,9 @@ async def test_local_only_leaves_no_trace(tmp_path: Path, sure_and_unsure: tuple
         assert refused.status_code == 400
         agent.recorder.flush()
         assert find(agent.state.decisions_path, refused.json()["request_id"]) == []
-        told = (await http.get("/metrics")).text
-        assert "_requests_total{" not in told and "_errors_total{" not in told
-        assert "firstline_edge_cache_entries 0.0" in told and "firstline_edge_cache_bytes 0.0" in told
+        metrics = (await http.get("/metrics")).text
+        assert "_requests_total{" not in metrics and "_errors_total{" not in metrics
+        assert "firstline_edge_cache_entries 0.0" in metrics and "firstline_edge_cache_bytes 0.0" in metrics
     async with EdgeAgent(settings) as again:  # what was answered before is not on the disk either
         response = await again.data_plane.infer_file("digits", sure_and_unsure[1], privacy="local_only")
         assert response.answer.tier.value == "edge"
@@ -324,17 +324,20 @@ async def test_a_correction_is_published_for_local_applications(
     await application.subscribe("firstline/v1/device-1/results", hear)
     await application.connect(5)
     async with serving_gateway(tmp_path, auth__mode="off") as (_, gateway_url):
-        broker = {"kind": "mqtt", "host": mosquitto.host, "port": mosquitto.port}
-        links = [{"kind": "http", "url": gateway_url}, broker]
+        links = [{"kind": "http", "url": gateway_url}, mqtt_link(mosquitto)]
         async with EdgeAgent(edge_settings(tmp_path / "state", links=links)) as agent:
             first = await agent.data_plane.infer_file("digits", sure_and_unsure[1], wait="first")
             async with asyncio.timeout(20):
                 message = await heard
     await application.close()
     assert first.answer is not None
-    said = orjson.loads(message.payload)["parameters"]
-    assert (said["request_id"], said["status"], said["tier"]) == (first.answer.request_id, "final", "cloud")
-    assert type(said["changed"]) is bool
+    parameters = orjson.loads(message.payload)["parameters"]
+    assert (parameters["request_id"], parameters["status"], parameters["tier"]) == (
+        first.answer.request_id,
+        "final",
+        "cloud",
+    )
+    assert type(parameters["changed"]) is bool
     assert not message.retain
 
 

@@ -110,8 +110,8 @@ async def test_exhausted_budget_stops_escalations_over_restarts(gateway_url: str
         [line] = find(agent.state.decisions_path, denied.request_id)
         story = "\n".join(describe(line))
         assert "a budget or quota forbade it" in story and "was not asked (budget_exceeded)" in story
-        told = "\n".join(describe_status("http://edge", agent.operations.status()))
-        assert "budget  bytes/hour: " in told
+        described = "\n".join(describe_status("http://edge", agent.operations.status()))
+        assert "budget  bytes/hour: " in described
         metrics = agent.operations.exposition()[0].decode()
         assert 'firstline_edge_budget_left{budget="bytes/hour"}' in metrics
         spent = budget_of(agent)["spent"]

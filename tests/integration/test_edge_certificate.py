@@ -86,26 +86,26 @@ async def test_device_uses_the_certified_threshold_of_each_class(tmp_path: Path)
     assert result.exit_code == 0, result.output
     groups = json.loads((out / MANIFEST_NAME).read_text())["edge"][0]["certificate"]["groups"]
     thresholds = {label: group["threshold"] for label, group in groups.items()}
-    known = [threshold for threshold in thresholds.values() if threshold is not None]
-    assert 0 < len(known) < 10
+    certified = [threshold for threshold in thresholds.values() if threshold is not None]
+    assert 0 < len(certified) < 10
 
     settings = edge_settings(tmp_path / "state", models__directories=[str(out)])
     async with EdgeAgent(settings) as agent:
         for _ in ("by the model", "from the cache"):
             tiers = set()
             for scan in scans(60):
-                answer = (said := await agent.data_plane.infer_file("digits", scan)).answer
-                label = agent.data_plane.labels("digits", "")[int(said.output("probabilities").argmax())]
+                answer = (response := await agent.data_plane.infer_file("digits", scan)).answer
+                label = agent.data_plane.labels("digits", "")[int(response.output("probabilities").argmax())]
                 assert answer.confidence is not None
                 kept = thresholds[label] is not None and answer.confidence >= thresholds[label]
                 assert answer.certified == (answer.reason is Reason.CONFIDENT) == kept
                 tiers.add(kept)
             assert tiers == {True, False}
         (model,) = agent.operations.status()["models"]
-        assert (model["threshold"], model["certificate"]["by"]) == (min(known), "class")
+        assert (model["threshold"], model["certificate"]["by"]) == (min(certified), "class")
         assert model["certificate"]["thresholds"] == thresholds
         text = "\n".join(describe_status("http://h", agent.operations.status()))
-        assert f"or more: {len(known)} of 10 classes, each from a score of its own" in text
+        assert f"or more: {len(certified)} of 10 classes, each from a score of its own" in text
         assert "in each predicted class, with confidence 60 %" in text
         agent.recorder.flush()
         lines = [json.loads(line) for line in agent.state.decisions_path.read_text().splitlines()]

@@ -79,9 +79,9 @@ def test_the_process_starts_on_a_full_disk(disk: SmallDisk, tmp_path: Path) -> N
         problems = httpx.get(f"{agent.url}/firstline/v1/status", trust_env=False).json()["problems"]
         assert {Path(found["path"]).name for found in problems} == {"cache", "outbox.db"}
         assert agent.stop() == 0
-    said = log.read_text()
-    assert "Traceback" not in said
-    assert said.count("disk cache unavailable") == said.count("outbox unavailable") == 1
+    logged = log.read_text()
+    assert "Traceback" not in logged
+    assert logged.count("disk cache unavailable") == logged.count("outbox unavailable") == 1
 
 
 def test_unwritable_cache_stays_in_place(tmp_path: Path) -> None:

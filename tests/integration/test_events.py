@@ -81,7 +81,7 @@ def events_of(request_id: str) -> str:
     return f"/firstline/v1/answers/{request_id}/events"
 
 
-async def told(response: httpx.Response) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+async def events_from(response: httpx.Response) -> AsyncIterator[tuple[int, dict[str, Any]]]:
     """The ids and answers of a stream, until it ends."""
     assert response.headers["Content-Type"].startswith("text/event-stream")
     reader = EventReader()
@@ -90,9 +90,9 @@ async def told(response: httpx.Response) -> AsyncIterator[tuple[int, dict[str, A
             yield event.id, orjson.loads(event.data)
 
 
-async def all_told(house: House, path: str, **headers: str) -> list[tuple[int, dict[str, Any]]]:
+async def all_events(house: House, path: str, **headers: str) -> list[tuple[int, dict[str, Any]]]:
     async with house.http.stream("GET", path, headers=headers) as response:
-        return [found async for found in told(response)]
+        return [found async for found in events_from(response)]
 
 
 async def test_events_send_the_present_and_the_final_answer(tmp_path: Path, scans: Scans) -> None:
@@ -102,7 +102,7 @@ async def test_events_send_the_present_and_the_final_answer(tmp_path: Path, scan
         path = events_of(first["request_id"])
         async with house.http.stream("GET", path) as response:
             assert (response.status_code, response.headers["Cache-Control"]) == (200, "no-store")
-            heard = told(response)
+            heard = events_from(response)
             number, provisional = await anext(heard)
             assert (number, provisional) == (1, first)
             await wire.restore()
@@ -112,11 +112,11 @@ async def test_events_send_the_present_and_the_final_answer(tmp_path: Path, scan
             assert [found async for found in heard] == []
 
         assert final == (await house.http.get(path.removesuffix("/events"))).json()
-        assert await all_told(house, path) == [(2, final)]
-        assert await all_told(house, path, **{"Last-Event-ID": "1"}) == [(2, final)]
+        assert await all_events(house, path) == [(2, final)]
+        assert await all_events(house, path, **{"Last-Event-ID": "1"}) == [(2, final)]
         done = await house.http.get(path, headers={"Last-Event-ID": "2"})
         assert (done.status_code, done.content) == (204, b"")
-        ((_, v2),) = await all_told(house, f"{path}?form=v2")
+        ((_, v2),) = await all_events(house, f"{path}?form=v2")
         assert v2["parameters"]["changed"] is True and v2["outputs"][0]["name"] == "probabilities"
         assert (await house.http.head(path)).status_code == 200
         house.agent.recorder.flush()
@@ -131,7 +131,7 @@ async def test_stream_returns_both_answers(tmp_path: Path, scans: Scans) -> None
             async with house.http.stream(
                 "POST", SHORT, params={"wait": "first"}, content=content, headers=STREAM
             ) as response:
-                (_, first), (_, last) = [found async for found in told(response)]
+                (_, first), (_, last) = [found async for found in events_from(response)]
             assert (first["status"], first["reason"], first["request_id"]) == (
                 "provisional", "requested", last["request_id"],
             )  # fmt: skip
@@ -140,7 +140,7 @@ async def test_stream_returns_both_answers(tmp_path: Path, scans: Scans) -> None
             assert (first["label"] != last["label"]) is changed
 
         async with house.http.stream("POST", SHORT, content=scans.sure, headers=STREAM) as response:
-            ((number, only),) = [found async for found in told(response)]
+            ((number, only),) = [found async for found in events_from(response)]
         assert (number, only["status"], only["reason"]) == (2, "final", "confident")
         plain = await house.http.post(SHORT, content=scans.sure, headers={"Accept": "*/*"})
         assert plain.headers["Content-Type"] == "application/json"
@@ -152,7 +152,7 @@ async def test_stream_returns_both_answers(tmp_path: Path, scans: Scans) -> None
 async def test_expired_promise_is_an_event(tmp_path: Path, scans: Scans) -> None:
     async with device(tmp_path, free_port(), outbox__max_age_s=0.5) as house:
         first = await house.promised(scans.corrected)
-        found = await all_told(house, events_of(first["request_id"]))
+        found = await all_events(house, events_of(first["request_id"]))
         assert [(number, said["status"]) for number, said in found] in (
             [(1, "provisional"), (2, "expired")], [(2, "expired")],
         )  # fmt: skip
@@ -186,7 +186,7 @@ async def test_streams_are_limited_and_released(tmp_path: Path, scans: Scans) ->
     async with device(tmp_path, free_port(), api__streams_limit=1) as house:
         path = events_of((await house.promised(scans.corrected))["request_id"])
         async with house.http.stream("GET", path) as response:
-            events = told(response)  # held: its end would be the connection's
+            events = events_from(response)  # held: its end would be the connection's
             await anext(events)
             for refused in (
                 await house.http.get(path),
@@ -231,7 +231,7 @@ async def test_idle_reader_delays_no_other_caller(tmp_path: Path, scans: Scans) 
             for _ in range(20):
                 assert (await house.http.post(SHORT, content=scans.sure)).status_code == 200
             async with house.http.stream("GET", path) as response:
-                assert (await anext(told(response)))[0] == 1
+                assert (await anext(events_from(response)))[0] == 1
 
 
 async def test_stream_ends_with_the_agent_and_continues_at_the_next(tmp_path: Path, scans: Scans) -> None:
@@ -240,11 +240,11 @@ async def test_stream_ends_with_the_agent_and_continues_at_the_next(tmp_path: Pa
             await wire.cut()
             path = events_of((await house.promised(scans.corrected))["request_id"])
             response = await caller.send(caller.build_request("GET", house.url + path), stream=True)
-            heard = told(response)
+            heard = events_from(response)
             assert (await anext(heard))[0] == 1
         # The agent did not wait for the last word; the stream has none, but came to a proper end.
         assert [found async for found in heard] == []
         await wire.restore()
         async with device(tmp_path, wire.port) as house:
-            ((number, final),) = await all_told(house, path, **{"Last-Event-ID": "1"})
+            ((number, final),) = await all_events(house, path, **{"Last-Event-ID": "1"})
             assert (number, final["status"], final["changed"]) == (2, "final", True)

@@ -69,10 +69,10 @@ def test_example_prints_the_label_of_a_file(running: Line, scan: Path, command: 
     tier = running.tiers[name]
     done = run(command, tier.url, scan, token=tier.token)
     assert (done.returncode, done.stderr) == (0, "")
-    told = "cloud: requested, final" if name == "gateway" else "edge: confident, final"
+    origin = "cloud: requested, final" if name == "gateway" else "edge: confident, final"
     if done.stdout.count("cache:"):  # the other language asked first
-        told = told.replace("edge", "cache")
-    assert done.stdout == f"{in_words(probabilities)}, {told}\n"
+        origin = origin.replace("edge", "cache")
+    assert done.stdout == f"{in_words(probabilities)}, {origin}\n"
 
 
 def test_streaming_example_prints_both_answers(running: Line, tmp_path: Path, node: str) -> None:

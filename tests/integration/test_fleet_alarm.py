@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,10 +13,9 @@ import numpy as np
 import pytest
 from support.agent import edge_settings
 from support.broker import Broker
-from support.databases import sqlite_store
+from support.commands import gateway_status
 from support.escalations import response
-from support.gateway import serving_gateway
-from support.keys import create_key
+from support.gateway import client_of, http_link, mqtt_link, serving_gateway
 from support.waiting import until
 
 from bench.support.bundles import model, with_certificate, write_manifest
@@ -112,14 +108,8 @@ class Fleet:
 
     def _link(self, name: str) -> dict[str, Any]:
         if self._broker is not None:
-            return {"kind": "mqtt", "host": self._broker.host, "port": self._broker.port}
-        return {"kind": "http", "url": self.url, "token_file": str(self.token(name, "device"))}
-
-    def token(self, name: str, kind: Any) -> Path:
-        file = self._folder / f"{name}.token"
-        if not file.exists():
-            file.write_text(create_key(sqlite_store(self._folder), name, kind))
-        return file
+            return mqtt_link(self._broker)
+        return http_link(self.gateway.settings.store, self.url, name, self._folder)
 
     async def ask(self, agent: EdgeAgent, *, agreeing: bool) -> InferResponse:
         """One request whose answer the device is sure of."""
@@ -136,20 +126,12 @@ class Fleet:
 
     @asynccontextmanager
     async def operator(self) -> AsyncIterator[httpx.AsyncClient]:
-        headers = {"Authorization": f"Bearer {self.token('anna', 'operator').read_text()}"}
-        async with httpx.AsyncClient(base_url=self.url, headers=headers) as client:
+        async with client_of(self.gateway, self.url, "anna", "operator") as client:
             yield client
 
     def contract(self, agent: EdgeAgent) -> dict[str, Any]:
         (described,) = agent.operations.status()["models"]
         return described["contract"]
-
-
-def status(url: str, token: str) -> str:
-    """What an operator's terminal shows."""
-    command = [sys.executable, "-m", "firstline_gateway", "status", url]
-    environment = {**os.environ, "FIRSTLINE_TOKEN": token}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 async def alarmed_fleet(fleet: Fleet) -> None:
@@ -173,44 +155,35 @@ async def alarmed_fleet(fleet: Fleet) -> None:
     await until(all_heard)
 
 
-async def hears_and_heeds(fleet: Fleet) -> None:
-    for agent in fleet.agents:
-        answer = (await fleet.ask(agent, agreeing=True)).answer
-        assert (answer.reason, answer.certified) == (Reason.CONFIDENT, True)
-    await alarmed_fleet(fleet)
-    (pool,) = fleet.gateway.contracts.pools()
-    assert pool.alarmed_s is not None
-    await asyncio.wrap_future(fleet.gateway.contracts.refresh())
-    assert fleet.gateway.contracts.devices(pool.key) == DEVICES
-    for agent in fleet.agents:
-        described = fleet.contract(agent)
-        assert described["cause"] == "the audits of all devices together show that the promise is broken"
-        assert described["e_value"] < described["alarm_at"]  # by its own audits it would not know yet
-        answer = (await fleet.ask(agent, agreeing=False)).answer
-        assert answer.certified == (answer.tier == "cloud")
+async def test_an_alarm_of_the_fleet_reaches_its_devices(tmp_path: Path, broker: Broker | None) -> None:
+    async with Fleet(tmp_path, broker) as fleet:
+        for agent in fleet.agents:
+            answer = (await fleet.ask(agent, agreeing=True)).answer
+            assert (answer.reason, answer.certified) == (Reason.CONFIDENT, True)
+        await alarmed_fleet(fleet)
+        (pool,) = fleet.gateway.contracts.pools()
+        assert pool.alarmed_s is not None
+        await asyncio.wrap_future(fleet.gateway.contracts.refresh())
+        assert fleet.gateway.contracts.devices(pool.key) == DEVICES
+        for agent in fleet.agents:
+            described = fleet.contract(agent)
+            assert described["cause"] == "the audits of all devices together show that the promise is broken"
+            assert described["e_value"] < described["alarm_at"]  # by its own audits it would not know yet
+            answer = (await fleet.ask(agent, agreeing=False)).answer
+            assert answer.certified == (answer.tier == "cloud")
 
-
-async def test_an_alarm_of_the_fleet_reaches_devices_over_http(tmp_path: Path) -> None:
-    async with Fleet(tmp_path) as fleet:
-        await hears_and_heeds(fleet)
         async with fleet.operator() as client:
             (shown,) = (await client.get("/firstline/v1/contracts/small")).json()["contracts"]
         assert shown["alarmed_since"] is not None
         assert {one["device"] for one in shown["contributions"]} == {f"cam{number}" for number in range(DEVICES)}
         assert shown["escalations_per_hour"] == 100
-        # A device that was told keeps to it, whatever becomes of the gateway's audits.
+        # An alarmed device stays alarmed, whatever becomes of the gateway's audits.
         assert fleet.gateway.contracts.end(fleet.gateway.repository.resolve("small", "").key).result() == 1
         await fleet.ask(fleet.agents[0], agreeing=False)
         assert fleet.contract(fleet.agents[0])["alarm"]
 
 
-@pytest.mark.mosquitto
-async def test_an_alarm_of_the_fleet_reaches_devices_over_mqtt(tmp_path: Path, mosquitto: Broker) -> None:
-    async with Fleet(tmp_path, mosquitto) as fleet:
-        await hears_and_heeds(fleet)
-
-
-class Lenses(Fleet):
+class IndependentDevices(Fleet):
     """Two devices that go by their own audits: the gateway's alarm is out of reach."""
 
     def __init__(self, folder: Path, broker: Broker | None = None) -> None:
@@ -235,56 +208,54 @@ async def device_alarms(operator: httpx.AsyncClient) -> list[dict[str, Any]]:
     return found
 
 
-async def one_lens_is_dirty(fleet: Fleet) -> None:
-    dirty, clean = await break_one(fleet), fleet.agents[1]
-    async with fleet.operator() as operator:
-        await fleet.escalate(clean)
-        await fleet.escalate(dirty)
-        (told,) = await device_alarms(operator)
-        assert (told["device"], told["bundle"], told["variant"], told["ended"]) == ("cam0", "small", "edge", None)
-        metric = 'firstline_gateway_contract_device_alarms{model="small",version="1"} 1.0'
-        assert metric in (await operator.get("/metrics")).text
-        await fleet.escalate(dirty)
-        (again,) = await device_alarms(operator)
-        assert again["since"] == told["since"]
-        assert not fleet.contract(clean)["alarm"]
+async def test_a_devices_own_alarm_reaches_the_gateway(tmp_path: Path, broker: Broker | None) -> None:
+    async with IndependentDevices(tmp_path, broker) as fleet:
+        dirty, clean = await break_one(fleet), fleet.agents[1]
+        async with fleet.operator() as operator:
+            await fleet.escalate(clean)
+            await fleet.escalate(dirty)
+            (alarm,) = await device_alarms(operator)
+            assert (alarm["device"], alarm["bundle"], alarm["variant"]) == ("cam0", "small", "edge")
+            assert alarm["ended"] is None
+            metric = 'firstline_gateway_contract_device_alarms{model="small",version="1"} 1.0'
+            assert metric in (await operator.get("/metrics")).text
+            await fleet.escalate(dirty)
+            (again,) = await device_alarms(operator)
+            assert again["since"] == alarm["since"]
+            assert not fleet.contract(clean)["alarm"]
 
-    # What waited in the outbox says it too.
-    fleet.gateway.contracts._device_alarms = DeviceAlarms()
-    held = dirty.models.find("small", "")
-    assert held is not None
-    row = Tensor("x", np.array([[0.01, 1]], np.float32))
-    waited = InferRequest("small", (row,), new_request_id(), version="1", full_model_digest=held.manifest.full_digest)
-    await dirty.outbox.current().put(
-        OutboxItem(waited, (0,), response(waited, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s())
-    )
+        # What waited in the outbox says it too.
+        fleet.gateway.contracts._device_alarms = DeviceAlarms()
+        digest = dirty.models.find("small", "").manifest.full_digest
+        row = Tensor("x", np.array([[0.01, 1]], np.float32))
+        waited = InferRequest("small", (row,), new_request_id(), version="1", full_model_digest=digest)
+        await dirty.outbox.current().put(
+            OutboxItem(waited, (0,), response(waited, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s())
+        )
 
-    await until(lambda: not dirty.outbox.depth)
-    assert [alarm.device for alarm in fleet.gateway.contracts.device_alarms()] == ["cam0"]
+        await until(lambda: not dirty.outbox.depth)
+        assert [alarm.device for alarm in fleet.gateway.contracts.device_alarms()] == ["cam0"]
 
 
-async def test_a_devices_alarm_reaches_the_gateway_over_http(tmp_path: Path) -> None:
-    async with Lenses(tmp_path) as fleet:
-        await one_lens_is_dirty(fleet)
-        shown = await asyncio.to_thread(status, fleet.url, fleet.token("anna", "operator").read_text())
-        assert "device alarm: small version 1 edge: cam0, by its own audits, since " in shown
-        async with fleet.agent("cam0", "emptied") as emptied, fleet.operator() as operator:  # it knows of none any more
-            async with asyncio.timeout(20):
-                while (await device_alarms(operator))[0]["ended"] is None:  # a busy gateway may not read the first
-                    await fleet.escalate(emptied)
+async def test_a_device_that_lost_its_state_ends_its_alarm(tmp_path: Path) -> None:
+    async with IndependentDevices(tmp_path) as fleet, fleet.operator() as operator:
+        await fleet.escalate(await break_one(fleet))
+        token = operator.headers["Authorization"].removeprefix("Bearer ")
+        alarm = "device alarm: small version 1 edge: cam0, by its own audits, since "
+        assert alarm in await gateway_status(fleet.url, token)
+        async with fleet.agent("cam0", "emptied") as emptied:
+
+            async def ended() -> bool:
+                await fleet.escalate(emptied)
+                return (await device_alarms(operator))[0]["ended"] is not None
+
+            await until(ended)
             assert len(await device_alarms(operator)) == 1
-        shown = await asyncio.to_thread(status, fleet.url, fleet.token("anna", "operator").read_text())
-        assert "device alarm" not in shown
-
-
-@pytest.mark.mosquitto
-async def test_a_devices_alarm_reaches_the_gateway_over_mqtt(tmp_path: Path, mosquitto: Broker) -> None:
-    async with Lenses(tmp_path, mosquitto) as fleet:
-        await one_lens_is_dirty(fleet)
+        assert "device alarm" not in await gateway_status(fleet.url, token)
 
 
 async def test_local_only_requests_carry_no_alarm(tmp_path: Path) -> None:
-    async with Lenses(tmp_path) as fleet:
+    async with IndependentDevices(tmp_path) as fleet:
         dirty = await break_one(fleet)
         await asyncio.wrap_future(fleet.gateway.contracts.refresh())
         fleet.gateway.contracts._device_alarms = DeviceAlarms()
@@ -295,32 +266,21 @@ async def test_local_only_requests_carry_no_alarm(tmp_path: Path) -> None:
         assert fleet.gateway.contracts.device_alarms() == []
 
 
-async def quota_comes_and_goes(fleet: Fleet) -> None:
+async def test_a_quota_is_set_and_removed(tmp_path: Path, broker: Broker | None) -> None:
     path = "/firstline/v1/contracts/small/versions/1/quota"
+    async with IndependentDevices(tmp_path, broker) as fleet, fleet.operator() as operator:
 
-    async def heard(agent: EdgeAgent) -> float | None:
-        await fleet.escalate(agent)
-        held = agent.models.find("small", "")
-        watched = held and agent.certificates.find(held)
-        return watched.record.escalations_per_hour
+        async def received() -> list[float | None]:
+            for agent in fleet.agents:
+                await fleet.escalate(agent)
+            contracts = [agent.certificates.find(agent.models.find("small", "")) for agent in fleet.agents]
+            return [contract.record.escalations_per_hour for contract in contracts]
 
-    async with fleet.operator() as operator:
-        assert [await heard(agent) for agent in fleet.agents] == [None, None]
+        assert await received() == [None, None]
         assert (await operator.put(f"{path}?escalations_per_hour=60")).status_code == 200
-        assert [await heard(agent) for agent in fleet.agents] == [30, 30]
+        assert await received() == [30, 30]
         assert (await operator.delete(path)).status_code == 200
-        assert [await heard(agent) for agent in fleet.agents] == [None, None]
-
-
-async def test_a_quota_is_set_and_removed_over_http(tmp_path: Path) -> None:
-    async with Lenses(tmp_path) as fleet:
-        await quota_comes_and_goes(fleet)
-
-
-@pytest.mark.mosquitto
-async def test_a_quota_is_set_and_removed_over_mqtt(tmp_path: Path, mosquitto: Broker) -> None:
-    async with Lenses(tmp_path, mosquitto) as fleet:
-        await quota_comes_and_goes(fleet)
+        assert await received() == [None, None]
 
 
 async def test_devices_divide_delta_by_the_number_of_auditing_devices(tmp_path: Path) -> None:

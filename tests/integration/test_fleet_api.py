@@ -32,10 +32,10 @@ def json(value: object) -> dict[str, Any]:
 async def test_unchanged_desired_state_is_not_sent_again(gateway: Gateway, cam: httpx.AsyncClient) -> None:
     first = await cam.get("/fleet/v1/twin")
     assert first.status_code == 200 and msgspec.json.decode(first.content, type=Desired) == Desired(0)
-    known = {"If-None-Match": first.headers["etag"]}
-    assert (await cam.get("/fleet/v1/twin", headers=known)).status_code == 304
+    cached = {"If-None-Match": first.headers["etag"]}
+    assert (await cam.get("/fleet/v1/twin", headers=cached)).status_code == 304
     assert await gateway.fleet.desire(["cam"], lambda _, before: replace(before, models=(WANTED,))) == ["cam"]
-    then = await cam.get("/fleet/v1/twin", headers=known)
+    then = await cam.get("/fleet/v1/twin", headers=cached)
     assert msgspec.json.decode(then.content, type=Desired) == Desired(1, (WANTED,))
 
 
@@ -50,8 +50,8 @@ async def test_operators_see_a_devices_report_and_its_age(cam: httpx.AsyncClient
 
 async def test_counts_of_reports_are_added_up(gateway: Gateway, cam: httpx.AsyncClient) -> None:
     for sequence in (1, 2, 2):
-        told = Telemetry("session-1", sequence, 60.0 * sequence, (ModelCounts("digits", 1, rows=10 * sequence),))
-        assert (await cam.post("/fleet/v1/twin/telemetry", **json(told))).status_code == 204
+        telemetry = Telemetry("session-1", sequence, 60.0 * sequence, (ModelCounts("digits", 1, rows=10 * sequence),))
+        assert (await cam.post("/fleet/v1/twin/telemetry", **json(telemetry))).status_code == 204
     with gateway.store.database.reading() as connection:
         assert totals.totals_of(connection, ["cam"])["cam"].models[0].rows == 20
 
@@ -68,9 +68,9 @@ async def test_the_history_of_answers_by_tier(
         ({"model": "digits", "hours": 1}, (16, 4, 0)),
         ({"model": "x"}, (0,) * 3),
     ):
-        told = (await operator.get("/fleet/v1/tiers", params=params)).json()
-        sums = tuple(sum(point[name] for point in told["points"]) for name in ("kept", "escalated", "errors"))
-        assert sums == expected and told["models"] == ["digits"]
+        history = (await operator.get("/fleet/v1/tiers", params=params)).json()
+        sums = tuple(sum(point[name] for point in history["points"]) for name in ("kept", "escalated", "errors"))
+        assert sums == expected and history["models"] == ["digits"]
 
 
 async def test_devices_are_found_by_model(cam: httpx.AsyncClient, operator: httpx.AsyncClient) -> None:

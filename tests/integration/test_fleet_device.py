@@ -6,15 +6,13 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import Broker
-from support.gateway import serving_gateway
+from support.gateway import http_link, mqtt_link, serving_gateway
 from support.images import noise
-from support.keys import create_key
 from support.waiting import until
 
 from firstline_core.errors import NotFoundError
@@ -52,19 +50,14 @@ class Fleet:
         return sum(model.rows for model in found.models) if found is not None else 0
 
 
-@pytest.fixture(params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
-async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Fleet]:
-    broker: Broker | None = request.getfixturevalue("mosquitto") if request.param == "mqtt" else None
+@pytest.fixture
+async def fleet(broker: Broker | None, tmp_path: Path) -> AsyncIterator[Fleet]:
     async with serving_gateway(tmp_path, broker=broker) as (gateway, url):
-        if broker is not None:
-            links: list[dict[str, Any]] = [{"kind": "mqtt", "host": broker.host, "port": broker.port}]
-        else:
-            key = tmp_path / "key"
-            key.write_text(create_key(gateway.settings.store, "device-1", "device"))
-            links = [{"kind": "http", "url": url, "token_file": str(key)}]
+        store = gateway.settings.store
+        link = mqtt_link(broker) if broker is not None else http_link(store, url, "device-1", tmp_path)
         settings = edge_settings(
             tmp_path / "state",
-            links=links,
+            links=[link],
             fleet__enabled=True,
             fleet__poll_s=0.1,
             fleet__telemetry_s=0.1,
@@ -80,11 +73,11 @@ async def test_a_device_reports_its_models_and_counts(fleet: Fleet) -> None:
         for privacy in (Privacy.ANY, Privacy.ANY, Privacy.LOCAL_ONLY):
             await agent.data_plane.infer_file("digits", noise(side=28), privacy=privacy.value)
 
-        async def told() -> bool:
+        async def has_reported() -> bool:
             found = await fleet.device()
             return found is not None and found.reported is not None and await fleet.rows() >= 2
 
-        await until(told)
+        await until(has_reported)
         found = await fleet.device()
         assert found.reported is not None and found.online
         (model,) = found.reported.models
@@ -110,21 +103,21 @@ async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fle
 
     async with EdgeAgent(fleet.settings) as agent:
 
-        async def known() -> bool:
+        async def connected() -> bool:
             return (await fleet.device()) is not None
 
-        await until(known)
+        await until(connected)
         brake = Brake(0.0, "the gateway is being moved")
         await fleet.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, brake=brake))
         await brake_is(True, agent)
         answer = (await agent.data_plane.infer_file("digits", noise(side=28))).answer
         assert (answer.status, answer.reason, answer.certified) == (Status.FINAL, Reason.BUDGET, False)
 
-        async def said() -> bool:
+        async def reports_braked() -> bool:
             found = await fleet.device()
             return found is not None and found.reported is not None and found.reported.braked
 
-        await until(said)
+        await until(reports_braked)
     # A restart without a gateway: the limiter holds from the first request on.
     alone = replace(fleet.settings, fleet=replace(fleet.settings.fleet, poll_s=86_400.0))
     async with EdgeAgent(alone) as agent:
@@ -136,23 +129,23 @@ async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fle
 
 
 @pytest.mark.mosquitto
-@pytest.mark.parametrize("fleet", ["mqtt"], indirect=True)
+@pytest.mark.parametrize("broker", ["mqtt"], indirect=True)
 async def test_a_device_with_only_mqtt_reports_the_missing_link(fleet: Fleet) -> None:
     async with EdgeAgent(fleet.settings):
 
-        async def known() -> bool:
+        async def connected() -> bool:
             return (await fleet.device()) is not None
 
-        await until(known)
+        await until(connected)
         wanted = DesiredModel("digits", 2, "0" * 64, "r1")
         await fleet.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, models=(wanted,)))
 
-        async def said() -> bool:
+        async def reported() -> bool:
             found = await fleet.device()
             updates = found.reported.updates if found is not None and found.reported is not None else ()
             return [(update.state, update.reason) for update in updates] == [(UpdateState.OFFERED, "link_down")]
 
-        await until(said)
+        await until(reported)
         found = await fleet.device()
         assert found.reported.updates[0].message == HTTP_REQUIRED
         assert [model.version for model in found.reported.models] == [1]

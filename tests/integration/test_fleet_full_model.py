@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from support.agent import edge_settings
 from support.commands import firstline
 from support.digits import digits_bundle, scans
-from support.gateway import serving
+from support.gateway import http_link, serving
 from support.keys import bearer, create_key
 from support.registry_site import RegistrySite, registry_site
 from support.waiting import until
@@ -86,13 +86,11 @@ async def agents(site: RegistrySite, tmp_path: Path) -> AsyncIterator[dict[str, 
     async with AsyncExitStack() as opened:
         found = {}
         for name in DEVICES:
-            key = tmp_path / f"{name}.key"
-            key.write_text(create_key(site.gateway.settings.store, name, "device"))
             settings = edge_settings(
                 tmp_path / name,
                 agent__device_id=name,
                 models__directories=[str(tmp_path / "old")],
-                links=[{"kind": "http", "url": site.url, "token_file": str(key)}],
+                links=[http_link(site.gateway.settings.store, site.url, name, tmp_path)],
                 cache__memory_limit_bytes=0,
                 cache__disk_limit_bytes=0,
                 audit__per_hour=0,

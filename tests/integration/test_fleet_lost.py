@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import Broker
 from support.fleet_gateway import fleet_gateway
+from support.gateway import mqtt_link
 from support.waiting import until
 
 from firstline_core.errors import NotFoundError
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.mosquitto
 
 
 def device_of(broker: Broker, folder: Path) -> EdgeSettings:
-    links = [{"kind": "mqtt", "host": broker.host, "port": broker.port}]
+    links = [mqtt_link(broker)]
     return edge_settings(folder / "state", links=links, fleet__enabled=True, fleet__telemetry_s=60)
 
 
@@ -59,13 +60,13 @@ async def test_devices_follow_a_gateway_with_a_restored_store(mosquitto: Broker,
     async with EdgeAgent(device_of(mosquitto, tmp_path)) as agent:
         async with fleet_gateway(mosquitto, tmp_path) as gateway:
 
-            async def known() -> bool:
+            async def connected() -> bool:
                 try:
                     return (await gateway.fleet.device("device-1")).reported is not None
                 except NotFoundError:
                     return False
 
-            await until(known)
+            await until(connected)
             with closing(sqlite3.connect(store)) as held, closing(sqlite3.connect(kept)) as copy:
                 held.backup(copy)
             for reason in ("one", "two", "three"):

@@ -31,12 +31,12 @@ async def device_with(gateway: Gateway, name: str, holds: Callable[[FleetDevice]
     """Waits until the gateway knows the device in this condition."""
     found: list[FleetDevice] = []
 
-    async def known() -> bool:
+    async def connected() -> bool:
         with suppress(NotFoundError):
             found[:] = [await gateway.fleet.device(name)]
         return bool(found) and holds(found[0])
 
-    await until(known)
+    await until(connected)
     return found[0]
 
 
@@ -59,9 +59,9 @@ async def test_reports_and_desired_documents_travel_over_mqtt(mosquitto: Broker,
         assert found.reported == reported and found.online
         await gateway.fleet.desire(["cam"], lambda _, before: replace(before, models=(WANTED,)))
         async with asyncio.timeout(10):
-            while (told := msgspec.json.decode((await heard.get()).payload, type=Desired)).revision < 1:
+            while (desired := msgspec.json.decode((await heard.get()).payload, type=Desired)).revision < 1:
                 pass
-        assert told == Desired(1, (WANTED,))
+        assert desired == Desired(1, (WANTED,))
 
 
 async def test_a_restarted_gateway_reads_retained_reports(mosquitto: Broker, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import Broker
 from support.commands import firstline
-from support.gateway import serving_gateway
+from support.gateway import http_link, mqtt_link, serving_gateway
 from support.keys import bearer, create_key
 from support.profiles import profile
 from support.sample_bundles import variant_bundle
@@ -100,13 +100,9 @@ async def site_at(
     folder: Path, broker: Broker | None = None, *, bytes_by_http: bool = True, age_s: float = 86_400.0
 ) -> AsyncIterator[Site]:
     async with serving_gateway(folder, broker=broker, fleet__profile_requests_age_s=age_s) as (gateway, url):
-        key = folder / "key"
-        key.write_text(create_key(gateway.settings.store, "device-1", "device"))
-        links: list[dict[str, Any]] = []
-        if broker is not None:
-            links.append({"kind": "mqtt", "host": broker.host, "port": broker.port})
+        links = [mqtt_link(broker)] if broker is not None else []
         if bytes_by_http:
-            links.append({"kind": "http", "url": url, "token_file": str(key)})
+            links.append(http_link(gateway.settings.store, url, "device-1", folder))
         bundle = variant_bundle(folder / "bundle", "small", name="two")
         settings = edge_settings(
             folder / "state",
@@ -132,11 +128,10 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         yield found
 
 
-@pytest.fixture(params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
-async def either(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
-    broker: Broker | None = request.getfixturevalue("mosquitto") if request.param == "mqtt" else None
-    async with AsyncExitStack() as opened:
-        yield await opened.enter_async_context(site_at(tmp_path, broker))
+@pytest.fixture
+async def either(broker: Broker | None, tmp_path: Path) -> AsyncIterator[Site]:
+    async with site_at(tmp_path, broker) as found:
+        yield found
 
 
 async def test_a_device_measures_and_uploads_a_requested_profile(either: Site) -> None:
@@ -181,8 +176,8 @@ async def test_a_request_waits_for_an_offline_device(site: Site) -> None:
         await site.ended()
     made_s = (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s
     async with site.agent() as agent:
-        (known,) = agent.operations.status()["fleet"]["profiles"]
-        assert known["id"] == asked.desired.id and known["state"] == "done"
+        (profile,) = agent.operations.status()["fleet"]["profiles"]
+        assert profile["id"] == asked.desired.id and profile["state"] == "done"
         await site.known()
     assert (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s == made_s
 
@@ -348,10 +343,10 @@ async def profile_command(site: Site, *arguments: object, code: int = 0) -> Resu
 async def test_the_command_requests_follows_and_prints(site: Site) -> None:
     few = ("--on", "device-1", "--threads", "1", "--batches", "1", "--quick")
     manifest = site.bundle / "manifest.json"
-    known = json.loads(manifest.read_text())
-    for model in (*known["edge"], known["full"]):
+    document = json.loads(manifest.read_text())
+    for model in (*document["edge"], document["full"]):
         model["measured"] = {"accuracy": 0.9}
-    manifest.write_text(json.dumps(known))
+    manifest.write_text(json.dumps(document))
     assert "is unknown here" in (await profile_command(site, "two", *few, code=1)).output
     async with site.agent():
         await site.known()

@@ -131,11 +131,11 @@ def altered(draw: st.DrawFn) -> bytes:
 def check(answer: httpx.Response) -> None:
     if answer.status_code == 200:
         return
-    said = answer.json()
+    document = answer.json()
     # A request may well come to ask for an answer within a microsecond.
-    assert 400 <= answer.status_code < 500 or said["code"] == "deadline_exceeded", answer.text
-    assert said["error"].endswith(".")
-    assert len(said["error"]) < 1000
+    assert 400 <= answer.status_code < 500 or document["code"] == "deadline_exceeded", answer.text
+    assert document["error"].endswith(".")
+    assert len(document["error"]) < 1000
 
 
 @bounded

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 from support.audits import certified_digits, note_of, request_from
 from support.broker import Broker
+from support.commands import gateway_status
 from support.databases import sqlite_store
 from support.gateway import serving_gateway
 from support.inference import infer
@@ -48,9 +46,9 @@ class Line:
 
     @asynccontextmanager
     async def serving(self, **overrides: Any) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
-        known = {"models__directory": str(self.folder / "models"), "contracts__escalations_per_hour": 800}
+        defaults = {"models__directory": str(self.folder / "models"), "contracts__escalations_per_hour": 800}
         async with (
-            serving_gateway(self.folder, **(known | overrides)) as (gateway, url),
+            serving_gateway(self.folder, **(defaults | overrides)) as (gateway, url),
             httpx.AsyncClient(base_url=url) as client,
         ):
             yield gateway, client
@@ -80,17 +78,6 @@ async def right_and_wrong(line: Line, client: httpx.AsyncClient) -> tuple[int, i
     return right, (right + 1) % 10
 
 
-def status(url: str, headers: dict[str, str]) -> str:
-    """What an operator's terminal shows."""
-    return subprocess.run(
-        [sys.executable, "-m", "firstline_gateway", "status", url],
-        env={**os.environ, "FIRSTLINE_TOKEN": headers["Authorization"].split()[1]},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-
-
 async def test_alarm_by_audits_is_shown_and_ended(line: Line) -> None:
     operator = line.headers("anna", "operator")
     async with line.serving() as (gateway, client):
@@ -100,14 +87,14 @@ async def test_alarm_by_audits_is_shown_and_ended(line: Line) -> None:
         assert notice(plain) == ContractNotice(alarm=False, escalations_per_hour=None)
         for number in range(8):
             device = line.headers(f"cam{number}", "device")
-            told = notice(await ask(client, request_from("", note_of(served, right)), device))
-            assert told == ContractNotice(alarm=False, escalations_per_hour=None, devices=number + 1)
+            answered = notice(await ask(client, request_from("", note_of(served, right)), device))
+            assert answered == ContractNotice(alarm=False, escalations_per_hour=None, devices=number + 1)
         for number in range(8):
             device = line.headers(f"cam{number}", "device")
             await ask(client, request_from("", note_of(served, wrong)), device)
         await asyncio.wrap_future(gateway.contracts.refresh())
-        told = notice(await ask(client, request_from(""), line.headers("cam0", "device")))
-        assert told == ContractNotice(alarm=True, escalations_per_hour=100.0, devices=8)
+        answered = notice(await ask(client, request_from(""), line.headers("cam0", "device")))
+        assert answered == ContractNotice(alarm=True, escalations_per_hour=100.0, devices=8)
         assert notice(await ask(client, request_from(""), line.headers("shop", "application"))) is None
 
         (contract,) = (await client.get(CONTRACTS, headers=operator)).json()["contracts"]
@@ -125,14 +112,14 @@ async def test_alarm_by_audits_is_shown_and_ended(line: Line) -> None:
         )
 
     async with line.serving() as (_, client):  # another process of the same gateway
-        assert notice(await ask(client, request_from(""), line.headers("cam3", "device"))) == told
-        shown = await asyncio.to_thread(status, str(client.base_url), operator)
+        assert notice(await ask(client, request_from(""), line.headers("cam3", "device"))) == answered
+        shown = await gateway_status(str(client.base_url), operator["Authorization"].removeprefix("Bearer "))
         assert "contract: digits version 1 edge-onnx: BROKEN since " in shown
         assert "8 of 16 audits disagree, 8 devices" in shown
         ended = await client.delete(f"{CONTRACTS}/digits/versions/1", headers=operator)
         assert ended.json() == {"ended": 1}
-        told = notice(await ask(client, request_from(""), line.headers("cam3", "device")))
-        assert told == ContractNotice(alarm=False, escalations_per_hour=None, devices=8)
+        answered = notice(await ask(client, request_from(""), line.headers("cam3", "device")))
+        assert answered == ContractNotice(alarm=False, escalations_per_hour=None, devices=8)
         assert (await client.delete(f"{CONTRACTS}/digits/versions/1", headers=operator)).status_code == 404
 
 
@@ -148,15 +135,15 @@ async def test_operator_sets_and_removes_a_quota(line: Line) -> None:
         }
     async with line.serving() as (_, client):
         await ask(client, request_from(""), line.headers("cam0", "device"))
-        told = notice(await ask(client, request_from(""), line.headers("cam1", "device")))
-        assert told == ContractNotice(alarm=False, escalations_per_hour=30)
+        contract = notice(await ask(client, request_from(""), line.headers("cam1", "device")))
+        assert contract == ContractNotice(alarm=False, escalations_per_hour=30)
         assert (await client.get(CONTRACTS, headers=operator)).json()["quotas"][0]["escalations_per_hour"] == 60
-        shown = await asyncio.to_thread(status, str(client.base_url), operator)
+        shown = await gateway_status(str(client.base_url), operator["Authorization"].removeprefix("Bearer "))
         assert "quota: digits version 1: 60 escalations an hour, all devices together" in shown
         assert (await client.delete(quota, headers=operator)).status_code == 200
         assert (await client.delete(quota, headers=operator)).status_code == 404
-        told = notice(await ask(client, request_from(""), line.headers("cam1", "device")))
-        assert told == ContractNotice(alarm=False, escalations_per_hour=None)
+        contract = notice(await ask(client, request_from(""), line.headers("cam1", "device")))
+        assert contract == ContractNotice(alarm=False, escalations_per_hour=None)
 
 
 @pytest.mark.parametrize("value", ["", "-1", "nan", "inf", "many", "1e300", "9" * 5000])
@@ -211,8 +198,8 @@ async def test_devices_audit_over_mqtt_too(line: Line, mosquitto: Broker) -> Non
     async with line.serving(broker=mosquitto) as (gateway, client):
         _, wrong = await right_and_wrong(line, client)
         note = note_of(served_by(gateway), wrong)
-        told = [await ask_over_mqtt(mosquitto, f"cam{number}", request_from("", note)) for number in range(8)]
-        assert notice(told[0]) == ContractNotice(alarm=False, escalations_per_hour=None)
+        answers = [await ask_over_mqtt(mosquitto, f"cam{number}", request_from("", note)) for number in range(8)]
+        assert notice(answers[0]) == ContractNotice(alarm=False, escalations_per_hour=None)
         await asyncio.wrap_future(gateway.contracts.refresh())
         # One device, whichever way it asks.
         http = await ask(client, request_from("", note), line.headers("cam0", "device"))

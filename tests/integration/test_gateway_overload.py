@@ -54,13 +54,13 @@ def test_overload_is_refused_without_costing_goodput(gateway: Running) -> None:
 
 
 def test_stopping_under_load_answers_accepted_requests(gateway: Running) -> None:
-    told: list[float] = []
+    stopped_s: list[float] = []
     address = f"http://127.0.0.1:{gateway.port}/metrics"
 
     def stop() -> None:
         while 'code="queue_full"' not in httpx.get(address).text:
             time.sleep(0.01)
-        told.append(time.monotonic())
+        stopped_s.append(time.monotonic())
         gateway.process.terminate()
 
     stopping = threading.Thread(target=stop)
@@ -68,7 +68,7 @@ def test_stopping_under_load_answers_accepted_requests(gateway: Running) -> None
     measured = load(gateway, RATE, 3.0)
     stopping.join()
     assert gateway.process.wait(20) == 0
-    before = [record for record in measured.records if measured.start_s + record.sent_s < told[0]]
+    before = [record for record in measured.records if measured.start_s + record.sent_s < stopped_s[0]]
     assert {record.status for record in before} <= {200, 503, 504}  # each has an answer, read by then or not
     assert any(record.status == 200 for record in before)
     # Later requests were refused with a sentence, or found no listener.

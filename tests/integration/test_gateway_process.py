@@ -169,7 +169,7 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "text", "said"),
+    ("command", "text", "message"),
     [
         ("run", "[api]\nprot = 1\n", "gateway.toml:2 has an unknown key 'api.prot'; did you mean 'port'?"),
         ("run", '[models]\ndirectory = "elsewhere"\n', "There is no models folder"),
@@ -182,11 +182,11 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
         ("check", "[api]\nkeep_alive_s = inf\n", "gateway.toml:2, 'api.keep_alive_s'"),
     ],
 )
-def test_invalid_configuration_is_one_error_line(config: Path, command: str, text: str, said: str) -> None:
+def test_invalid_configuration_is_one_error_line(config: Path, command: str, text: str, message: str) -> None:
     config.write_text(text)
     wrong = (run if command == "run" else run_here)(command, "--config", config)
     assert wrong.returncode == 2
-    assert said in wrong.stderr
+    assert message in wrong.stderr
     assert wrong.stderr.startswith("firstline-gateway: ")
     assert wrong.stderr.count("\n") == 1
 

@@ -98,9 +98,9 @@ async def test_a_refusal_names_its_trace(tmp_path: Path) -> None:
         async with listening(open_gateway(settings)) as port, calling(port) as found:
             stranger = found("ModelInfer", digits_message(), metadata=(traced,))
             assert (await refusal(stranger))[0] == "UNAUTHENTICATED"
-            known = (traced, ("authorization", f"Bearer {key}"))
-            assert (await refusal(found("ModelInfer", b"no message", metadata=known)))[0] == "INVALID_ARGUMENT"
-            assert (await found("ModelStreamInfer", b"no message", metadata=known)).error_message
+            metadata = (traced, ("authorization", f"Bearer {key}"))
+            assert (await refusal(found("ModelInfer", b"no message", metadata=metadata)))[0] == "INVALID_ARGUMENT"
+            assert (await found("ModelStreamInfer", b"no message", metadata=metadata)).error_message
     refused = [line for line in lines if line["event"] == "refused"]
     assert [line.get("trace_id") for line in refused] == [trace_id] * 3
 

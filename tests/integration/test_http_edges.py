@@ -43,8 +43,8 @@ def statuses(tier: Tier, sent: bytes) -> list[int]:
     """Of all answers on a connection that the tier ends."""
     with connection(tier) as found:
         found.sendall(sent)
-        said = found.makefile("rb").read()
-    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", said)]
+        received = found.makefile("rb").read()
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", received)]
 
 
 # --- Another protocol ------------------------------------------------------------------------------------------------

@@ -53,10 +53,10 @@ async def running(
 async def submit(client: httpx.AsyncClient, body: object = ROW, path: str = INFER, **headers: str) -> str:
     reply = await client.post(path, content=json.dumps(body), headers=ASYNC | headers)
     assert reply.status_code == 202, reply.text
-    said = reply.json()
-    assert reply.headers["Location"] == f"/firstline/v1/answers/{said['request_id']}"
-    assert (said["status"], said["durable"]) == ("pending", True)
-    return str(said["request_id"])
+    document = reply.json()
+    assert reply.headers["Location"] == f"/firstline/v1/answers/{document['request_id']}"
+    assert (document["status"], document["durable"]) == ("pending", True)
+    return str(document["request_id"])
 
 
 async def fetch(client: httpx.AsyncClient, job_id: str, form: str = "v2", **headers: str) -> httpx.Response:
@@ -83,9 +83,9 @@ async def let_go(executor: GatedExecutor, client: httpx.AsyncClient, jobs: list[
 async def test_job_has_the_answer_of_a_direct_request(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path)) as (_, client):
         at_once = (await client.post(INFER, content=json.dumps(ROW))).json()
-        said = (await fetch(client, job_id := await submit(client))).json()
-        assert said["outputs"] == at_once["outputs"]
-        assert (said["id"], said["parameters"]["request_id"]) == ("mine", job_id)
+        document = (await fetch(client, job_id := await submit(client))).json()
+        assert document["outputs"] == at_once["outputs"]
+        assert (document["id"], document["parameters"]["request_id"]) == ("mine", job_id)
         words = (await fetch(client, job_id, form="short")).json()
         assert words["label"] == words["top"][0]["label"]
         classes = ROW | {"outputs": [{"name": "probabilities", "parameters": {"classification": 2}}]}
@@ -106,8 +106,8 @@ async def test_file_inference_takes_jobs(tmp_path: Path) -> None:
         at_once = (await client.post(path, content=picture)).json()
         reply = await client.post(path, content=picture, headers={"Prefer": "wait=5, Respond-Async; x=1"})
         assert reply.status_code == 202
-        said = (await fetch(client, reply.json()["request_id"], form="short")).json()
-        assert (said["label"], said["top"]) == (at_once["label"], at_once["top"])
+        document = (await fetch(client, reply.json()["request_id"], form="short")).json()
+        assert (document["label"], document["top"]) == (at_once["label"], at_once["top"])
 
 
 async def test_invalid_jobs_are_refused_and_not_stored(tmp_path: Path) -> None:
@@ -305,8 +305,8 @@ async def test_answer_of_a_job_is_an_event(tmp_path: Path) -> None:
             assert await anext(pieces) == ":\n\n"
             await until(lambda: executor.held > 0)
             executor.release()
-            said = "".join([piece async for piece in pieces])
-        first, data = said.removesuffix("\n\n").split("\n")
+            document = "".join([piece async for piece in pieces])
+        first, data = document.removesuffix("\n\n").split("\n")
         assert first == "id: 2"
         assert json.loads(data.removeprefix("data: "))["parameters"]["request_id"] == job
         assert not gateway.jobs.waiters._waiting
@@ -370,10 +370,10 @@ async def test_client_follows_events_of_a_job(tmp_path: Path) -> None:
         good = await submit(client, ROW)
         late = await submit(client, ROW | {"parameters": {"timeout": 1}})
         async with AsyncClient(str(client.base_url)) as firstline:
-            (only,) = [told async for told in firstline.events(good)]
+            (only,) = [event async for event in firstline.events(good)]
             assert only.answer.request_id == good
             with pytest.raises(DeadlineExceededError):
-                [told async for told in firstline.events(late, patience_s=60)]
+                [event async for event in firstline.events(late, patience_s=60)]
             assert (await firstline.result(good)).output("probabilities").shape == (1, 10)
         assert not gateway.jobs.waiters._waiting
 

@@ -53,8 +53,8 @@ def device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Device:
 
 async def test_a_joined_device_needs_no_link_settings(gateway: TlsSite, device: Device) -> None:
     token = await gateway.token_file("press-7")
-    code, out, said = await device.join(gateway.url, "--token-file", token)
-    assert (code, said) == (0, "")
+    code, out, stderr = await device.join(gateway.url, "--token-file", token)
+    assert (code, stderr) == (0, "")
     assert f"joined {gateway.url} as press-7" in out
 
     found = load(None, environ={}, overrides={"agent.state_dir": str(device.state_dir)})
@@ -104,18 +104,18 @@ async def test_a_used_token_admits_no_other_device(
     token = await gateway.token_file("press-7")
     await device.join(gateway.url, "--token-file", token)
     other = Device(tmp_path / "other", capsys)
-    code, _, said = await other.join(gateway.url, "--token-file", token)
+    code, _, stderr = await other.join(gateway.url, "--token-file", token)
     assert code == 1
-    assert "the join token is not valid here" in said.lower()
+    assert "the join token is not valid here" in stderr.lower()
     assert other.files.read() is None
 
 
 async def test_an_impostor_receives_no_token(gateway: TlsSite, device: Device, tmp_path: Path) -> None:
     token = await gateway.token_file("press-7")
     async with tls_site(tmp_path / "impostor") as impostor:
-        code, _, said = await device.join(impostor.url, "--token-file", token)
+        code, _, stderr = await device.join(impostor.url, "--token-file", token)
     assert code == 1
-    assert "is not the gateway that the join token is from" in said
+    assert "is not the gateway that the join token is from" in stderr
     # The token was not sent, so it still enrols.
     assert (await device.join(gateway.url, "--token-file", token))[0] == 0
 
@@ -124,8 +124,8 @@ async def test_another_gateway_needs_force(gateway: TlsSite, device: Device, tmp
     await device.join(gateway.url, "--token-file", await gateway.token_file("press-7"))
     async with tls_site(tmp_path / "second") as second:
         token = await second.token_file("line-2")
-        code, _, said = await device.join(second.url, "--token-file", token)
-        assert (code, "--force" in said) == (2, True)
+        code, _, stderr = await device.join(second.url, "--token-file", token)
+        assert (code, "--force" in stderr) == (2, True)
         code, out, _ = await device.join(second.url, "--token-file", token, "--force")
         assert (code, "as line-2" in out) == (0, True)
 
@@ -142,24 +142,24 @@ async def test_another_gateway_needs_force(gateway: TlsSite, device: Device, tmp
     ],
 )
 async def test_invalid_arguments_are_explained(device: Device, url: str, text: str, code: int, sentence: str) -> None:
-    found, _, said = await device.join(url, "--token-file", "-", stdin=text)
+    found, _, stderr = await device.join(url, "--token-file", "-", stdin=text)
     assert found == code
-    assert sentence in said
-    assert text not in said
+    assert sentence in stderr
+    assert text not in stderr
 
 
 async def test_a_missing_token_file_is_explained(device: Device, tmp_path: Path) -> None:
-    code, _, said = await device.join("https://127.0.0.1:9", "--token-file", tmp_path / "none")
+    code, _, stderr = await device.join("https://127.0.0.1:9", "--token-file", tmp_path / "none")
     assert code == 2
-    assert "There is no token file" in said
+    assert "There is no token file" in stderr
 
 
 async def test_a_refusing_disk_is_explained(gateway: TlsSite, device: Device) -> None:
     token = await gateway.token_file("press-7")
     device.state_dir.write_text("in the way")
-    code, _, said = await device.join(gateway.url, "--token-file", token)
+    code, _, stderr = await device.join(gateway.url, "--token-file", token)
     assert code in (1, 2)
-    assert str(device.state_dir) in said
+    assert str(device.state_dir) in stderr
 
 
 @pytest.mark.parametrize("name", ["identity.json", "device.pem", "ca.pem"])

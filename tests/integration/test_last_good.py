@@ -41,8 +41,8 @@ def called(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize("damage", ["cut", "gone", "garbage", "zeros"])
 def test_invalid_configuration_is_replaced_by_the_last_good_one(tmp_path: Path, damage: str) -> None:
     config, log = tmp_path / "edge.toml", tmp_path / "stderr"
-    said = f'[models]\ndirectories = ["{DIGITS}"]\n[agent]\nstate_dir = "state"\ndevice_id = "pump-7"\n'
-    config.write_text(said)
+    text = f'[models]\ndirectories = ["{DIGITS}"]\n[agent]\nstate_dir = "state"\ndevice_id = "pump-7"\n'
+    config.write_text(text)
     state = f"agent.state_dir={tmp_path / 'state'}"
     with running(config, log) as url:
         assert httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()["problems"] == []
@@ -50,8 +50,8 @@ def test_invalid_configuration_is_replaced_by_the_last_good_one(tmp_path: Path, 
         config.unlink()
         assert called("status", "--config", str(config), "--set", state)[0] == 1  # found, but no process runs
     else:
-        garbage = b'state_dir = "state"\n\xff\0' + said.encode()
-        config.write_bytes({"cut": said[:-4].encode(), "zeros": bytes(4096), "garbage": garbage}[damage])
+        garbage = b'state_dir = "state"\n\xff\0' + text.encode()
+        config.write_bytes({"cut": text[:-4].encode(), "zeros": bytes(4096), "garbage": garbage}[damage])
     with running(config, log) as url:
         status = httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()
         assert status["device_id"] == "pump-7"
@@ -127,10 +127,10 @@ async def test_a_bundle_above_the_limit_is_not_copied(tmp_path: Path) -> None:
         assert not (tmp_path / "state" / "bundles").exists()
 
 
-@pytest.mark.parametrize("said", ["/var/lib/x\0y", "~nobody-of-this-name/state"])
-def test_invalid_configuration_without_a_usable_path_is_an_error(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("text", ["/var/lib/x\0y", "~nobody-of-this-name/state"])
+def test_invalid_configuration_without_a_usable_path_is_an_error(tmp_path: Path, text: str) -> None:
     config = tmp_path / "edge.toml"
-    config.write_text(f'[models\nstate_dir = "{said}"\n')
+    config.write_text(f'[models\nstate_dir = "{text}"\n')
     found = edge_agent("run", "--config", str(config), "--port", "0")
     assert found.returncode == 2
     assert "Traceback" not in found.stderr

@@ -40,7 +40,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
             logged = tier.log.read_text()
             assert "Traceback" not in logged, logged
             # No line of level error, and none that a caller wrote by way of a newline in a name.
-            assert [said for said in logged.splitlines() if not _LOG_LINE.match(said)] == []
+            assert [received for received in logged.splitlines() if not _LOG_LINE.match(received)] == []
 
 
 @pytest.fixture(params=["agent", "gateway"])
@@ -170,8 +170,8 @@ def memory_bytes(tier: Tier) -> int:
         with contextlib.suppress(OSError):
             command = (process / "cmdline").read_bytes()
             if package in command and os.fsencode(tier.log.parent) in command:
-                said = (process / "status").read_text()
-                return 1024 * int(re.search(r"VmRSS:\s+(\d+)", said)[1])  # type: ignore[index]
+                received = (process / "status").read_text()
+                return 1024 * int(re.search(r"VmRSS:\s+(\d+)", received)[1])  # type: ignore[index]
     raise LookupError(f"the {tier.name}'s process was not found")
 
 
@@ -591,12 +591,12 @@ def test_pipelined_requests_are_separate(tier: Tier) -> None:
     with connection(tier) as found:
         found.sendall(good + good + head(tier, "GET", "/nowhere"))
         replies = found.makefile("rb")
-        said = b""
-        while said.count(b"HTTP/1.1 ") < 3:
-            said += replies.readline()
-    assert said.count(b"HTTP/1.1 200 OK") == 2
-    assert said.count(b"HTTP/1.1 404 Not Found") == 1
+        received = b""
+        while received.count(b"HTTP/1.1 ") < 3:
+            received += replies.readline()
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    assert received.count(b"HTTP/1.1 404 Not Found") == 1
     with connection(tier) as found:
         found.sendall(good + b"\x00\x01garbage\r\n\r\n")
-        said = found.makefile("rb").read()
-    assert b"HTTP/1.1 400 Bad Request" in said
+        received = found.makefile("rb").read()
+    assert b"HTTP/1.1 400 Bad Request" in received

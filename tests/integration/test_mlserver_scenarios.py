@@ -105,26 +105,26 @@ async def test_a_model_is_ready(tier: Tier) -> None:
 
 
 async def test_the_server_describes_itself(tier: Tier) -> None:
-    said, over_grpc = (await tier.rest.get("/v2")).json(), await tier.rpc("ServerMetadata")
-    assert said["name"] == over_grpc.name
-    assert said["name"] in ("firstline-gateway", "firstline-edge")
-    assert said["version"] == over_grpc.version
-    assert said["extensions"] == list(over_grpc.extensions)
+    document, over_grpc = (await tier.rest.get("/v2")).json(), await tier.rpc("ServerMetadata")
+    assert document["name"] == over_grpc.name
+    assert document["name"] in ("firstline-gateway", "firstline-edge")
+    assert document["version"] == over_grpc.version
+    assert document["extensions"] == list(over_grpc.extensions)
 
 
 async def test_a_model_is_described(tier: Tier) -> None:
-    said = (await tier.rest.get(f"/v2/models/{NAME}")).json()
+    document = (await tier.rest.get(f"/v2/models/{NAME}")).json()
     over_grpc = await tier.rpc("ModelMetadata", asked("ModelMetadataRequest", name=NAME))
-    assert (said["name"], said["versions"], said["platform"]) == (NAME, ["1"], "onnxruntime_onnx")
+    assert (document["name"], document["versions"], document["platform"]) == (NAME, ["1"], "onnxruntime_onnx")
     assert (over_grpc.name, list(over_grpc.versions), over_grpc.platform) == (NAME, ["1"], "onnxruntime_onnx")
-    assert said["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 4]}]
+    assert document["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 4]}]
     assert [list(each.shape) for each in over_grpc.inputs] == [[-1, 4]]
 
 
 async def test_the_api_is_described(tier: Tier) -> None:
-    said = (await tier.rest.get("/openapi.json")).json()
-    assert said["openapi"].startswith("3.")
-    assert "/v2/models/{model}/infer" in said["paths"]
+    document = (await tier.rest.get("/openapi.json")).json()
+    assert document["openapi"].startswith("3.")
+    assert "/v2/models/{model}/infer" in document["paths"]
 
 
 async def test_infer(tier: Tier) -> None:
@@ -160,9 +160,9 @@ async def test_an_invalid_datatype(tier: Tier) -> None:
 
 
 async def test_the_repositorys_index(tier: Tier) -> None:
-    (said,) = (await tier.rest.post("/v2/repository/index", content=b"{}")).json()
+    (document,) = (await tier.rest.post("/v2/repository/index", content=b"{}")).json()
     (over_grpc,) = (await tier.rpc("RepositoryIndex")).models
-    assert (said["name"], said["version"], said["state"]) == (NAME, "1", "READY")
+    assert (document["name"], document["version"], document["state"]) == (NAME, "1", "READY")
     assert (over_grpc.name, over_grpc.version, over_grpc.state) == (NAME, "1", "READY")
 
 
@@ -213,13 +213,13 @@ async def test_infer_with_typed_and_raw_contents(tier: Tier) -> None:
 async def test_requests_are_counted(tier: Tier) -> None:
     for _ in range(3):
         await infer(tier)
-    (said,) = (await tier.rest.get(f"/v2/models/{NAME}/stats")).json()["model_stats"]
-    assert said["inference_stats"]["success"]["count"] == 3
-    computed = [said["inference_stats"][f"compute_{part}"] for part in ("input", "infer", "output")]
-    assert {each["count"] for each in computed} == {said["execution_count"]}
+    (document,) = (await tier.rest.get(f"/v2/models/{NAME}/stats")).json()["model_stats"]
+    assert document["inference_stats"]["success"]["count"] == 3
+    computed = [document["inference_stats"][f"compute_{part}"] for part in ("input", "infer", "output")]
+    assert {each["count"] for each in computed} == {document["execution_count"]}
     if (await tier.rest.get("/v2")).json()["name"] == "firstline-gateway":  # a device measures the three as one
         assert all(each["ns"] > 0 for each in computed)
-        (batch,) = said["batch_stats"]
+        (batch,) = document["batch_stats"]
         assert sum(batch[f"compute_{part}"]["ns"] for part in ("input", "infer", "output")) > 0
         assert batch["compute_input"]["ns"] > 0
     (over_grpc,) = (await tier.rpc("ModelStatistics", asked("ModelStatisticsRequest", name=NAME))).model_stats

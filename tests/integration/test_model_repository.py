@@ -75,10 +75,10 @@ async def test_invalid_bundle_keeps_the_served_model(tier: tuple[Asking, Path]) 
     asking, folder = tier
     before = await asking.probabilities()
     (folder / "small" / "full.onnx").write_bytes(b"nothing")
-    status, said = await asking.post(LOAD.format("small"))
+    status, reply = await asking.post(LOAD.format("small"))
     assert status == 400
-    assert "manifest says" in said["error"]
-    assert "served on" in said["error"] or "stay loaded" in said["error"]
+    assert "manifest says" in reply["error"]
+    assert "served on" in reply["error"] or "stay loaded" in reply["error"]
     assert await asking.probabilities() == before
     state, _ = (await asking.index())["small", "1"]
     assert state == "READY"
@@ -87,9 +87,9 @@ async def test_invalid_bundle_keeps_the_served_model(tier: tuple[Asking, Path]) 
 
 @pytest.mark.parametrize("name", ["config", "file:1/model.onnx"])
 async def test_models_within_a_request_are_refused(tier: tuple[Asking, Path], name: str) -> None:
-    status, said = await tier[0].post(LOAD.format("small"), {"parameters": {name: "e30="}})
+    status, reply = await tier[0].post(LOAD.format("small"), {"parameters": {name: "e30="}})
     assert status == 400
-    assert "a model is what its signed bundle says" in said["error"]
+    assert "a model is what its signed bundle says" in reply["error"]
     for body in ([1], {"parameters": 3}, "x"):
         assert (await tier[0].post(LOAD.format("small"), body))[0] == 400
         assert (await tier[0].post(UNLOAD.format("small"), body))[0] == 400
@@ -214,5 +214,5 @@ async def test_requests_wait_while_models_are_loading(tmp_path: Path) -> None:
         assert found["small", "1"] == ("READY", "")
         state, reason = found["digits", "1"]
         assert (state, "manifest says" in reason) == ("UNAVAILABLE", True)
-        _, said = await asking.post("/v2/models/digits/infer", ROW)
-        assert "is not served" in said["error"]
+        _, reply = await asking.post("/v2/models/digits/infer", ROW)
+        assert "is not served" in reply["error"]

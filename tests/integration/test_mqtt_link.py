@@ -101,8 +101,8 @@ async def test_traffic_is_counted(mosquitto: Broker, link: MqttLink) -> None:
 
 
 async def test_event_is_sent_once_and_birth_message_is_updated(mosquitto: Broker) -> None:
-    known: dict[str, object] = {"alarm": False}
-    link = MqttLink(settings(mosquitto, "cam-1"), TOPICS, birth=lambda: known)
+    facts: dict[str, object] = {"alarm": False}
+    link = MqttLink(settings(mosquitto, "cam-1"), TOPICS, birth=lambda: facts)
     with pytest.raises(errors.LinkDownError):
         await link.publish_event({"event": "contract_alarm"})
     heard: list[tuple[str, dict[str, object], bool]] = []
@@ -117,10 +117,10 @@ async def test_event_is_sent_once_and_birth_message_is_updated(mosquitto: Broker
     await link.start()
     await link.probe(5)
     await until(lambda: len(heard) == 1)
-    known["alarm"] = True
+    facts["alarm"] = True
     await link.publish_event({"event": "contract_alarm"})
     await until(lambda: len(heard) == 3)
-    assert [(topic, said.get("event"), said.get("alarm")) for topic, said, _ in heard] == [
+    assert [(topic, document.get("event"), document.get("alarm")) for topic, document, _ in heard] == [
         (TOPICS.birth, None, False), (TOPICS.telemetry, "contract_alarm", None), (TOPICS.birth, None, True),
     ]  # fmt: skip
     await listener.close()
@@ -130,7 +130,9 @@ async def test_event_is_sent_once_and_birth_message_is_updated(mosquitto: Broker
         await late.subscribe(topic, hear)
     await late.connect(5)
     await until(lambda: bool(heard))
-    assert [(topic, said.get("alarm")) for topic, said, _ in heard] == [(TOPICS.birth, True)]  # news are not retained
+    assert [(topic, document.get("alarm")) for topic, document, _ in heard] == [
+        (TOPICS.birth, True)
+    ]  # news are not retained
     await late.close()
     await link.close()
 
@@ -234,29 +236,29 @@ async def test_lost_connection_requests_a_probe(mosquitto: Broker) -> None:
 
 
 async def test_birth_and_state_are_retained_and_share_the_session(mosquitto: Broker, link: MqttLink) -> None:
-    told: dict[str, tuple[bool, dict[str, object]]] = {}
+    messages: dict[str, tuple[bool, dict[str, object]]] = {}
 
     async def note(message: Message) -> None:
-        told[message.topic] = (message.retain, json.loads(message.payload))
+        messages[message.topic] = (message.retain, json.loads(message.payload))
 
     watcher = MqttClient(settings(mosquitto, "watcher"))
     await watcher.subscribe("firstline/v1/cam-1/+", note)
     await watcher.connect(5)
-    await until(lambda: {TOPICS.birth, TOPICS.state} <= told.keys())
-    retained, birth = told[TOPICS.birth]
+    await until(lambda: {TOPICS.birth, TOPICS.state} <= messages.keys())
+    retained, birth = messages[TOPICS.birth]
     assert retained
     assert birth["models"] == ["digits"]
-    assert told[TOPICS.state] == (True, {"state": "online", "session_id": birth["session_id"]})
+    assert messages[TOPICS.state] == (True, {"state": "online", "session_id": birth["session_id"]})
 
     connection = link._client._connection
     assert connection is not None
-    told.clear()
+    messages.clear()
     connection._client.socket().shutdown(socket.SHUT_RDWR)  # vanishes: the will speaks, then it is back
-    await until(lambda: told.get(TOPICS.state, (False, {}))[1].get("state") == "online")
+    await until(lambda: messages.get(TOPICS.state, (False, {}))[1].get("state") == "online")
 
     await link.close()
-    await until(lambda: told[TOPICS.state][1]["state"] == "offline")
-    assert told[TOPICS.state][1]["session_id"] == birth["session_id"]
+    await until(lambda: messages[TOPICS.state][1]["state"] == "offline")
+    assert messages[TOPICS.state][1]["session_id"] == birth["session_id"]
     await watcher.close()
 
 

@@ -77,8 +77,8 @@ async def test_a_flipped_bit_costs_few_records_and_is_reported(
             bit = rng.randrange(8 * size_bytes)
             content[bit // 8] ^= 1 << bit % 8
 
-        lost, said = await (await damaged(kept, folder / "work", file, flip)).check(lost_most=lost_most)
-        assert said or not lost
+        lost, reason = await (await damaged(kept, folder / "work", file, flip)).check(lost_most=lost_most)
+        assert reason or not lost
 
 
 @pytest.mark.parametrize("when", ["created_wall_s FROM items", "stored_wall_s FROM answers"])
@@ -93,8 +93,8 @@ async def test_a_flipped_time_ages_nothing_else(folder: Path, when: str) -> None
         def flip(content: bytearray) -> None:
             content[content.index(stored) + bit // 8] ^= 1 << bit % 8  # noqa: B023
 
-        lost, said = await (await damaged(kept, folder / "work", "outbox.db", flip)).check(lost_most=1)
-        assert said or not lost
+        lost, reason = await (await damaged(kept, folder / "work", "outbox.db", flip)).check(lost_most=1)
+        assert reason or not lost
 
 
 @pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db-wal", False)])
@@ -108,9 +108,9 @@ async def test_overwritten_page_loses_its_records_and_is_reported(folder: Path, 
         def spoil(content: bytearray) -> None:
             content[PAGE_BYTES * page : PAGE_BYTES * (page + 1)] = rng.randbytes(PAGE_BYTES)  # noqa: B023
 
-        lost, said = await (await damaged(kept, folder / "work", file, spoil)).check(lost_most=20)
+        lost, reason = await (await damaged(kept, folder / "work", file, spoil)).check(lost_most=20)
         losses.append(lost)
-        assert said or not lost
+        assert reason or not lost
     assert statistics.median(losses) <= A_PAGE
 
 
@@ -124,10 +124,10 @@ async def test_truncated_records_are_lost_and_reported(folder: Path, file: str, 
         def cut(content: bytearray) -> None:
             del content[left:]  # noqa: B023
 
-        lost, said = await (await damaged(kept, folder / "work", file, cut)).check(lost_most=20)
+        lost, reason = await (await damaged(kept, folder / "work", file, cut)).check(lost_most=20)
         gone = 1 - min(1.0, left / size_bytes)
         assert lost <= A_PAGE + 20 * gone
-        assert said or not lost
+        assert reason or not lost
 
 
 async def test_a_log_that_is_gone_is_reported_once(folder: Path) -> None:
@@ -241,9 +241,9 @@ async def test_unopenable_file_is_reported_as_lost(folder: Path) -> None:
     def spoil(content: bytearray) -> None:
         content[:PAGE_BYTES] = bytes(PAGE_BYTES)
 
-    lost, said = await (await damaged(kept, folder / "work", "outbox.db", spoil)).check(lost_most=20)
+    lost, reason = await (await damaged(kept, folder / "work", "outbox.db", spoil)).check(lost_most=20)
     assert lost == 20
-    assert "SQLite cannot open it, so every promised correction and every answer in it is lost" in said
+    assert "SQLite cannot open it, so every promised correction and every answer in it is lost" in reason
     assert (folder / "work" / "outbox.db.damaged").exists()
 
 
@@ -254,8 +254,8 @@ async def test_a_schema_of_invalid_text_is_damage(folder: Path) -> None:
         at = content.index(b"CREATE TABLE items")
         content[at : at + 18] = b"\xff" * 18
 
-    lost, said = await (await damaged(kept, folder / "work", "outbox.db", spoil)).check(lost_most=6)
-    assert "It was damaged" in said
+    lost, reason = await (await damaged(kept, folder / "work", "outbox.db", spoil)).check(lost_most=6)
+    assert "It was damaged" in reason
     assert lost == 4  # the promises; the answers have a table of their own
 
 
@@ -265,9 +265,9 @@ async def test_a_text_that_cannot_be_decoded_costs_its_record(folder: Path) -> N
         connection.execute(
             "UPDATE items SET principal = CAST(x'ff' AS TEXT) WHERE sequence = (SELECT min(sequence) FROM items)"
         )
-    lost, said = await kept.check(lost_most=1)
+    lost, reason = await kept.check(lost_most=1)
     assert lost == 1
-    assert "1 records could not be read" in said
+    assert "1 records could not be read" in reason
 
 
 async def test_a_flipped_version_is_damage_and_no_newer_version(folder: Path) -> None:
@@ -276,9 +276,9 @@ async def test_a_flipped_version_is_damage_and_no_newer_version(folder: Path) ->
     def flip(content: bytearray) -> None:
         content[63] ^= 1  # the last byte of user_version
 
-    lost, said = await (await damaged(kept, folder / "work", "outbox.db", flip)).check(lost_most=0)
+    lost, reason = await (await damaged(kept, folder / "work", "outbox.db", flip)).check(lost_most=0)
     assert lost == 0
-    assert f"its format is {FORMAT ^ 1} in one place and {FORMAT} in another" in said
+    assert f"its format is {FORMAT ^ 1} in one place and {FORMAT} in another" in reason
 
 
 async def test_an_interrupted_replacement_is_finished_or_restarted(folder: Path) -> None:
@@ -398,13 +398,13 @@ async def test_a_replacement_is_reported_by_the_start_that_succeeds(
         patch.setattr("firstline_edge.outbox.outbox.open_reader", refuse)
         with pytest.raises(CapacityError, match="disk I/O error"):
             Outbox(path, clock=SimulatedClock())
-    said = []
+    reason = []
     for _ in range(2):
         outbox = Outbox(path, clock=SimulatedClock())
-        said.append(outbox.damage)
+        reason.append(outbox.damage)
         outbox.close()
-    assert "set aside as outbox.db.damaged; SQLite cannot open it" in said[0]
-    assert said[1] == ""
+    assert "set aside as outbox.db.damaged; SQLite cannot open it" in reason[0]
+    assert reason[1] == ""
 
 
 async def test_a_running_outbox_that_sqlite_refuses_is_a_problem(folder: Path) -> None:

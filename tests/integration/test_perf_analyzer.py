@@ -31,8 +31,8 @@ async def measured(url: str, protocol: str, file: Path) -> dict[str, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    said, _ = await asyncio.wait_for(process.communicate(), 90)
-    assert process.returncode == 0, said.decode()
+    output, _ = await asyncio.wait_for(process.communicate(), 90)
+    assert process.returncode == 0, output.decode()
     with file.open() as rows:
         return {row["Concurrency"]: row["Inferences/Second"] for row in csv.DictReader(rows)}
 

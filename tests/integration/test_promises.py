@@ -13,6 +13,7 @@ import pytest
 from support.agent import edge_settings
 from support.broker import Broker, free_port
 from support.escalations import request, response
+from support.gateway import mqtt_link
 from support.waiting import until
 
 from firstline_core.clock import SYSTEM_CLOCK
@@ -46,9 +47,7 @@ class House:
     def __init__(self, broker: Broker, tmp_path: Path) -> None:
         self.broker = broker
         self.path = tmp_path / "outbox" / "outbox.db"
-        self.settings = edge_settings(
-            tmp_path / "state", links=[{"kind": "mqtt", "host": broker.host, "port": broker.port}]
-        )
+        self.settings = edge_settings(tmp_path / "state", links=[mqtt_link(broker)])
         self.heard: list[str] = []
 
     @contextlib.asynccontextmanager

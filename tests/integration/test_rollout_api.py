@@ -34,8 +34,8 @@ DEFINITION: dict[str, Any] = {
 
 
 async def report(cam: httpx.AsyncClient, sequence: int, revision: int, version: int, *updates: Update) -> None:
-    said = Reported("session", sequence, revision, (RunningModel("digits", version),), updates)
-    assert (await cam.put("/fleet/v1/twin/reported", content=msgspec.json.encode(said))).status_code == 204
+    reported = Reported("session", sequence, revision, (RunningModel("digits", version),), updates)
+    assert (await cam.put("/fleet/v1/twin/reported", content=msgspec.json.encode(reported))).status_code == 204
 
 
 async def desired(cam: httpx.AsyncClient) -> Desired:
@@ -51,9 +51,9 @@ async def test_a_model_is_rolled_out_to_a_device_and_back(
     one = f"{ROLLOUTS}/{made.json()['id']}"
     await operator.post(f"{one}/start", headers={"If-Match": made.headers["etag"]})
     await gateway.rollout_driver.drive()
-    told = await desired(cam)
-    assert told.models[0].version == 2 and told.models[0].rollout == made.json()["id"]
-    await report(cam, 2, told.revision, 2, Update("digits", 2, UpdateState.COMMITTED, rollout=made.json()["id"]))
+    wanted = await desired(cam)
+    assert wanted.models[0].version == 2 and wanted.models[0].rollout == made.json()["id"]
+    await report(cam, 2, wanted.revision, 2, Update("digits", 2, UpdateState.COMMITTED, rollout=made.json()["id"]))
     await gateway.rollout_driver.drive()
     found = (await operator.get(one)).json()
     assert found["state"] == "completed" and found["devices"] == {"done": 1}, found["sentence"]
@@ -61,9 +61,9 @@ async def test_a_model_is_rolled_out_to_a_device_and_back(
     assert [look["decision"] for look in looks] == ["promote"]
     assert (await operator.post(f"{one}/rollback")).json()["state"] == "rolling_back"
     await gateway.rollout_driver.drive()
-    told = await desired(cam)
-    assert told.models[0].undone
-    await report(cam, 3, told.revision, 1)
+    wanted = await desired(cam)
+    assert wanted.models[0].undone
+    await report(cam, 3, wanted.revision, 1)
     await gateway.rollout_driver.drive()
     assert (await operator.get(one)).json()["state"] == "rolled_back"
 

@@ -36,11 +36,11 @@ class FleetSite:
         if name not in self.keys:
             self.keys[name] = create_key(self.gateway.settings.store, name, "device")
         async with httpx.AsyncClient(base_url=self.url, headers=bearer(self.keys[name])) as client:
-            told = msgspec.json.decode((await client.get("/fleet/v1/twin")).content, type=Desired)
+            desired = msgspec.json.decode((await client.get("/fleet/v1/twin")).content, type=Desired)
             self.said += 1
-            said = Reported("session", self.said, told.revision, (RunningModel("digits", version),), updates)
-            await client.put("/fleet/v1/twin/reported", content=msgspec.json.encode(said))
-        return told
+            reported = Reported("session", self.said, desired.revision, (RunningModel("digits", version),), updates)
+            await client.put("/fleet/v1/twin/reported", content=msgspec.json.encode(reported))
+        return desired
 
     def __post_init__(self) -> None:
         self.keys: dict[str, str] = {}
@@ -67,8 +67,8 @@ async def test_rollout_from_plan_to_rollback(site: FleetSite) -> None:
     started = await site("rollout", "start", "digits", "2", "--file", file, *OPTIONS)
     rollout = started.stdout.strip()
     await site.gateway.rollout_driver.drive()
-    told = await site.device_says("cam", 1)
-    assert told.models[0].version == 2
+    desired = await site.device_says("cam", 1)
+    assert desired.models[0].version == 2
     await site.device_says("cam", 2, Update("digits", 2, UpdateState.COMMITTED, rollout=rollout))
     await site.gateway.rollout_driver.drive()
     shown = await site("rollout", "get", rollout, "--watch")

@@ -125,9 +125,9 @@ async def test_crash_within_a_step_repeats_nothing(store: Store, monkeypatch: py
             entries = audit_log.page(connection, 0, 1000)
             looks = records.looks(connection, made.id, (-1, 0), 1000)
         verify_log(entries)
-        said = Counter(entry.action for entry in entries)
-        assert said["rollout.stage"] == 3 and said["rollout.promote"] == 2 and said["rollout.completed"] == 1
-        assert said["rollout.look"] == len({(look.stage, look.look) for look in looks}) == len(looks)
+        actions = Counter(entry.action for entry in entries)
+        assert actions["rollout.stage"] == 3 and actions["rollout.promote"] == 2 and actions["rollout.completed"] == 1
+        assert actions["rollout.look"] == len({(look.stage, look.look) for look in looks}) == len(looks)
         # No device was informed twice: each document has changed once.
         with second.database.reading() as connection:
             held_by = [devices.find(connection, name) for name in fleet]
@@ -168,9 +168,9 @@ async def test_rollout_started_last_rolls_back_to_the_previous_version(store: St
         await first.driver.drive()
         with first.database.reading() as connection:
             found = [devices.find(connection, name) for name in fleet]
-        told = [each.desired.models[0] for each in found if each is not None and each.desired.models]
+        desired = [each.desired.models[0] for each in found if each is not None and each.desired.models]
         # None of them is to run what was stopped before it was judged.
-        assert told and all(model.undone for model in told)
+        assert desired and all(model.undone for model in desired)
 
 
 async def test_a_failing_rollout_does_not_delay_the_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,5 +223,5 @@ async def test_late_joiner_takes_part_in_the_rollback(store: Store) -> None:
         await first.rollouts.command(made.id, Command.ROLLBACK, OPS)
         await second.driver.drive()
         with second.database.reading() as connection:
-            said = devices.find(connection, late.name)
-        assert said.desired.models[0].undone
+            device = devices.find(connection, late.name)
+        assert device.desired.models[0].undone

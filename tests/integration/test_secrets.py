@@ -42,7 +42,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield Running(found, folder, (folder / "device.token").read_text().strip())
 
 
-def told(running: Running) -> list[str]:
+def ask_everything(running: Running) -> list[str]:
     """Answers to strangers and callers, with valid and nearly valid tokens."""
     found = []
     for tier, token in ((running.line.agent, API_TOKEN), (running.line.gateway, running.device_token)):
@@ -84,7 +84,7 @@ def commands(running: Running) -> list[str]:
 def test_secrets_are_in_no_output(running: Running) -> None:
     with Client(running.line.agent.url, token=API_TOKEN) as client:
         assert client.infer("digits", {"image": scan()}, route="cloud").answer is not None
-    answers = told(running)
+    answers = ask_everything(running)
     assert any(answer.startswith("200") for answer in answers) and any(answer.startswith("401") for answer in answers)
     printed = commands(running)
     assert any("listening" in one or "digits" in one for one in printed)
@@ -94,7 +94,7 @@ def test_secrets_are_in_no_output(running: Running) -> None:
 
 
 def test_no_file_and_no_process_list_holds_one(running: Running) -> None:
-    told(running)
+    ask_everything(running)
     read = 0
     for path in sorted(running.folder.rglob("*")):
         if path.is_file() and path.name != "device.token":

@@ -173,7 +173,7 @@ def ask(site: Site, url: str, route: str) -> int:
     return reply.status_code
 
 
-def told(site: Site, url: str, *paths: str, verify: Path | None = None) -> None:
+def get(site: Site, url: str, *paths: str, verify: Path | None = None) -> None:
     context = ssl.create_default_context(cafile=verify) if verify is not None else True
     for path in paths:
         reply = httpx.get(f"{url}{path}", verify=context, timeout=30, trust_env=False)
@@ -207,17 +207,17 @@ def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
         with site.process("firstline_edge", config) as url:
             assert ask(site, url, "cloud") == 200
             wait_until(lambda: "connected" in log.read_text())
-            told(site, url, "/firstline/v1/status", "/metrics")
-            told(site, gateway_url, "/firstline/v1/store", "/metrics", "/v2", verify=authority)
+            get(site, url, "/firstline/v1/status", "/metrics")
+            get(site, gateway_url, "/firstline/v1/store", "/metrics", "/v2", verify=authority)
             for arguments in (["status", "-o", "json"], ["doctor", "-o", "json"], ["purge"], ["explain", "nobody"]):
                 site.command("firstline_edge", *arguments, "--config", config)
             site.postgresql.stop(kill=True)
-            told(site, gateway_url, "/firstline/v1/store", verify=authority)
+            get(site, gateway_url, "/firstline/v1/store", verify=authority)
             wait_until(lambda: "refuse" in (site.folder / "gateway.log").read_text())
             site.broker.stop()
             for route in ("auto", "cloud"):
                 assert ask(site, url, route) == 200
-            told(site, url, "/firstline/v1/status")
+            get(site, url, "/firstline/v1/status")
             site.broker.start()
             site.look_at_processes()
 
@@ -225,16 +225,16 @@ def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
         with site.process("firstline_edge", agent_toml(site, gateway_url, "mistaken", broker="wrong")) as url:
             wait_until(lambda: "not authori" in (site.folder / "mistaken.log").read_text().lower())
             ask(site, url, "cloud")
-            told(site, url, "/firstline/v1/status")
+            get(site, url, "/firstline/v1/status")
             site.command("firstline_edge", "doctor", "--config", site.folder / "mistaken.toml")
         with site.process("firstline_edge", agent_toml(site, gateway_url, "torn", key="torn-key")) as url:
             assert ask(site, url, "auto") == 200
-            told(site, url, "/firstline/v1/status")
+            get(site, url, "/firstline/v1/status")
         device = site.folder / "state" / "identity" / "device.pem"
         pem = device.read_bytes()
         device.write_bytes(pem.replace(b"PRIVATE KEY", b"PRIVATE KEX"))
         with site.process("firstline_edge", agent_toml(site, gateway_url, "damaged")) as url:
-            told(site, url, "/firstline/v1/status")
+            get(site, url, "/firstline/v1/status")
             site.command("firstline_edge", "doctor", "--config", site.folder / "damaged.toml")
         device.write_bytes(pem)
 

@@ -138,8 +138,8 @@ async def room(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Room]:
 @pytest.mark.asyncio(loop_scope="module")
 async def test_every_route_is_in_the_table(room: Room) -> None:
     described = room.site.gateway.control_plane().openapi()["paths"]
-    known = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
-    assert known == set(ROUTES) - {"GET /openapi.json"}
+    served = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
+    assert served == set(ROUTES) - {"GET /openapi.json"}
     assert set(COLUMNS) == set(room.callers)
 
 

@@ -41,7 +41,7 @@ async def near(site: GatewaysBehind, *urls: str, **overrides: object) -> AsyncIt
     models.mkdir(exist_ok=True)
     (models / "manifest.json").write_bytes((DIGITS / "manifest.json").read_bytes())
     (folder / "token").write_text(site.token)
-    known: dict[str, object] = {
+    defaults: dict[str, object] = {
         "auth__mode": "off",
         "models__directory": str(models),
         "execution__engine": "oip",
@@ -49,7 +49,7 @@ async def near(site: GatewaysBehind, *urls: str, **overrides: object) -> AsyncIt
         "oip__token_file": str(folder / "token"),
     }
     async with (
-        serving_gateway(folder, **(known | overrides)) as (_, url),
+        serving_gateway(folder, **(defaults | overrides)) as (_, url),
         httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         yield client

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from support.behind import GatewaysBehind, gateways_behind
+from support.commands import gateway_status
 from support.gateway import serving_gateway
 from support.processes import TierProcess
 
@@ -64,13 +63,13 @@ async def near(site: GatewaysBehind, far: TierProcess, bundle: Path) -> AsyncIte
         yield client
 
 
-async def told(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
+async def executors_of(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
     listed = (await client.get("/firstline/v1/executors")).json()["executors"]
     return {each["name"]: each for each in listed}
 
 
 async def answered(client: httpx.AsyncClient, name: str) -> int:
-    return int((await told(client))[name]["batches"].get("answered", 0))
+    return int((await executors_of(client))[name]["batches"].get("answered", 0))
 
 
 class Asking:
@@ -132,7 +131,7 @@ async def test_work_moves_between_executors(site: GatewaysBehind) -> None:
             asking = Asking(client, what_it_says(bundle))
 
             async def both_have_their_part() -> bool:
-                found = await told(client)
+                found = await executors_of(client)
                 return all(each["batches"].get("answered", 0) > 40 for each in found.values())
 
             async def far_has_more_than(count: int) -> bool:
@@ -152,26 +151,13 @@ async def test_work_moves_between_executors(site: GatewaysBehind) -> None:
             await asking.more(60)
 
             async def far_is_away() -> bool:
-                return bool((await told(client))["far"]["problem"])
+                return bool((await executors_of(client))["far"]["problem"])
 
             await asking.until(far_is_away)
             text = (await client.get("/metrics")).text
             assert 'firstline_gateway_executor_up{executor="far"} 0.0' in text
             assert 'firstline_gateway_executor_up{executor="here"} 1.0' in text
             await asking.end()
-            url = str(client.base_url)
-            said = await asyncio.to_thread(status_of, url)
-            assert "executor: here: up (" in said
-            assert re.search(r"executor: far: (.+ is away|It failed)", said)
-
-
-def status_of(url: str) -> str:
-    """What the command says of the gateway."""
-    asked = subprocess.run(
-        [sys.executable, "-m", "firstline_gateway", "status", url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return asked.stdout
+            status = await gateway_status(str(client.base_url))
+            assert "executor: here: up (" in status
+            assert re.search(r"executor: far: (.+ is away|It failed)", status)

@@ -227,14 +227,14 @@ async def test_refused_connection_stays_open_while_idle(tmp_path: Path, monkeypa
 
 async def test_pending_connections_beyond_the_limit_push_the_oldest_out(tmp_path: Path) -> None:
     async with serving(gated_gateway(tmp_path)[0], limits=ServerLimits(pending=3)) as url, AsyncExitStack() as stack:
-        known = await stack.enter_async_context(connected(url))
-        known[1].write(HEAD + b"\r\n")
+        active = await stack.enter_async_context(connected(url))
+        active[1].write(HEAD + b"\r\n")
         async with asyncio.timeout(5):
-            assert await known[0].readuntil(b"\r\n\r\n")
+            assert await active[0].readuntil(b"\r\n\r\n")
         silent = [await stack.enter_async_context(connected(url)) for _ in range(4)]
         with suppress(ConnectionResetError):
             assert await all_of(silent[0][0]) == b""
-        for reader, writer in (known, *silent[1:]):
+        for reader, writer in (active, *silent[1:]):
             writer.write(HEAD + b"\r\n")
             async with asyncio.timeout(5):
                 assert b"200" in await reader.readuntil(b"\r\n\r\n")

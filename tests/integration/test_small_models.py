@@ -111,8 +111,8 @@ async def test_invalid_row_fails_alone(gateway: Gateway) -> None:
         status, _, body = await connection.ask(asking(ROW, binary=True, parameters={"timeout": 1}))
         assert (status, orjson.loads(body)["code"]) == (504, "deadline_exceeded")
     assert idle(gateway)
-    (told,) = gateway.plane.statistics()
-    assert told.fail.count >= 1
+    (statistics,) = gateway.plane.statistics()
+    assert statistics.fail.count >= 1
 
 
 async def test_a_key_that_is_used_too_often_is_refused(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ async def test_answers_are_logged_and_counted(gateway: Gateway) -> None:
     assert answered == [answered[0]] * 6
     assert 'requests_total{reason="requested",status="final",tier="cloud"} 6.0' in text
     assert "request_seconds_count" in text
-    (told,) = gateway.plane.statistics()
-    assert (told.success.count, told.inference_count) == (6, 6)
+    (statistics,) = gateway.plane.statistics()
+    assert (statistics.success.count, statistics.inference_count) == (6, 6)
 
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-{:016x}-01"

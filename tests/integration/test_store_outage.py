@@ -187,10 +187,10 @@ def test_a_disk_may_turn_read_only_under_a_gateway() -> None:
     with quick_folder() as folder:
         root = folder / "disk"
         root.mkdir()
-        said, _ = run_on(root, _READ_ONLY, record=False)
-    logged = [line for line in said.splitlines() if not line.startswith("{")]
-    (told,) = (line for line in said.splitlines() if line.startswith("{"))
-    found = json.loads(told)
+        output, _ = run_on(root, _READ_ONLY, record=False)
+    logged = [line for line in output.splitlines() if not line.startswith("{")]
+    (result,) = (line for line in output.splitlines() if line.startswith("{"))
+    found = json.loads(result)
     assert [status for status, _ in found["refused"]] == [503, 503]
     for _, sentence in found["refused"]:
         assert "refuses: " in sentence
@@ -199,8 +199,8 @@ def test_a_disk_may_turn_read_only_under_a_gateway() -> None:
     assert "read-only?" in found["shown"]["problem"]
     assert found["repeated"], "what was answered can still be read"
     assert found["recovered"]
-    assert "Traceback" not in said
-    assert sum("database refuses writes" in line for line in logged) == 1, said
+    assert "Traceback" not in output
+    assert sum("database refuses writes" in line for line in logged) == 1, output
 
 
 async def test_silent_database_blocks_no_thread(

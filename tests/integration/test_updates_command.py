@@ -67,7 +67,7 @@ def run(*arguments: str, code: int = 0) -> str:
     return done.stdout if code == 0 else done.stderr
 
 
-def told(config: Path) -> list[dict[str, Any]]:
+def listed(config: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(run("updates", "--config", str(config), "-o", "json"))["updates"]
     return found
 
@@ -86,7 +86,7 @@ def running(url: str) -> list[str]:
 
 def test_a_device_without_updates(config: Path) -> None:
     assert run("updates", "--config", str(config)) == "the fleet has never updated this device\n"
-    assert told(config) == []
+    assert listed(config) == []
     assert "No update of a model 'wide' is known" in run("rollback", NAME, "--config", str(config), code=1)
 
 
@@ -94,10 +94,10 @@ def test_a_device_without_updates(config: Path) -> None:
 def test_a_stopped_agent_is_rolled_back_on_disk(config: Path) -> None:
     line = run("updates", "--config", str(config))
     assert line.startswith(NAME) and "version 2" in line and "committed" in line
-    (update,) = told(config)
+    (update,) = listed(config)
     assert (update["state"], update["slot"], update["previous"]) == ("committed", "a", "")
     assert run("rollback", NAME, "--config", str(config)) == f"{NAME}: rolled back to the previous version\n"
-    (update,) = told(config)
+    (update,) = listed(config)
     assert (update["state"], update["reason"], update["slot"]) == ("rolled_back", "asked", "")
     assert "no previous version to roll back to" in run("rollback", NAME, "--config", str(config), code=1)
     with agent(config) as url:
@@ -108,10 +108,10 @@ def test_a_stopped_agent_is_rolled_back_on_disk(config: Path) -> None:
 def test_a_running_agent_rolls_back(config: Path) -> None:
     with agent(config) as url:
         assert running(url) == ["2"]
-        said = json.loads(run("rollback", NAME, "--config", str(config), "-o", "json"))
-        assert said == {"rolled_back": NAME}
+        reply = json.loads(run("rollback", NAME, "--config", str(config), "-o", "json"))
+        assert reply == {"rolled_back": NAME}
         assert running(url) == ["1"]
-        assert told(config)[0]["state"] == "rolled_back"
+        assert listed(config)[0]["state"] == "rolled_back"
         assert "no previous version to roll back to" in run("rollback", NAME, "--config", str(config), code=1)
     with agent(config) as url:
         assert running(url) == ["1"]

@@ -97,8 +97,8 @@ def test_steps_keep_the_configured_pauses(rungs: list[Rung], day: list[Snapshot]
 @given(RUNGS, days())
 def test_a_forbidden_rung_is_left_at_once(rungs: list[Rung], day: list[Snapshot]) -> None:
     for position, snapshot in zip(lived(rungs, day), day, strict=True):
-        said = [heat_guard(snapshot, 0.0, LIMITS), memory_guard(snapshot, 0, LIMITS)]
-        if min(verdict.advice for verdict in said) <= Advice.CHEAPEST:
+        verdicts = [heat_guard(snapshot, 0.0, LIMITS), memory_guard(snapshot, 0, LIMITS)]
+        if min(verdict.advice for verdict in verdicts) <= Advice.CHEAPEST:
             assert position.rung == len(rungs) - 1
 
 

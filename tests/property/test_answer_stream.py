@@ -51,5 +51,7 @@ def test_every_answer_once(drops: list[int], heartbeats: int, ends: bool) -> Non
         patch.object(answer_stream, "_BACKOFF_S", 0.0),
         httpx.Client(base_url="http://agent", transport=httpx.MockTransport(server)) as http,
     ):
-        told = answer_stream.follow(http, answer_stream.prediction_of(calls.infer_file("m", b"x", {}), patience_s=10))
-        assert [found.answer.status for found in told] == [Status.PROVISIONAL, Status.FINAL]
+        answers = answer_stream.follow(
+            http, answer_stream.prediction_of(calls.infer_file("m", b"x", {}), patience_s=10)
+        )
+        assert [found.answer.status for found in answers] == [Status.PROVISIONAL, Status.FINAL]

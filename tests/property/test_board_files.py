@@ -29,15 +29,15 @@ def test_a_nonsensical_file_affects_only_its_own_reading(tmp_path: Path, name: s
     """Replaces each file of each board by nonsense, and each number in it."""
     with board(name, tmp_path):
         for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
-            said = file.read_text()
+            content = file.read_text()
             for nonsense in NONSENSE:
-                for wrong in {nonsense, re.sub("[0-9]+", nonsense, said)}:
+                for wrong in {nonsense, re.sub("[0-9]+", nonsense, content)}:
                     file.write_text(wrong)
                     try:
                         check(tmp_path)
                     except Exception as error:
                         raise AssertionError(f"{file.relative_to(tmp_path)} says {wrong[:80]!a}") from error
-            file.write_text(said)
+            file.write_text(content)
 
 
 @pytest.mark.parametrize("folder", ["sys/class/net", "sys/class/thermal", "sys/class/power_supply", "dev"])

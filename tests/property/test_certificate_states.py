@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.edge import Scene, request, said
+from support.edge import Scene, answer_of, request
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.routing import audit
@@ -97,7 +97,7 @@ async def _only_tightens(
                 assert monitored.threshold == threshold
                 assert scene.certificates.level(monitored) <= level
                 for value in asked:
-                    answer = said(await scene.infer(value))
+                    answer = answer_of(await scene.infer(value))
                     kept = answer.model_digest == scene.echo.digest
                     assert answer.certified == (not alarmed if kept else True)
                     if kept and (answer.confidence or 0.0) < threshold:

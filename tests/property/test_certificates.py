@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.edge import Scene, said
+from support.edge import Scene, answer_of
 
 from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import (
@@ -128,7 +128,7 @@ def test_rows_are_accepted_or_escalated_by_the_threshold(
             await before.infer(*values)
             for scene in (before, after, after):
                 scene.cloud.requests.clear()
-                answer = said(await scene.infer(*values, route=route, privacy=privacy))
+                answer = answer_of(await scene.infer(*values, route=route, privacy=privacy))
                 rows = answer.rows or (answer,)
                 threshold = scene.router.threshold(scene.held)
                 sent = [value for request in scene.sent_rows for value in request]

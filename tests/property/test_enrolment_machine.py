@@ -98,9 +98,9 @@ class Enrolment(RuleBasedStateMachine):
     @rule(device=DEVICES)
     def revoke(self, device: str) -> None:
         with self.database.begin() as on:
-            known = enrolment.revoke(on, device, self.now_s)
+            revoked = enrolment.revoke(on, device, self.now_s)
         was_enrolled = any(found[0] == device for found in self.used_tokens.values()) or device in self.revoked
-        assert known == (was_enrolled or device in self.open_tokens)
+        assert revoked == (was_enrolled or device in self.open_tokens)
         if was_enrolled:
             self.revoked.add(device)
         if device in self.open_tokens:

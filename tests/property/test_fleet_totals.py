@@ -22,11 +22,11 @@ STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.booleans()),
 
 def reports_of(steps: list[tuple[int, int, bool]]) -> tuple[list[Telemetry], dict[int, int]]:
     """What a device tells, and what it counted in all by version."""
-    reports, told, session, sequence, unclean = [], {1: 0, 2: 0}, 0, 0, 0
+    reports, totals, session, sequence, unclean = [], {1: 0, 2: 0}, 0, 0, 0
     rows = {1: 0, 2: 0}
     for one, two, crashes in steps:
         rows = {1: rows[1] + one, 2: rows[2] + two}
-        told = {1: told[1] + one, 2: told[2] + two}
+        totals = {1: totals[1] + one, 2: totals[2] + two}
         sequence += 1
         models = tuple(
             ModelCounts("m", version, rows=count, kept=count, latency=(count, 0)) for version, count in rows.items()
@@ -34,7 +34,7 @@ def reports_of(steps: list[tuple[int, int, bool]]) -> tuple[list[Telemetry], dic
         reports.append(Telemetry(f"s{session}", sequence, 10.0 * sequence, models, unclean=unclean))
         if crashes:
             rows, sequence, session, unclean = {1: 0, 2: 0}, 0, session + 1, unclean + 1
-    return reports, told
+    return reports, totals
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
 def test_totals_survive_restarts_repeats_and_losses(
     database: Database, steps: list[tuple[int, int, bool]], data: st.DataObject
 ) -> None:
-    reports, told = reports_of(steps)
+    reports, rows = reports_of(steps)
     last_of_session = {report.session: index for index, report in enumerate(reports)}
     device = f"cam-{next(DEVICES)}"
     with database.begin() as connection:
@@ -59,9 +59,9 @@ def test_totals_survive_restarts_repeats_and_losses(
         found = fleet_totals.totals_of(connection, [device, "nobody"])
     assert set(found) == {device}
     totals = found[device]
-    assert {model.version: model.rows for model in totals.models} == told
-    assert fleet_totals.gained("m", fleet_totals.Totals(), totals).rows == sum(told.values())
-    assert fleet_totals.gained("m", fleet_totals.Totals(), totals).latency == (sum(told.values()), 0)
+    assert {model.version: model.rows for model in totals.models} == rows
+    assert fleet_totals.gained("m", fleet_totals.Totals(), totals).rows == sum(rows.values())
+    assert fleet_totals.gained("m", fleet_totals.Totals(), totals).latency == (sum(rows.values()), 0)
     assert totals.unclean == reports[-1].unclean
 
 

@@ -54,9 +54,9 @@ def test_energy_counts_only_if_all_points_have_it_alike() -> None:
 
 
 def test_batches_throttled_points_and_unknown_accuracy_are_ignored() -> None:
-    known = point(2.0)
+    measured = point(2.0)
     throttled, batch = (
-        replace(known, key=replace(known.key, **changed)) for changed in ({"condition": "emulated"}, {"batch": 4})
+        replace(measured, key=replace(measured.key, **changed)) for changed in ({"condition": "emulated"}, {"batch": 4})
     )
-    found = front([known, throttled, batch, point(1.0, digest="c" * 64)], RIGHT)
-    assert found.keys == {known.key}
+    found = front([measured, throttled, batch, point(1.0, digest="c" * 64)], RIGHT)
+    assert found.keys == {measured.key}

@@ -130,25 +130,25 @@ def test_a_light_load_takes_the_time_of_a_light_load(other: str) -> None:
 
 @given(load=st.floats(0.0, 2.0), light_ms=st.floats(0.5, 4.0), queued_ms=st.floats(0.5, 1.6))
 def test_more_load_approaches_back_to_back_times(load: float, light_ms: float, queued_ms: float) -> None:
-    known = replace(
+    measured = replace(
         point(query_ms=1.0), queued=distribution([queued_ms / 1000]), light_load=UsualTimes(light_ms, light_ms)
     )
-    found = load_factors(load, known)
+    found = load_factors(load, measured)
     full = min(1 / queued_ms, 1.0)  # a query that waits is never faster than one that does not
     between = sorted((light_ms / queued_ms, 1.0, full) if load < HALF_LOAD else (1.0, full))
     assert 0.999 * between[0] <= found.queued <= 1.001 * between[-1]
-    assert load_factors(0.0, known).queued == pytest.approx(light_ms / queued_ms, rel=1e-3)
-    assert load_factors(HALF_LOAD, known) == (1.0, 1.0)
-    assert load_factors(1.0, known).rested == load_factors(1.0, known).queued
-    assert load_factors(1.0, known).queued == load_factors(2.0, known).queued == pytest.approx(full, rel=1e-3)
+    assert load_factors(0.0, measured).queued == pytest.approx(light_ms / queued_ms, rel=1e-3)
+    assert load_factors(HALF_LOAD, measured) == (1.0, 1.0)
+    assert load_factors(1.0, measured).rested == load_factors(1.0, measured).queued
+    assert load_factors(1.0, measured).queued == load_factors(2.0, measured).queued == pytest.approx(full, rel=1e-3)
 
 
 def test_the_rate_is_interpolated_linearly_between_loads() -> None:
-    known = replace(point(query_ms=1.0), light_load=UsualTimes(rested_ms=4.0))
+    profiled = replace(point(query_ms=1.0), light_load=UsualTimes(rested_ms=4.0))
     between = (LIGHT_LOAD + HALF_LOAD) / 2
-    assert 1 / load_factors(between, known).rested == pytest.approx((1 / 4 + 1) / 2)
+    assert 1 / load_factors(between, profiled).rested == pytest.approx((1 / 4 + 1) / 2)
     assert (
-        load_factors(between, known).queued == load_factors(between, known).rested
+        load_factors(between, profiled).queued == load_factors(between, profiled).rested
     )  # because no waiting query was measured
 
 
@@ -201,9 +201,9 @@ def test_two_servers_halve_the_utilisation() -> None:
 @FEW
 @given(within_ms=st.floats(6.5, 60.0))
 def test_the_highest_rate_is_found_above_slow_light_loads(within_ms: float) -> None:
-    known = replace(point(query_ms=1.0), queued=distribution([0.0012]), light_load=UsualTimes(3.6, 3.6))
-    found, rates = highest([Stream(known, 1.0)], within_ms), np.arange(50.0, 1000.0, 50.0)
-    keep = [rate for rate in rates.tolist() if predict([Stream(known, rate)]).p99_ms <= within_ms]
+    measured = replace(point(query_ms=1.0), queued=distribution([0.0012]), light_load=UsualTimes(3.6, 3.6))
+    found, rates = highest([Stream(measured, 1.0)], within_ms), np.arange(50.0, 1000.0, 50.0)
+    keep = [rate for rate in rates.tolist() if predict([Stream(measured, rate)]).p99_ms <= within_ms]
     assert not keep or found >= 0.85 * max(keep)
 
 
@@ -221,9 +221,10 @@ def test_clustered_slow_queries_make_longer_queues(seed: int) -> None:
     random = np.random.default_rng(seed)
     times = np.where(np.arange(2_000) % 1_000 < 150, 0.0018, 0.0008) * random.uniform(0.95, 1.05, 2_000)
     together, mixed = (slow_moments(order, [False] * 2_000, 4.0) for order in (times, random.permutation(times)))
-    known = replace(point(query_ms=1.0), rested=distribution(times), queued=distribution(times))
+    measured = replace(point(query_ms=1.0), rested=distribution(times), queued=distribution(times))
     p99_ms = [
-        predict([Stream(replace(known, slow_moments=one), 700.0)], seed=seed).p99_ms for one in (together, mixed, None)
+        predict([Stream(replace(measured, slow_moments=one), 700.0)], seed=seed).p99_ms
+        for one in (together, mixed, None)
     ]
     assert p99_ms[0] > 2 * p99_ms[1]
     assert p99_ms[0] > 2 * p99_ms[2]
@@ -233,9 +234,9 @@ def test_clustered_slow_queries_make_longer_queues(seed: int) -> None:
 @given(seed=SEEDS)
 def test_without_slow_moments_the_order_is_random(seed: int) -> None:
     times = np.random.default_rng(seed).lognormal(np.log(0.001), 0.25, 4_000)
-    known = replace(point(query_ms=1.0), rested=distribution(times), queued=distribution(times))
-    along = replace(known, slow_moments=slow_moments(times, [False] * len(times), 8.0))
-    with_it, without = (predict([Stream(one, 500.0)], seed=seed).p99_ms for one in (along, known))
+    measured = replace(point(query_ms=1.0), rested=distribution(times), queued=distribution(times))
+    along = replace(measured, slow_moments=slow_moments(times, [False] * len(times), 8.0))
+    with_it, without = (predict([Stream(one, 500.0)], seed=seed).p99_ms for one in (along, measured))
     assert with_it == pytest.approx(without, rel=0.3)
 
 

@@ -93,17 +93,17 @@ def test_an_encoded_document_is_decoded_equally(profile: Profile) -> None:
 
 @given(PROFILES)
 def test_unknown_fields_are_ignored(profile: Profile) -> None:
-    said = msgspec.to_builtins(profile) | {"something_newer": 1}
-    assert decode(msgspec.json.encode(said), "a file") == profile
+    document = msgspec.to_builtins(profile) | {"something_newer": 1}
+    assert decode(msgspec.json.encode(document), "a file") == profile
 
 
 @given(PROFILES)
 def test_a_missing_share_counts_as_one_half(profile: Profile) -> None:
-    said = msgspec.to_builtins(profile)
-    for one in said["points"]:
+    document = msgspec.to_builtins(profile)
+    for one in document["points"]:
         if one["mixed_load"] is not None:
             del one["mixed_load"]["own_share"]
-    found = decode(msgspec.json.encode(said), "a file")
+    found = decode(msgspec.json.encode(document), "a file")
     assert {one.mixed_load.own_share for one in found.points if one.mixed_load is not None} <= {0.5}
 
 
@@ -135,10 +135,10 @@ def test_a_huge_file_is_refused() -> None:
 
 @given(POINTS)
 def test_a_repeated_point_is_refused(point: Point) -> None:
-    said = msgspec.to_builtins(Profile("digits", 1, "board-1", "f", (point,)))
-    said["points"] = [*said["points"], *said["points"]]
+    document = msgspec.to_builtins(Profile("digits", 1, "board-1", "f", (point,)))
+    document["points"] = [*document["points"], *document["points"]]
     with pytest.raises(ProtocolError, match="each point once"):
-        decode(msgspec.json.encode(said), "a file")
+        decode(msgspec.json.encode(document), "a file")
 
 
 @given(st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=500))

@@ -23,10 +23,10 @@ def test_an_overflowing_counter_loses_no_energy(range_uj: int, start: int, steps
     """If it is read before it overflows again, the sum of the differences is the energy."""
     size = range_uj + 1
     added = [step % size for step in steps]
-    said = [start % size]
+    readings = [start % size]
     for step in added:
-        said.append((said[-1] + step) % size)
-    assert [advanced_uj(before, now, range_uj) for before, now in pairwise(said)] == added
+        readings.append((readings[-1] + step) % size)
+    assert [advanced_uj(before, now, range_uj) for before, now in pairwise(readings)] == added
 
 
 @given(steps=st.lists(st.integers(0, 10**9), min_size=1, max_size=8), range_uj=st.integers(10**9, 2**38))

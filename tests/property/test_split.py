@@ -110,11 +110,11 @@ def test_an_encoded_document_is_decoded_equally(splits: Splits) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(b"{}", "a file does not say"), (b"\xff", "a file does not say"), (b" " * (LIMIT_BYTES + 1), "are read")],
 )
-def test_other_documents_are_refused(content: bytes, said: str) -> None:
-    with pytest.raises(ProtocolError, match=said):
+def test_other_documents_are_refused(content: bytes, message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
         decode(content, "a file")
 
 

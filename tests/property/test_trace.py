@@ -25,11 +25,11 @@ def parents(draw: st.DrawFn) -> str:
     """Right, or nearly so."""
     parts = [draw(st.sampled_from(["00", "00", "01", "cc", "ff"]) | hexadecimal(2))]
     parts += [draw(hexadecimal(size)) for size in (32, 16, 2)]
-    said = "-".join(parts) + draw(st.sampled_from(["", "", "-", "-more", "more"]))
+    header = "-".join(parts) + draw(st.sampled_from(["", "", "-", "-more", "more"]))
     if draw(st.integers(0, 3)) == 0:
-        at = draw(st.integers(0, len(said) - 1))
-        said = said[:at] + draw(st.sampled_from(["", "g", "A", "-", " ", "\n", "٣"])) + said[at + 1 :]
-    return said
+        at = draw(st.integers(0, len(header) - 1))
+        header = header[:at] + draw(st.sampled_from(["", "g", "A", "-", " ", "\n", "٣"])) + header[at + 1 :]
+    return header
 
 
 STATES = st.lists(
@@ -61,7 +61,7 @@ def test_invalid_headers_are_ignored_and_valid_ones_preserved(parent: str, state
     found = received(parent, state)
     if found is None:
         return
-    said = found.headers()
-    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-3]", said["traceparent"])
-    assert re.fullmatch("[ -~]{0,512}", said.get("tracestate", ""))
-    assert restored(said["traceparent"], said.get("tracestate", "")) == replace(found, parent_id="")
+    headers = found.headers()
+    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-3]", headers["traceparent"])
+    assert re.fullmatch("[ -~]{0,512}", headers.get("tracestate", ""))
+    assert restored(headers["traceparent"], headers.get("tracestate", "")) == replace(found, parent_id="")

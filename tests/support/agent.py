@@ -21,9 +21,9 @@ DIGITS = CHECKOUT / "models" / "digits" / "bundle"
 
 def edge_settings(state_dir: Path, **overrides: Any) -> EdgeSettings:
     """Settings for a test: dotted keys, with `__` for the dot."""
-    known = {"agent.state_dir": str(state_dir), "models.directories": [str(DIGITS)], "api.port": 0}
-    known |= {"agent.device_id": "device-1"}
-    return load(None, environ={}, overrides=known | {key.replace("__", "."): v for key, v in overrides.items()})
+    defaults = {"agent.state_dir": str(state_dir), "models.directories": [str(DIGITS)], "api.port": 0}
+    defaults |= {"agent.device_id": "device-1"}
+    return load(None, environ={}, overrides=defaults | {key.replace("__", "."): v for key, v in overrides.items()})
 
 
 @contextlib.asynccontextmanager

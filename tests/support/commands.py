@@ -1,8 +1,11 @@
-"""The workstation's commands against a gateway in this process."""
+"""Commands against a gateway in this process."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 
 from typer.testing import CliRunner, Result
 
@@ -15,3 +18,17 @@ async def firstline(url: str, token: str, *arguments: object, code: int = 0, **e
     result = await asyncio.to_thread(CliRunner().invoke, app, [*map(str, arguments)], env=environment)
     assert result.exit_code == code, result.output
     return result
+
+
+async def gateway_status(url: str, token: str = "", *arguments: object, code: int = 0) -> str:
+    """What `firstline-gateway status` prints."""
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "firstline_gateway", "status", url, *map(str, arguments)],
+        env={**os.environ, "FIRSTLINE_TOKEN": token},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout

@@ -94,25 +94,25 @@ class Fleet:
         Returns:
             What it heard.
         """
-        told = msgspec.json.decode(self._devices[name].get("/fleet/v1/twin").content, type=Desired)
+        desired = msgspec.json.decode(self._devices[name].get("/fleet/v1/twin").content, type=Desired)
         updates = self._updates.setdefault(name, {})
         if state is not None:
-            (wanted,) = (model for model in told.models if model.name == bundle)
+            (wanted,) = (model for model in desired.models if model.name == bundle)
             updates[bundle] = Update(bundle, wanted.version, state, rollout=wanted.rollout, reason=reason)
         self._sequence += 1
         versions = {"digits": 1} | {each.name: each.version for each in updates.values() if each.state in _RUNS}
         models = tuple(RunningModel(model, version, certified=True) for model, version in versions.items())
-        said = Reported("session", self._sequence, told.revision, models, tuple(updates.values()))
-        reply = self._devices[name].put("/fleet/v1/twin/reported", content=msgspec.json.encode(said))
+        report = Reported("session", self._sequence, desired.revision, models, tuple(updates.values()))
+        reply = self._devices[name].put("/fleet/v1/twin/reported", content=msgspec.json.encode(report))
         assert reply.is_success, reply.text
-        return told
+        return desired
 
     def count(self, name: str, kept: int, escalated: int, errors: int = 0) -> None:
         """Has a device tell what it counted so far."""
         self._sequence += 1
         counts = ModelCounts("digits", 1, kept + escalated + errors, kept, escalated, errors)
-        told = Telemetry("session", self._sequence, 60.0 * self._sequence, (counts,))
-        reply = self._devices[name].post("/fleet/v1/twin/telemetry", content=msgspec.json.encode(told))
+        telemetry = Telemetry("session", self._sequence, 60.0 * self._sequence, (counts,))
+        reply = self._devices[name].post("/fleet/v1/twin/telemetry", content=msgspec.json.encode(telemetry))
         assert reply.is_success, reply.text
 
     def keep(self, profile: Profile) -> None:
@@ -150,13 +150,13 @@ def without(absent: set[str], *arguments: str) -> list[str]:
 def console(gateway: str, key: str, log: Path, *options: str, **environment: str) -> Iterator[str]:
     """Runs the console, where nothing but its extra is installed, until the end of the block; its address."""
     command = without(_WORKBENCH, "--gateway", gateway, "--port", "0", "-o", "json", *options)
-    told = {**os.environ, "FIRSTLINE_TOKEN": key, **environment}
+    environ = {**os.environ, "FIRSTLINE_TOKEN": key, **environment}
     with log.open("w") as stream:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stream, text=True, env=told)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stream, text=True, env=environ)
     try:
-        said = process.stdout.readline()
-        assert said, log.read_text()
-        yield msgspec.json.decode(said)["url"]
+        ready = process.stdout.readline()
+        assert ready, log.read_text()
+        yield msgspec.json.decode(ready)["url"]
     finally:
         process.terminate()
         process.communicate(timeout=_START_S)

@@ -66,8 +66,8 @@ class ControlGroup:
 
     def kills(self) -> int:
         """Processes that the kernel killed in it for want of memory."""
-        told = (self.folder / ("memory.events" if self._v2 else "memory.oom_control")).read_text()
-        return int(dict(line.split() for line in told.splitlines())["oom_kill"])
+        events = (self.folder / ("memory.events" if self._v2 else "memory.oom_control")).read_text()
+        return int(dict(line.split() for line in events.splitlines())["oom_kill"])
 
     def remove(self) -> None:
         """Ends what is left in it, and removes it."""
@@ -132,12 +132,12 @@ class Hog:
         try:
             self.process.stdin.write(f"{mib}\n")
             self.process.stdin.flush()
-            told = self.process.stdout.readline()
+            reply = self.process.stdout.readline()
         except BrokenPipeError:
-            told = ""
-        if not told:
+            reply = ""
+        if not reply:
             raise ChildProcessError(f"The kernel killed the process that should hold {mib} MiB.")
-        self.held_mib = int(told)
+        self.held_mib = int(reply)
 
     def close(self) -> None:
         self.process.kill()

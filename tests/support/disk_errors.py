@@ -175,29 +175,23 @@ asyncio.run(main())
 
 def errors_at(first: int, step: int) -> dict[str, int]:
     """Lets every `step`-th change fail; what happened."""
-    with quick_folder() as folder:
-        root = folder / "disk"
-        root.mkdir()
-        said, _ = run_on(root, _OUTBOX, str(first), str(step), record=False)
-    found: dict[str, int] = json.loads(said)
-    return found
+    return _counts_of(_OUTBOX, first, step)
 
 
 def replacement_errors(step: int) -> dict[str, int]:
     """Lets every `step`-th change that the replacement of a damaged outbox makes fail; what happened."""
-    with quick_folder() as folder:
-        root = folder / "disk"
-        root.mkdir()
-        said, _ = run_on(root, _REPLACEMENT, str(step), record=False)
-    found: dict[str, int] = json.loads(said)
-    return found
+    return _counts_of(_REPLACEMENT, step)
 
 
 def agent_on_a_failing_disk(picture: Path) -> dict[str, int]:
     """Answers of agents whose disk begins to fail at one change or another; how many were promised a correction."""
+    return _counts_of(_AGENT, picture)
+
+
+def _counts_of(script: str, *arguments: object) -> dict[str, int]:
     with quick_folder() as folder:
         root = folder / "disk"
         root.mkdir()
-        said, _ = run_on(root, _AGENT, str(picture), record=False)
-    found: dict[str, int] = json.loads(said.splitlines()[-1])
-    return found
+        printed, _ = run_on(root, script, *map(str, arguments), record=False)
+    counts: dict[str, int] = json.loads(printed.splitlines()[-1])
+    return counts

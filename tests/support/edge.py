@@ -78,9 +78,9 @@ def _model(name: str, digit: str) -> Model:
 class Echo:
     """An edge model whose input is the probability of "yes"; a negative one is invalid, 1 and more breaks it."""
 
-    def __init__(self, said: Manifest) -> None:
-        self.model = said.edge[0]
-        self.digest = said.edge[0].digest
+    def __init__(self, manifest: Manifest) -> None:
+        self.model = manifest.edge[0]
+        self.digest = manifest.edge[0].digest
         self.runtime = SimpleNamespace(provider="echo")
         self.runs: list[list[float]] = []
         self.gate = threading.Event()
@@ -206,12 +206,12 @@ class Scene:
         spending: Spending | None = None,
     ) -> None:
         self.clock = clock
-        said = manifest(full=full, threshold=threshold)
+        described = manifest(full=full, threshold=threshold)
         certificate = None
         if certified is not None:
-            certificate = with_certificate(said.edge[0], said, certified, histogram=histogram).certificate
+            certificate = with_certificate(described.edge[0], described, certified, histogram=histogram).certificate
         self.workers = Workers(1, queue_limit, clock)
-        self.echo = Echo(said)
+        self.echo = Echo(described)
         edge = EdgeModel(
             self.echo,  # type: ignore[arg-type]
             lambda p, logits=None: p.max(axis=1),
@@ -221,8 +221,8 @@ class Scene:
             self.workers,
             certificate,
         )
-        self.held = DeviceModel(Bundle(Path(), said), edge if loads else None)
-        self.cloud = FakeCloud(said.full_digest)
+        self.held = DeviceModel(Bundle(Path(), described), edge if loads else None)
+        self.cloud = FakeCloud(described.full_digest)
         self.promises = FakePromises()
         self.cache = cache or ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
         self.models = Models([self.held])
@@ -311,8 +311,8 @@ class Scene:
 def request(*values: float, **fields: Any) -> InferRequest:
     """One row for each value, the probability that the edge model will give "yes"."""
     tensor = Tensor("x", np.array(values, np.float32).reshape(-1, 1))
-    known = {"model": "m", "request_id": new_request_id(), "principal": "local", "privacy": Privacy.ANY}
-    return InferRequest(inputs=(tensor,), **(known | fields))  # type: ignore[arg-type]
+    defaults = {"model": "m", "request_id": new_request_id(), "principal": "local", "privacy": Privacy.ANY}
+    return InferRequest(inputs=(tensor,), **(defaults | fields))  # type: ignore[arg-type]
 
 
 def yes(response: InferResponse) -> list[float]:
@@ -320,13 +320,13 @@ def yes(response: InferResponse) -> list[float]:
     return [round(float(row[0]), 3) for row in response.output("probabilities")]
 
 
-def said(response: InferResponse) -> Answer:
+def answer_of(response: InferResponse) -> Answer:
     assert response.answer is not None
     return response.answer
 
 
 def outcomes(response: InferResponse) -> list[tuple[str, str]]:
-    return [(attempt.tier.value, attempt.outcome) for attempt in said(response).attempts]
+    return [(attempt.tier.value, attempt.outcome) for attempt in answer_of(response).attempts]
 
 
 def tiers(rows: Sequence[Any]) -> list[Tier]:

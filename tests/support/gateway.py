@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -32,7 +33,7 @@ from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import Settings
+from firstline_gateway.settings.settings import Settings, Store
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
 
@@ -132,16 +133,16 @@ def gateway_settings(folder: Path, *, broker: Broker | None = None, **overrides:
         broker: that the gateway connects to.
         overrides: dotted keys, with `__` for the dot.
     """
-    known: dict[str, object] = {
+    defaults: dict[str, object] = {
         "models.directory": str(DIGITS.parent),
         "identity.directory": str(folder / "identity"),
         "execution.sessions": 1,
     }
     if broker is not None:
-        known |= {"mqtt.enabled": True, "mqtt.port": broker.port}
+        defaults |= {"mqtt.enabled": True, "mqtt.port": broker.port}
     if "store__url" not in overrides:
-        known["store.url"] = sqlite_store(folder).url
-    return load(None, environ={}, overrides=known | {key.replace("__", "."): v for key, v in overrides.items()})
+        defaults["store.url"] = sqlite_store(folder).url
+    return load(None, environ={}, overrides=defaults | {key.replace("__", "."): v for key, v in overrides.items()})
 
 
 @cache
@@ -189,6 +190,19 @@ async def serving(gateway: Gateway, port: int = 0, limits: ServerLimits | None =
 async def wait_for_gauge(gateway: Gateway, name: str) -> None:
     """Waits until a gauge of the gateway is 1, for example that it is connected to the broker."""
     await until(lambda: gateway.metrics.registry.get_sample_value(name) == 1)
+
+
+def http_link(store: Store, url: str, name: str, folder: Path) -> dict[str, Any]:
+    """The settings of a device's link to the gateway that serves this URL, with the device's key in a file."""
+    key = folder / f"{name}.key"
+    if not key.exists():
+        key.write_text(create_key(store, name, "device"))
+    return {"kind": "http", "url": url, "token_file": str(key)}
+
+
+def mqtt_link(broker: Broker) -> dict[str, Any]:
+    """The settings of a device's link to a broker that lets everybody in."""
+    return {"kind": "mqtt", "host": broker.host, "port": broker.port}
 
 
 def client_of(gateway: Gateway, url: str, name: str = "shop", kind: str = "application") -> httpx.AsyncClient:

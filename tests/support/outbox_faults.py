@@ -77,8 +77,8 @@ async def check_crash(recording: Recording, point: int, seed: int, into: Path) -
     """
     shutil.rmtree(into, ignore_errors=True)
     recording.crash(point, random.Random(seed), into)
-    said = [mark.split() for number, mark in recording.marks if number < point]
-    put, ended = ({request_id for word, request_id in said if word == what} for what in ("put", "end"))
+    marks = [mark.split() for number, mark in recording.marks if number < point]
+    put, ended = ({request_id for word, request_id in marks if word == what} for what in ("put", "end"))
     outbox = Outbox(into / "outbox" / "outbox.db", LIMITS, announcing=True, clock=SimulatedClock())
     try:
         assert outbox.damage == ""

@@ -39,13 +39,13 @@ class Client:
             "parameters": {"privacy": "any"},
         }
         reply = await self._http.post("/v2/models/small/infer", content=json.dumps(body))
-        said = reply.json()
+        document = reply.json()
         if reply.status_code == 200:
-            if said["parameters"]["tier"] == "cache":
+            if document["parameters"]["tier"] == "cache":
                 return "cache"
-            return self._variants[said["parameters"]["model_digest"]]
-        assert reply.status_code == 503 and "Retry-After" in reply.headers, said
-        return str(said["code"])
+            return self._variants[document["parameters"]["model_digest"]]
+        assert reply.status_code == 503 and "Retry-After" in reply.headers, document
+        return str(document["code"])
 
     async def status(self) -> dict[str, Any]:
         """Of the model's variants."""

@@ -28,19 +28,19 @@ class Answer:
         """The code of the error that it is, after a look at its form."""
         assert 400 <= self.status < 500, (self.status, self.body[:500])
         assert self.headers.get("content-type") == "application/json"
-        said = orjson.loads(self.body)
-        assert isinstance(said["error"], str)
-        assert said["error"].endswith("."), said
-        assert len(said["error"]) < 1000, said
-        code: str = said["code"]
+        document = orjson.loads(self.body)
+        assert isinstance(document["error"], str)
+        assert document["error"].endswith("."), document
+        assert len(document["error"]) < 1000, document
+        code: str = document["code"]
         assert code.isidentifier()
         return code
 
 
 def head(tier: Tier, method: str, path: str, *lines: str) -> bytes:
     """A request's head, with the host and the caller's token."""
-    known = [f"Host: 127.0.0.1:{tier.port}", *(f"{name}: {value}" for name, value in tier.headers.items())]
-    return "\r\n".join([f"{method} {path} HTTP/1.1", *known, *lines, "", ""]).encode("latin-1")
+    headers = [f"Host: 127.0.0.1:{tier.port}", *(f"{name}: {value}" for name, value in tier.headers.items())]
+    return "\r\n".join([f"{method} {path} HTTP/1.1", *headers, *lines, "", ""]).encode("latin-1")
 
 
 @contextmanager

@@ -185,14 +185,14 @@ class Reader:
         if text.split()[0] in self.absent:
             return
         server = _SERVER.match(text)
-        said = self._start(server[1], text, command) if server else self._run(text, command)
+        output = self._start(server[1], text, command) if server else self._run(text, command)
         expected = tuple(self._ours(line).rstrip() for line in command.output)
-        if not matches(expected, said):
+        if not matches(expected, output):
             raise MismatchError(
-                f"line {command.line}: `{text}` said\n  " + "\n  ".join(said) + "\nand the page shows\n  "
+                f"line {command.line}: `{text}` said\n  " + "\n  ".join(output) + "\nand the page shows\n  "
                 + "\n  ".join(expected)
             )  # fmt: skip
-        shown, came = ([found for line in lines for found in _COPIED.findall(line)] for lines in (expected, said))
+        shown, came = ([found for line in lines for found in _COPIED.findall(line)] for lines in (expected, output))
         self._copied |= dict(zip(shown, came, strict=False))
         self.executed.append(command.text)
 
@@ -241,9 +241,9 @@ class Reader:
     def _stop(self, name: str) -> None:
         process = self._servers.pop(name)
         process.send_signal(signal.SIGINT)  # what Ctrl-C sends
-        said, _ = process.communicate(timeout=START_TIMEOUT_S)
-        if process.returncode or said:
-            raise MismatchError(f"`{name} run` ended with {process.returncode} and said: {said}")
+        output, _ = process.communicate(timeout=START_TIMEOUT_S)
+        if process.returncode or output:
+            raise MismatchError(f"`{name} run` ended with {process.returncode} and said: {output}")
 
     def _ours(self, text: str) -> str:
         for theirs, ours in {**self.ports, **self._copied}.items():

@@ -13,7 +13,7 @@ import httpx
 from msgspec.structs import replace
 from support.agent import edge_settings
 from support.databases import sqlite_store
-from support.gateway import gateway_settings, serving
+from support.gateway import gateway_settings, http_link, serving
 from support.keys import bearer, create_key
 from support.waiting import until
 
@@ -85,11 +85,9 @@ class RegistrySite:
 
     def device_settings(self, folder: Path, **overrides: Any) -> EdgeSettings:
         """A device of the fleet that asks often, and has a key."""
-        key = folder / "key"
-        key.write_text(create_key(self.gateway.settings.store, "device-1", "device"))
         return edge_settings(
             folder / "state",
-            links=[{"kind": "http", "url": self.url, "token_file": str(key)}],
+            links=[http_link(self.gateway.settings.store, self.url, "device-1", folder)],
             fleet__enabled=True,
             fleet__poll_s=0.1,
             fleet__root_file=str(self.keyring.anchor),
@@ -129,8 +127,8 @@ async def registry_site(folder: Path, store: Store | None = None, **overrides: A
     folder.mkdir(exist_ok=True)  # noqa: ASYNC240 (a test's own)
     store = store or sqlite_store(folder)
     operator, device = create_key(store, "ops", "operator"), create_key(store, "press-7", "device")
-    known = {"registry__blobs": str(folder / "blobs"), "store__url": store.url}
-    gateway = open_gateway(gateway_settings(folder, **(known | overrides)))
+    defaults = {"registry__blobs": str(folder / "blobs"), "store__url": store.url}
+    gateway = open_gateway(gateway_settings(folder, **(defaults | overrides)))
     async with (
         serving(gateway) as url,
         httpx.AsyncClient(base_url=url, headers=bearer(operator), timeout=30) as client,

@@ -74,12 +74,16 @@ def variant_bundle(
         )
         for name in names or labours
     ]
-    known: dict[str, Any] = {"full": full, "input": NUMBERS, "policy": Policy(Score("max_probability"), 0.9)} | fields
-    bundle = write_manifest(root, edge, ["a", "b"], **known)
+    defaults: dict[str, Any] = {
+        "full": full,
+        "input": NUMBERS,
+        "policy": Policy(Score("max_probability"), 0.9),
+    } | fields
+    bundle = write_manifest(root, edge, ["a", "b"], **defaults)
     if not certified:
         return bundle
     edge = [
         with_certificate(variant, bundle.manifest, 0.9, kept=labours[variant.id].kept)
         for variant in bundle.manifest.edge
     ]
-    return write_manifest(root, edge, ["a", "b"], **known)
+    return write_manifest(root, edge, ["a", "b"], **defaults)

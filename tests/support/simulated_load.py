@@ -115,12 +115,12 @@ class Load:
     ) -> None:
         self.clock = SimulatedClock()
         self.executor = TimedExecutor(self.clock, seconds, slots)
-        known = {"requests": 1000, "size_bytes": 1 << 30, "seconds": 10.0, "batch_rows": 32}
+        defaults = {"requests": 1000, "size_bytes": 1 << 30, "seconds": 10.0, "batch_rows": 32}
         executors = [self.executor, *(TimedExecutor(self.clock, seconds, many, slow) for slow, many in others)]
         self.batcher = Batcher(
             several(executors, self.clock),
             clock=self.clock,
-            bounds=Bounds(**(known | bounds)),  # type: ignore[arg-type]
+            bounds=Bounds(**(defaults | bounds)),  # type: ignore[arg-type]
         )
 
     async def warm(self, *sizes: int) -> None:

@@ -34,8 +34,8 @@ def put(folder: Path, name: str = "small", version: int = 1, seed: int = 0) -> P
 
 def small_gateway(folder: Path, **overrides: object) -> Gateway:
     (folder / "models").mkdir(exist_ok=True)
-    known = {"auth__mode": "off", "models__directory": str(folder / "models"), "execution__sessions": 2}
-    return open_gateway(gateway_settings(folder, **(known | overrides)))
+    defaults = {"auth__mode": "off", "models__directory": str(folder / "models"), "execution__sessions": 2}
+    return open_gateway(gateway_settings(folder, **(defaults | overrides)))
 
 
 class Asking:
@@ -53,9 +53,9 @@ class Asking:
         return {(each["name"], each["version"]): (each["state"], each["reason"]) for each in found}
 
     async def probabilities(self, name: str = "small") -> list[float]:
-        status, said = await self.post(f"/v2/models/{name}/infer", ROW)
-        assert status == 200, said
-        values: list[float] = said["outputs"][0]["data"]
+        status, reply = await self.post(f"/v2/models/{name}/infer", ROW)
+        assert status == 200, reply
+        values: list[float] = reply["outputs"][0]["data"]
         return values
 
 

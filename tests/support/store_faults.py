@@ -125,8 +125,8 @@ def check_crash(recording: Recording, point: int, seed: int, into: Path) -> None
     """
     shutil.rmtree(into, ignore_errors=True)
     recording.crash(point, random.Random(seed), into)
-    said = [mark.split() for number, mark in recording.marks if number < point]
-    names = {what: {one[1] for one in said if one[0] == what} for what in ("keyed", "revoked", "enrolled", "counted")}
+    marks = [mark.split() for number, mark in recording.marks if number < point]
+    names = {what: {one[1] for one in marks if one[0] == what} for what in ("keyed", "revoked", "enrolled", "counted")}
     try:
         database = open_database(Store(url=f"sqlite:///{into / FILE}"))
     except ConfigError as error:
@@ -134,7 +134,7 @@ def check_crash(recording: Recording, point: int, seed: int, into: Path) -> None
     try:
         with database.reading() as connection:
             assert connection.execute(text("PRAGMA integrity_check")).scalars().all() == ["ok"]
-            for _, request_id, content in (one for one in said if one[0] == "delivered"):
+            for _, request_id, content in (one for one in marks if one[0] == "delivered"):
                 found = records.find(connection, DeliveryKey("cam", request_id))
                 assert found is not None, f"{request_id} was acknowledged, and is lost"
                 assert found.content.hex() == content

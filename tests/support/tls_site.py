@@ -92,9 +92,9 @@ async def tls_site(
     """Serves the digits over HTTPS on a free port; with `mosquitto` also runs a broker on the files that it writes."""
     folder.mkdir(exist_ok=True)  # noqa: ASYNC240 (a test's own)
     device_port, gateway_port = free_port(), free_port()
-    known: dict[str, object] = {"tls__enabled": True, "tls__hosts": (HOST,), "auth__refresh_s": REFRESH_S}
+    defaults: dict[str, object] = {"tls__enabled": True, "tls__hosts": (HOST,), "auth__refresh_s": REFRESH_S}
     if mosquitto:
-        known |= {
+        defaults |= {
             "identity__broker_host": HOST,
             "identity__broker_port": device_port,
             "mqtt__enabled": True,
@@ -104,7 +104,7 @@ async def tls_site(
             "broker__gateway_port": gateway_port,
             "broker__pid_file": str(folder / "mosquitto.pid"),
         }
-    settings = gateway_settings(folder, **(known | overrides))
+    settings = gateway_settings(folder, **(defaults | overrides))
     operator = bearer(create_key(settings.store, f"operator-{gateway_port}", "operator"))
     gateway = open_gateway(settings)
     async with AsyncExitStack() as stack:

@@ -129,6 +129,6 @@ async def check_crash(recording: Recording, point: int, seed: int, crash: Path, 
 
 def errors_at(root: Path, bundles: Path, first: int, step: int) -> dict[str, object]:
     """Lets every `step`-th change fail; what happened."""
-    said, _ = run_on(root, _ERRORS, str(bundles), str(first), str(step), record=False)
-    found: dict[str, object] = json.loads(said.splitlines()[-1])
+    output, _ = run_on(root, _ERRORS, str(bundles), str(first), str(step), record=False)
+    found: dict[str, object] = json.loads(output.splitlines()[-1])
     return found

@@ -200,8 +200,8 @@ class Book:
         answer = _answer(response)
         self.note("delivered", answer.request_id)
         effect = answer.attempts, response.output(PROBABILITIES).tobytes()
-        known = self._effects.setdefault(answer.request_id, effect)
-        self.holds(known == effect, "{} took effect twice at the gateway", answer.request_id)
+        first = self._effects.setdefault(answer.request_id, effect)
+        self.holds(first == effect, "{} took effect twice at the gateway", answer.request_id)
 
     def repeated(self, request: InferRequest) -> None:
         """The other device got an answer."""
@@ -215,8 +215,8 @@ class Book:
         Args:
             counted: the ids that the gateway knows as counted, and how many count in its tests.
         """
-        known, count = counted
-        self.holds(self._audits == set(known), "of {} audits the gateway knows {}", len(self._audits), len(known))
+        recorded, count = counted
+        self.holds(self._audits == set(recorded), "of {} audits the gateway knows {}", len(self._audits), len(recorded))
         self.holds(count == len(self._audits), "{} audits count {} times", len(self._audits), count)
 
     def committed(self, connection: sqlite3.Connection) -> None:

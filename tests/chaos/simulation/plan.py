@@ -173,13 +173,13 @@ def _asks(rng: random.Random, outage: tuple[float, float]) -> tuple[Ask, ...]:
     at_s = [rng.uniform(0.0, _TRAFFIC_S) for _ in range(int(_TRAFFIC_S / 3))]
     for begins_s in (rng.uniform(*outage), rng.uniform(0.0, _TRAFFIC_S)):
         at_s += [begins_s + rng.uniform(0.0, 0.3) for _ in range(rng.randint(5, 15))]
-    known: list[float] = []
-    return tuple(_ask(rng, when_s, known) for when_s in sorted(at_s))
+    earlier: list[float] = []
+    return tuple(_ask(rng, when_s, earlier) for when_s in sorted(at_s))
 
 
-def _ask(rng: random.Random, at_s: float, known: list[float]) -> Ask:
+def _ask(rng: random.Random, at_s: float, earlier: list[float]) -> Ask:
     private = rng.random() < 0.1
-    values = tuple(_value(rng, [] if private else known) for _ in range(rng.choice((1, 1, 1, 1, 2, 4))))
+    values = tuple(_value(rng, [] if private else earlier) for _ in range(rng.choice((1, 1, 1, 1, 2, 4))))
     route = rng.choices((Route.AUTO, Route.CLOUD, Route.EDGE), (8, 1, 1))[0]
     return Ask(
         at_s=at_s,
@@ -192,10 +192,10 @@ def _ask(rng: random.Random, at_s: float, known: list[float]) -> Ask:
     )
 
 
-def _value(rng: random.Random, known: list[float]) -> float:
+def _value(rng: random.Random, earlier: list[float]) -> float:
     """Of ten, one was asked before: caches and callers who ask the same at once have something to do."""
-    if known and rng.random() < 0.1:
-        return rng.choice(known)
+    if earlier and rng.random() < 0.1:
+        return rng.choice(earlier)
     value = rng.randint(500_001, 999_999) / 1e6
-    known.append(value)
+    earlier.append(value)
     return value

@@ -32,19 +32,19 @@ class GatewayLink(SimulatedLink):
         ends_s = self._clock.monotonic_s() + timeout_s
         await self._cross("up", request.size_bytes + 700, ends_s)
         work = self._gateway.answer(replace(request, deadline_s=ends_s, principal="device:d1"))
-        said: InferResponse | FirstlineError
+        reply: InferResponse | FirstlineError
         try:
-            said = await within(self._clock, ends_s, work, "The gateway did not answer in time.")
+            reply = await within(self._clock, ends_s, work, "The gateway did not answer in time.")
         except LinkDownError:  # no listener, or the connection broke
             raise
         except FirstlineError as error:
-            said = error
+            reply = error
         if self._clock.monotonic_s() >= ends_s:
             raise RemoteTimeoutError("The gateway did not answer in time.")
         await self._cross("down", _ANSWER_BYTES, ends_s)
-        if isinstance(said, FirstlineError):
-            raise said
-        return said
+        if isinstance(reply, FirstlineError):
+            raise reply
+        return reply
 
     async def probe(self, timeout_s: float) -> None:
         await super().probe(timeout_s)

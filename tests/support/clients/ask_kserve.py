@@ -44,16 +44,16 @@ def requests():
 
 
 async def main():
-    said = {}
+    results = {}
     async with InferenceRESTClient(RESTConfig(protocol="v2")) as client:
-        said["live"] = await client.is_server_live(url, headers=headers)
-        said["ready"] = await client.is_server_ready(url, headers=headers)
-        said["model_ready"] = await client.is_model_ready(url, MODEL, headers=headers)
-        said["nobody_ready"] = await client.is_model_ready(url, "nobody", headers=headers)
+        results["live"] = await client.is_server_live(url, headers=headers)
+        results["ready"] = await client.is_server_ready(url, headers=headers)
+        results["model_ready"] = await client.is_model_ready(url, MODEL, headers=headers)
+        results["nobody_ready"] = await client.is_model_ready(url, "nobody", headers=headers)
         for name, asked in requests().items():
             response = await client.infer(url, asked, model_name=MODEL, headers=dict(headers))
-            said[name] = np.asarray(response.get_output_by_name(OUTPUT).as_numpy()).tolist()
-            said[f"{name}_head"] = {"id": response.id, "model": response.model_name, **response.parameters}
+            results[name] = np.asarray(response.get_output_by_name(OUTPUT).as_numpy()).tolist()
+            results[f"{name}_head"] = {"id": response.id, "model": response.model_name, **response.parameters}
         refused = {
             "wrong_datatype": (MODEL, request(pixels.astype(np.float32), "FP32")),
             "wrong_output": (MODEL, request(images, "BYTES", outputs=[RequestedOutput("logits")])),
@@ -63,8 +63,8 @@ async def main():
             try:
                 await client.infer(url, asked, model_name=model, headers=dict(headers))
             except httpx.HTTPStatusError as error:
-                said[name] = {"status": error.response.status_code, "message": str(error)}
-    json.dump(said, sys.stdout)
+                results[name] = {"status": error.response.status_code, "message": str(error)}
+    json.dump(results, sys.stdout)
 
 
 asyncio.run(main())

@@ -28,11 +28,11 @@ def request(array, datatype, *, binary=True, model=MODEL, parameters=None):
 
 
 async def main():
-    said = {}
+    results = {}
     async with InferenceGRPCClient(job["grpc"], retries=0) as client:
-        said["live"] = await client.is_server_live(headers=headers)
-        said["ready"] = await client.is_server_ready(headers=headers)
-        said["model_ready"] = await client.is_model_ready(MODEL, headers=headers)
+        results["live"] = await client.is_server_live(headers=headers)
+        results["ready"] = await client.is_server_ready(headers=headers)
+        results["model_ready"] = await client.is_model_ready(MODEL, headers=headers)
         asked = {
             "bytes": request(images, "BYTES"),
             "pixels": request(pixels, "UINT8"),
@@ -42,8 +42,8 @@ async def main():
         }
         for name, one in asked.items():
             response = await client.infer(one, headers=headers)
-            said[name] = np.asarray(response.get_output_by_name(OUTPUT).as_numpy()).tolist()
-            said[f"{name}_head"] = {
+            results[name] = np.asarray(response.get_output_by_name(OUTPUT).as_numpy()).tolist()
+            results[f"{name}_head"] = {
                 "id": response.id,
                 "model": response.model_name,
                 "status": response.parameters["status"].string_param,
@@ -56,8 +56,8 @@ async def main():
             try:
                 await client.infer(one, headers=headers)
             except grpc.RpcError as error:
-                said[name] = {"status": error.code().name, "message": error.details()}
-    json.dump(said, sys.stdout)
+                results[name] = {"status": error.code().name, "message": error.details()}
+    json.dump(results, sys.stdout)
 
 
 asyncio.run(main())

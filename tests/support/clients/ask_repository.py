@@ -20,7 +20,7 @@ job = json.load(sys.stdin)
 operator = {key.lower(): value for key, value in job["headers"].items()}
 reader = {key.lower(): value for key, value in job["readers"].items()}
 host = job["url"].removeprefix("http://")
-said = {}
+results = {}
 
 
 def state(index):
@@ -72,14 +72,14 @@ async def ask_aio(client, **form):
 
 async def all_aio():
     async with triton_aio.InferenceServerClient(host) as client:
-        said["http_aio"] = await ask_aio(client)
+        results["http_aio"] = await ask_aio(client)
     async with triton_grpc_aio.InferenceServerClient(job["grpc"]) as client:
-        said["grpc_aio"] = await ask_aio(client, as_json=True)
+        results["grpc_aio"] = await ask_aio(client, as_json=True)
 
 
 with triton.InferenceServerClient(host) as client:
-    said["http"] = ask(client)
+    results["http"] = ask(client)
 with triton_grpc.InferenceServerClient(job["grpc"]) as client:
-    said["grpc"] = ask(client, as_json=True)
+    results["grpc"] = ask(client, as_json=True)
 asyncio.run(all_aio())
-json.dump(said, sys.stdout)
+json.dump(results, sys.stdout)

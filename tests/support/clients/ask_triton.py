@@ -20,7 +20,7 @@ job = json.load(sys.stdin)
 headers = job["headers"]  # copied for each infer, which writes into what it is given
 images = np.array([base64.b64decode(text) for text in job["images"]], dtype=np.object_)
 pixels = np.array(job["pixels"], dtype=np.uint8)
-said = {}
+results = {}
 
 
 def tensor(array, datatype, *, binary=True):
@@ -70,52 +70,52 @@ def refusal(error):
 
 
 def ask(client):
-    said["live"] = client.is_server_live(headers=headers)
-    said["ready"] = client.is_server_ready(headers=headers)
-    said["server"] = client.get_server_metadata(headers=headers)
-    said["model_ready"] = client.is_model_ready(MODEL, headers=headers)
-    said["version_ready"] = client.is_model_ready(MODEL, "1", headers=headers)
-    said["model"] = client.get_model_metadata(MODEL, headers=headers)
+    results["live"] = client.is_server_live(headers=headers)
+    results["ready"] = client.is_server_ready(headers=headers)
+    results["server"] = client.get_server_metadata(headers=headers)
+    results["model_ready"] = client.is_model_ready(MODEL, headers=headers)
+    results["version_ready"] = client.is_model_ready(MODEL, "1", headers=headers)
+    results["model"] = client.get_model_metadata(MODEL, headers=headers)
     for name, ((inputs,), options) in INFERS.items():
-        said[name] = rows(client.infer(MODEL, inputs, headers=dict(headers), **options))
-    said["response"] = client.infer(
+        results[name] = rows(client.infer(MODEL, inputs, headers=dict(headers), **options))
+    results["response"] = client.infer(
         MODEL, tensor(images, "BYTES"), request_id="mine", headers=dict(headers)
     ).get_response()
     waiting = [client.async_infer(MODEL, tensor(images, "BYTES"), headers=dict(headers)) for _ in range(3)]
-    said["threads"] = [rows(one.get_result()) for one in waiting]
+    results["threads"] = [rows(one.get_result()) for one in waiting]
     for name, (model, inputs, options) in REFUSED.items():
         try:
             client.infer(model, inputs, headers=dict(headers), **options)
         except InferenceServerException as error:
-            said[name] = refusal(error)
-    said["classes"] = classes(client.infer(MODEL, tensor(images, "BYTES"), outputs=CLASSES, headers=dict(headers)))
-    said["index"] = client.get_model_repository_index(headers=headers)
-    said["statistics"] = client.get_inference_statistics(MODEL, headers=headers)
-    said["all_statistics"] = client.get_inference_statistics(headers=headers)
-    said["config"] = client.get_model_config(MODEL, headers=headers)
+            results[name] = refusal(error)
+    results["classes"] = classes(client.infer(MODEL, tensor(images, "BYTES"), outputs=CLASSES, headers=dict(headers)))
+    results["index"] = client.get_model_repository_index(headers=headers)
+    results["statistics"] = client.get_inference_statistics(MODEL, headers=headers)
+    results["all_statistics"] = client.get_inference_statistics(headers=headers)
+    results["config"] = client.get_model_config(MODEL, headers=headers)
     try:
         client.get_model_metadata("nobody", headers=headers)
     except InferenceServerException as error:
-        said["unknown_metadata"] = refusal(error)
+        results["unknown_metadata"] = refusal(error)
 
 
 async def ask_aio(host):
     async with triton_aio.InferenceServerClient(host) as client:
-        said["aio_live"] = await client.is_server_live(headers=headers)
-        said["aio_ready"] = await client.is_server_ready(headers=headers)
-        said["aio_model_ready"] = await client.is_model_ready(MODEL, headers=headers)
-        said["aio_model"] = await client.get_model_metadata(MODEL, headers=headers)
+        results["aio_live"] = await client.is_server_live(headers=headers)
+        results["aio_ready"] = await client.is_server_ready(headers=headers)
+        results["aio_model_ready"] = await client.is_model_ready(MODEL, headers=headers)
+        results["aio_model"] = await client.get_model_metadata(MODEL, headers=headers)
         for name, ((inputs,), options) in INFERS.items():
-            said[f"aio_{name}"] = rows(await client.infer(MODEL, inputs, headers=dict(headers), **options))
+            results[f"aio_{name}"] = rows(await client.infer(MODEL, inputs, headers=dict(headers), **options))
         for name, (model, inputs, options) in REFUSED.items():
             try:
                 await client.infer(model, inputs, headers=dict(headers), **options)
             except InferenceServerException as error:
-                said[f"aio_{name}"] = refusal(error)
+                results[f"aio_{name}"] = refusal(error)
 
 
 host = job["url"].removeprefix("http://")
 with triton.InferenceServerClient(host, concurrency=3) as sync_client:
     ask(sync_client)
 asyncio.run(ask_aio(host))
-json.dump(said, sys.stdout)
+json.dump(results, sys.stdout)

@@ -21,7 +21,7 @@ job = json.load(sys.stdin)
 headers = {name.lower(): value for name, value in job["headers"].items()}
 images = np.array([base64.b64decode(text) for text in job["images"]], dtype=np.object_)
 pixels = np.array(job["pixels"], dtype=np.uint8)
-said = {}
+results = {}
 
 
 def tensor(array, datatype):
@@ -59,63 +59,63 @@ def refusal(error):
 
 
 def ask(client):
-    said["live"] = client.is_server_live(headers=headers)
-    said["ready"] = client.is_server_ready(headers=headers)
-    said["model_ready"] = client.is_model_ready(MODEL, headers=headers)
-    said["server"] = client.get_server_metadata(headers=headers, as_json=True)
-    said["model"] = client.get_model_metadata(MODEL, headers=headers, as_json=True)
+    results["live"] = client.is_server_live(headers=headers)
+    results["ready"] = client.is_server_ready(headers=headers)
+    results["model_ready"] = client.is_model_ready(MODEL, headers=headers)
+    results["server"] = client.get_server_metadata(headers=headers, as_json=True)
+    results["model"] = client.get_model_metadata(MODEL, headers=headers, as_json=True)
     for name, (inputs, options) in INFERS.items():
-        said[name] = rows(client.infer(MODEL, inputs, headers=headers, **options))
-    said["classes"] = [
+        results[name] = rows(client.infer(MODEL, inputs, headers=headers, **options))
+    results["classes"] = [
         [text.decode() for text in row]
         for row in client.infer(MODEL, tensor(images, "BYTES"), headers=headers, outputs=CLASSES).as_numpy(OUTPUT)
     ]
     response = client.infer(MODEL, tensor(images, "BYTES"), request_id="mine", headers=headers).get_response(
         as_json=True
     )
-    said["response"] = response
+    results["response"] = response
     for name, (model, inputs, options) in REFUSED.items():
         try:
             client.infer(model, inputs, headers=headers, **options)
         except InferenceServerException as error:
-            said[name] = refusal(error)
+            results[name] = refusal(error)
     try:
         client.get_model_metadata("nobody", headers=headers)
     except InferenceServerException as error:
-        said["unknown_metadata"] = refusal(error)
+        results["unknown_metadata"] = refusal(error)
     answered = queue.Queue()
     client.start_stream(lambda result, error: answered.put((result, error)), headers=headers)
     for inputs in (tensor(images, "BYTES"), REFUSED["no_image"][1], tensor(pixels, "UINT8")):
         client.async_stream_infer(MODEL, inputs, request_id="streamed")
     found = [answered.get(timeout=30) for _ in range(3)]
     client.stop_stream()
-    said["stream"] = [rows(result) if error is None else error.message() for result, error in found]
+    results["stream"] = [rows(result) if error is None else error.message() for result, error in found]
 
 
 def ask_extensions(client):
-    said["index"] = client.get_model_repository_index(headers=headers, as_json=True)
-    said["statistics"] = client.get_inference_statistics(MODEL, headers=headers, as_json=True)
-    said["all_statistics"] = client.get_inference_statistics(headers=headers, as_json=True)
-    said["config"] = client.get_model_config(MODEL, headers=headers, as_json=True)
+    results["index"] = client.get_model_repository_index(headers=headers, as_json=True)
+    results["statistics"] = client.get_inference_statistics(MODEL, headers=headers, as_json=True)
+    results["all_statistics"] = client.get_inference_statistics(headers=headers, as_json=True)
+    results["config"] = client.get_model_config(MODEL, headers=headers, as_json=True)
 
 
 async def ask_aio(host):
     async with triton_aio.InferenceServerClient(host) as client:
-        said["aio_live"] = await client.is_server_live(headers=headers)
-        said["aio_ready"] = await client.is_server_ready(headers=headers)
-        said["aio_model_ready"] = await client.is_model_ready(MODEL, headers=headers)
-        said["aio_model"] = await client.get_model_metadata(MODEL, headers=headers, as_json=True)
+        results["aio_live"] = await client.is_server_live(headers=headers)
+        results["aio_ready"] = await client.is_server_ready(headers=headers)
+        results["aio_model_ready"] = await client.is_model_ready(MODEL, headers=headers)
+        results["aio_model"] = await client.get_model_metadata(MODEL, headers=headers, as_json=True)
         for name, (inputs, options) in INFERS.items():
-            said[f"aio_{name}"] = rows(await client.infer(MODEL, inputs, headers=headers, **options))
+            results[f"aio_{name}"] = rows(await client.infer(MODEL, inputs, headers=headers, **options))
         for name, (model, inputs, options) in REFUSED.items():
             try:
                 await client.infer(model, inputs, headers=headers, **options)
             except InferenceServerException as error:
-                said[f"aio_{name}"] = refusal(error)
+                results[f"aio_{name}"] = refusal(error)
 
 
 with triton.InferenceServerClient(job["grpc"]) as sync_client:
     ask(sync_client)
     ask_extensions(sync_client)
 asyncio.run(ask_aio(job["grpc"]))
-json.dump(said, sys.stdout)
+json.dump(results, sys.stdout)

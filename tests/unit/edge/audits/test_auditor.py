@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.edge import SURE, UNSURE, Scene, said
+from support.edge import SURE, UNSURE, Scene, answer_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import LinkDownError
@@ -63,13 +63,13 @@ async def ended(scene: Scene, count: int) -> list[str]:
 async def test_an_accepted_answer_is_audited_under_its_own_id(make_scene: MakeScene) -> None:
     scene = make_scene()
     response = await scene.infer(SURE)
-    assert said(response).certified
+    assert answer_of(response).certified
     assert scene.cloud.requests == []  # not before the answer
     assert await ended(scene, 1) == ["disagreed"]
     (sent,) = scene.cloud.requests
     certificate = scene.held.edge and scene.held.edge.certificate
     assert certificate is not None and sent.audit is not None
-    assert sent.request_id != said(response).request_id
+    assert sent.request_id != answer_of(response).request_id
     assert (sent.audit.predicted, sent.audit.propensity, sent.audit.floor) == (0, 1.0, 1.0)
     assert (sent.audit.epsilon, sent.audit.threshold) == (0.05, 0.8)
     assert sent.audit.edge_digest == certificate.edge_digest
@@ -81,7 +81,7 @@ async def test_cache_hits_are_audited_and_travel_each_time(make_scene: MakeScene
     scene.cloud.agrees = lambda _: True
     for number in range(3):
         response = await scene.infer(SURE)
-        assert said(response).tier is (Tier.CACHE if number else Tier.EDGE)
+        assert answer_of(response).tier is (Tier.CACHE if number else Tier.EDGE)
     assert await ended(scene, 3) == ["agreed"] * 3
     assert len(scene.cloud.requests) == 3
 
@@ -130,7 +130,7 @@ async def test_nothing_is_audited_without_a_contract_to_test_or_a_gateway_to_ask
 async def test_a_stricter_device_audits_all_covered_answers(make_scene: MakeScene, careful: dict[str, Any]) -> None:
     scene = make_scene(**careful)
     asked = (0.85, 0.99, UNSURE, 0.85)  # the full model is asked about the first, and gave the last before
-    tiers = [said(await scene.infer(value)).tier for value in asked]
+    tiers = [answer_of(await scene.infer(value)).tier for value in asked]
     assert tiers == [Tier.CLOUD, Tier.EDGE, Tier.CLOUD, Tier.CACHE]
     assert await ended(scene, 3) == ["disagreed"] * 3
     notes = [request.audit for request in scene.cloud.requests if request.audit is not None]
@@ -211,7 +211,7 @@ async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(make
     scene = make_scene()
     scene.cloud.gate = asyncio.Event()  # the audit hangs
     for _ in range(100):
-        assert said(await scene.infer(SURE)).reason is Reason.CONFIDENT
+        assert answer_of(await scene.infer(SURE)).reason is Reason.CONFIDENT
     monitored = scene.certificates and scene.certificates.find(scene.held)
     assert monitored is not None
     assert monitored.record.drawn == 64  # the queue is full, and none is drawn any more
@@ -258,7 +258,7 @@ async def test_denied_and_granted_escalations_are_sampled_alike(make_scene: Make
     )
     monitored.quota = 1.0
     scene.cloud.agrees = lambda _: True
-    reasons = [said(await scene.infer(value)).reason for value in (0.9, 0.91, 0.99)]
+    reasons = [answer_of(await scene.infer(value)).reason for value in (0.9, 0.91, 0.99)]
     assert reasons == [Reason.UNCERTAIN, Reason.BUDGET, Reason.CONFIDENT]
     await ended(scene, 2)
     sampled = [(round(sample.score, 3), sample.kept, sample.propensity) for sample in read(scene.samples_path)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.edge import SURE, UNSURE, Scene, said
+from support.edge import SURE, UNSURE, Scene, answer_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import IntegrityError
@@ -88,7 +88,7 @@ async def restarted(scene: Scene, make_scene: MakeScene, **arguments: Any) -> Sc
 async def test_while_the_audits_agree_nothing_changes(make_scene: MakeScene) -> None:
     scene = make_scene()
     assert feed(scene, *[(SURE, 1)] * 200) == 0
-    answer = said(await scene.infer(SURE))
+    answer = answer_of(await scene.infer(SURE))
     assert (answer.certified, answer.reason) == (True, Reason.CONFIDENT)
 
 
@@ -97,26 +97,26 @@ async def test_an_alarm_ends_certification_and_accepts_only_audited_scores(make_
     assert 10 < feed(scene, *WORSE) < len(WORSE)
     monitored = monitored_in(scene)
     assert monitored.record.tightened == 0.96 and not monitored.record.escalates_all
-    kept = said(await scene.infer(0.97))
+    kept = answer_of(await scene.infer(0.97))
     assert (kept.certified, kept.reason, kept.status) == (False, Reason.CONFIDENT, Status.FINAL)
     assert monitored.record.test == audit.begin(0.05)  # the new threshold has a test of its own
 
 
 async def test_after_an_alarm_cached_answers_escalate_within_the_quota(make_scene: MakeScene) -> None:
     scene = make_scene()
-    assert said(await scene.infer(SURE)).certified  # in the cache from now on
+    assert answer_of(await scene.infer(SURE)).certified  # in the cache from now on
     assert feed(scene, *[(SURE, 0)] * 20)
     assert monitored_in(scene).record.escalates_all
-    denied = said(await scene.infer(SURE))
+    denied = answer_of(await scene.infer(SURE))
     assert (denied.tier, denied.reason, denied.status) == (Tier.CACHE, Reason.BUDGET, Status.FINAL)
     assert not denied.certified
-    ordinary = said(await scene.infer(UNSURE))  # what the certificate itself escalates needs no quota
+    ordinary = answer_of(await scene.infer(UNSURE))  # what the certificate itself escalates needs no quota
     assert (ordinary.tier, ordinary.certified) == (Tier.CLOUD, True)
     elapse(scene, 20 * 3600)  # however long it lasts, a quarter of an hour's allowance is saved up
-    tiers = [said(await scene.infer(value)).tier for value in (SURE, 0.96, 0.97)]
+    tiers = [answer_of(await scene.infer(value)).tier for value in (SURE, 0.96, 0.97)]
     assert tiers == [Tier.CLOUD, Tier.EDGE, Tier.EDGE]
-    assert said(await scene.infer(SURE)).tier is Tier.CACHE  # what the full model said is known, and free
-    assert said(await scene.infer(SURE)).certified
+    assert answer_of(await scene.infer(SURE)).tier is Tier.CACHE  # what the full model said is known, and free
+    assert answer_of(await scene.infer(SURE)).certified
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ async def test_escalations_from_before_an_alarm_need_no_quota(
     make_scene: MakeScene, before: dict[str, Any], value: float
 ) -> None:
     scene = make_scene(msgspec.structs.replace(CAREFUL, escalations_per_hour=0.0), **before)
-    assert said(await scene.infer(value)).tier is Tier.CLOUD
+    assert answer_of(await scene.infer(value)).tier is Tier.CLOUD
     assert feed(scene, *WORSE)
     assert monitored_in(scene).record.tightened == 0.96
-    assert said(await scene.infer(value + 0.001)).tier is Tier.CLOUD
+    assert answer_of(await scene.infer(value + 0.001)).tier is Tier.CLOUD
 
 
 async def test_on_alarm_escalate_keeps_nothing(make_scene: MakeScene) -> None:
@@ -156,16 +156,16 @@ async def test_a_second_alarm_tightens_further_and_never_loosens(make_scene: Mak
 
 async def test_the_gateways_alarm_is_as_good_as_ones_own(make_scene: MakeScene) -> None:
     scene = make_scene()
-    assert said(await scene.infer(SURE)).certified
+    assert answer_of(await scene.infer(SURE)).certified
     scene.cloud.notice = ContractNotice(alarm=False, escalations_per_hour=7.0)
     await scene.infer(UNSURE)
-    assert said(await scene.infer(SURE)).certified
+    assert answer_of(await scene.infer(SURE)).certified
     scene.cloud.notice = ContractNotice(alarm=True, escalations_per_hour=None)
     await scene.infer(0.61)
     monitored = monitored_in(scene)
     assert monitored.record.alarmed and monitored.record.escalates_all  # no audits here say what may be kept
     assert states_of(scene).quota_per_hour(monitored) == CAREFUL.escalations_per_hour  # the gateway's was taken back
-    assert not said(await scene.infer(SURE)).certified
+    assert not answer_of(await scene.infer(SURE)).certified
     before = monitored.record.alarmed_wall_s
     elapse(scene, 60)
     await scene.infer(0.62)
@@ -246,7 +246,7 @@ async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene
     once_more = await restarted(again, make_scene)
     assert monitored_in(once_more).certificate_state == monitored_in(again).certificate_state
     assert monitored_in(once_more).certificate_state.alarmed
-    kept = said(await once_more.infer(0.97))
+    kept = answer_of(await once_more.infer(0.97))
     assert (kept.reason, kept.certified) == (Reason.CONFIDENT, False)
 
 
@@ -264,7 +264,7 @@ async def test_another_certificate_starts_a_new_test(make_scene: MakeScene) -> N
     feed(scene, *[(SURE, 0)] * 20)
     again = await restarted(scene, make_scene, certified=0.82)
     assert not monitored_in(again).record.alarmed
-    assert said(await again.infer(SURE)).certified
+    assert answer_of(await again.infer(SURE)).certified
     back = await restarted(again, make_scene)
     assert monitored_in(back).record.alarmed  # a folder that comes back brings its alarm with it
 
@@ -282,16 +282,16 @@ async def test_a_record_that_cannot_be_read_is_put_aside_and_nothing_is_certifie
     scene = make_scene()
     assert "not certified until a newly certified bundle comes" in states_of(scene).problem
     assert path.with_name("certificates.json.damaged").read_bytes() == content
-    answer = said(await scene.infer(SURE))
+    answer = answer_of(await scene.infer(SURE))
     assert (answer.certified, answer.reason) == (False, Reason.CONFIDENT)  # kept as before, promised no more
     again = await restarted(scene, make_scene)
-    assert not said(await again.infer(SURE)).certified
+    assert not answer_of(await again.infer(SURE)).certified
     assert states_of(again).problem == ""
     assert monitored_in(again).threshold == 0.8
     states_of(again).apply_notice(again.held, ContractNotice(alarm=True, escalations_per_hour=None))
     assert monitored_in(again).record.escalates_all  # what audits show still tightens
     fresh = await restarted(again, make_scene, certified=0.82)
-    assert said(await fresh.infer(SURE)).certified
+    assert answer_of(await fresh.infer(SURE)).certified
 
 
 async def test_a_lost_record_is_not_forgotten_by_a_process_that_dies_before_it_has_written(
@@ -301,7 +301,7 @@ async def test_a_lost_record_is_not_forgotten_by_a_process_that_dies_before_it_h
     for _ in range(2):  # none of them comes to write anything
         scene = make_scene()
         assert states_of(scene).problem
-        assert not said(await scene.infer(SURE)).certified
+        assert not answer_of(await scene.infer(SURE)).certified
     assert not (tmp_path / "certificates.json").exists()
     saving = asyncio.create_task(states_of(scene).keep_saving())
     async with asyncio.timeout(5):

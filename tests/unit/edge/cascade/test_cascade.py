@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support.edge import SURE, UNSURE, Scene, outcomes, request, said, tiers, yes
+from support.edge import SURE, UNSURE, Scene, answer_of, outcomes, request, tiers, yes
 from support.escalations import settle
 
 from firstline_core.clock import SimulatedClock
@@ -50,7 +50,7 @@ async def make_scene() -> AsyncIterator[MakeScene]:
 async def test_a_confident_answer_is_accepted_and_nothing_is_sent(make_scene: MakeScene) -> None:
     scene = make_scene()
     response = await scene.infer(SURE, id="mine")
-    answer = said(response)
+    answer = answer_of(response)
     assert yes(response) == [SURE]
     assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.CONFIDENT, Status.FINAL)
     assert answer.confidence == pytest.approx(SURE)
@@ -64,7 +64,7 @@ async def test_an_unsure_answer_comes_from_the_full_model(make_scene: MakeScene)
     scene = make_scene()
     asked = request(UNSURE, id="mine", outputs=(RequestedOutput("probabilities"),))
     response = await scene.answer(asked)
-    answer = said(response)
+    answer = answer_of(response)
     assert yes(response) == [0.01]
     assert (answer.tier, answer.reason, answer.status) == (Tier.CLOUD, Reason.UNCERTAIN, Status.FINAL)
     assert answer.certified
@@ -79,7 +79,7 @@ async def test_an_unsure_answer_comes_from_the_full_model(make_scene: MakeScene)
 async def test_a_batch_is_decided_row_by_row_and_keeps_its_order(make_scene: MakeScene) -> None:
     scene = make_scene()
     response = await scene.infer(0.6, 0.95, 0.7, 0.9)
-    answer = said(response)
+    answer = answer_of(response)
     assert yes(response) == [0.01, 0.95, 0.01, 0.9]
     assert scene.sent_rows == [[0.6, 0.7]]
     assert tiers(answer.rows) == [Tier.CLOUD, Tier.EDGE, Tier.CLOUD, Tier.EDGE]
@@ -90,13 +90,13 @@ async def test_a_batch_is_decided_row_by_row_and_keeps_its_order(make_scene: Mak
 
 async def test_a_score_that_is_no_number_is_never_kept(make_scene: MakeScene) -> None:
     scene = make_scene()
-    assert said(await scene.infer(float("nan"))).tier is Tier.CLOUD
+    assert answer_of(await scene.infer(float("nan"))).tier is Tier.CLOUD
 
 
 class TestCertificate:
     async def test_a_kept_answer_is_certified_and_stays_so_from_the_cache(self, make_scene: MakeScene) -> None:
         scene = make_scene(certified=0.7)
-        first, again = said(await scene.infer(0.75)), said(await scene.infer(0.75))
+        first, again = answer_of(await scene.infer(0.75)), answer_of(await scene.infer(0.75))
         assert [(a.tier, a.reason, a.certified) for a in (first, again)] == [
             (Tier.EDGE, Reason.CONFIDENT, True),
             (Tier.CACHE, Reason.CONFIDENT, True),
@@ -105,10 +105,10 @@ class TestCertificate:
 
     async def test_its_threshold_also_tightens(self, make_scene: MakeScene) -> None:
         scene = make_scene(certified=0.97)
-        assert said(await scene.infer(SURE)).reason is Reason.UNCERTAIN
+        assert answer_of(await scene.infer(SURE)).reason is Reason.UNCERTAIN
 
     async def test_a_row_below_goes_to_the_full_model(self, make_scene: MakeScene) -> None:
-        answer = said(await make_scene(certified=0.9).infer(0.95, 0.6))
+        answer = answer_of(await make_scene(certified=0.9).infer(0.95, 0.6))
         assert [(row.reason, row.certified) for row in answer.rows] == [
             (Reason.CONFIDENT, True),
             (Reason.UNCERTAIN, True),
@@ -119,28 +119,28 @@ class TestCertificate:
     async def test_an_answer_bound_to_the_device_is_not_certified(
         self, make_scene: MakeScene, asked: dict[str, Any]
     ) -> None:
-        answer = said(await make_scene(certified=0.7).infer(SURE, **asked))
+        answer = answer_of(await make_scene(certified=0.7).infer(SURE, **asked))
         assert (answer.tier, answer.certified) == (Tier.EDGE, False)
 
     async def test_a_replacement_answer_is_not_certified(self, make_scene: MakeScene) -> None:
         scene = make_scene(certified=0.7)
         for error in (LinkDownError("down"), DeadlineExceededError("late")):
             scene.cloud.error = error
-            answers = [said(await scene.infer(UNSURE)), said(await scene.infer(SURE, route=Route.CLOUD))]
+            answers = [answer_of(await scene.infer(UNSURE)), answer_of(await scene.infer(SURE, route=Route.CLOUD))]
             assert [(a.model_digest, a.certified) for a in answers] == [(scene.echo.digest, False)] * 2
-        first = said(await scene.infer(SURE, route=Route.CLOUD, wait=Wait.FIRST))
+        first = answer_of(await scene.infer(SURE, route=Route.CLOUD, wait=Wait.FIRST))
         assert (first.reason, first.certified) == (Reason.REQUESTED, False)
 
     async def test_a_tightened_device_serves_nothing_below_from_the_cache(self, make_scene: MakeScene) -> None:
         before = make_scene(certified=0.7)
-        assert said(await before.infer(0.9)).certified
+        assert answer_of(await before.infer(0.9)).certified
         after = make_scene(certified=0.7, cache=before.cache, min_threshold=0.93)
-        answer = said(await after.infer(0.9))
+        answer = answer_of(await after.infer(0.9))
         assert (answer.tier, answer.reason) == (Tier.CLOUD, Reason.UNCERTAIN)
 
     async def test_a_more_careful_device_does_not_lose_its_certificate(self, make_scene: MakeScene) -> None:
         scene = make_scene(certified=0.7, min_threshold=0.93)
-        answer = said(await scene.infer(SURE))
+        answer = answer_of(await scene.infer(SURE))
         assert (answer.reason, answer.certified) == (Reason.CONFIDENT, True)
 
 
@@ -149,7 +149,7 @@ class TestCache:
         scene = make_scene()
         await scene.infer(SURE)
         response = await scene.infer(SURE)
-        assert (said(response).tier, said(response).reason) == (Tier.CACHE, Reason.CONFIDENT)
+        assert (answer_of(response).tier, answer_of(response).reason) == (Tier.CACHE, Reason.CONFIDENT)
         assert yes(response) == [SURE]
         assert outcomes(response) == [("cache", "ok")]
         assert len(scene.echo.runs) == 1
@@ -158,7 +158,7 @@ class TestCache:
         scene = make_scene()
         await scene.infer(UNSURE)
         response = await scene.infer(UNSURE)
-        answer = said(response)
+        answer = answer_of(response)
         assert (answer.tier, answer.reason, answer.certified) == (Tier.CACHE, Reason.UNCERTAIN, True)
         assert (yes(response), answer.model_digest, len(scene.cloud.requests)) == ([0.01], scene.cloud.digest, 1)
 
@@ -168,42 +168,46 @@ class TestCache:
         response = await scene.infer(0.7, 0.95, 0.6)
         assert scene.echo.runs[1:] == [[0.7]]
         assert scene.sent_rows[1:] == [[0.7]]
-        assert tiers(said(response).rows) == [Tier.CLOUD, Tier.CACHE, Tier.CACHE]
+        assert tiers(answer_of(response).rows) == [Tier.CLOUD, Tier.CACHE, Tier.CACHE]
         assert yes(response) == [0.01, 0.95, 0.01]
 
     async def test_a_tightened_threshold_is_not_answered_from_yesterday(self, make_scene: MakeScene) -> None:
         before = make_scene()
-        assert said(await before.infer(0.9)).tier is Tier.EDGE
+        assert answer_of(await before.infer(0.9)).tier is Tier.EDGE
         after = make_scene(cache=before.cache, min_threshold=0.93)
-        assert said(await after.infer(0.9)).tier is Tier.CLOUD
+        assert answer_of(await after.infer(0.9)).tier is Tier.CLOUD
         assert after.echo.runs == []  # the evidence was good, the decision was not
 
     async def test_min_threshold_never_loosens(self, make_scene: MakeScene) -> None:
         scene = make_scene(min_threshold=0.1)
-        assert said(await scene.infer(UNSURE)).tier is Tier.CLOUD
+        assert answer_of(await scene.infer(UNSURE)).tier is Tier.CLOUD
 
     async def test_a_provisional_answer_is_not_cached(self, make_scene: MakeScene) -> None:
         scene = make_scene()
         scene.cloud.error = LinkDownError("down")
-        assert said(await scene.infer(UNSURE)).status is Status.PROVISIONAL
+        assert answer_of(await scene.infer(UNSURE)).status is Status.PROVISIONAL
         scene.cloud.error = None
         response = await scene.infer(UNSURE)
-        assert (said(response).status, said(response).tier, yes(response)) == (Status.FINAL, Tier.CLOUD, [0.01])
+        assert (answer_of(response).status, answer_of(response).tier, yes(response)) == (
+            Status.FINAL,
+            Tier.CLOUD,
+            [0.01],
+        )
 
     async def test_another_models_answer_is_refused_and_not_kept(self, make_scene: MakeScene) -> None:
         scene = make_scene()
         scene.cloud.digest = "f" * 64
-        answer = said(await scene.infer(UNSURE))
+        answer = answer_of(await scene.infer(UNSURE))
         assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.CLOUD_ERROR, Status.FINAL)
         scene.cloud.digest = scene.held.manifest.full_digest
-        assert said(await scene.infer(UNSURE)).tier is Tier.CLOUD
+        assert answer_of(await scene.infer(UNSURE)).tier is Tier.CLOUD
 
     async def test_an_answer_without_a_digest_is_given_but_neither_certified_nor_kept(
         self, make_scene: MakeScene
     ) -> None:
         scene = make_scene()
         scene.cloud.digest = ""
-        assert [said(await scene.infer(UNSURE)).certified for _ in range(2)] == [False, False]
+        assert [answer_of(await scene.infer(UNSURE)).certified for _ in range(2)] == [False, False]
         assert len(scene.cloud.requests) == 2
 
 
@@ -226,16 +230,16 @@ class TestTheFarSide:
         scene = make_scene()
         scene.cloud.spoil = spoil
         response = await scene.infer(UNSURE)
-        answer = said(response)
+        answer = answer_of(response)
         assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.CLOUD_ERROR, Status.FINAL)
         assert (answer.certified, yes(response), scene.promises.items) == (False, [UNSURE], [])
         assert outcomes(response)[-1] == ("cloud", outcome)
         scene.cloud.spoil = None
-        assert said(await scene.infer(UNSURE)).tier is Tier.CLOUD  # nothing of it was remembered
+        assert answer_of(await scene.infer(UNSURE)).tier is Tier.CLOUD  # nothing of it was remembered
 
     async def test_a_provisional_answer_is_not_passed_on_as_final(self, make_scene: MakeScene) -> None:
         scene = make_scene()
-        scene.cloud.spoil = lambda r: replace(r, answer=replace(said(r), status=Status.PROVISIONAL))
+        scene.cloud.spoil = lambda r: replace(r, answer=replace(answer_of(r), status=Status.PROVISIONAL))
         with pytest.raises(InferenceError, match="not final"):
             await scene.infer(SURE, model="other")
 
@@ -259,7 +263,7 @@ class TestOffline:
         scene.cloud.error = error
         asked = request(0.95, 0.6, deadline_s=None)
         response = await scene.answer(asked)
-        answer = said(response)
+        answer = answer_of(response)
         assert yes(response) == [0.95, 0.6]
         assert (answer.status, answer.reason, answer.durable) == (Status.PROVISIONAL, reason, True)
         assert [row.status for row in answer.rows] == [Status.FINAL, Status.PROVISIONAL]
@@ -272,7 +276,7 @@ class TestOffline:
     async def test_a_refusal_is_final(self, make_scene: MakeScene, error: FirstlineError) -> None:
         scene = make_scene()
         scene.cloud.error = error
-        answer = said(await scene.infer(UNSURE))
+        answer = answer_of(await scene.infer(UNSURE))
         assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.CLOUD_ERROR, False)
         assert not answer.certified
         assert scene.promises.items == []
@@ -282,7 +286,7 @@ class TestOffline:
         scene = make_scene()
         scene.cloud.error = LinkDownError("down")
         scene.promises.error = error
-        answer = said(await scene.infer(UNSURE))
+        answer = answer_of(await scene.infer(UNSURE))
         assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.OUTBOX_FULL, False)
 
     async def test_a_request_for_the_gateway_alone_fails_clearly(self, make_scene: MakeScene) -> None:
@@ -295,7 +299,7 @@ class TestOffline:
 
     async def test_without_links_the_edge_answer_is_all_there_is(self, make_scene: MakeScene) -> None:
         scene = make_scene(linked=False)
-        answer = said(await scene.infer(UNSURE))
+        answer = answer_of(await scene.infer(UNSURE))
         assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.LINK_DOWN, False)
         with pytest.raises(LinkDownError, match="trying again does not help") as raised:
             await scene.infer(*[SURE] * 20)
@@ -306,7 +310,7 @@ class TestOffline:
     async def test_no_correction_is_promised_for_a_bundle_without_a_full_model(self, make_scene: MakeScene) -> None:
         scene = make_scene(full=False)
         scene.cloud.error = LinkDownError("down")
-        assert said(await scene.infer(UNSURE)).status is Status.FINAL
+        assert answer_of(await scene.infer(UNSURE)).status is Status.FINAL
         assert scene.promises.items == []
 
     async def test_a_refused_token_is_not_the_callers_fault(self, make_scene: MakeScene) -> None:
@@ -319,46 +323,46 @@ class TestOffline:
 class TestWishes:
     async def test_route_edge_keeps_an_unsure_answer(self, make_scene: MakeScene) -> None:
         scene = make_scene()
-        answer = said(await scene.infer(UNSURE, route=Route.EDGE))
+        answer = answer_of(await scene.infer(UNSURE, route=Route.EDGE))
         assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.REQUESTED, Status.FINAL)
         assert scene.cloud.requests == []
 
     async def test_route_cloud_does_not_run_the_edge_model(self, make_scene: MakeScene) -> None:
         scene = make_scene()
-        answer = said(await scene.infer(SURE, route=Route.CLOUD))
+        answer = answer_of(await scene.infer(SURE, route=Route.CLOUD))
         assert (answer.tier, answer.reason, answer.confidence) == (Tier.CLOUD, Reason.REQUESTED, None)
         assert scene.echo.runs == []
-        assert said(await scene.infer(SURE, route=Route.CLOUD)).tier is Tier.CACHE
+        assert answer_of(await scene.infer(SURE, route=Route.CLOUD)).tier is Tier.CACHE
 
     async def test_route_cloud_falls_back_to_the_edge(self, make_scene: MakeScene) -> None:
         scene = make_scene()
         scene.cloud.error = LinkDownError("down")
         response = await scene.infer(SURE, route=Route.CLOUD)
-        answer = said(response)
+        answer = answer_of(response)
         assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LINK_DOWN, Status.PROVISIONAL)
         assert yes(response) == [SURE]
 
     async def test_wait_first_does_not_wait(self, make_scene: MakeScene) -> None:
         scene = make_scene()
-        answer = said(await scene.infer(UNSURE, wait=Wait.FIRST))
+        answer = answer_of(await scene.infer(UNSURE, wait=Wait.FIRST))
         assert (answer.status, answer.reason, answer.durable) == (Status.PROVISIONAL, Reason.REQUESTED, True)
         assert scene.cloud.requests == [] and len(scene.promises.items) == 1
-        assert said(await scene.infer(SURE, wait=Wait.FIRST)).status is Status.FINAL
+        assert answer_of(await scene.infer(SURE, wait=Wait.FIRST)).status is Status.FINAL
 
     async def test_wait_first_takes_a_final_answer_that_is_there(self, make_scene: MakeScene) -> None:
         scene = make_scene()
         await scene.infer(UNSURE)
-        answer = said(await scene.infer(UNSURE, wait=Wait.FIRST))
+        answer = answer_of(await scene.infer(UNSURE, wait=Wait.FIRST))
         assert (answer.status, answer.tier) == (Status.FINAL, Tier.CACHE)
 
     async def test_wait_first_waits_where_nothing_comes_first(self, make_scene: MakeScene) -> None:
         scene = make_scene()
-        assert said(await scene.infer(*[SURE] * 20, wait=Wait.FIRST)).reason is Reason.HEAVY
+        assert answer_of(await scene.infer(*[SURE] * 20, wait=Wait.FIRST)).reason is Reason.HEAVY
 
     async def test_local_only_never_leaves(self, make_scene: MakeScene) -> None:
         scene = make_scene()
         scene.cloud.error = LinkDownError("down")
-        answer = said(await scene.infer(UNSURE, privacy=Privacy.LOCAL_ONLY))
+        answer = answer_of(await scene.infer(UNSURE, privacy=Privacy.LOCAL_ONLY))
         assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LOCAL_ONLY, Status.FINAL)
         assert not answer.certified
         assert scene.cloud.requests == [] and scene.promises.items == []
@@ -368,7 +372,7 @@ class TestWishes:
     ) -> None:
         scene = make_scene()
         await scene.infer(UNSURE)
-        answer = said(await scene.infer(UNSURE, privacy=Privacy.LOCAL_ONLY))
+        answer = answer_of(await scene.infer(UNSURE, privacy=Privacy.LOCAL_ONLY))
         assert (answer.model_digest, answer.certified) == (scene.echo.digest, False)
 
     async def test_heavy_and_local_only_is_refused(self, make_scene: MakeScene) -> None:
@@ -379,13 +383,13 @@ class TestWishes:
 class TestHeavy:
     async def test_over_the_limit(self, make_scene: MakeScene) -> None:
         scene = make_scene()
-        answer = said(await scene.infer(*[SURE] * 20))
+        answer = answer_of(await scene.infer(*[SURE] * 20))
         assert (answer.tier, answer.reason) == (Tier.CLOUD, Reason.HEAVY)
         assert scene.echo.runs == []
 
     async def test_a_bundle_whose_edge_model_does_not_load(self, make_scene: MakeScene) -> None:
         scene = make_scene(loads=False)
-        answer = said(await scene.infer(SURE))
+        answer = answer_of(await scene.infer(SURE))
         assert (answer.tier, answer.reason, answer.model_digest) == (Tier.CLOUD, Reason.HEAVY, scene.cloud.digest)
         assert scene.cloud.requests[0].version == "3"
 
@@ -393,7 +397,7 @@ class TestHeavy:
         scene = make_scene()
         asked = request(SURE, SURE, model="other", id="mine")
         response = await scene.answer(asked)
-        answer = said(response)
+        answer = answer_of(response)
         assert (answer.tier, answer.reason, answer.certified) == (Tier.CLOUD, Reason.HEAVY, True)
         assert (answer.request_id, response.id) == (asked.request_id, "mine")
         assert (scene.cloud.requests[0].version, scene.cloud.requests[0].full_model_digest) == ("", "")
@@ -409,14 +413,14 @@ class TestHeavy:
 
     async def test_another_version_is_not_held(self, make_scene: MakeScene) -> None:
         scene = make_scene()
-        assert said(await scene.infer(SURE, version="2")).reason is Reason.HEAVY
+        assert answer_of(await scene.infer(SURE, version="2")).reason is Reason.HEAVY
         assert scene.cloud.requests[0].version == "2"
-        assert said(await scene.infer(SURE, version="3")).reason is Reason.CONFIDENT
+        assert answer_of(await scene.infer(SURE, version="3")).reason is Reason.CONFIDENT
 
     async def test_an_edge_model_that_breaks_is_replaced_by_the_full_one(self, make_scene: MakeScene) -> None:
         scene = make_scene()
         response = await scene.infer(2.0)
-        assert (said(response).tier, said(response).reason) == (Tier.CLOUD, Reason.HEAVY)
+        assert (answer_of(response).tier, answer_of(response).reason) == (Tier.CLOUD, Reason.HEAVY)
         assert outcomes(response) == [("edge", "inference_failed"), ("cloud", "ok")]
         with pytest.raises(InferenceError):
             await scene.infer(2.0, route=Route.EDGE)
@@ -427,13 +431,13 @@ class TestHeavy:
         running = asyncio.create_task(scene.infer(SURE))
         await settle()
         response = await scene.infer(0.9)
-        assert (said(response).tier, said(response).reason) == (Tier.CLOUD, Reason.HEAVY)
+        assert (answer_of(response).tier, answer_of(response).reason) == (Tier.CLOUD, Reason.HEAVY)
         assert outcomes(response) == [("edge", "queue_full"), ("cloud", "ok")]
         with pytest.raises(QueueFullError):
             await scene.infer(0.9, privacy=Privacy.LOCAL_ONLY)
         scene.echo.gate.set()
-        assert said(await running).tier is Tier.EDGE
-        assert said(await scene.infer(0.91)).tier is Tier.EDGE
+        assert answer_of(await running).tier is Tier.EDGE
+        assert answer_of(await scene.infer(0.91)).tier is Tier.EDGE
 
     async def test_a_busy_device_answers_from_its_cache(self, make_scene: MakeScene) -> None:
         scene = make_scene(row_ms=50.0, queue_limit=0)
@@ -442,7 +446,7 @@ class TestHeavy:
         running = asyncio.create_task(scene.infer(0.91))
         await settle()
         response = await scene.infer(SURE, 0.92, UNSURE)
-        assert [row.reason for row in said(response).rows] == [Reason.CONFIDENT, Reason.HEAVY, Reason.UNCERTAIN]
+        assert [row.reason for row in answer_of(response).rows] == [Reason.CONFIDENT, Reason.HEAVY, Reason.UNCERTAIN]
         assert scene.sent_rows == [[0.92, 0.6]]
         scene.echo.gate.set()
         await running
@@ -485,7 +489,7 @@ class TestDeadline:
         await clock.advance(0.47)
         assert not task.done()
         await clock.advance(0.02)
-        answer = said(await task)
+        answer = answer_of(await task)
         assert (answer.status, answer.reason, answer.durable) == (Status.PROVISIONAL, Reason.DEADLINE, True)
         assert outcomes(task.result()) == [("edge", "ok"), ("cloud", "deadline_exceeded")]
 
@@ -499,11 +503,11 @@ class TestDeadline:
         await task
         scene.cloud.gate.set()
         await settle()
-        assert said(await scene.infer(UNSURE)).tier is Tier.CACHE
+        assert answer_of(await scene.infer(UNSURE)).tier is Tier.CACHE
 
     async def test_a_passed_deadline_runs_no_model(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock(start_s=10))
-        assert said(await scene.infer(UNSURE, deadline_s=9.0)).reason is Reason.DEADLINE
+        assert answer_of(await scene.infer(UNSURE, deadline_s=9.0)).reason is Reason.DEADLINE
         with pytest.raises(DeadlineExceededError):
             await scene.infer(*[SURE] * 20, deadline_s=9.0)
         assert scene.cloud.requests == []
@@ -526,13 +530,13 @@ class TestDeadline:
         await settle()
         second = asyncio.create_task(scene.infer(0.94, deadline_s=0.25))
         await settle()
-        third = said(await scene.infer(0.93, deadline_s=0.25))
+        third = answer_of(await scene.infer(0.93, deadline_s=0.25))
         assert third.tier is Tier.CLOUD
         with pytest.raises(QueueFullError) as refusal:  # bound to this device
             await scene.infer(0.92, deadline_s=0.25, route=Route.EDGE)
         assert refusal.value.retry_after_s == 1.0
         scene.echo.gate.set()
-        assert [said(await task).tier for task in (first, second)] == [Tier.EDGE, Tier.EDGE]
+        assert [answer_of(await task).tier for task in (first, second)] == [Tier.EDGE, Tier.EDGE]
 
     @pytest.mark.parametrize(
         ("row_ms", "asked_until_s"),
@@ -548,7 +552,7 @@ class TestDeadline:
         await settle()
         assert scene.cloud.deadlines_s == [pytest.approx(asked_until_s)]
         await clock.advance(asked_until_s + 0.01)
-        answer = said(await task)
+        answer = answer_of(await task)
         assert (answer.reason, answer.tier, answer.durable) == (Reason.DEADLINE, Tier.EDGE, True)
 
     async def test_a_request_without_an_edge_answer_ends_at_the_deadline(self, make_scene: MakeScene) -> None:
@@ -570,7 +574,7 @@ class TestLatenessGate:
         scene.cloud.p95_s = 0.6
         context = scene.context(request(SURE, UNSURE, deadline_s=0.6))
         response = await scene.cascade.infer(context)
-        answer = said(response)
+        answer = answer_of(response)
         assert (answer.status, answer.reason, answer.durable) == (Status.PROVISIONAL, Reason.DEADLINE, True)
         assert yes(response) == [SURE, UNSURE]
         assert scene.cloud.requests == [] and len(scene.promises.items) == 1
@@ -580,32 +584,32 @@ class TestLatenessGate:
     async def test_an_escalation_in_time_is_sent(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())
         scene.cloud.p95_s = 0.6
-        assert said(await scene.infer(UNSURE, deadline_s=0.63)).tier is Tier.CLOUD
+        assert answer_of(await scene.infer(UNSURE, deadline_s=0.63)).tier is Tier.CLOUD
         assert scene.gateway.lateness.held_back == 0
 
     async def test_without_a_deadline_the_devices_own_holds(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())
         scene.cloud.p95_s = 1.99
-        assert said(await scene.infer(UNSURE)).reason is Reason.DEADLINE
+        assert answer_of(await scene.infer(UNSURE)).reason is Reason.DEADLINE
         scene.cloud.p95_s = 1.97
-        assert said(await scene.infer(UNSURE)).tier is Tier.CLOUD
+        assert answer_of(await scene.infer(UNSURE)).tier is Tier.CLOUD
 
     async def test_an_unmeasured_link_is_tried(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())
-        assert said(await scene.infer(UNSURE, deadline_s=0.01)).tier is Tier.CLOUD
+        assert answer_of(await scene.infer(UNSURE, deadline_s=0.01)).tier is Tier.CLOUD
 
     async def test_a_request_without_an_edge_answer_is_always_sent(self, make_scene: MakeScene) -> None:
         for scene in (make_scene(clock=SimulatedClock()), make_scene(clock=SimulatedClock(), loads=False)):
             scene.cloud.p95_s = 10.0
-            assert said(await scene.infer(*[UNSURE] * 20)).tier is Tier.CLOUD
+            assert answer_of(await scene.infer(*[UNSURE] * 20)).tier is Tier.CLOUD
         slow = make_scene(clock=SimulatedClock(), row_ms=5000.0)
         slow.cloud.p95_s = 10.0
-        assert said(await slow.infer(SURE, route=Route.CLOUD, deadline_s=1.0)).tier is Tier.CLOUD
+        assert answer_of(await slow.infer(SURE, route=Route.CLOUD, deadline_s=1.0)).tier is Tier.CLOUD
 
     async def test_one_late_escalation_in_fifty_is_sent_as_a_probe(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())
         scene.cloud.p95_s = 10.0
-        answers = [said(await scene.infer(0.5 + count / 1000)) for count in range(200)]
+        answers = [answer_of(await scene.infer(0.5 + count / 1000)) for count in range(200)]
         assert sum(answer.tier is Tier.CLOUD for answer in answers) == len(scene.cloud.requests) == 4
         assert (scene.gateway.lateness.held_back, scene.gateway.lateness.explored) == (196, 4)
 
@@ -618,7 +622,7 @@ class TestLatenessGate:
         second = asyncio.create_task(scene.infer(UNSURE))
         await settle()
         scene.cloud.gate.set()
-        assert {said(answer).tier for answer in await asyncio.gather(first, second)} == {Tier.CLOUD}
+        assert {answer_of(answer).tier for answer in await asyncio.gather(first, second)} == {Tier.CLOUD}
         assert len(scene.cloud.requests) == 1
 
     async def test_only_the_rows_that_would_travel_count(self, make_scene: MakeScene) -> None:
@@ -643,8 +647,8 @@ class TestTogether:
         scene.cloud.gate.set()
         responses = await asyncio.gather(*tasks)
         assert scene.sent_rows == [[0.6]]
-        assert all(yes(response) == [0.01] and said(response).tier is Tier.CLOUD for response in responses)
-        assert len({said(response).request_id for response in responses}) == 5
+        assert all(yes(response) == [0.01] and answer_of(response).tier is Tier.CLOUD for response in responses)
+        assert len({answer_of(response).request_id for response in responses}) == 5
         assert all(("cloud", "ok") in outcomes(response) for response in responses)
 
     async def test_models_without_a_full_digest_are_not_mixed_up(self, make_scene: MakeScene) -> None:
@@ -665,7 +669,7 @@ class TestTogether:
         tasks = [asyncio.create_task(scene.infer(UNSURE)) for _ in range(2)]
         await settle()
         scene.cloud.gate.set()
-        answers = [said(response) for response in await asyncio.gather(*tasks)]
+        answers = [answer_of(response) for response in await asyncio.gather(*tasks)]
         assert [(answer.certified, answer.model_digest) for answer in answers] == [(False, "")] * 2
         assert len(scene.cloud.requests) == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.budgets import COST_BYTES, limited_spending, spent
-from support.edge import SURE, UNSURE, Scene, request, said
+from support.edge import SURE, UNSURE, Scene, answer_of, request
 
 from firstline_core.errors import BudgetExceededError
 from firstline_core.routing import policy
@@ -25,7 +25,7 @@ def short() -> Spending:
 
 async def test_a_row_below_its_price_gets_a_final_edge_answer(short: Spending) -> None:
     scene = Scene(certified=0.8, spending=short)
-    answer = said(await scene.infer(0.7))
+    answer = answer_of(await scene.infer(0.7))
     assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.BUDGET, Status.FINAL)
     assert not answer.certified
     assert scene.cloud.requests == [] and scene.promises.items == []
@@ -35,7 +35,7 @@ async def test_a_row_below_its_price_gets_a_final_edge_answer(short: Spending) -
 async def test_where_no_link_works_that_is_the_reason_and_not_the_price(short: Spending) -> None:
     short._links = list
     scene = Scene(certified=0.8, spending=short)
-    answer = said(await scene.infer(0.7))
+    answer = answer_of(await scene.infer(0.7))
     assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LINK_DOWN, Status.FINAL)
     assert not answer.certified
     assert scene.cloud.requests == [] and scene.promises.items == []
@@ -44,7 +44,7 @@ async def test_where_no_link_works_that_is_the_reason_and_not_the_price(short: S
 
 async def test_the_least_valuable_rows_are_the_ones_denied(short: Spending) -> None:
     scene = Scene(certified=0.8, spending=short)
-    answer = said(await scene.infer(0.7, 0.5, 0.9, 0.75))
+    answer = answer_of(await scene.infer(0.7, 0.5, 0.9, 0.75))
     assert [row.reason for row in answer.rows] == [
         Reason.BUDGET,
         Reason.UNCERTAIN,
@@ -59,24 +59,24 @@ async def test_a_cached_full_answer_costs_nothing() -> None:
     rich = Scene(certified=0.8)
     await rich.infer(0.7)
     poor = Scene(certified=0.8, spending=broke(), cache=rich.cache)
-    assert said(await poor.infer(0.7)).tier is Tier.CACHE
-    assert said(await poor.infer(0.71)).reason is Reason.BUDGET
+    assert answer_of(await poor.infer(0.7)).tier is Tier.CACHE
+    assert answer_of(await poor.infer(0.71)).reason is Reason.BUDGET
     await rich.close()
     await poor.close()
 
 
 async def test_edge_answers_of_the_value_policy_stay_certified(short: Spending) -> None:
     scene = Scene(certified=0.5, spending=short, chosen=policy.make_policy("value"))
-    kept = said(await scene.infer(0.9))
+    kept = answer_of(await scene.infer(0.9))
     assert (kept.tier, kept.reason, kept.certified) == (Tier.EDGE, Reason.CONFIDENT, True)
-    bought = said(await scene.infer(0.55))
+    bought = answer_of(await scene.infer(0.55))
     assert (bought.tier, bought.reason, bought.certified) == (Tier.CLOUD, Reason.VALUABLE, True)
     await scene.close()
 
 
 async def test_by_value_without_a_certificate_the_unsure_say_that_it_was_the_price(short: Spending) -> None:
     scene = Scene(spending=short, chosen=policy.make_policy("value"))
-    answer = said(await scene.infer(0.7, SURE))
+    answer = answer_of(await scene.infer(0.7, SURE))
     assert [row.reason for row in answer.rows] == [Reason.BUDGET, Reason.CONFIDENT]
     await scene.close()
 
@@ -92,14 +92,14 @@ async def test_the_decision_log_has_the_reason(short: Spending) -> None:
 
 async def test_a_requested_route_ignores_prices(short: Spending) -> None:
     scene = Scene(spending=short)
-    assert said(await scene.infer(SURE, route=Route.CLOUD)).tier is Tier.CLOUD
+    assert answer_of(await scene.infer(SURE, route=Route.CLOUD)).tier is Tier.CLOUD
     await scene.close()
 
 
 async def test_a_hard_stop_on_the_way_leaves_the_edge_answer_final() -> None:
     scene = Scene()
     scene.cloud.error = BudgetExceededError("The budget is spent.")
-    answer = said(await scene.infer(UNSURE))
+    answer = answer_of(await scene.infer(UNSURE))
     assert (answer.reason, answer.status, answer.certified) == (Reason.BUDGET, Status.FINAL, False)
     assert scene.promises.items == []
     await scene.close()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from support.edge import SURE, UNSURE, Scene, outcomes, request, said, tiers, yes
+from support.edge import SURE, UNSURE, Scene, answer_of, outcomes, request, tiers, yes
 from support.escalations import settle
 
 from firstline_core.clock import SimulatedClock
@@ -73,7 +73,7 @@ async def test_an_answer_that_came_meanwhile_is_the_escalations(stage: Stage) ->
     assert stage.scene.sent_rows == [[UNSURE]]  # though the edge model still runs
     await settle()
     response = await stage.end(task)
-    answer = said(response)
+    answer = answer_of(response)
     assert (answer.tier, answer.reason, answer.certified, yes(response)) == (Tier.CLOUD, Reason.UNCERTAIN, True, [0.01])
     assert outcomes(response) == [("edge", "ok"), ("cloud", "ok")]
     assert (len(stage.scene.cloud.requests), stage.counts) == (1, (1, 0))
@@ -85,7 +85,7 @@ async def test_an_escalation_joins_a_call_that_is_still_under_way(stage: Stage) 
     stage.scene.echo.gate.set()
     await until(lambda: stage.scene.hedging.used)
     stage.scene.cloud.gate.set()
-    assert said(await task).tier is Tier.CLOUD
+    assert answer_of(await task).tier is Tier.CLOUD
     assert (len(stage.scene.cloud.requests), stage.counts) == (1, (1, 0))
     assert stage.scene.gateway.lateness.held_back == 0
 
@@ -93,7 +93,7 @@ async def test_an_escalation_joins_a_call_that_is_still_under_way(stage: Stage) 
 async def test_a_call_that_is_not_needed_is_cancelled(stage: Stage) -> None:
     stage.scene.cloud.gate = asyncio.Event()
     response = await stage.end(await stage.begin(SURE))
-    answer = said(response)
+    answer = answer_of(response)
     assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.CONFIDENT, Status.FINAL)
     assert outcomes(response) == [("edge", "ok"), ("cloud", "hedge")]
     await settle()
@@ -102,9 +102,9 @@ async def test_a_call_that_is_not_needed_is_cancelled(stage: Stage) -> None:
 
 async def test_an_answer_that_is_not_needed_is_kept_as_the_full_models(stage: Stage) -> None:
     response = await stage.end(await stage.begin(SURE))
-    assert (said(response).tier, yes(response)) == (Tier.EDGE, [SURE])
+    assert (answer_of(response).tier, yes(response)) == (Tier.EDGE, [SURE])
     again = await stage.scene.infer(SURE, route=Route.CLOUD)
-    assert (said(again).tier, yes(again), len(stage.scene.cloud.requests)) == (Tier.CACHE, [0.01], 1)
+    assert (answer_of(again).tier, yes(again), len(stage.scene.cloud.requests)) == (Tier.CACHE, [0.01], 1)
 
 
 async def test_a_request_that_joined_an_unneeded_hedge_gets_its_answer(stage: Stage) -> None:
@@ -112,7 +112,7 @@ async def test_a_request_that_joined_an_unneeded_hedge_gets_its_answer(stage: St
     first = await stage.begin(SURE)
     other = asyncio.create_task(stage.scene.infer(SURE, route=Route.CLOUD))
     await settle()
-    assert said(await stage.end(first)).tier is Tier.EDGE
+    assert answer_of(await stage.end(first)).tier is Tier.EDGE
     await settle()
     stage.scene.cloud.gate.set()
     assert yes(await other) == [0.01]
@@ -121,14 +121,14 @@ async def test_a_request_that_joined_an_unneeded_hedge_gets_its_answer(stage: St
 
 async def test_of_a_batch_each_row_is_kept_or_escalated_and_all_travel_once(stage: Stage) -> None:
     response = await stage.end(await stage.begin(SURE, UNSURE, deadline_s=1.0))
-    assert tiers(said(response).rows) == [Tier.EDGE, Tier.CLOUD]
+    assert tiers(answer_of(response).rows) == [Tier.EDGE, Tier.CLOUD]
     assert yes(response) == [SURE, 0.01]
     assert (stage.scene.sent_rows, stage.counts) == ([[SURE, UNSURE]], (1, 0))
 
 
 async def test_it_serves_where_the_edge_model_fails(stage: Stage) -> None:
     response = await stage.end(await stage.begin(2.0))
-    assert (said(response).tier, said(response).reason) == (Tier.CLOUD, Reason.HEAVY)
+    assert (answer_of(response).tier, answer_of(response).reason) == (Tier.CLOUD, Reason.HEAVY)
     assert len(stage.scene.cloud.requests) == 1
 
 
@@ -141,7 +141,7 @@ async def test_it_serves_where_the_edge_model_is_not_done_in_time(stage: Stage) 
     assert not task.done()  # the edge model may still be the first
     await stage.clock.advance(0.19)  # all but what is kept back of the deadline
     response = await task
-    assert (said(response).tier, said(response).certified, yes(response)) == (Tier.CLOUD, True, [0.01])
+    assert (answer_of(response).tier, answer_of(response).certified, yes(response)) == (Tier.CLOUD, True, [0.01])
     assert outcomes(response) == [("edge", "deadline_exceeded"), ("cloud", "ok")]
     assert (len(stage.scene.cloud.requests), stage.counts) == (1, (1, 0))
 
@@ -151,7 +151,7 @@ async def test_an_edge_answer_counts_to_the_last_moment_where_there_is_no_other(
     task = await stage.begin(SURE)
     await stage.clock.advance(0.69)
     assert not task.done()
-    assert said(await stage.end(task)).tier is Tier.EDGE
+    assert answer_of(await stage.end(task)).tier is Tier.EDGE
 
 
 async def test_a_call_has_as_much_time_as_an_escalation_that_joins_it(stage: Stage) -> None:
@@ -174,9 +174,9 @@ async def test_a_request_that_ends_in_an_error_ends_its_call(stage: Stage, value
 
 async def test_a_call_that_fails_leaves_the_edge_answer(stage: Stage) -> None:
     stage.scene.cloud.error = LinkDownError("down")
-    answer = said(await stage.end(await stage.begin(UNSURE, deadline_s=0.5001)))
+    answer = answer_of(await stage.end(await stage.begin(UNSURE, deadline_s=0.5001)))
     assert (answer.tier, answer.status) == (Tier.EDGE, Status.PROVISIONAL)
-    answer = said(await stage.end(await stage.begin(SURE)))
+    answer = answer_of(await stage.end(await stage.begin(SURE)))
     assert (answer.tier, answer.status) == (Tier.EDGE, Status.FINAL)
 
 
@@ -209,7 +209,7 @@ async def test_a_share_of_the_traffic_earns_more() -> None:
 async def test_never_where_it_is_not_wanted_or_of_no_use(stage: Stage, asked: dict[str, Any]) -> None:
     task = await stage.begin(SURE, **asked)
     assert stage.scene.cloud.requests == []
-    assert said(await stage.end(task)).tier is Tier.EDGE
+    assert answer_of(await stage.end(task)).tier is Tier.EDGE
     assert stage.counts == (0, 0)
 
 
@@ -309,7 +309,7 @@ async def test_no_row_is_accepted_and_escalated_or_sent_twice(seed: int) -> None
             await until(lambda: len(stage.scene.echo.runs[-1]) == len(values))  # noqa: B023 (awaited in this turn)
             stage.scene.cloud.gate.set()
         response = await task
-        answer = said(response)
+        answer = answer_of(response)
         rows = answer.rows or (answer,)
         assert [row.tier is Tier.EDGE for row in rows] == [row.model_digest == stage.scene.echo.digest for row in rows]
         expected = [value if row.tier is Tier.EDGE else 0.01 for value, row in zip(values, rows, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.edge import SURE, UNSURE, Scene, said
+from support.edge import SURE, UNSURE, Scene, answer_of
 
 from firstline_core.routing import policy
 from firstline_core.types import Reason, Tier
@@ -25,7 +25,7 @@ from firstline_edge.settings.settings import PolicySection
 )
 async def test_the_policy_chosen_decides(chosen: policy.Policy, value: float, tier: Tier, reason: Reason) -> None:
     scene = Scene(chosen=chosen)
-    answer = said(await scene.infer(value))
+    answer = answer_of(await scene.infer(value))
     assert (answer.tier, answer.reason) == (tier, reason)
     await scene.close()
 
@@ -42,14 +42,14 @@ async def test_the_policy_chosen_decides(chosen: policy.Policy, value: float, ti
 )
 async def test_only_firstlines_own_policies_are_covered(chosen: policy.Policy, *, covered: bool) -> None:
     scene = Scene(chosen=chosen, certified=0.7)
-    answer = said(await scene.infer(0.75))
+    answer = answer_of(await scene.infer(0.75))
     assert (answer.tier, answer.certified) == (Tier.EDGE, covered)
     await scene.close()
 
 
 async def test_a_pause_after_an_escalation_leaves_answers_uncertified() -> None:
     scene = Scene(chosen=policy.make_policy("groundlight", pause_s=60.0))
-    first, held = said(await scene.infer(UNSURE)), said(await scene.infer(UNSURE - 0.05))
+    first, held = answer_of(await scene.infer(UNSURE)), answer_of(await scene.infer(UNSURE - 0.05))
     assert (first.tier, held.tier, held.reason, held.certified) == (Tier.CLOUD, Tier.EDGE, Reason.BUDGET, False)
     await scene.close()
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from itertools import count
 
 import pytest
-from support.edge import Scene, full_answer, said
+from support.edge import Scene, answer_of, full_answer
 from support.escalations import ScriptedLink, settle
 
 from firstline_core.clock import SimulatedClock
@@ -59,7 +59,7 @@ class Street:
             asking = asyncio.create_task(self.scene.infer(value, deadline_s=now_s + DEADLINE_S))
             await settle()
             await self.clock.advance(self.gap_s)
-            found.append(said(await asking).tier is Tier.CLOUD)
+            found.append(answer_of(await asking).tier is Tier.CLOUD)
             for item in self.scene.promises.items if self.delivers else ():
                 task = asyncio.create_task(self._deliver(item.request))
                 self._deliveries.add(task)
