@@ -86,7 +86,7 @@ def test_a_narrower_link_never_sends_more(of: list[Way]) -> None:
 
 
 @given(_SPLITS, st.builds(Surroundings, _MS, st.floats(0.1, 100), st.floats(0.1, 100), st.floats(0, 1)))
-def test_ways_are_the_sums_of_what_was_measured(splits: Splits, around: Surroundings) -> None:
+def test_predicted_times_are_sums_of_measured_parts(splits: Splits, around: Surroundings) -> None:
     device, sent, *cut = ways(splits, around)
     whole_ms = splits.prepare_ms + splits.model_ms
     assert device.latency_ms(0.0) == device.fixed_ms == pytest.approx(around.device_slowdown * whole_ms)

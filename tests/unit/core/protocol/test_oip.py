@@ -103,7 +103,7 @@ class TestTritonsBytes:
 
 
 class TestRequest:
-    def test_what_is_encoded_is_decoded(self) -> None:
+    def test_an_encoded_request_is_decoded(self) -> None:
         sent = request(
             id="mine",
             outputs=(RequestedOutput("a", True), RequestedOutput("b")),
@@ -258,7 +258,7 @@ class TestRequest:
 
 
 class TestResponse:
-    def test_what_is_encoded_is_decoded(self) -> None:
+    def test_an_encoded_response_is_decoded(self) -> None:
         row = RowAnswer(Tier.EDGE, Reason.LINK_DOWN, Status.PROVISIONAL, False, None, "sha256:ab")
         said = answer(
             request_id=REQUEST_ID,

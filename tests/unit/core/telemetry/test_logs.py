@@ -53,7 +53,7 @@ def test_text_line_equals_that_of_structlogs_console_renderer(facts: dict[str, A
     assert traceback.endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_context_facts_are_in_each_line_and_yield_to_its_own() -> None:
+def test_context_facts_are_in_each_line() -> None:
     with configured("json") as stream:
         token = logs.FACTS.set(lambda: {"request_id": "r", "ms": 9.0})
         logs.logger(NAME).info("answered", ms=1.0)
@@ -83,7 +83,7 @@ async def test_lines_of_an_event_loop_are_written_together_soon() -> None:
 
 
 @pytest.mark.parametrize("name", ["firstline_gateway.requests", "some.library"])
-async def test_a_warning_is_written_at_once_after_the_lines_before_it(name: str) -> None:
+async def test_a_warning_is_written_at_once(name: str) -> None:
     with configured("text") as stream:
         logs.logger(NAME).info("first")
         (logs.logger(name) if name == NAME else logging.getLogger(name)).warning("second")
