@@ -127,7 +127,7 @@ class TestRequestOptions:
         ({"inputs": None}, "inputs is NoneType; give arrays by the names"),
         ({"inputs": [np.zeros(1)]}, "inputs is list;"),
         ({"inputs": {1: np.zeros(1)}}, "the name of an input is 1,"),
-        ({"inputs": {"\ud800": np.zeros(1)}}, "no text that can be sent"),
+        ({"inputs": {"\ud800": np.zeros(1)}}, "cannot be sent as text"),
         ({"client_id": "\ud800"}, r"id is '\ud800', which cannot be sent as text"),
         ({"model": "\ud800"}, r"model is '\ud800', which cannot be sent as text"),
         ({"outputs": "probabilities"}, "outputs is the string 'probabilities'; give a list of names."),
