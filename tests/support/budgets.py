@@ -1,4 +1,4 @@
-"""Spending with one budget, to be short of."""
+"""Spending with one limited budget."""
 
 from __future__ import annotations
 

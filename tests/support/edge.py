@@ -1,4 +1,4 @@
-"""A cascade's surroundings without files and networks: a model that says what its input says, a gateway, an outbox."""
+"""A cascade without files and networks: a model that repeats its input, a gateway and an outbox in memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _model(name: str, digit: str) -> Model:
 
 
 class Echo:
-    """An edge model whose input is the probability of "yes"; a negative one is invalid, 1 and more breaks it."""
+    """An edge model whose input is the probability of "yes"; negative inputs are invalid, inputs above 1 fail."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.model = manifest.edge[0]
@@ -172,7 +172,7 @@ class NoAudits:
 
 
 class NoContracts:
-    """For those who keep none."""
+    """Contracts that never alarm."""
 
     def alarm_of(self, model: DeviceModel) -> str:
         return ""
@@ -182,7 +182,7 @@ class NoContracts:
 
 
 class Scene:
-    """A cascade and everything around it, to look at and to break."""
+    """A cascade and its collaborators, which a test can inspect and break."""
 
     def __init__(
         self,
@@ -297,7 +297,7 @@ class Scene:
 
     @property
     def sent_rows(self) -> list[list[float]]:
-        """What crossed the link, request by request."""
+        """The rows that were sent, by request."""
         return [[round(float(value), 3) for value in sent.inputs[0].array[:, 0]] for sent in self.cloud.requests]
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""An outbox at work on a faulty disk, and what must hold of whatever a power cut leaves of it."""
+"""An outbox on a faulty disk, and the checks of the files that a power cut leaves."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def check_crash(recording: Recording, point: int, seed: int, into: Path) -
 
 
 async def answered(outbox: Outbox, request_ids: set[str]) -> set[str]:
-    """Those that have their final answer."""
+    """Returns the requests that have their final answer."""
     found = set()
     for request_id in request_ids:
         answer = (await outbox.answer(request_id, "local")).answer

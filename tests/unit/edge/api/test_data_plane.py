@@ -1,4 +1,4 @@
-"""Who begins next, and who is refused, while many come at once."""
+"""The admission queue in a burst of requests: their order, and which are refused."""
 
 from __future__ import annotations
 

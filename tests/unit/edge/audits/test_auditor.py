@@ -1,4 +1,4 @@
-"""Which edge answers are audited, what crosses the link for it, and what is counted."""
+"""Audits: which edge answers are drawn, what is sent, and what is counted."""
 
 from __future__ import annotations
 

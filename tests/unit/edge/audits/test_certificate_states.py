@@ -1,4 +1,4 @@
-"""What an alarm makes of a certificate, and what outlives a restart."""
+"""The effects of an alarm on a certificate, and the state that survives a restart."""
 
 from __future__ import annotations
 

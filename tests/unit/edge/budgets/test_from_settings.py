@@ -1,4 +1,4 @@
-"""The budgets that the settings ask for, and that a restart goes on with."""
+"""Budgets from the settings; they continue after a restart."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ def test_results_are_encrypted_with_a_key_and_another_one_misses(directory: Path
 
 
 def rows_on_disk(directory: Path) -> int:
-    """What another process would find: what was committed."""
+    """Returns the committed entries, as another process would find them."""
     return len(keys_on_disk(directory))
 
 

@@ -1,4 +1,4 @@
-"""The memory front: what comes out is what went in, bounded in bytes and in time."""
+"""The result cache in memory: outputs are unchanged, and bounded in bytes and in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cascade, decision by decision: who answers, what the answer says, and what crosses the link."""
+"""The cascade, decision by decision: the tier, the fields of the answer, and the requests sent."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class TestCache:
 
 
 class TestTheFarSide:
-    """What comes over the link is looked at before it is anybody's answer."""
+    """An answer of the gateway is checked before it is used."""
 
     @pytest.mark.parametrize(
         ("spoil", "outcome"),

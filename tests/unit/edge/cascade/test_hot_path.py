@@ -1,4 +1,4 @@
-"""What a request is bound to cost on the device: one hash of its input, no copy of it, no thread and no task."""
+"""The cost of a request on the device: one hash of its input, no copy, no thread and no task."""
 
 from __future__ import annotations
 

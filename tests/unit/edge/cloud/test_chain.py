@@ -419,7 +419,7 @@ async def test_a_broker_that_refuses_probes_shows_as_refused_until_it_takes_one(
 
 
 class TestTiming:
-    """What a link takes is learnt from every call and every probe."""
+    """The times of a link are measured at every call and every probe."""
 
     async def take(self, house: House, seconds: float, *, size_rows: int = 1) -> None:
         async def slowly(asked: InferRequest, _timeout_s: float) -> InferResponse:
@@ -583,7 +583,7 @@ class TestRetryBudget:
 
 
 class TestToll:
-    """What cannot be afforded over one link may be over the next, and each try is paid by itself."""
+    """A request that is too dear over one link may be sent over the next, and each try is paid separately."""
 
     def budget_gate(self, house: House, *refused: str) -> list[str]:
         paid: list[str] = []

@@ -1,4 +1,4 @@
-"""A device whose link becomes slow, and quick again: it stops asking in vain, and does not lock itself out."""
+"""A link that becomes slow and quick again: requests that would be late are held back, and later sent again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of a fleet: the brake at the links' gate, starts that are remembered, counts, and the twin's two halves."""
+"""A device of a fleet: the limit on escalations, counted starts, counts of answers, and the twin."""
 
 from __future__ import annotations
 

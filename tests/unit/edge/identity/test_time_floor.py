@@ -1,4 +1,4 @@
-"""What time it is: a clock that was never set, one that is far ahead, and what gateways say."""
+"""The time floor: a clock that was never set, one that is far ahead, and the time of gateways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this device holds: real bundles, one that lacks its runtime's file, and folders that are none."""
+"""The loaded models: real bundles, one without its runtime's file, and folders without a bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a call would wait for a thread, by what was expected of those before it."""
+"""The expected wait for a thread, by the expected times of earlier calls."""
 
 from __future__ import annotations
 

@@ -29,11 +29,11 @@ from firstline_edge.requests.full_answers import merge
 
 DOWN = errors.LinkDownError("refused")
 AT_ONCE = RateSettings(begin_per_s=1e6, least_per_s=1e6)
-"""What is looked at here is in which order; how fast is in test_outbox_pace.py."""
+"""No limit on the rate: these tests check the order, and `test_pacing.py` the rate."""
 
 
 class BusyOutbox(Outbox):
-    """One that tells whether the disk is at work: its threads live in real time."""
+    """An outbox that reports whether the disk is at work, because its threads run in real time."""
 
     at_work = ended = 0
 

@@ -1,4 +1,4 @@
-"""How fast promises are delivered: slowly at first, then by the delay that this causes."""
+"""The rate of deliveries: slow at first, then adapted to the delay that they cause."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ CONTENT = 'name = "quiet"\nversion = 1\n# für alle\n'.encode()
 
 
 class Site:
-    """One that lists what is signed, and sends what it has, a few bytes at a time.
+    """A registry that lists signed files, and sends their content a few bytes at a time.
 
     Args:
         content: that is signed.

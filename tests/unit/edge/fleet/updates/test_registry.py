@@ -88,7 +88,7 @@ def test_each_refusal_has_its_own_error_and_keeps_trusted_metadata(tmp_path: Pat
 
 
 class _Killing:
-    """Has the process that asks for a file killed, as the kernel does that is out of memory."""
+    """Kills the process that requests a file, as a kernel without memory does."""
 
     def __init__(self, repository: SignedRepository, name: str) -> None:
         self._repository = repository
