@@ -191,12 +191,12 @@ class Gateway:
 
     def _build_broker(self) -> None:
         """Builds the MQTT clients, after the broker's files, which contain the password of the clients."""
-        settings, known, clock = self.settings, self.identity.gatekeeper.credentials, self.clock
+        settings, credentials, clock = self.settings, self.identity.gatekeeper.credentials, self.clock
         self._broker = (
             BrokerUpdater(
                 broker_folder(settings),
                 self.identity.folder,
-                known,
+                credentials,
                 refresh_s=settings.auth.refresh_s,
                 clock=clock,
             )
@@ -206,7 +206,9 @@ class Gateway:
         if self._broker is not None:
             self._broker.refresh()
         self._mqtt = (
-            MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock, is_revoked=known.is_revoked)
+            MqttConsumer(
+                self.plane, settings.mqtt, metrics=self.metrics, clock=clock, is_revoked=credentials.is_revoked
+            )
             if settings.mqtt.enabled
             else None
         )

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from support.databases import Kept, PostgreSql
+from support.databases import OpenStore, PostgreSql
 from support.pretended_devices import PretendedDevice, pretended_population
 
 from bench.fleet.driven import HOUR_S, definition
@@ -38,7 +38,7 @@ class Replica:
     """A gateway's rollouts without its network; its clock is the machine's, as all replicas' are."""
 
     def __init__(self, store: Store, clock: SimulatedClock) -> None:
-        self.kept = Kept(store)
+        self.kept = OpenStore(store)
         self.database = self.kept.database
         service = ServiceClock(self.database, clock)
         self.rollouts = Rollouts(self.kept.store, clock=clock, service=service, on_change=lambda: None)

@@ -104,7 +104,7 @@ async def room(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Room]:
                         device="old",
                         issued_s=now_s - 3 * DAY_S,
                         not_after_s=now_s - DAY_S,
-                        kept_service_s=DAY_S,
+                        retained_until_service_s=DAY_S,
                         changed=next_version(on),
                     )
                 )

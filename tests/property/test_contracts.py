@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.audits import EPSILON, THRESHOLD, certified_digits, note_of, request_from
-from support.databases import Kept, sqlite_store
+from support.databases import OpenStore, sqlite_store
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.routing import audit
@@ -57,7 +57,7 @@ def test_audits_count_once_over_restarts(
     clock = SimulatedClock()
     with TemporaryDirectory() as folder:
 
-        def opened(kept: Kept) -> ContractMonitor:
+        def opened(kept: OpenStore) -> ContractMonitor:
             return ContractMonitor(
                 kept.store,
                 repository,
@@ -67,15 +67,15 @@ def test_audits_count_once_over_restarts(
                 service=ServiceClock(kept.database, clock),
             )
 
-        kept = Kept(sqlite_store(Path(folder, "restarted")))
-        steadily = Kept(sqlite_store(Path(folder, "steady")))
+        kept = OpenStore(sqlite_store(Path(folder, "restarted")))
+        steadily = OpenStore(sqlite_store(Path(folder, "steady")))
         restarted, steady = opened(kept), opened(steadily)
         expected: dict[float, audit.AuditState] = {}
         counted: list[tuple[str, str]] = []
         for step in steps:
             if step is None:
                 kept.close()
-                kept = Kept(sqlite_store(Path(folder, "restarted")))
+                kept = OpenStore(sqlite_store(Path(folder, "restarted")))
                 restarted = opened(kept)
                 continue
             principal, request_id, predicted, propensity, threshold = step

@@ -162,7 +162,7 @@ class PostgreSql:
         ]
 
 
-class Kept:
+class OpenStore:
     """A store that is open, as a gateway has it."""
 
     def __init__(self, settings: StoreSettings) -> None:
@@ -173,7 +173,7 @@ class Kept:
         self.store.close()
         self.database.close()
 
-    def __enter__(self) -> Kept:
+    def __enter__(self) -> OpenStore:
         return self
 
     def __exit__(self, *_: object) -> None:

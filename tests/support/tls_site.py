@@ -80,7 +80,7 @@ class TlsSite:
                     issued_s=found.not_valid_before_utc.timestamp(),
                     not_after_s=found.not_valid_after_utc.timestamp(),
                     changed=next_version(connection),
-                    kept_service_s=0.0,
+                    retained_until_service_s=0.0,
                 )
             )
 

@@ -92,11 +92,11 @@ def job_routes(jobs: Jobs, plane: GatewayDataPlane, identity: Identity, access: 
     )
     async def follow(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:
         """The answer of a job as a server-sent event. Only for the caller that submitted it."""
-        seen = http.last_event_id(request.headers)
-        with ExitStack() as held:
-            ending = held.enter_context(jobs.waiters.watch(request_id, principal))
+        last_event = http.last_event_id(request.headers)
+        with ExitStack() as resources:
+            ending = resources.enter_context(jobs.waiters.watch(request_id, principal))
             job = await jobs.find(request_id, principal)
-            if seen == http.LAST_ID:
+            if last_event == http.LAST_ID:
                 return Response(status_code=204)  # a browser's EventSource does not reconnect after it
 
             async def pieces() -> AsyncIterator[bytes]:
@@ -114,7 +114,7 @@ def job_routes(jobs: Jobs, plane: GatewayDataPlane, identity: Identity, access: 
                             return
                 yield http.event(http.LAST_ID, _event_data(plane, last, form))
 
-            return _HoldingStream(pieces(), held.pop_all())
+            return _ResourceStream(pieces(), resources.pop_all())
 
     @router.delete("/{request_id}")
     async def forget(principal: Principal, request_id: str) -> Response:
@@ -159,15 +159,15 @@ async def _wait_while_authorized(
     return True
 
 
-class _HoldingStream(StreamingResponse):
+class _ResourceStream(StreamingResponse):
     """An event stream that releases its resources at the end."""
 
-    def __init__(self, pieces: AsyncIterator[bytes], held: ExitStack) -> None:
+    def __init__(self, pieces: AsyncIterator[bytes], resources: ExitStack) -> None:
         super().__init__(pieces, headers=http.EVENT_HEADERS, media_type=http.EVENT_STREAM_TYPE)
-        self._held = held
+        self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._held:
+        with self._resources:
             await super().__call__(scope, receive, send)
 
 

@@ -152,12 +152,12 @@ class Part(NamedTuple):
     end: int
 
 
-def part_of(size_bytes: int, asked: str | None, if_range: str | None, etag: str) -> Part | None:
+def part_of(size_bytes: int, range_header: str | None, if_range: str | None, etag: str) -> Part | None:
     """Returns the part of a file that a request asks for.
 
     Args:
         size_bytes: of the file.
-        asked: the header Range.
+        range_header: the header Range.
         if_range: the header If-Range; for another ETag, or a date, the whole file is sent.
         etag: of the file, strong.
 
@@ -167,9 +167,9 @@ def part_of(size_bytes: int, asked: str | None, if_range: str | None, etag: str)
     Raises:
         ValueError: the file has no such bytes; the status is 416.
     """
-    if asked is None or (if_range is not None and if_range.strip() != etag):
+    if range_header is None or (if_range is not None and if_range.strip() != etag):
         return None
-    match = _RANGE.fullmatch(asked.strip().lower().replace(" ", ""))
+    match = _RANGE.fullmatch(range_header.strip().lower().replace(" ", ""))
     if match is None:
         return None
     first, last, suffix = match.groups()
@@ -188,5 +188,5 @@ def has_already(if_none_match: str | None, etag: str) -> bool:
     """Returns whether the client has the current version."""
     if if_none_match is None:
         return False
-    known = {one.strip().removeprefix("W/") for one in if_none_match.split(",")}
-    return etag in known or "*" in known
+    etags = {one.strip().removeprefix("W/") for one in if_none_match.split(",")}
+    return etag in etags or "*" in etags

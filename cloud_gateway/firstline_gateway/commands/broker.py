@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,8 @@ def _write(arguments: argparse.Namespace) -> int:
     if not settings.broker.directory:
         raise ConfigError("broker.directory is empty; name the folder for the broker's files.")
     folder, now_s, credentials = broker_folder(settings), time.time(), Credentials()
-    database = open_database(settings.store)
-    try:
-        with database.reading() as connection:
-            credentials.apply(read_changes(connection, 0))
-    finally:
-        database.close()
+    with closing(open_database(settings.store)) as database, database.reading() as connection:
+        credentials.apply(read_changes(connection, 0))
     folder.refresh(
         AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK).open(),
         credentials.revoked_certificates(),

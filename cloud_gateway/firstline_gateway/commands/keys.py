@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from firstline_core.errors import ConfigError
@@ -103,12 +103,8 @@ def _transaction(arguments: argparse.Namespace) -> Iterator[Connection]:
     """Opens the store and yields one transaction that writes."""
     from firstline_gateway.store.database import open_database
 
-    database = open_database(settings_of(arguments).store)
-    try:
-        with database.begin() as connection:
-            yield connection
-    finally:
-        database.close()
+    with closing(open_database(settings_of(arguments).store)) as database, database.begin() as connection:
+        yield connection
 
 
 def _date(wall_s: float | None) -> str | None:

@@ -106,17 +106,17 @@ def mark_seen(connection: Connection, name: str, session: str, now_s: float, *, 
         Whether this is its latest process; a message of an earlier one is late and must be ignored.
     """
     _ensure(connection, [name], now_s if accept else None)
-    held = connection.execute(
+    row = connection.execute(
         select(_C.session, _C.earlier_sessions, _C.first_seen_s).where(_C.name == name).with_for_update()
     ).one()
-    earlier = held.earlier_sessions
+    earlier = row.earlier_sessions
     if session in earlier:
         return False
     values: dict[str, Any] = {"last_seen_s": now_s, "online": True}
-    if held.first_seen_s is None:
+    if row.first_seen_s is None:
         values["first_seen_s"] = now_s
-    if session and session != held.session:
-        earlier = [*earlier, held.session][-_EARLIER:] if held.session else earlier
+    if session and session != row.session:
+        earlier = [*earlier, row.session][-_EARLIER:] if row.session else earlier
         values |= {"session": session, "sequence": -1, "earlier_sessions": earlier}
     connection.execute(update(DEVICES).where(_C.name == name).values(**values))
     return True
@@ -142,12 +142,12 @@ def report(connection: Connection, name: str, reported: Reported, now_s: float, 
     if connection.execute(update(DEVICES).where(*newer).values(**values)).rowcount == 0:
         return False
     differs = or_(_C.revision < reported.revision, _C.published > reported.revision)
-    held = connection.execute(select(_C.desired, _C.revision).where(_C.name == name, differs)).first()
-    if held is None or reported.revision >= _REVISION_LIMIT:
+    row = connection.execute(select(_C.desired, _C.revision).where(_C.name == name, differs)).first()
+    if row is None or reported.revision >= _REVISION_LIMIT:
         return True
     values = {"published": -1}
-    if held.revision < reported.revision:
-        desired = replace(held.desired, revision=reported.revision + 1)
+    if row.revision < reported.revision:
+        desired = replace(row.desired, revision=reported.revision + 1)
         values |= {"revision": desired.revision, "desired": desired}
     connection.execute(update(DEVICES).where(_C.name == name).values(**values))
     return True
@@ -159,7 +159,7 @@ def desire(
     change: Callable[[str, Desired], Desired],
     now_s: float,
     *,
-    known: bool = False,
+    existing_only: bool = False,
 ) -> list[str]:
     """Changes the desired documents of devices; each change is a new revision.
 
@@ -168,22 +168,22 @@ def desire(
         names: of the devices; an unknown device gets the document when it connects.
         change: returns the new document from a device's name and old document; its revision is ignored.
         now_s: wall time.
-        known: change only known devices; a device that was removed meanwhile is not created again.
+        existing_only: change only known devices; a device that was removed meanwhile is not created again.
 
     Returns:
         The devices whose document has changed.
     """
     changed: list[dict[str, Any]] = []
     for some in batched(sorted(set(names))):  # in one order, so that two transactions do not deadlock
-        if not known:
+        if not existing_only:
             _ensure(connection, some, now_s)
         query = select(_C.name, _C.desired, _C.revision).where(_C.name.in_(some)).order_by(_C.name)
-        for held in connection.execute(query.with_for_update()):
-            before: Desired = held.desired
-            after = replace(change(held.name, before), revision=before.revision)
+        for row in connection.execute(query.with_for_update()):
+            before: Desired = row.desired
+            after = replace(change(row.name, before), revision=before.revision)
             if after != before:
-                after = replace(after, revision=held.revision + 1)
-                changed.append({"one": held.name, "document": after, "number": after.revision})
+                after = replace(after, revision=row.revision + 1)
+                changed.append({"one": row.name, "document": after, "number": after.revision})
     if changed:
         mine = update(DEVICES).where(_C.name == bindparam("one"))
         connection.execute(mine.values(desired=bindparam("document"), revision=bindparam("number")), changed)
@@ -243,8 +243,8 @@ def tagged(connection: Connection) -> list[tuple[str, dict[str, str]]]:
 
 def tag(connection: Connection, name: str, tags: Mapping[str, str | None]) -> dict[str, str]:
     """Sets tags of a known device, removes those that are None, and returns its tags."""
-    held = connection.execute(select(_C.tags).where(_C.name == name).with_for_update()).scalar_one()
-    after = {**held, **tags}
+    before = connection.execute(select(_C.tags).where(_C.name == name).with_for_update()).scalar_one()
+    after = {**before, **tags}
     after = {key: value for key, value in after.items() if value is not None}
     connection.execute(update(DEVICES).where(_C.name == name).values(tags=after))
     return after

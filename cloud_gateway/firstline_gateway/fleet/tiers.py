@@ -51,7 +51,7 @@ class TierCounter:
     """Counts that are not in the store yet; used on one thread."""
 
     def __init__(self) -> None:
-        self._held: dict[Key, Counts] = {}
+        self._pending: dict[Key, Counts] = {}
         self._bucket = 0
         self._known: set[tuple[str, int]] = set()
 
@@ -74,8 +74,8 @@ class TierCounter:
 
     def take(self) -> dict[Key, Counts]:
         """Returns all counts, and starts again at zero."""
-        held, self._held = self._held, {}
-        return held
+        pending, self._pending = self._pending, {}
+        return pending
 
     def put_back(self, counted: Mapping[Key, Counts]) -> None:
         """Returns taken counts that could not be stored."""
@@ -83,8 +83,8 @@ class TierCounter:
             self._put(key, counts)
 
     def _put(self, key: Key, counts: Counts) -> None:
-        kept, escalated, errors = self._held.get(key, (0, 0, 0))
-        self._held[key] = (kept + counts[0], escalated + counts[1], errors + counts[2])
+        kept, escalated, errors = self._pending.get(key, (0, 0, 0))
+        self._pending[key] = (kept + counts[0], escalated + counts[1], errors + counts[2])
 
 
 def store(connection: Connection, counted: Mapping[Key, Counts]) -> None:

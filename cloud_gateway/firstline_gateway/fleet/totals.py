@@ -146,14 +146,14 @@ def _less(after: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
 
 def count(connection: Connection, device: str, report: Telemetry, now_s: float) -> Counted | None:
     """Adds a report to a device's totals; returns None if a newer report was added before."""
-    held = connection.execute(select(COUNTS).where(COUNTS.c.device == device).with_for_update()).first()
+    stored = connection.execute(select(COUNTS).where(COUNTS.c.device == device).with_for_update()).first()
     before, totals = None, Totals()
-    if held is not None:
-        totals = held.totals
-        if held.session == report.session:
-            if report.sequence <= held.sequence:
+    if stored is not None:
+        totals = stored.totals
+        if stored.session == report.session:
+            if report.sequence <= stored.sequence:
                 return None
-            before = held.latest
+            before = stored.latest
     after = added(totals, before, report)
     row = {
         "device": device,

@@ -136,5 +136,5 @@ class Credentials:
         self._certificates = {
             serial: one
             for serial, one in self._certificates.items()
-            if one.not_after_s >= now_s - retention_s or one.kept_service_s >= self._service_s - retention_s
+            if one.not_after_s >= now_s - retention_s or one.retained_until_service_s >= self._service_s - retention_s
         }

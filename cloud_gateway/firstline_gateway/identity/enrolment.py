@@ -58,7 +58,7 @@ def invite(
     Args:
         connection: within a transaction.
         secrets: names, and the `secret_hash` of each one's token.
-        by: the principal that asked.
+        by: the principal that invites.
         now_s: the wall time.
         expires_s: the wall time until which they enrol.
     """
@@ -103,10 +103,10 @@ def redeem(connection: Connection, sha256: str, key_hash: str, issue: Issue, now
         return Enrolled(token.device, token.certificate, again=True)
     assert token is not None  # noqa: S101 (this transaction has just changed it)
     _revoke_certificates(connection, token.device, version, now_s)
-    known = connection.execute(
+    updated = connection.execute(
         update(DEVICES).where(DEVICES.c.name == token.device).values(enrolled_s=now_s, revoked_s=None, changed=version)
     ).rowcount
-    if not known:
+    if not updated:
         connection.execute(insert(DEVICES).values(name=token.device, enrolled_s=now_s, changed=version))
     issued = issue(token.device)
     _add_certificate(connection, token.device, issued, version, now_s)
@@ -145,7 +145,7 @@ def revoke(connection: Connection, device: str, now_s: float) -> bool:
         False where there is nothing of that name.
     """
     version = next_version(connection)
-    known = connection.execute(
+    updated = connection.execute(
         update(DEVICES).where(DEVICES.c.name == device).values(revoked_s=now_s, changed=version)
     ).rowcount
     _revoke_certificates(connection, device, version, now_s)
@@ -155,7 +155,7 @@ def revoke(connection: Connection, device: str, now_s: float) -> bool:
         .where(API_KEYS.c.name == device, API_KEYS.c.kind == "device", API_KEYS.c.revoked_s.is_(None))
         .values(revoked_s=now_s, changed=version)
     ).rowcount
-    return bool(known or invited or keys)
+    return bool(updated or invited or keys)
 
 
 def list_devices(connection: Connection, after: str, limit: int, now_s: float) -> list[DeviceState]:
@@ -198,7 +198,7 @@ def delete_expired(connection: Connection, now_s: float, retention_s: float) -> 
     """
     ended = (
         CERTIFICATES.c.not_after_s < now_s - retention_s,
-        CERTIFICATES.c.kept_service_s < service_clock.read(connection) - retention_s,
+        CERTIFICATES.c.retained_until_service_s < service_clock.read(connection) - retention_s,
     )
     connection.execute(delete(CERTIFICATES).where(*ended))
     connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.expires_s < now_s - retention_s))
@@ -219,7 +219,7 @@ def _add_certificate(connection: Connection, device: str, issued: Issued, versio
             device=device,
             issued_s=now_s,
             not_after_s=issued.not_after_s,
-            kept_service_s=service_clock.read(connection) + issued.not_after_s - now_s,
+            retained_until_service_s=service_clock.read(connection) + issued.not_after_s - now_s,
             changed=version,
         )
     )

@@ -3,8 +3,8 @@
 Every change of a row that requests are judged by gets the next number of `identity_version`: a process that caches
 these rows reads those above the number that it has seen. Rows are marked as revoked, not deleted, so that no change is
 missed; expired rows are deleted long after they stopped being valid. A certificate is judged by wall time, but not
-forgotten by it alone: it is kept until gateways have been in service for its intended lifetime (`kept_service_s`), so
-that a clock far ahead deletes no device.
+deleted by it alone: it is retained until gateways have been in service for its intended lifetime
+(`retained_until_service_s`), so that a clock far ahead deletes no device.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CERTIFICATES = Table(
     Column("not_after_s", Double, nullable=False, index=True),
     Column("revoked_s", Double),
     Column("changed", BigInteger, nullable=False, index=True),
-    Column("kept_service_s", Double, nullable=False),
+    Column("retained_until_service_s", Double, nullable=False),
     Index("ix_certificates_device", "device", "not_after_s"),
 )
 

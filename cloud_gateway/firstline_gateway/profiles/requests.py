@@ -162,7 +162,7 @@ def _update_desired(connection: Connection, device: str, requests: Sequence[Requ
     def change(_: str, before: Desired) -> Desired:
         return replace(before, profiles=wanted)
 
-    devices.desire(connection, [device], change, now_s, known=True)
+    devices.desire(connection, [device], change, now_s, existing_only=True)
 
 
 def _record(

@@ -139,9 +139,9 @@ class Registry:
 
         def put(connection: Connection) -> dict[str, int]:
             records.lock(connection)
-            for role, seen in (("root", root_now), ("targets", targets_now)):
+            for role, verified_with in (("root", root_now), ("targets", targets_now)):
                 current = records.newest(connection, role)
-                if (current.version if current else 0) != (seen.version if seen else 0):
+                if (current.version if current else 0) != (verified_with.version if verified_with else 0):
                     raise ConflictError("Somebody has published since; take up theirs and sign anew.")
             for alias in records.aliases(connection):
                 if alias.version is not None and (alias.model, alias.version) not in after.bundles:

@@ -301,7 +301,7 @@ def apply(connection: Connection, before: Rollout, changes: Changes, wall_s: flo
         changes.desired,
         lambda name, old: with_desired(old, subject, changes.desired[name]),
         wall_s,
-        known=True,
+        existing_only=True,
     )
     for action, actor, details in changes.notes:
         audit_log.add(

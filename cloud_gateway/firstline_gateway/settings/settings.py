@@ -86,7 +86,8 @@ class Auth(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     refresh_s: Annotated[float, Meta(ge=0.1, le=60)] = 2.0
     """Time until a revocation takes effect everywhere, also on open connections (seconds)."""
     proxy_certificate_header: str = ""
-    """Header with the client's certificate from a trusted proxy (percent-encoded PEM or RFC 9440); "" is none."""
+    """Header with the client's certificate from a trusted proxy (percent-encoded PEM or RFC 9440); "" disables
+    it."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks of trusted proxies; each must replace that header on every request."""
 
@@ -123,7 +124,7 @@ class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Execution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine: Literal["local", "oip", "ray"] = "local"
-    """What runs the full models: "local" is ONNX Runtime in this process, "oip" the servers of `oip.endpoints`, "ray"
+    """Engine of the full models: "local" is ONNX Runtime in this process, "oip" the servers of `oip.endpoints`, "ray"
     the cluster of `ray.address`."""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference; one that is absent is an error."""
@@ -287,7 +288,8 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Registry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     blobs: Annotated[str, Meta(extra={"path": ("s3:",)})] = ""
-    """Storage of the bundle files that devices fetch: a folder, or s3://BUCKET/PREFIX; "" is no registry."""
+    """Storage of the bundle files that devices fetch: a folder, or s3://BUCKET/PREFIX; "" disables the
+    registry."""
     s3_endpoint: str = ""
     """The URL of an S3-compatible store; "" is AWS's own. Credentials: AWS's variables, or the role."""
     s3_region: str = ""

@@ -16,7 +16,7 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -262,17 +262,13 @@ def _add_store(file: Writing, store: Store) -> str:
     existing = sqlite_file(store)
     if existing is not None and not existing.exists():
         raise ConfigError(f"There is no store at {existing} yet; a gateway makes it when it starts.")
-    database = connect(store)
-    try:
-        with database.snapshot() as connection:
-            schema = schema_of(connection)
-            if schema is None:
-                raise ConfigError(f"There is no store in {database.shown} yet; a gateway makes it when it starts.")
-            for table in tables_of(connection):
-                file.add(f"{_STORE}{table.name}{_LINES}", lines(connection, table))
-            return schema
-    finally:
-        database.close()
+    with closing(connect(store)) as database, database.snapshot() as connection:
+        schema = schema_of(connection)
+        if schema is None:
+            raise ConfigError(f"There is no store in {database.shown} yet; a gateway makes it when it starts.")
+        for table in tables_of(connection):
+            file.add(f"{_STORE}{table.name}{_LINES}", lines(connection, table))
+        return schema
 
 
 def _add_identity(file: Writing, directory: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from starlette.requests import HTTPConnection
-from support.databases import Kept, sqlite_store
+from support.databases import OpenStore, sqlite_store
 from support.keys import bearer, create_key
 
 from firstline_core.clock import SYSTEM_CLOCK
@@ -25,7 +25,7 @@ INFER = frozenset({"infer"})
 @pytest.fixture
 async def identity(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Identity]:
     overrides = {"auth.mode": getattr(request, "param", "tokens"), "identity.directory": str(tmp_path / "identity")}
-    with Kept(sqlite_store(tmp_path)) as kept:
+    with OpenStore(sqlite_store(tmp_path)) as kept:
         found = Identity(load(None, overrides=overrides), kept.store, clock=SYSTEM_CLOCK)
         yield found
         await found.close()
@@ -92,7 +92,7 @@ async def test_a_proxys_own_certificate_identifies_no_client(tmp_path: Path) -> 
         "auth.trusted_proxies": ["192.0.2.7"],
         "identity.directory": str(tmp_path / "identity"),
     }
-    with Kept(sqlite_store(tmp_path)) as kept:
+    with OpenStore(sqlite_store(tmp_path)) as kept:
         identity = Identity(load(None, overrides=overrides), kept.store, clock=SYSTEM_CLOCK)
         proxys = connection(presented=ClientCertificate("proxy", "1", 0.0, 1e12))
         assert await certificate_of(identity, proxys.scope) is None

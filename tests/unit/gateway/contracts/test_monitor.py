@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import text
 from support.audits import THRESHOLD, certificate_of, certified_digits, note_of, request_from
-from support.databases import Kept, sqlite_store
+from support.databases import OpenStore, sqlite_store
 from support.logs import captured_lines
 
 from firstline_core.clock import SimulatedClock
@@ -52,7 +52,7 @@ class Bench:
 
     def open(self) -> None:
         self.metrics = RequestMetrics("gateway")
-        self.kept = Kept(self.store)
+        self.kept = OpenStore(self.store)
         self.service = ServiceClock(self.kept.database, self.clock)
         self.monitor = ContractMonitor(
             self.kept.store,

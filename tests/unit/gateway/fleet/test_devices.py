@@ -168,5 +168,5 @@ def test_ten_thousand_devices_take_few_statements(database: Database) -> None:
 def test_a_device_that_was_decommissioned_meanwhile_is_not_created_again(database: Database) -> None:
     say(database, "here", "s", 1)
     with database.begin() as connection:
-        assert devices.desire(connection, ["gone", "here"], wanted, NOW_S, known=True) == ["here"]
+        assert devices.desire(connection, ["gone", "here"], wanted, NOW_S, existing_only=True) == ["here"]
         assert devices.find(connection, "gone") is None

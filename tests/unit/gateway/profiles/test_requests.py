@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
-from support.databases import Kept
+from support.databases import OpenStore
 from support.profiles import profile
 
 from firstline_core.clock import SimulatedClock
@@ -32,7 +32,7 @@ class Bench:
     """A gateway's requests with a simulated clock, and one accepted device."""
 
     def __init__(self, store: Store) -> None:
-        self.kept = Kept(store)
+        self.kept = OpenStore(store)
         self.clock = SimulatedClock()
         self.told = 0
         self.requests = RequestedProfiles(

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from support.databases import Kept
+from support.databases import OpenStore
 from support.logs import captured_lines
 from tuf.api.metadata import Snapshot, TargetFile, Targets, Timestamp
 
@@ -54,7 +54,7 @@ class Room:
     """A registry whose clock the test moves."""
 
     def __init__(self, store: Store, folder: Path) -> None:
-        self.kept = Kept(store)
+        self.kept = OpenStore(store)
         self.clock = SimulatedClock(wall_start_s=START.timestamp())
         self.folder = folder
         settings = RegistrySettings(blobs=str(folder / "blobs"))

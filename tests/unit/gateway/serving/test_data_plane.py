@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support.databases import Kept, sqlite_store
+from support.databases import OpenStore, sqlite_store
 from support.gateway import DIGITS, GatedExecutor, request_of
 from support.logs import captured_lines
 
@@ -67,7 +67,7 @@ class Bench:
         bounds = Bounds(requests=8, size_bytes=1 << 20, seconds=10.0, batch_rows=8)
         dispatcher = single(self.executor, repository, clock=self.clock)
         batcher = Batcher(dispatcher, clock=self.clock, bounds=bounds)
-        self.kept = Kept(sqlite_store(folder))
+        self.kept = OpenStore(sqlite_store(folder))
         service = ServiceClock(self.kept.database, self.clock)
         self.contracts = ContractMonitor(
             self.kept.store,

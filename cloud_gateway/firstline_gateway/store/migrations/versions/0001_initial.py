@@ -156,7 +156,7 @@ def _create_identity() -> None:
         sa.Column("not_after_s", sa.Double, nullable=False),
         sa.Column("revoked_s", sa.Double, nullable=True),
         sa.Column("changed", sa.BigInteger, nullable=False),
-        sa.Column("kept_service_s", sa.Double, nullable=False),
+        sa.Column("retained_until_service_s", sa.Double, nullable=False),
         sa.PrimaryKeyConstraint("serial", name="pk_certificates"),
     )
     op.create_index("ix_certificates_changed", "certificates", ["changed"])

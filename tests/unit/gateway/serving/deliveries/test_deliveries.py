@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from sqlalchemy import func, select, text, update
-from support.databases import Kept
+from support.databases import OpenStore
 from support.gateway import request_of
 
 from firstline_core.clock import SimulatedClock
@@ -36,7 +36,7 @@ class Replica:
     """One gateway's deliveries, and a model that counts its runs."""
 
     def __init__(self, settings: Store, clock: SimulatedClock) -> None:
-        self.kept = Kept(settings)
+        self.kept = OpenStore(settings)
         self.metrics = RequestMetrics("gateway")
         self.deliveries = Deliveries(
             self.kept.store,
