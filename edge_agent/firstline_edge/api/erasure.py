@@ -83,7 +83,9 @@ class Erasure:
             ForbiddenError: the proof is wrong.
         """
         if not self._state.takes_proof(proof):
-            raise ForbiddenError("Whoever may write in the agent's state directory may erase: use `edge-agent purge`.")
+            raise ForbiddenError(
+                "Only a user who may write in the agent's state directory may erase: use `edge-agent purge`."
+            )
 
     async def erase(self, places: Collection[str]) -> None:
         """Erases places while the agent runs.

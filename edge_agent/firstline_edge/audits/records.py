@@ -98,7 +98,7 @@ def key_of(model: str, version: str, certificate: Certificate, epsilon: float) -
 def begun(records: Mapping[str, Record], model: str, version: str, certificate: Certificate, epsilon: float) -> Record:
     """Returns a record with a new test; an alarm stays with the certificate in every version of the bundle.
 
-    A version is a number that anybody can raise. Only another proof ends an alarm.
+    Any bundle can have a higher version, so a version proves nothing. Only another proof ends an alarm.
 
     Args:
         records: present records, the newest last.

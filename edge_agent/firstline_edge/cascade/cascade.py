@@ -184,7 +184,7 @@ class Cascade:
             if bound_to_device:
                 raise
         except DeadlineExceededError:
-            if hedge is None or not hedge.landed:
+            if hedge is None or not hedge.answered:
                 raise
 
 
@@ -269,7 +269,7 @@ class EdgeRuns:
             try:
                 return await run_until(hedge.until_s)
             except DeadlineExceededError:
-                if hedge.landed:  # the full model's answer is still in time
+                if hedge.answered:  # the full model's answer is still in time
                     raise
         return await run_until(context.deadline_s)
 

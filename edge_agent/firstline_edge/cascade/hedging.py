@@ -94,7 +94,7 @@ class Hedge:
     settled: bool = False
 
     @property
-    def landed(self) -> bool:
+    def answered(self) -> bool:
         """Whether the full model has answered."""
         return self.call.done() and not self.call.cancelled() and self.call.exception() is None
 
@@ -105,7 +105,7 @@ class Hedge:
             row: that is to be escalated.
             attempts: of the request; gains this call's.
         """
-        if not self.landed or row.content not in self.contents:
+        if not self.answered or row.content not in self.contents:
             return False
         output, ran = self.call.result()[self.contents.index(row.content)]
         row.accept_full(output, Tier.CLOUD, row.reason, ran)

@@ -265,5 +265,5 @@ class MqttLink:
 def _size_bytes(message: Publication | Message) -> int:
     """Returns the bytes on the wire, without the packet's fixed header."""
     properties = sum(len(name) + len(value) + 5 for name, value in message.properties.items())
-    beside = len(message.topic) + len(message.response_topic) + len(message.correlation_data)
-    return len(message.payload) + properties + beside
+    addressing = len(message.topic) + len(message.response_topic) + len(message.correlation_data)
+    return len(message.payload) + properties + addressing

@@ -92,8 +92,8 @@ async def fetch_authority(url: str, token: JoinToken, *, proxy: str = "") -> str
         raise ProtocolError(f"{url} does not answer as a Firstline gateway: {error}.") from error
     if authority is None:
         raise UnauthorizedError(
-            f"{url} is not the gateway that the join token is from: its authority's key has another hash. Look at the "
-            "URL; where it is right, somebody answers in the gateway's place, and the token was not sent."
+            f"{url} is not the gateway that the join token is from: its authority's key has another hash. Check the "
+            "URL. If it is right, another server answers in the gateway's place. The token was not sent."
         )
     return authority
 

@@ -154,13 +154,13 @@ class TestPaid:
 
     def test_the_link_in_use_decides_the_price(self) -> None:
         tariff = Tariff({"http": LinkTariff(), "mqtt": LinkTariff(metered=True)})
-        dear, cheap = (
+        expensive, cheap = (
             limited_spending(prices=(0.01, 0.01), tariff=tariff, link="mqtt"),
             limited_spending(prices=(0.01, 0.01), tariff=tariff),
         )
-        ratio = _price(dear) / _price(cheap)
+        ratio = _price(expensive) / _price(cheap)
         assert ratio == pytest.approx(4.0)
-        assert dear.conditions.metered and not cheap.conditions.metered
+        assert expensive.conditions.metered and not cheap.conditions.metered
 
 
 def _price(spending: Spending) -> float:

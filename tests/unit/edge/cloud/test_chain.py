@@ -583,7 +583,7 @@ class TestRetryBudget:
 
 
 class TestToll:
-    """A request that is too dear over one link may be sent over the next, and each try is paid separately."""
+    """A request that is too expensive over one link may be sent over the next, and each try is paid separately."""
 
     def budget_gate(self, house: House, *refused: str) -> list[str]:
         paid: list[str] = []
