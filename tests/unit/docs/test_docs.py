@@ -144,7 +144,6 @@ def test_the_readmes_figures_are_the_measured_ones() -> None:
     rows = [re.fullmatch(r"\| (.+?) *\| `(.+)` \|", line) for line in section.splitlines()[2:]]
     assert len(rows) > 10
     for row in rows:
-        assert row is not None
         assert measured.get(row[1]) == row[2], f"'{row[1]}' is not what `{row[2]}` measured"
 
 

@@ -93,7 +93,6 @@ def test_a_rising_trend_is_acted_on_before_the_limit() -> None:
     first = next(at for at, position in enumerate(positions) if position.rung)
     assert 60 + 0.5 * first < LIMITS.heat_c - LIMITS.heat_margin_c
     verdict = positions[first].verdict
-    assert verdict is not None
     assert verdict.guard == "heat"
     assert not any(position.shedding for position in positions)
 
@@ -196,7 +195,7 @@ def test_the_return_from_heat_names_heat() -> None:
     controller = Controller(RUNGS, LIMITS)
     assert controller.update(hot(79.5)).rung == 2
     verdict = controller.update(hot(60, 5)).verdict
-    assert verdict is not None and verdict.guard == "heat"
+    assert verdict.guard == "heat"
 
 
 def test_memory_unloads_variants_whatever_heat_decides() -> None:
@@ -219,10 +218,10 @@ def test_heat_shares_only_if_no_guard_requires_less() -> None:
 
     short = controller.update(at(77, 60, 0))
     assert short.rung == len(RUNGS) - 1 and short.next_share == 0
-    assert short.verdict is not None and short.verdict.guard == "memory"
+    assert short.verdict.guard == "memory"
     shared = Controller(RUNGS, LIMITS).update(at(77, 500, 0))
     assert shared.rung == 0 and 0 < shared.next_share < 1
-    assert shared.verdict is not None and shared.verdict.guard == "heat"
+    assert shared.verdict.guard == "heat"
 
 
 def test_shedding_ends_without_room_if_no_guard_forbids() -> None:

@@ -90,7 +90,7 @@ def test_signed_files_are_listed_including_an_older_bundle(device: Device, repos
     assert device.trust.versions == {"root": 1, "timestamp": 3, "snapshot": 3, "targets": 3}
     assert device.trust.expires_s == (START + DAY).timestamp()
     target = device.trust.find("digits/1/manifest.json")
-    assert target is not None and target.length == 3
+    assert target.length == 3
     assert device.trust.find("digits/3/manifest.json") is None
     assert set(device.trust.targets.signed.targets) == set(found)
 

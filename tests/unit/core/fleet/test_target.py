@@ -107,7 +107,7 @@ def test_only_a_valid_certificate_is_summarised() -> None:
     found = find_bundle(signed(msgspec.structs.replace(manifest, edge=(certified, plain, void))), "digits", 1)
     by_id = {variant.id: variant.certificate for variant in found.release.variants}
     summary = by_id[certified.id]
-    assert summary is not None and (summary.epsilon, summary.threshold) == ("0.05", "0.9")
+    assert (summary.epsilon, summary.threshold) == ("0.05", "0.9")
     assert "at most 5 %" in summary.promise
     assert by_id[plain.id] is None
     assert by_id[void.id] is None

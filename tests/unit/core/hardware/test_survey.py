@@ -118,7 +118,6 @@ def test_measurements_are_kept_and_changing_facts_are_updated(tmp_path: Path) ->
     kept = replace(now, engines=engines, links=(), measured=True, storage=replace(now.storage, sync_s=0.004))
     found = survey.with_measurements(now, kept)
     assert (found.engines, found.links, found.measured) == (engines, now.links, True)
-    assert found.storage is not None
     assert found.storage.sync_s == 0.004
     assert found.engine("onnx", "CPUExecutionProvider") is engines[0]
     assert found.engine("tflite", "cpu") is None
@@ -168,7 +167,6 @@ def test_a_slow_memory_is_measured_for_a_bounded_time() -> None:
 
 def test_measuring_the_disk_leaves_no_file(tmp_path: Path) -> None:
     found = storage(Tree(), tmp_path)
-    assert found is not None
     assert found.file_system
     small = disk_speed(replace(found, free_bytes=32 << 20), tmp_path)  # 2 MiB are written
     assert small.write_bytes_per_s and small.read_bytes_per_s and small.sync_s is not None

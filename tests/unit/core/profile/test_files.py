@@ -38,7 +38,7 @@ def test_concurrent_writers_lose_no_point(tmp_path: Path) -> None:
         one.join(60)
     assert [one.exitcode for one in both] == [0, 0]
     found = read_profile(path)
-    assert found is not None and len(found.points) == 2 * EACH
+    assert len(found.points) == 2 * EACH
     assert [one.name for one in tmp_path.iterdir()] == ["p.json"]
 
 

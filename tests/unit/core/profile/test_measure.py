@@ -70,7 +70,7 @@ class TestMeasuring:
 
     def test_the_profile_has_the_hardware_and_software(self, measured: Profile, path: Path) -> None:
         assert read_profile(path) == measured
-        assert measured.hardware is not None and measured.fingerprint == measured.hardware.fingerprint
+        assert measured.fingerprint == measured.hardware.fingerprint
 
     def test_a_second_run_measures_only_missing_points(self, measured: Profile, bundle: Bundle, path: Path) -> None:
         told: list[tuple[int, int, str]] = []
@@ -100,7 +100,7 @@ class TestMeasuring:
 
         def ended_early(done: int, total: int, what: str) -> None:
             found = read_profile(path)
-            assert found is not None and {one.key.batch for one in found.points} == {1, 2}
+            assert {one.key.batch for one in found.points} == {1, 2}
             if done == 1:
                 raise KeyboardInterrupt
 
@@ -203,7 +203,7 @@ class TestMeasuring:
         with pytest.raises(ConfigError, match="name fewer threads or batches"):
             measure_profile(bundle, own, dataclasses.replace(ONE, batches=(1, 2)))
         kept = read_profile(own)
-        assert kept is not None and kept.points == found.points
+        assert kept.points == found.points
 
     def test_a_model_that_does_not_run_is_refused_with_the_reason(self, tmp_path: Path) -> None:
         bundle = variant_bundle(tmp_path / "bundle", "small")

@@ -91,5 +91,5 @@ def test_one_query_in_five_is_the_full_models(
         str(bundle.path), Key(variant, model.digest, "CPUExecutionProvider", 1, 1), seconds=0.1, mixed_with=other
     )
     point = measure_point.measure(wanted)
-    assert point.mixed_load is not None and point.mixed_load.own_share == pytest.approx(share)
+    assert point.mixed_load.own_share == pytest.approx(share)
     assert asked[-1]["shares"] == pytest.approx((share, 1 - share))

@@ -33,7 +33,7 @@ print((time.process_time() - worked_s) / (time.monotonic() - began_s))
 
 def _worked_share(share: float) -> float:
     with subprocess.Popen([sys.executable, "-c", _BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdin is not None and child.stdout is not None and child.stdout.readline() == b"up\n"
+        assert child.stdin is not None and child.stdout.readline() == b"up\n"
         with stopped_for_a_share(child, share):
             said, _ = child.communicate(b"\n")
     assert child.returncode == 0

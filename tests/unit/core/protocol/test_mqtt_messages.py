@@ -182,7 +182,6 @@ def test_request_and_answer_carry_the_trace_in_user_properties() -> None:
     assert context.trace_id.encode() not in publication.payload
     came = delivered(publication)
     read = mqtt_messages.read_request(came, "digits", now_s=7.0, principal="cam", trace=mqtt_messages.trace_of(came))
-    assert read.trace is not None
     assert (read.trace.trace_id, read.trace.parent_id) == (context.trace_id, context.span_id)
     answer = mqtt_messages.response_publication(read, response(read), topic="t")
     assert answer.properties["traceparent"] == read.trace.traceparent

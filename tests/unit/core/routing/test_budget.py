@@ -204,7 +204,7 @@ class TestAccount:
         account = Account({"bytes/day": Meter(Budget(100.0, DAY_S), Ledger(prices=[9.0, 9.0]))})
         assert account.decide(1.0, Cost(60.0), self.now_s, demanded=True) == Denial(1.0, 540.0, Cost(60.0))
         denial = account.decide(1.0, Cost(160.0), self.now_s, demanded=True)
-        assert denial is not None and denial.short == "bytes/day"
+        assert denial.short == "bytes/day"
         assert account.take(Cost(60.0), self.now_s) and not account.take(Cost(60.0), self.now_s)
 
     def test_a_free_resource_is_never_short(self) -> None:

@@ -43,7 +43,6 @@ def test_an_invalid_certificate_names_the_reason() -> None:
 
 
 def test_the_guarantee_is_a_sentence() -> None:
-    assert EDGE.certificate is not None
     assert EDGE.certificate.promise == (
         "at most 5 % of edge answers disagree with the full model, with confidence 90 %"
     )
@@ -103,7 +102,6 @@ def test_the_certified_threshold_is_only_raised() -> None:
 def test_only_answers_accepted_by_score_are_covered(reason: Reason) -> None:
     decision = Decision(Tier.EDGE, reason)
     certificate = EDGE.certificate
-    assert certificate is not None
     assert covered(decision, certificate.threshold, certificate) == (reason is Reason.CONFIDENT)
     assert not covered(decision, certificate.threshold, None)
     assert covered(decision, certificate.threshold + 0.01, certificate) == (reason is Reason.CONFIDENT)

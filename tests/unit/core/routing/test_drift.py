@@ -22,7 +22,6 @@ SCORES = st.lists(st.integers(0, 30).map(lambda step: step / 30), min_size=1, ma
 @given(SCORES, st.integers(2, 20))
 def test_the_bins_hold_the_declared_shares(scores: list[float], bins: int) -> None:
     found = histogram(scores, bins)
-    assert found is not None
     assert 1 <= len(found.edges) < bins
     counts = np.bincount(bins_of(scores, found.edges), minlength=len(found.shares))
     np.testing.assert_allclose(counts / len(scores), found.shares)
@@ -31,18 +30,17 @@ def test_the_bins_hold_the_declared_shares(scores: list[float], bins: int) -> No
 
 def test_bins_have_equal_shares() -> None:
     found = histogram(np.random.default_rng(0).random(1000))
-    assert found is not None
     np.testing.assert_allclose(found.shares, 0.05, atol=0.0011)
     assert bins_of([math.nan, -1, 2], found.edges).tolist() == [0, 0, 19]
     assert histogram([math.nan]) is None
     half = histogram([math.nan, 1.0])
-    assert half is not None and half.shares == (0.5, 0.5)
+    assert half.shares == (0.5, 0.5)
 
 
 def test_weights_give_the_shares_of_the_population() -> None:
     kept, escalated = np.full(10, 0.9), np.full(90, 0.1)  # of 100 each: a tenth of those kept was drawn
     found = histogram([*kept, *escalated], weights=[10.0] * 10 + [1.0] * 90)
-    assert found is not None and found.shares[-1] == pytest.approx(100 / 190)
+    assert found.shares[-1] == pytest.approx(100 / 190)
 
 
 def test_the_same_shares_have_not_drifted() -> None:

@@ -162,7 +162,7 @@ def test_a_prediction_includes_calls_in_flight() -> None:
         assert timing.predicted_s(1_000, 0.5, 60.0) == pytest.approx(0.12, rel=0.15)
     assert timing.predicted_s(1_000, 0.5, 60.0) == alone_s
     report = timing.report(60.0)
-    assert report is not None and report.total_p50_ms == pytest.approx(45, rel=0.25)  # as measured recently
+    assert report.total_p50_ms == pytest.approx(45, rel=0.25)  # as measured recently
 
 
 def test_stale_observations_predict_nothing() -> None:
@@ -205,7 +205,6 @@ def test_service_and_network_times_are_separated() -> None:
     for _ in range(20):
         timing.answered(30_000, 0.3, 0.0, service_s=0.1)
     report = timing.report(0.0)
-    assert report is not None
     assert report.typical_bytes == 30_000
     assert report.observations > 10 * LEAST_WEIGHT
     assert report.total_p50_ms == pytest.approx(300, rel=0.05)
@@ -218,7 +217,7 @@ def test_several_sizes_measure_round_trip_and_bandwidth() -> None:
     for size_bytes in (1_000, 20_000, 60_000) * 20:  # 20 ms there and back, 1 MB/s, and the gateway's own time
         timing.answered(size_bytes, 0.02 + size_bytes / 1e6 + 0.1, 0.0, service_s=0.1)
     report = timing.report(0.0)
-    assert report is not None and report.round_trip_ms is not None and report.bytes_per_s is not None
+    assert report.round_trip_ms is not None and report.bytes_per_s is not None
     assert report.round_trip_ms == pytest.approx(20, rel=0.1)
     assert report.bytes_per_s == pytest.approx(1e6, rel=0.1)
 
@@ -228,12 +227,11 @@ def test_one_size_measures_no_bandwidth() -> None:
     for size_bytes in (29_000, 30_000, 31_000) * 20:
         timing.answered(size_bytes, 0.02 + size_bytes / 1e6, 0.0, service_s=0.0)
     report = timing.report(0.0)
-    assert report is not None and (report.round_trip_ms, report.bytes_per_s) == (None, None)
+    assert (report.round_trip_ms, report.bytes_per_s) == (None, None)
 
 
 def test_a_service_time_above_the_total_is_limited() -> None:
     timing = LinkTiming()
     timing.answered(1_000, 0.1, 0.0, service_s=5.0)
     report = timing.report(0.0)
-    assert report is not None
     assert (report.network_p50_ms or 0) < 1 < (report.service_p50_ms or 0) <= 106

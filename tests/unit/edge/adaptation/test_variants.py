@@ -42,7 +42,7 @@ class Device:
     @property
     def variants(self) -> Variants:
         held = self.agent.models.find("small")
-        assert held is not None and isinstance(held.variants, Variants)
+        assert isinstance(held.variants, Variants)
         return held.variants
 
     @property
@@ -75,7 +75,6 @@ class Device:
     @property
     def manifest(self) -> Manifest:
         held = self.agent.models.find("small")
-        assert held is not None
         return held.manifest
 
     def story(self, request_id: str) -> str:
@@ -122,19 +121,18 @@ async def test_without_adaptation_there_is_one_variant(tmp_path: Path) -> None:
     variant_bundle(tmp_path / "bundle")
     async with EdgeAgent(settings(tmp_path, adaptation__enabled=False)) as agent:
         held = agent.models.find("small")
-        assert held is not None and held.variants is None and held.every == (held,)
+        assert held.variants is None and held.every == (held,)
         assert agent.switcher is None
         response = await agent.data_plane.infer(request(SURE))
-        assert response.answer is not None
         assert response.answer.model_digest == held.manifest.edge[0].digest
-        assert held.edge is not None and held.edge.loaded.model.id == "large"
+        assert held.edge.loaded.model.id == "large"
 
 
 async def test_a_bundle_of_one_variant_has_no_ladder(tmp_path: Path) -> None:
     variant_bundle(tmp_path / "bundle", "small")
     async with EdgeAgent(settings(tmp_path)) as agent:
         held = agent.models.find("small")
-        assert held is not None and held.variants is None and held.edge is not None
+        assert held.variants is None and held.edge is not None
 
 
 async def test_the_best_and_the_cheapest_variants_are_held(tmp_path: Path) -> None:
@@ -173,7 +171,6 @@ async def test_a_hot_device_splits_requests_between_two_variants(device: Device)
     assert all(response.answer is not None and response.answer.certified for response in answers)
     first = given.index(medium)
     answer = answers[first].answer
-    assert answer is not None
     assert "it was given medium; not a better one, for heat: 77.5 C" in device.story(answer.request_id)
     assert not [line for line in lines if line["event"] == "variant switched"], "that it shares was told when it began"
     logged = list(decisions.lines(StatePaths(device.agent.settings.state_dir).decisions_path))
@@ -185,16 +182,14 @@ async def test_a_hot_device_splits_requests_between_two_variants(device: Device)
 async def test_an_alarm_concerns_one_variant_only(device: Device) -> None:
     certificates = device.agent.certificates
     large, medium, _ = (certificates.find(held) for held in device.variants.loaded)
-    assert large is not None and medium is not None and large.key != medium.key
+    assert large.key != medium.key
 
 
 async def test_a_short_deadline_takes_the_best_variant_in_time(device: Device) -> None:
     clock = device.agent._clock
     large = device.variants.loaded[0].edge
-    assert large is not None
     large.pace.factor = 1000.0  # it has become slow: it would take hundreds of milliseconds
     response = await device.asks(SURE, deadline_s=clock.monotonic_s() + 0.1)
-    assert response.answer is not None
     story = device.story(response.answer.request_id)
     assert "it was given medium; not a better one, for deadline: large would take" in story
     assert await device.variant((6.0, 0.0), deadline_s=clock.monotonic_s() + 60) == "large"
@@ -242,7 +237,6 @@ async def test_hovering_heat_is_reported_with_hysteresis(device: Device) -> None
 async def test_a_request_keeps_its_variant(device: Device) -> None:
     """Even if the variant is unloaded while the request waits."""
     large = device.variants.loaded[0].edge
-    assert large is not None
     large.pace.factor = 1000.0  # so that it runs in a thread
     asked = [asyncio.create_task(device.variant((row, 0.0), deadline_s=math.inf)) for row in (9.0, 8.0, 7.0, 6.0, 5.0)]
     await asyncio.sleep(0)
@@ -259,7 +253,7 @@ async def test_shedding_has_its_own_reason_and_status(device: Device) -> None:
     device.feels(left_bytes=20e6, for_s=20)
     assert device.variants.position.shedding
     cached = await device.asks((8.0, 0.0))
-    assert cached.answer is not None and cached.answer.tier is Tier.CACHE, "what is known is still told"
+    assert cached.answer.tier is Tier.CACHE, "what is known is still told"
     with pytest.raises(SheddingError, match=r"computes nothing at the moment \(memory: .*no link") as refused:
         await device.asks((3.0, 0.0))
     assert refused.value.retryable and refused.value.code == "shedding" and refused.value.retry_after_s
@@ -302,5 +296,4 @@ async def test_a_low_score_is_the_reason_not_the_variant(device: Device) -> None
     """Without a link, an uncertain row of any variant is answered at the edge."""
     device.feels(hottest_c=79)
     response = await device.asks(UNSURE)
-    assert response.answer is not None
     assert response.answer.reason is Reason.LINK_DOWN and not response.answer.certified

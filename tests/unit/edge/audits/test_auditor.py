@@ -104,7 +104,7 @@ async def test_private_answers_are_never_audited_or_counted(make_scene: MakeScen
     for _ in range(5):
         await scene.infer(SURE, **wish)
     monitored = scene.certificates and scene.certificates.find(scene.held)
-    assert monitored is not None and monitored.scores is not None
+    assert monitored.scores is not None
     assert (monitored.record.drawn, scene.cloud.requests, sum(monitored.scores.counts)) == (0, [], 0)
     assert list(read(scene.samples_path)) == []
 
@@ -166,7 +166,7 @@ async def test_an_audit_caches_the_full_models_output(make_scene: MakeScene) -> 
     await ended(scene, 1)
     content = scene.findings[0].audit.content
     kept = scene.cache.get(result_key(content, scene.cloud.digest))
-    assert kept is not None and kept.probabilities[1] == pytest.approx(0.99)
+    assert kept.probabilities[1] == pytest.approx(0.99)
     assert (await scene.infer(SURE)).output("probabilities").tolist() == response.output("probabilities").tolist()
 
 
@@ -180,7 +180,6 @@ async def test_lost_audits_are_counted_and_not_tried_again(make_scene: MakeScene
     assert await ended(scene, 2) == ["lost", "lost"]
     assert len(scene.cloud.requests) == 1
     monitored = scene.certificates and scene.certificates.find(scene.held)
-    assert monitored is not None
     assert (monitored.record.drawn, monitored.record.lost, monitored.record.test.audits) == (2, 2, 0)
     assert list(read(scene.samples_path)) == []
 
@@ -213,7 +212,6 @@ async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(make
     for _ in range(100):
         assert answer_of(await scene.infer(SURE)).reason is Reason.CONFIDENT
     monitored = scene.certificates and scene.certificates.find(scene.held)
-    assert monitored is not None
     assert monitored.record.drawn == 64  # the queue is full, and none is drawn any more
     assert scene.findings == []
 

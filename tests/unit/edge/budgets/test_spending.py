@@ -165,7 +165,6 @@ class TestPaid:
 
 def _price(spending: Spending) -> float:
     denial = spending.denial(4, 0.0)
-    assert denial is not None
     return denial.price
 
 

@@ -96,7 +96,7 @@ def test_foreign_entries_are_removed(directory: Path, planted: object) -> None:
     assert rows_on_disk(directory) == 0
     cache.put(KEY, b"good again")
     found = cache.get(KEY)
-    assert found is not None and found[0] == b"good again"
+    assert found[0] == b"good again"
     cache.close()
 
 
@@ -132,7 +132,7 @@ def test_a_planted_pickle_is_not_executed(directory: Path, tmp_path: Path, where
     sweep(cache)
     cache.put(KEY, b"good again")
     found = cache.get(KEY)
-    assert found is not None and found[0] == b"good again"
+    assert found[0] == b"good again"
     cache.close()
     assert not proof.exists()
     if not compressed:
@@ -175,7 +175,7 @@ def test_a_damaged_database_is_moved_aside(directory: Path, damage: bytes | None
     assert cache.get(KEY) is None
     cache.put(KEY, b"new")
     found = cache.get(KEY)
-    assert found is not None and found[0] == b"new"
+    assert found[0] == b"new"
     cache.close()
     if damage:
         assert (directory.with_name("cache.damaged") / "cache.db").read_bytes()[:24] == damage[:24]
@@ -228,7 +228,7 @@ def test_damage_is_a_miss_or_an_empty_cache(directory: Path) -> None:
             assert found is None or found[0] == value
         cache.put(KEY, b"fresh")
         found = cache.get(KEY)
-        assert found is not None and found[0] == b"fresh"
+        assert found[0] == b"fresh"
         cache.close()
         for file in (*directory.iterdir(), directory.with_name("cache.damaged")):
             if file.name != "cache.db":
@@ -286,7 +286,7 @@ def test_results_are_encrypted_with_a_key_and_another_one_misses(directory: Path
     assert other.get(KEY) is None
     other.put(KEY, b"again")
     found = other.get(KEY)
-    assert found is not None and found[0] == b"again"
+    assert found[0] == b"again"
     other.close()
 
 
@@ -345,7 +345,7 @@ def test_a_group_that_the_disk_refuses_is_a_miss_and_the_next_put_tries_alone(di
     assert "The disk refuses the result cache" in cache.problem
     assert [cache.get(number.to_bytes(32)) for number in range(64)] == [None] * 64
     found = cache.get(KEY)
-    assert found is not None and found[0] == b"kept"
+    assert found[0] == b"kept"
     cache.put(b"n" * 32, b"taken again")
     written(cache)
     assert cache.problem == ""
@@ -634,7 +634,7 @@ for number in itertools.count():
 def test_a_process_killed_while_writing_leaves_a_valid_file(directory: Path) -> None:
     command = [sys.executable, "-c", WRITES_UNTIL_KILLED, str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline()
+        assert process.stdout.readline()
         while not rows_on_disk(directory):  # the thread that writes them may have had no turn yet
             time.sleep(0.001)
         process.kill()

@@ -25,7 +25,6 @@ def entry_bytes() -> int:
 @pytest.mark.parametrize("score", [None, 0.0, 0.25, 1.0])
 def test_the_encoded_form_comes_back(score: float | None) -> None:
     found = ModelOutput.decode(output(score).encode())
-    assert found is not None
     assert found.score == score
     np.testing.assert_array_equal(found.probabilities, output().probabilities)
 
@@ -90,7 +89,7 @@ def test_a_kept_result_does_not_change_with_the_callers_array() -> None:
     cache.put(b"a", ModelOutput(batch[0], 1.0))
     batch[:] = 0
     found = cache.get(b"a")
-    assert found is not None and found.probabilities.tolist() == [1, 1, 1]
+    assert found.probabilities.tolist() == [1, 1, 1]
     assert found.probabilities.base is None  # nor does it keep the whole batch alive
 
 
@@ -118,7 +117,7 @@ class TestWithDisk:
         first.close()
         second = self.make(tmp_path)
         found = second.get(b"k" * 32)
-        assert found is not None and found.score == 0.75
+        assert found.score == 0.75
         assert len(second) == 1  # and are in memory from then on
         second.close()
 
@@ -135,7 +134,7 @@ class TestWithDisk:
         disk = DiskCache(tmp_path / "cache", limit_bytes=1 << 24, ttl_s=60)
         disk.put(b"k", output().encode())
         stored = disk.get(b"k")
-        assert stored is not None and stored[1] <= 60
+        assert stored[1] <= 60
         disk.close()
 
     def test_another_format_is_a_miss(self, tmp_path: Path) -> None:

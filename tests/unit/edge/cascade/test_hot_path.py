@@ -68,7 +68,6 @@ def ask(agent: EdgeAgent, array: Any) -> InferResponse:
 
 
 def tier(response: InferResponse) -> Tier:
-    assert response.answer is not None
     return response.answer.tier
 
 
@@ -132,7 +131,7 @@ async def test_the_work_of_an_answer_is_bounded(agent: EdgeAgent, *, known: bool
     for array in rows if known else rows[:1]:
         ask(agent, array)
     on_disk = agent.cache._disk
-    assert on_disk is not None and on_disk._cache is not None
+    assert on_disk._cache is not None
     while (outcome := on_disk._writing) is not None:
         wait([outcome])
         assert on_disk.problem == ""  # which hears of it
@@ -158,7 +157,7 @@ async def test_rows_together_are_fed_as_they_came(agent: EdgeAgent, monkeypatch:
     monkeypatch.setattr(OnnxRuntime, "_run", lambda self, feeds: fed.append(feeds["x"]) or run(self, feeds))
     array = np.concatenate([row(4.0), row(5.0), row(6.0)])
     held = agent.models.find("wide")
-    assert held is not None and held.edge is not None
+    assert held.edge is not None
     held.edge.run(Tensor("x", array).take([0, 1, 2]))
     held.edge.run(Tensor("x", array).take([1, 2]))
     held.edge.run(Tensor("x", array).take([2, 0]))

@@ -44,7 +44,7 @@ def workers() -> Iterator[Workers]:
 def test_the_digits_are_loaded_and_measured(workers: Workers) -> None:
     models = open_models([DIGITS], here(workers))
     held = models.find("digits")
-    assert held is not None and held.edge is not None and held.problem == ""
+    assert held.edge is not None and held.problem == ""
     assert 0 < held.edge.row_ms < 100
     assert held.edge.digest != held.edge.loaded.digest  # the score is part of the evidence
     assert held.metadata.labels[0] == "zero"
@@ -63,8 +63,8 @@ def test_a_learned_score_and_value_are_computed_with_the_answer(tmp_path: Path, 
     (tmp_path / "digits" / MANIFEST_NAME).write_bytes(encode_manifest(found))
     models = open_models([DIGITS, tmp_path], here(workers))
     plain, taught = models.find("digits", "1"), models.find("digits", "2")
-    assert plain is not None and plain.edge is not None
-    assert taught is not None and taught.edge is not None
+    assert plain.edge is not None
+    assert taught.edge is not None
     assert taught.edge.digest != plain.edge.digest
     tensor = sample_input(taught.manifest, taught.edge.loaded)
     assert tensor is not None
@@ -83,7 +83,7 @@ def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path
     (tmp_path / "digits" / MANIFEST_NAME).write_bytes(encode_manifest(found))
     models = open_models([tmp_path], here(workers))
     held = models.find("digits")
-    assert held is not None and held.edge is not None
+    assert held.edge is not None
     tensor = sample_input(held.manifest, held.edge.loaded)
     assert tensor is not None
     (output,) = held.edge.run(tensor)
@@ -95,7 +95,7 @@ def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path
 def test_other_load_does_not_count_as_model_time(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     models = open_models([DIGITS], here(workers))
     held = models.find("digits")
-    assert held is not None and held.edge is not None
+    assert held.edge is not None
     now_s, taken_s = 0.0, iter([0.9, 0.8, 0.005, 0.004, 0.0004, 0.007, 0.006])  # the first two warm up
     monkeypatch.setattr(loading, "time", SimpleNamespace(perf_counter=lambda: now_s))
 
@@ -104,14 +104,14 @@ def test_other_load_does_not_count_as_model_time(workers: Workers, monkeypatch: 
         now_s += next(taken_s)
 
     measured = quickest_ms(held.manifest, held.edge.loaded, run, 5)
-    assert measured is not None and measured[0] == pytest.approx(0.4)
+    assert measured[0] == pytest.approx(0.4)
     models.close()
 
 
 def test_small_work_is_quick_and_large_work_is_not(workers: Workers) -> None:
     models = open_models([DIGITS], here(workers))
     held = models.find("digits")
-    assert held is not None and held.edge is not None
+    assert held.edge is not None
     edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
 
     def asked(*sizes: int) -> InferRequest:
@@ -127,7 +127,7 @@ def test_small_work_is_quick_and_large_work_is_not(workers: Workers) -> None:
 def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_again(workers: Workers) -> None:
     models = open_models([DIGITS], here(workers))
     held = models.find("digits")
-    assert held is not None and held.edge is not None
+    assert held.edge is not None
     edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
     asked = InferRequest("digits", (images(b"x" * 100),), "")
     sample = sample_input(held.manifest, held.edge.loaded)
@@ -159,7 +159,7 @@ def test_a_bundle_without_edge_files_answers_from_the_cloud(tmp_path: Path, work
     shutil.copy(DIGITS / MANIFEST_NAME, path)
     models = open_models([tmp_path], here(workers))
     held = models.find("digits")
-    assert held is not None and held.edge is None
+    assert held.edge is None
     assert "edge-onnx.onnx" in held.problem
     assert held.metadata.platform == "firstline"
 
@@ -186,16 +186,15 @@ def test_the_newest_version_is_the_current_one() -> None:
     old, new = (msgspec.structs.replace(manifest(), version=version) for version in (9, 10))
     models = Models([DeviceModel(Bundle(Path(), said), None) for said in (new, old)])
     current = models.find("m")
-    assert current is not None and current.version == "10"
+    assert current.version == "10"
     assert models.find("m", "9") is not None
 
 
 def test_rows_are_scored_one_by_one(workers: Workers) -> None:
     models = open_models([DIGITS], here(workers))
     held = models.find("digits")
-    assert held is not None and held.edge is not None
+    assert held.edge is not None
     sample = sample_input(held.manifest, held.edge.loaded)
-    assert sample is not None
     one, two = held.edge.run(images(*sample.array, *sample.array))
     np.testing.assert_array_equal(one.probabilities, two.probabilities)
     assert one.score == two.score and one.score is not None and 0 <= one.score <= 1

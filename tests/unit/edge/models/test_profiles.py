@@ -61,7 +61,6 @@ def loaded(
 ) -> EdgeModel:
     profiles = profiles or Profiles(state_dir, ROOT)
     found = load_bundle(path, RuntimeOptions(), workers, profiles=profiles, as_planned=as_planned).edge
-    assert found is not None
     found.loaded.close()
     return found
 

@@ -45,13 +45,11 @@ class TestMerge:
     def test_only_the_corrected_rows_change(self) -> None:
         asked = escalations.request(3)
         first = escalations.response(asked, Status.PROVISIONAL, value=0.25)
-        assert first.answer is not None
         kept = replace(first.answer.rows[1], status=Status.FINAL, reason=Reason.CONFIDENT)
         answer = replace(first.answer, rows=(first.answer.rows[0], kept, first.answer.rows[2]))
         correction = escalations.response(asked.take([0, 2]), value=0.75)
         merged = merge(replace(first, answer=answer), (0, 2), correction)
         assert merged.output("probabilities")[:, 0].tolist() == [0.75, 0.25, 0.75]
-        assert merged.answer is not None
         assert [said.tier for said in merged.answer.rows] == [Tier.CLOUD, Tier.EDGE, Tier.CLOUD]
         assert [said.certified for said in merged.answer.rows] == [True, False, True]
         assert (merged.answer.status, merged.answer.request_id) == (Status.FINAL, asked.request_id)
@@ -62,7 +60,6 @@ class TestMerge:
     def test_a_single_row(self) -> None:
         asked = escalations.request(id="mine")
         merged = merge(escalations.response(asked, Status.PROVISIONAL), (0,), escalations.response(asked, value=0.9))
-        assert merged.answer is not None
         assert (merged.answer.status, merged.answer.rows, merged.id) == (Status.FINAL, (), "mine")
         assert (merged.answer.certified, merged.answer.model_digest) == (True, "f" * 64)
         assert merged.answer.confidence == 0.4  # the edge model's, as it was

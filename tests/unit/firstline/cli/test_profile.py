@@ -73,7 +73,7 @@ def test_a_damaged_profile_is_set_aside_and_measured_again(folder: Path, tmp_pat
     assert found.exit_code == 0, found.output
     assert "set aside as two@bench.json.damaged" in found.stderr
     written = read_profile(path)
-    assert written is not None and [one.key.batch for one in written.points] == [8]
+    assert [one.key.batch for one in written.points] == [8]
 
 
 @pytest.mark.parametrize("by", ["name", "folder"])

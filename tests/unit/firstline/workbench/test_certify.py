@@ -142,12 +142,11 @@ def test_bundle_gets_the_certificate_of_its_variant(tmp_path: Path) -> None:
     assert all(after.has(model) for model in after.manifest.models)
     first, *others = after.manifest.edge
     certificate = valid_certificate(after.manifest, first)
-    assert certificate is not None
     assert (certificate.contract, certificate.epsilon, certificate.delta, certificate.n) == (
         "disagreement", 0.02, 0.1, 599,
     )  # fmt: skip
     assert certificate.audit_epsilon == 0.02
-    assert certificate.histogram is not None and sum(certificate.histogram.shares) == pytest.approx(1)
+    assert sum(certificate.histogram.shares) == pytest.approx(1)
     assert (certificate.threshold, certificate.kept, certificate.risk_upper) == (
         found["threshold"], found["kept"], found["risk_upper"],
     )  # fmt: skip
@@ -229,7 +228,7 @@ def test_audits_certify_only_their_own_bundle(tmp_path: Path) -> None:
     _run(*_BUNDLE, "--epsilon", 0.05, "--out", first)
     manifest = open_bundle(first).manifest
     alarmed = valid_certificate(manifest, manifest.edge[0])
-    assert alarmed is not None and alarmed.audit_epsilon is not None
+    assert alarmed.audit_epsilon is not None
     key = key_of("digits", str(manifest.version), alarmed, alarmed.audit_epsilon)
     rows = [f"{0.5 + number / 2000},{int(number > 300)},{1 + int(number % 3 == 0)},1,{key}" for number in range(1000)]
     table = "score,agree,weight,kept,certificate\n" + "\n".join(rows) + "\n"
@@ -238,7 +237,7 @@ def test_audits_certify_only_their_own_bundle(tmp_path: Path) -> None:
     assert f"digits version {manifest.version + 1}, edge-onnx certified." in result.stdout
     after = open_bundle(second).manifest
     renewed = valid_certificate(after, after.edge[0])
-    assert renewed is not None and 0.62 < renewed.threshold < 0.651
+    assert 0.62 < renewed.threshold < 0.651
     assert renewed.threshold > alarmed.threshold
     assert (renewed.n, renewed.contract, renewed.audit_epsilon) == (1000, "disagreement", 0.05)
     scores, weights = (
@@ -351,7 +350,7 @@ def test_each_class_is_certified_on_its_own_rows(rows: Evidence, select: float) 
 
 def test_audit_bound_of_harm_is_the_observed_disagreement(rows: Evidence) -> None:
     certificate = certify_classes(_OPENED, rows, Terms(0.08, 0.1, "harm", "bundle", select_fraction=0)).certificate
-    assert certificate is not None and certificate.audit_epsilon is not None
+    assert certificate.audit_epsilon is not None
     kept = [
         sure >= certificate.threshold_for(_OPENED.manifest.labels[at])
         for sure, at in zip(rows.scores, rows.edge, strict=True)
@@ -380,7 +379,7 @@ def test_selection_rows_place_the_thresholds_of_the_stream(rows: Evidence) -> No
     found = certify_stream_bundle(_OPENED, rows, Terms(0.03, 0.05, seed=1))
     assert (found.selection.used, found.result.n) == (600, 5400)
     certificate = found.certificate
-    assert certificate is not None and certificate.score_digest == found.selection.score.digest
+    assert certificate.score_digest == found.selection.score.digest
 
 
 def test_too_few_rows_of_a_stream_are_counted(rows: Evidence) -> None:
@@ -428,7 +427,6 @@ def test_command_certifies_a_stream(tmp_path: Path) -> None:
     evaluated = CliRunner().invoke(app, ["evaluate", str(out), *map(str, _BUNDLE[1:3]), "-o", "json"])
     (variant,) = json.loads(evaluated.stdout)["variants"]
     certificate = open_bundle(out).manifest.edge[0].certificate
-    assert certificate is not None
     assert (variant["threshold"], variant["tiered"]["edge_share"], variant["by"]) == (
         certificate.threshold,
         certificate.kept,

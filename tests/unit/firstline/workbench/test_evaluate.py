@@ -40,13 +40,11 @@ def test_figures_match_the_parts() -> None:
     assert found.samples == 300
     assert reported[0] == (1, 300)
     assert reported[-1] == (300, 300)
-    assert found.full is not None
     assert found.full.accuracy == (full.argmax(axis=1) == truth).mean()
     [variant] = found.variants
     assert variant.edge.id == "edge-onnx"
     assert variant.edge.accuracy == (edge.argmax(axis=1) == truth).mean()
     tiered = variant.tiered
-    assert tiered is not None
     assert tiered.accuracy == (answers == truth).mean()
     assert (tiered.kept, tiered.escalated) == (kept.sum(), 300 - kept.sum())
     assert tiered.edge_share == kept.mean()
@@ -66,7 +64,6 @@ def test_tiered_digits_lose_no_accuracy() -> None:
     assert found.full is not None
     assert len(found.variants) == 3
     for variant in found.variants:
-        assert variant.tiered is not None
         assert variant.tiered.edge_share >= 0.7
         assert variant.tiered.accuracy >= found.full.accuracy - 0.005
 
@@ -104,5 +101,4 @@ def test_single_tier_bundle_is_evaluated(tmp_path: Path) -> None:
     assert only_edge.variants[0].tiered is None
     only_full = evaluate(create_bundle(BundleSpec("full", 1, labels, (), full), tmp_path / "full"), dataset)
     assert only_full.variants == ()
-    assert only_full.full is not None
     assert only_full.full.accuracy > 0.9

@@ -48,7 +48,6 @@ def test_recipe_declares_every_field(tmp_path: Path) -> None:
     assert small.preprocess == parse_preprocess("decode:RGB,resize:8x8")
     assert small.postprocess == ()
     assert (small.id, small.output, small.measured) == ("small", "probabilities", {"accuracy": 0.9})
-    assert spec.full is not None
     assert spec.full.file == tmp_path / "deep/large.onnx"
     assert spec.full.preprocess == (tmp_path / "deep/before.onnx",)
     assert spec.full.postprocess == parse_postprocess("softmax")

@@ -34,7 +34,7 @@ def say(database: Database, name: str, session: str, sequence: int, version: int
 def version_of(database: Database, name: str) -> int:
     with database.reading() as connection:
         found = devices.find(connection, name)
-    assert found is not None and found.reported is not None
+    assert found.reported is not None
     return found.reported.models[0].version
 
 
@@ -56,10 +56,10 @@ def test_late_messages_of_an_earlier_process_are_ignored(database: Database) -> 
     with database.begin() as connection:
         assert not devices.mark_offline(connection, "cam", "old")
         found = devices.find(connection, "cam")
-        assert found is not None and found.online and found.session == "new"
+        assert found.online and found.session == "new"
         assert devices.mark_offline(connection, "cam", "new")
         found = devices.find(connection, "cam")
-        assert found is not None and not found.online and found.last_seen_s == NOW_S
+        assert not found.online and found.last_seen_s == NOW_S
     assert version_of(database, "cam") == 2
 
 
@@ -72,7 +72,7 @@ def test_each_change_of_the_desired_document_is_a_revision(database: Database) -
         assert [name for name, _ in devices.unpublished(connection, 10)] == ["b"]
         devices.desire(connection, ["a"], lambda _, before: replace(before, models=()), NOW_S)
         found = devices.find(connection, "a")
-        assert found is not None and found.desired == Desired(2)
+        assert found.desired == Desired(2)
         devices.mark_published(connection, {"a": 1})  # of before, and late
         assert {name: said.revision for name, said in devices.unpublished(connection, 10)} == {"a": 2, "b": 1}
         devices.mark_published(connection, {"a": 2, "b": 1})
@@ -88,7 +88,7 @@ def test_a_restored_store_continues_after_the_revisions_that_devices_know(databa
         assert devices.report(connection, "cam", Reported("s", 1, 9), NOW_S, accept=True)
         assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("cam", 10)]
         found = devices.find(connection, "cam")
-        assert found is not None and found.desired == Desired(10, (WANTED,))
+        assert found.desired == Desired(10, (WANTED,))
         devices.mark_published(connection, {"cam": 10})
         assert not devices.report(connection, "cam", Reported("s", 1, 12), NOW_S, accept=True)  # late
         assert devices.report(connection, "cam", Reported("s", 2, 10), NOW_S, accept=True)

@@ -41,7 +41,6 @@ def escaped(certificate: x509.Certificate) -> str:
 )
 def test_both_forms_are_read(value: str) -> None:
     found = ProxyCertificates().read([value], BELIEVED)
-    assert found is not None
     assert (found.device, found.serial) == ("press-7", ca.serial_of(CERTIFICATE))
 
 

@@ -244,7 +244,7 @@ async def test_a_file_is_stored_and_read_in_any_part(blobs: Blobs, size_bytes: i
     assert await blobs.find(digest) is None
     await blobs.put(digest, checked(_parts(content), digest, 1 << 30))
     found = await blobs.find(digest)
-    assert found is not None and found.size_bytes == size_bytes
+    assert found.size_bytes == size_bytes
     assert abs(found.stored_s - time.time()) < 60
     assert await _read(blobs, digest, 0, size_bytes) == content
     middle = size_bytes // 3, size_bytes // 2

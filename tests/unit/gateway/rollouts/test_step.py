@@ -119,7 +119,7 @@ def test_a_device_that_is_away_at_the_offer_neither_fails_nor_delays_the_stage()
     fleet.advance(60)
     assert fleet.rollout.phase is Phase.OBSERVING
     changes = fleet.advance(100)
-    assert changes.look is not None and changes.look.findings[0].devices == (18, 0)
+    assert changes.look.findings[0].devices == (18, 0)
     fleet.report("d03", UpdateState.COMMITTED)
     fleet.advance(1)
     assert fleet.assignments["d03"].state is S.DONE
@@ -133,8 +133,8 @@ def test_a_device_that_falls_silent_after_the_offer_has_failed_until_it_returns(
     fleet.advance(60)
     assert fleet.assignments["d05"].state is S.SILENT and fleet.rollout.phase is Phase.OBSERVING
     changes = fleet.advance(100)
-    assert changes.look is not None and changes.look.findings[0].treated == 1 / 20
-    assert fleet.devices["d05"].desired is not None and fleet.devices["d05"].desired.version == 2
+    assert changes.look.findings[0].treated == 1 / 20
+    assert fleet.devices["d05"].desired.version == 2
     fleet.report("d05", UpdateState.COMMITTED)
     assert fleet.advance(100).look is not None
     assert fleet.assignments["d05"].state is S.DONE
@@ -211,7 +211,7 @@ def test_a_rollback_without_an_earlier_desired_version_undoes_the_new_one() -> N
     fleet.command(Command.ROLLBACK)
     fleet.advance()
     desired = fleet.devices["d01"].desired
-    assert desired is not None and desired.undone and desired.version == 2
+    assert desired.undone and desired.version == 2
 
 
 def test_versions_withdrawn_while_a_device_is_away_stay_in_its_desired_state() -> None:
@@ -220,11 +220,11 @@ def test_versions_withdrawn_while_a_device_is_away_stay_in_its_desired_state() -
     fleet.devices["d01"] = replace(fleet.devices["d01"], desired=undone, online=False)
     fleet.advance()
     offered = fleet.devices["d01"].desired
-    assert offered is not None and offered.withdrawn == ("4" * 64, "3" * 64) and not offered.undone
+    assert offered.withdrawn == ("4" * 64, "3" * 64) and not offered.undone
     fleet.command(Command.ROLLBACK)
     fleet.advance()
     back = fleet.devices["d01"].desired
-    assert back is not None and back.undone and back.withdrawn == ("4" * 64, "3" * 64)
+    assert back.undone and back.withdrawn == ("4" * 64, "3" * 64)
     assert fleet.devices["d00"].desired == BACK
 
 
@@ -250,7 +250,7 @@ def test_a_report_from_before_a_retry_does_not_count() -> None:
     fleet.devices["d01"] = replace(fleet.devices["d01"], up_to_date=False)
     fleet.advance(1)
     desired = fleet.devices["d01"].desired
-    assert desired is not None and desired.attempt == 2
+    assert desired.attempt == 2
     assert fleet.assignments["d01"].state is S.OFFERED and fleet.rollout.phase is Phase.INSTALLING
     fleet.devices["d01"] = replace(fleet.devices["d01"], up_to_date=True)
     fleet.report("d01", UpdateState.COMMITTED)

@@ -130,7 +130,6 @@ async def test_an_answer_names_its_model_and_time(bench: Bench, repository: Repo
     answer = response.answer
     assert (response.model, response.version, response.id) == ("digits", "1", "mine")
     assert response.output("probabilities").tolist() == [[2], [4]]
-    assert answer is not None
     assert (answer.request_id, answer.tier, answer.status) == (request.request_id, Tier.CLOUD, Status.FINAL)
     assert (answer.certified, answer.durable, answer.confidence) == (True, False, None)
     assert answer.reason is Reason.REQUESTED

@@ -69,7 +69,6 @@ def test_processes_that_start_at_once_upgrade_once(empty_store: StoreSettings) -
     command = [sys.executable, "-c", code, empty_store.url]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdin is not None
-        assert other.stdout is not None
         assert other.stdout.readline() == "imported\n"
         other.stdin.write("go\n")
         other.stdin.flush()

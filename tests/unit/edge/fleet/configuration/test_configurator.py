@@ -59,7 +59,7 @@ async def test_a_rejected_configuration_changes_nothing(device: ConfigurationDev
     assert device.state[0] is state[0] and device.state[1].startswith(state[1]), device.store.state.record
     assert device.bytes_per_day == 1000 and device.store.state.running is None
     record = device.store.state.record
-    assert record is not None and record.message.endswith(".")
+    assert record.message.endswith(".")
 
 
 @pytest.mark.parametrize("error", [NoRoomError("The metadata cannot be stored."), UpdateError("The disk refuses.")])
@@ -174,7 +174,6 @@ async def test_a_full_disk_is_reported_and_the_update_continues(
         for _ in range(3):
             device.clock.pass_by(await device.configurator.step())
         record = device.store.state.record
-        assert record is not None
         assert record.target == wanted
         assert (record.state, record.reason) == (S.OFFERED, "no_room")
         assert "make some in the state directory" in record.update().message
@@ -189,7 +188,7 @@ async def test_an_empty_configuration_restores_the_devices_settings(device: Conf
     await device.run(device.registry.add(1, 300))
     await device.run(device.registry.add(2, 0, text='name = "quiet"\nversion = 2\n'))
     assert device.bytes_per_day == 0 and device.settings == device.own
-    assert device.store.state.running is not None and device.store.state.running.version == 2
+    assert device.store.state.running.version == 2
 
 
 def test_a_damaged_file_is_set_aside_and_own_settings_are_used(device: ConfigurationDevice) -> None:

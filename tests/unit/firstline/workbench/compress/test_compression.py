@@ -257,11 +257,9 @@ def test_accepted_candidates_become_the_next_version(tmp_path: Path) -> None:
     assert (made.manifest.version, found["version"]) == (old.version + 1, old.version + 1)
     new = next(model for model in made.manifest.edge if model.id == taken)
     certificate = valid_certificate(made.manifest, new)
-    assert certificate is not None
     assert (certificate.epsilon, certificate.delta, certificate.n) == (0.1, 0.1, 179)
     assert new.measured == {"accuracy": round(found["certified_accuracy"][taken], 4)}
     assert certificate.kept == by_technique["int8-weights"]["figures"]["kept"]
-    assert new.provenance is not None
     assert new.provenance.technique == "int8-weights"
     assert new.provenance.source_digest == old.edge[0].digest
     assert new.provenance.parameters == {
@@ -277,7 +275,6 @@ def test_accepted_candidates_become_the_next_version(tmp_path: Path) -> None:
     assert lost["seen"] == (lost["lost"] - lost["won"]) / 120
     assert lost["at_most"] == most_lost(lost["lost"], lost["won"], 120, 0.05 / 4)  # of four candidates together
     assert (lost["delta"], found["loss_delta"], found["loss_proved"]) == (0.05, 0.05, False)
-    assert made.manifest.golden is not None
     assert old.golden is not None
     answers = read_golden(made, made.manifest.golden.artefact)
     assert set(answers.outputs) == {model.id for model in made.manifest.edge}

@@ -57,8 +57,6 @@ def test_a_certificate_states_the_joint_confidence() -> None:
     alone, among = (
         proved(bundle, sure, Promise(0.1, 0.1, "disagreement"), among=count).certificate for count in (1, 4)
     )
-    assert alone is not None
-    assert among is not None
     assert among.delta == alone.delta == 0.1
     assert among.risk_upper > alone.risk_upper
 

@@ -84,9 +84,7 @@ def test_the_next_version_has_tflite_variants(tmp_path: Path) -> None:
     made = {model.id: model for model in open_bundle(out).manifest.edge}
     new = made["edge-tflite-float-static-int8"]
     assert (new.runtime, new.precision, new.artefact.file) == ("tflite", "int8", f"{new.id}.tflite")
-    assert new.provenance is not None
     assert new.provenance.parameters["calibration_rows"] == "171"
     plain = made["edge-tflite-float-dynamic-int8"].provenance
-    assert plain is not None
     assert "calibration_rows" not in plain.parameters  # nothing calibrates it
     assert set(new.provenance.libraries) == {"firstline", "ai-edge-quantizer", "ai-edge-litert"}

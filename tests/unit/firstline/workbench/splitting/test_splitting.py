@@ -103,7 +103,6 @@ def test_the_digits_model_is_measured() -> None:
     bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 40)
     told: list[tuple[int, int]] = []
     found = measure_splits(bundle, dataset, progress=lambda done, total: told.append((done, total)))
-    assert bundle.manifest.full is not None
     assert found.model_digest == bundle.manifest.full.digest
     assert (found.rows, told[-1]) == (40, (40, 40))
     assert found.input_bytes == np.mean([len(encoded) for encoded, _ in dataset.read()])

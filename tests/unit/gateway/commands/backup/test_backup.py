@@ -106,7 +106,6 @@ def test_a_backup_restores_everything_on_either_database(filled: Settings, new: 
         claimed = jobs.claim(connection, "here", 9, 1, service_s=100.0, submitted_by_s=100.0, lease_s=1.0)
         assert [job.job_id for job in claimed if isinstance(job, Job)] == ["0", "2", "3", "4", "99"]
         ended = jobs.find(connection, "1", AWKWARD)
-        assert ended is not None
         assert (ended.status, ended.content, ended.header) == (200, b"answer", 3)
     database.close()
     assert contents(new.store)["deliveries"][-1][:3] == (6, "cam", "99")

@@ -24,7 +24,7 @@ def test_scores_of_another_version_are_not_subtracted() -> None:
     # The same scores under a new version: nothing has drifted.
     end = Totals((counts(1, 20), counts(2, 25)), 2e5)
     period = compared("m", before, start, end)
-    assert period.after is not None and period.after.counts.scores == counts(2, 25).scores
+    assert period.after.counts.scores == counts(2, 25).scores
     assert period.after.stability_index == pytest.approx(0.0, abs=0.01)
 
 
@@ -32,7 +32,7 @@ def test_after_a_rollback_scores_and_alarm_are_those_of_the_old_version() -> Non
     start = Totals((counts(1, 20), counts(2, 5, alarm=True)), 1e5)
     end = Totals((counts(1, 40), counts(2, 5, alarm=True)), 2e5)
     period = between("m", start, end)
-    assert period is not None and period.counts.version == 1
+    assert period.counts.version == 1
     assert period.counts.scores == counts(1, 20).scores and period.counts.rows == counts(1, 20).rows
     assert FIGURES["alarms"](period) == (0.0, 1.0)
 

@@ -221,7 +221,6 @@ async def test_how_a_contract_stood_is_not_recorded(start: Start) -> None:
 
     assert await replica.deliveries.once(request, run) is not None
     repeat = await replica.deliver(request)
-    assert repeat.answer is not None
     assert repeat.answer.contract is None
 
 
