@@ -139,6 +139,8 @@ class Member:
         energy: its budget.
         takes: whether a model, by name, may run there at all.
         load: loads a model into this process for it; None if its models are remote, or are loaded for it.
+        is_shared: whether batches in flight slow each other down there by an unknown amount. It is then chosen as if
+            they ran one after the other, so that equal executors get equal parts.
 
     Attributes:
         models: that it runs.
@@ -159,6 +161,7 @@ class Member:
         energy: Energy,
         takes: Callable[[str], bool] = lambda name: True,
         load: Callable[[ServedModel], LoadedModel] | None = None,
+        is_shared: bool = False,
     ) -> None:
         self.name = name
         self.executor = executor
@@ -173,6 +176,7 @@ class Member:
         self.in_process = executor if isinstance(executor, InProcess) else None
         self._probe_budget = ProbeBudget()
         self._sessions = sessions
+        self._is_shared = is_shared
 
     def place(self, served: ServedModel, costs: Costs) -> None:
         """Runs a model from now on, at these costs; `memory` has room for it."""
@@ -322,7 +326,7 @@ class Member:
         placed = self.models[key]
         run_s = placed.forecast.seconds(rows)
         if run_s is not None:
-            run_s *= self.overdue(now_s)
+            run_s *= self.overdue(now_s) * (1 + len(self.running) if self._is_shared else 1)
         return Candidate(
             executor=self,
             wait_s=self._wait_s(now_s, reserved_s),

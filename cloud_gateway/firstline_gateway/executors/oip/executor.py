@@ -79,6 +79,7 @@ class OipExecutor:
                 sessions=settings.in_flight,
                 memory=Memory(0),
                 energy=Energy(0.0),
+                is_shared=True,
             )
             for server in self._servers
         ]
