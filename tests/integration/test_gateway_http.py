@@ -291,8 +291,10 @@ async def test_drain_timeout_refuses_requests_in_flight(tmp_path: Path) -> None:
     served = asyncio.create_task(run_gateway(gateway, bound, up.set))
     await up.wait()
     async with httpx.AsyncClient(base_url=sockets.url_of(bound)) as client:
-        asked = [asyncio.create_task(client.post(V2, content=_json_pixels())) for _ in range(3)]
-        await until(lambda: executor.held == 1 and _depth(gateway) == 2)
+        asked = [asyncio.create_task(client.post(V2, content=_json_pixels()))]
+        await until(lambda: executor.held == 1)  # requests of one turn of the event loop would be one batch
+        asked += [asyncio.create_task(client.post(V2, content=_json_pixels())) for _ in range(2)]
+        await until(lambda: _depth(gateway) == 2)
         # Another is still being sent when the server ends its connections.
         reader, writer = await asyncio.open_connection("127.0.0.1", bound.getsockname()[1])
         writer.write(f"POST {V2} HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{{".encode())

@@ -197,7 +197,7 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
 
 
 def decode_response(body: bytes, header_length: int | None, limits: Limits = DEFAULT_LIMITS) -> InferResponse:
-    """Decodes a response; `answer` is None if the server is not Firstline.
+    """Decodes a response; its `answer` is None if another server sent it.
 
     Raises:
         ProtocolError: the body is not valid V2, or exceeds `limits`. This is not a `RequestError`, because the caller
@@ -340,7 +340,7 @@ def split(body: bytes, header_length: int | None, limits: Limits) -> tuple[dict[
 
 
 class RequestHead(NamedTuple):
-    """What a request says besides its tensors; must not be changed.
+    """The header of a request without its tensors; must not be changed.
 
     Attributes:
         id: of the client, only echoed.

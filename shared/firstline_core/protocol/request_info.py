@@ -1,4 +1,4 @@
-"""Facts about a request beyond ASGI: who sent it, and when it reached this machine.
+"""Facts about a request beyond ASGI: its sender, and its arrival at this machine.
 
 While the event loop is busy, requests wait in the kernel, and their deadlines run on.
 """
