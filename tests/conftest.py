@@ -23,6 +23,8 @@ from firstline_gateway.settings.settings import Store
 if TYPE_CHECKING:
     from support.databases import PostgreSql
 
+    from firstline_gateway.store.database import Database
+
 settings.register_profile("any machine", deadline=None)  # a busy one is slow at times
 settings.load_profile("any machine")
 
@@ -143,6 +145,16 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         return sqlite_store(tmp_path)
     running: PostgreSql = request.getfixturevalue("postgresql")
     return running.new_store()
+
+
+@pytest.fixture
+def database(store_settings: Store) -> Iterator[Database]:
+    """A database with today's schema and nothing in it; the test runs once on each kind of database."""
+    from firstline_gateway.store.database import open_database
+
+    found = open_database(store_settings)
+    yield found
+    found.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,15 +12,7 @@ import pytest
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.audit_log import FIRST, verify_log
 from firstline_gateway import audit_log
-from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import Database, open_database
-
-
-@pytest.fixture
-def database(store_settings: Store) -> Iterator[Database]:
-    found = open_database(store_settings)
-    yield found
-    found.close()
+from firstline_gateway.store.database import Database
 
 
 def add(database: Database, subject: str, **details: object) -> None:

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from sqlalchemy import text
 from support.pools import KEY, NOW_S, OTHER, pool_of
 
 from firstline_core.types import ModelKey
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.pool import Pool
-from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import Database, open_database
-
-
-@pytest.fixture
-def database(store_settings: Store) -> Iterator[Database]:
-    found = open_database(store_settings)
-    yield found
-    found.close()
+from firstline_gateway.store.database import Database
 
 
 def put(database: Database, pool: Pool, device: str, request_id: str, *, disagrees: bool = True) -> bool:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from msgspec.structs import replace
 from sqlalchemy import event
 
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.selector import parse_selector
-from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.database import Database
 
 NOW_S = 1.7e9
 WANTED = DesiredModel("digits", 2, "0" * 64)
-
-
-@pytest.fixture
-def database(store_settings: Store) -> Iterator[Database]:
-    found = open_database(store_settings)
-    yield found
-    found.close()
 
 
 def say(database: Database, name: str, session: str, sequence: int, version: int = 1, *, accept: bool = True) -> bool:

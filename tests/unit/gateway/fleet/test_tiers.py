@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from firstline_core.fleet.rest import TierCounts
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_gateway.fleet import tiers
 from firstline_gateway.fleet.totals import Totals
-from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.database import Database
 
 NOW_S = 1.7e9 - 1.7e9 % tiers.BUCKET_S
-
-
-@pytest.fixture
-def database(store_settings: Store) -> Iterator[Database]:
-    found = open_database(store_settings)
-    yield found
-    found.close()
 
 
 def totals(kept: int, escalated: int = 0, errors: int = 0, model: str = "digits", version: int = 1) -> Totals:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from secrets import token_hex
@@ -14,19 +14,11 @@ from firstline_gateway.identity import enrolment, keys
 from firstline_gateway.identity.credentials import Credentials, read_changes
 from firstline_gateway.identity.enrolment import Enrolled, Issued
 from firstline_gateway.identity.tables import CERTIFICATES, JOIN_TOKENS
-from firstline_gateway.settings.settings import Store
 from firstline_gateway.store import service_clock
-from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.database import Database
 
 NOW_S = 1_800_000_000.0
 DAY_S = 86_400.0
-
-
-@pytest.fixture
-def database(store_settings: Store) -> Iterator[Database]:
-    found = open_database(store_settings)
-    yield found
-    found.close()
 
 
 @pytest.fixture

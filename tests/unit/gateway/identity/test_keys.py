@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,18 +14,10 @@ from firstline_gateway.identity import keys
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.identity.gatekeeper import Gatekeeper
 from firstline_gateway.identity.tables import API_KEYS
-from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.database import Database
 from firstline_gateway.store.store import Readers
 
 NOW_S = 1_800_000_000.0
-
-
-@pytest.fixture
-def database(store_settings: Store) -> Iterator[Database]:
-    opened = open_database(store_settings)
-    yield opened
-    opened.close()
 
 
 def open_gatekeeper(database: Database, clock: SimulatedClock | None = None) -> Gatekeeper:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import Connection, func, select
@@ -16,13 +15,6 @@ from firstline_gateway.store.database import Database, open_database
 
 ROOM = JobLimits(jobs=10_000, size_bytes=1 << 30)
 WHO = ("anna", "bob", "carl")
-
-
-@pytest.fixture
-def database(store_settings: Store) -> Iterator[Database]:
-    found = open_database(store_settings)
-    yield found
-    found.close()
 
 
 def job(job_id: str, principal: str, size_bytes: int) -> Job:

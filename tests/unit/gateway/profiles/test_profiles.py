@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from msgspec.structs import replace
 from support.profiles import profile
 
 from firstline_core.fleet.profiles import MACHINE_VERSIONS, ProfileEntry, entry_of
 from firstline_core.profile.profile import encode
 from firstline_gateway.profiles import records
-from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import Database, open_database
-
-
-@pytest.fixture
-def database(store_settings: Store) -> Iterator[Database]:
-    found = open_database(store_settings)
-    yield found
-    found.close()
+from firstline_gateway.store.database import Database
 
 
 def put(
