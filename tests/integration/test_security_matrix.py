@@ -6,6 +6,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -14,7 +15,6 @@ import pytest_asyncio
 from support.identities import DAY_S, Device, certificate, csr, invite
 from support.keys import bearer
 from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
-from support.tables import table_after
 from support.tls_site import TlsSite, tls_site
 
 from firstline_core.protocol.enrolment import parse_join_token
@@ -23,9 +23,25 @@ from firstline_gateway.identity.enrolment import next_version
 from firstline_gateway.identity.principals import Scope
 from firstline_gateway.identity.tables import CERTIFICATES
 
-DOCUMENT = "security-matrix.md"
-COLUMNS, ROUTES = table_after(DOCUMENT, "## HTTPS, at the gateway")
-MEMBERS, TOPICS = table_after(DOCUMENT, "## MQTT, at the broker")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "security-matrix.md"
+
+
+def table_after(heading: str) -> tuple[list[str], dict[str, list[str]]]:
+    """The names of the columns of the first table below a heading, and each row's cells by its first."""
+    _, found, text = DOCUMENT.read_text().partition(f"{heading}\n")
+    assert found, f"no {heading}"
+    rows = []
+    for line in text.splitlines():
+        if line.startswith("|"):
+            rows.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
+        elif rows:
+            break
+    (_, *columns), _, *body = rows
+    return columns, {name: cells for name, *cells in body}
+
+
+COLUMNS, ROUTES = table_after("## HTTPS, at the gateway")
+MEMBERS, TOPICS = table_after("## MQTT, at the broker")
 REFUSED = (401, 403)
 REGISTRY = {"sha256": "0" * 64, "alias": "champion"}
 
