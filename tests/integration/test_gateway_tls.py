@@ -380,4 +380,4 @@ async def test_enrolment_attempts_count_by_forwarded_address(tmp_path: Path) -> 
         assert await attempt(client, "198.51.100.7", "192.0.2.2") == 401
         assert await attempt(client, "nonsense") == 401, "the proxy's own address"
     async with behind_a_proxy(tmp_path / "other", "192.0.2.0/24") as (_, client):
-        await attempts_until_refused(client, "198.51.100.{}")  # nobody else names an address
+        await attempts_until_refused(client, "198.51.100.{}")  # no other client names an address

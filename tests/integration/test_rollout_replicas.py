@@ -38,14 +38,14 @@ class Replica:
     """A gateway's rollouts without its network; its clock is the machine's, as all replicas' are."""
 
     def __init__(self, store: Store, clock: SimulatedClock) -> None:
-        self.kept = OpenStore(store)
-        self.database = self.kept.database
+        self.opened = OpenStore(store)
+        self.database = self.opened.database
         service = ServiceClock(self.database, clock)
-        self.rollouts = Rollouts(self.kept.store, clock=clock, service=service, on_change=lambda: None)
-        self.driver = RolloutDriver(self.kept.store, clock=clock, service=service, on_desired=lambda: None)
+        self.rollouts = Rollouts(self.opened.store, clock=clock, service=service, on_change=lambda: None)
+        self.driver = RolloutDriver(self.opened.store, clock=clock, service=service, on_desired=lambda: None)
 
     def close(self) -> None:
-        self.kept.close()
+        self.opened.close()
 
 
 @asynccontextmanager

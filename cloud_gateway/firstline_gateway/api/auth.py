@@ -17,7 +17,7 @@ from firstline_core.protocol.enrolment import application_principal, device_of_p
 from firstline_core.protocol.request_info import request_info
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
-from firstline_gateway.identity.principals import ANYBODY, SCOPES
+from firstline_gateway.identity.principals import SCOPES, UNAUTHENTICATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def _principal(request: Request) -> str:
 
 
 def _operator(request: Request) -> str:
-    return _principal(request) or ANYBODY
+    return _principal(request) or UNAUTHENTICATED
 
 
 # The caller, as the router's dependency noted it.

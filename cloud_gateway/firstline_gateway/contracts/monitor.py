@@ -30,7 +30,7 @@ from firstline_gateway.contracts.devices import DeviceActivity, DeviceAlarm, Dev
 from firstline_gateway.contracts.metrics import ContractMetrics
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promise_of, promises
 from firstline_gateway.contracts.records import Audit, Contribution, Counted, Skipped, count
-from firstline_gateway.identity.principals import ANYBODY, device_of
+from firstline_gateway.identity.principals import UNAUTHENTICATED, device_of
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.service_clock import ServiceClock
@@ -175,7 +175,7 @@ class ContractMonitor:
         note, device, model = request.audit, device_of(request.principal), served.key
         if device is None:
             return
-        if request.alarm or device != ANYBODY:  # an unauthenticated caller may not be the device that alarmed
+        if request.alarm or device != UNAUTHENTICATED:  # an unauthenticated caller may not be the device that alarmed
             self._device_alarms.report(
                 model, device, request.alarm, self._clock.wall_s(), monotonic_s=self._clock.monotonic_s()
             )

@@ -1,4 +1,4 @@
-"""The caller, as the transports name it: `device:NAME`, `application:NAME`, or "" where authentication is off."""
+"""The caller, as the transports name it: `device:NAME`, `application:NAME`, or "" while authentication is off."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Literal, get_args
 
 from firstline_core.protocol.enrolment import device_of_principal
 
-ANYBODY = "anybody"
-"""Whom all callers are where authentication is off."""
+UNAUTHENTICATED = "anybody"
+"""The device, or the operator, of every request while authentication is off."""
 
 
 @lru_cache(4096)
 def device_of(principal: str) -> str | None:
-    """The device's name; None for applications."""
-    return device_of_principal(principal) if principal else ANYBODY
+    """Returns the device of a principal; None for an application."""
+    return device_of_principal(principal) if principal else UNAUTHENTICATED
 
 
 Scope = Literal["infer", "fleet", "admin"]
-"""The permissions:
+"""The permissions.
 
-infer: ask models. fleet: load and unload them; invite, list and revoke devices; read contracts. admin: change
+infer: run models. fleet: load and unload models; invite, list and revoke devices; read contracts. admin: change
 contracts.
 """
 

@@ -25,8 +25,8 @@ INFER = frozenset({"infer"})
 @pytest.fixture
 async def identity(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Identity]:
     overrides = {"auth.mode": getattr(request, "param", "tokens"), "identity.directory": str(tmp_path / "identity")}
-    with OpenStore(sqlite_store(tmp_path)) as kept:
-        found = Identity(load(None, overrides=overrides), kept.store, clock=SYSTEM_CLOCK)
+    with OpenStore(sqlite_store(tmp_path)) as opened:
+        found = Identity(load(None, overrides=overrides), opened.store, clock=SYSTEM_CLOCK)
         yield found
         await found.close()
 
@@ -92,8 +92,8 @@ async def test_a_proxys_own_certificate_identifies_no_client(tmp_path: Path) -> 
         "auth.trusted_proxies": ["192.0.2.7"],
         "identity.directory": str(tmp_path / "identity"),
     }
-    with OpenStore(sqlite_store(tmp_path)) as kept:
-        identity = Identity(load(None, overrides=overrides), kept.store, clock=SYSTEM_CLOCK)
+    with OpenStore(sqlite_store(tmp_path)) as opened:
+        identity = Identity(load(None, overrides=overrides), opened.store, clock=SYSTEM_CLOCK)
         proxys = connection(presented=ClientCertificate("proxy", "1", 0.0, 1e12))
         assert await certificate_of(identity, proxys.scope) is None
         await identity.close()

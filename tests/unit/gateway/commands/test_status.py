@@ -61,8 +61,8 @@ async def test_a_budget_of_energy_that_nobody_can_keep_is_told() -> None:
             lines = lines_of(made.dispatcher)
     assert lines[1].startswith("mind: executor only, model n: Its energy_budget_w does not hold for this model")
     assert len(lines) == 2
-    told = [(each["executor"], each["model"]) for each in logged if each["event"] == "energy budget does not hold"]
-    assert told == [("only", "m"), ("only", "n")], "the first before its profile was placed"
+    warned = [(each["executor"], each["model"]) for each in logged if each["event"] == "energy budget does not hold"]
+    assert warned == [("only", "m"), ("only", "n")], "the first before its profile was placed"
 
 
 async def test_stated_watts_count_by_what_a_batch_took_where_nobody_had_measured_it() -> None:

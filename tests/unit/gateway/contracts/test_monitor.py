@@ -52,10 +52,10 @@ class Bench:
 
     def open(self) -> None:
         self.metrics = RequestMetrics("gateway")
-        self.kept = OpenStore(self.store)
-        self.service = ServiceClock(self.kept.database, self.clock)
+        self.opened = OpenStore(self.store)
+        self.service = ServiceClock(self.opened.database, self.clock)
         self.monitor = ContractMonitor(
-            self.kept.store,
+            self.opened.store,
             self.repository,
             self.settings,
             metrics=self.metrics,
@@ -68,7 +68,7 @@ class Bench:
 
     def close(self) -> None:
         self.monitor.close()
-        self.kept.close()
+        self.opened.close()
 
     def served(self, version: int = 1) -> ServedModel:
         return self.repository.models[ModelKey("digits", version)]
@@ -145,10 +145,10 @@ def broken(bench: Bench, variant: int = 0, version: int = 1) -> None:
 async def test_an_alarm_reaches_the_devices_of_its_variant(bench: Bench) -> None:
     bench.answer(request_from("other", note_of(bench.served(), 3, variant=1)))
     broken(bench)
-    told = bench.answer(request_from("stranger"))
-    assert told.alarm  # it never audited, so it may run this variant
+    notice = bench.answer(request_from("stranger"))
+    assert notice.alarm  # it never audited, so it may run this variant
     other = bench.answer(request_from("other"))
-    assert not other.alarm  # it runs the other variant, but shares what there is monitor for
+    assert not other.alarm  # it runs the other variant, but shares the capacity
     assert other.escalations_per_hour == 600 / 10
     assert bench.answer(request_from("stranger"), version=2) == ContractNotice(False, None)
     assert bench.answer(request_from("", principal="application:shop")) is None
@@ -200,8 +200,8 @@ async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -
     for _ in range(100):
         await bench.clock.advance(600)
         bench.audit("quiet")
-    told = bench.answer(request_from("quiet"))
-    assert told.alarm
+    notice = bench.answer(request_from("quiet"))
+    assert notice.alarm
     assert bench.answer(request_from("quiet"), version=2) == ContractNotice(False, None)
     assert bench.monitor.end(ModelKey("digits", 1)).result() == 1
     assert bench.answer(request_from("quiet")) == ContractNotice(False, None, devices=9)  # who audits, audits on
@@ -220,23 +220,23 @@ def test_devices_learn_of_a_deleted_quota(bench: Bench) -> None:
 
 
 def test_a_device_learns_how_many_devices_audit_its_promise(bench: Bench) -> None:
-    def told(device: str) -> int:
+    def auditing(device: str) -> int:
         notice = bench.answer(request_from(device))
         return notice.devices
 
-    assert told("new") == 1
+    assert auditing("new") == 1
     for number in range(5):
         bench.audit(f"cam{number}")
         bench.audit("cam0")
     bench.answer(request_from("other", note_of(bench.served(), 3, variant=1)))
     bench.audit("cam9", epsilon=0.5)  # of an unknown promise
-    assert (told("cam0"), told("other"), told("new")) == (5, 1, 5)
+    assert (auditing("cam0"), auditing("other"), auditing("new")) == (5, 1, 5)
     repeated = request_from("cam5", note_of(bench.served(), 3))
     bench.answer(repeated)
     bench.answer(repeated)
     bench.close()
     bench.open()
-    assert (told("cam0"), told("other"), told("new")) == (6, 1, 6)
+    assert (auditing("cam0"), auditing("other"), auditing("new")) == (6, 1, 6)
 
 
 async def test_an_audit_that_is_not_counted_is_a_device_that_audits_all_the_same(
@@ -407,7 +407,7 @@ def test_an_answer_that_is_no_number_is_no_evidence(bench: Bench) -> None:
 
 def test_a_store_that_refuses_costs_evidence_and_no_answer(store_settings: Store, repository: Repository) -> None:
     bench = Bench(store_settings, repository)
-    with bench.kept.database.begin() as connection:
+    with bench.opened.database.begin() as connection:
         connection.execute(text("ALTER TABLE contract_audits RENAME TO elsewhere"))
     with captured_lines() as lines:
         for _ in range(3):
@@ -415,7 +415,7 @@ def test_a_store_that_refuses_costs_evidence_and_no_answer(store_settings: Store
     assert bench.monitor.pools() == []
     assert bench.skipped(Skipped.DISK) == 3
     assert [line["event"] for line in lines].count("audit not counted") == 1
-    with bench.kept.database.begin() as connection:
+    with bench.opened.database.begin() as connection:
         connection.execute(text("ALTER TABLE elsewhere RENAME TO contract_audits"))
     bench.audit("cam")
     assert bench.counted() == 1
@@ -428,7 +428,7 @@ def test_a_disk_that_hangs_holds_up_no_answer(
     monkeypatch.setattr(monitor, "_WAITING", 64)
     bench = Bench(sqlite_store(tmp_path), repository, Contracts(audits_per_device_hour=10_000))
     gate = threading.Event()
-    bench.kept.store.submit(lambda _: gate.wait(20))
+    bench.opened.store.submit(lambda _: gate.wait(20))
     request = request_from("cam", note_of(bench.served(), 3))
     with captured_lines() as lines:
         for number in range(64 + 5):
@@ -457,8 +457,8 @@ def test_replicas_share_one_test(store_settings: Store, repository: Repository) 
     (pool,) = other.monitor.pools()
     assert pool.state.audits == 9
     for bench in replicas:  # neither saw enough by itself
-        told = bench.answer(request_from("stranger"))
-        assert told.alarm
+        notice = bench.answer(request_from("stranger"))
+        assert notice.alarm
     one.monitor.set_quota(ModelKey("digits", 1), 7).result()
     assert one.monitor.end(ModelKey("digits", 1)).result() == 1
     other.monitor.refresh().result()

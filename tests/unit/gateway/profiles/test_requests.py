@@ -32,14 +32,14 @@ class Bench:
     """A gateway's requests with a simulated clock, and one accepted device."""
 
     def __init__(self, store: Store) -> None:
-        self.kept = OpenStore(store)
+        self.opened = OpenStore(store)
         self.clock = SimulatedClock()
         self.told = 0
         self.requests = RequestedProfiles(
-            self.kept.store, age_s=7 * DAY_S, clock=self.clock, on_desired=self._on_desired
+            self.opened.store, age_s=7 * DAY_S, clock=self.clock, on_desired=self._on_desired
         )
-        self.profiles = Profiles(self.kept.store, clock=self.clock)
-        with self.kept.database.begin() as connection:
+        self.profiles = Profiles(self.opened.store, clock=self.clock)
+        with self.opened.database.begin() as connection:
             devices.mark_seen(connection, "cam", "s", self.clock.wall_s(), accept=True)
 
     async def ask(self, bundle: str = "digits", version: int = 0) -> ProfileRequest:
@@ -55,19 +55,19 @@ class Bench:
 
     def wanted(self) -> tuple[DesiredProfile, ...]:
         """The requests in the device's desired document."""
-        with self.kept.database.reading() as connection:
+        with self.opened.database.reading() as connection:
             found = devices.find(connection, "cam")
         return found.desired.profiles
 
     def says(self, *said: Profiling) -> None:
-        with self.kept.database.begin() as connection:
+        with self.opened.database.begin() as connection:
             devices.report(connection, "cam", Reported("s", 1, 1, profiles=said), self.clock.wall_s(), accept=True)
 
     def _on_desired(self) -> None:
         self.told += 1
 
     def close(self) -> None:
-        self.kept.close()
+        self.opened.close()
 
 
 @pytest.fixture
@@ -174,14 +174,14 @@ async def test_an_expired_request_can_be_cancelled(bench: Bench) -> None:
         await bench.requests.cancel("cam", "digits", BY)
     await bench.ask()
     fleet = Fleet(
-        bench.kept.store,
+        bench.opened.store,
         FleetSettings(),
         clock=bench.clock,
         on_desired=lambda: None,
         delete_with_device=(records.delete_device,),
     )
     await fleet.decommission("cam", BY)
-    with bench.kept.database.reading() as connection:
+    with bench.opened.database.reading() as connection:
         assert not records.requests_of(connection, "cam")
 
 

@@ -54,12 +54,12 @@ class Room:
     """A registry whose clock the test moves."""
 
     def __init__(self, store: Store, folder: Path) -> None:
-        self.kept = OpenStore(store)
+        self.opened = OpenStore(store)
         self.clock = SimulatedClock(wall_start_s=START.timestamp())
         self.folder = folder
         settings = RegistrySettings(blobs=str(folder / "blobs"))
         self.registry = Registry(
-            self.kept.store,
+            self.opened.store,
             Files(open_blobs(settings.blobs), settings, clock=self.clock),
             AuthorityFolder(folder / "identity", self.clock),
             in_use=RolloutBundleUse(),
@@ -85,7 +85,7 @@ class Room:
         return (await self.registry.metadata("timestamp.json")).expires_s
 
     def close(self) -> None:
-        self.kept.close()
+        self.opened.close()
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def test_snapshot_and_timestamp_are_renewed_before_they_end(room: Room) ->
         await room.clock.advance(3600)
         await room.registry.maintain()
         assert await room.ends_s() > room.clock.wall_s() + DAY_S / 2 - 120
-    with room.kept.database.reading() as connection:
+    with room.opened.database.reading() as connection:
         assert records.heads(connection)["targets"][0] == 1
         (kept,) = connection.exec_driver_sql("SELECT count(*) FROM registry_metadata WHERE role = 'timestamp'").one()
     assert kept == 1
@@ -163,14 +163,14 @@ async def test_the_newest_metadata_and_every_root_are_kept(room: Room) -> None:
     for _ in range(25):
         await room.clock.advance(DAY_S)
         await room.registry.maintain()
-    with room.kept.database.reading() as connection:
+    with room.opened.database.reading() as connection:
         counted = dict(connection.exec_driver_sql("SELECT role, count(*) FROM registry_metadata GROUP BY role").all())
     assert counted == {"root": 1, "targets": 1, "snapshot": 20, "timestamp": 1}
 
 
 async def test_aliases_are_kept_with_their_history(room: Room) -> None:
     await room.begin()
-    aliases = Aliases(room.kept.store, room.registry.catalogue, clock=room.clock)
+    aliases = Aliases(room.opened.store, room.registry.catalogue, clock=room.clock)
     with pytest.raises(NotFoundError, match="no digits version 1"):
         await aliases.set("digits", "champion", 1, "application:ops")
     with pytest.raises(NotFoundError, match="no alias champion"):
@@ -373,6 +373,6 @@ async def test_an_alias_is_not_set_to_a_version_that_was_removed_meanwhile(room:
     async def before() -> Catalogue:
         return old
 
-    aliases = Aliases(room.kept.store, SimpleNamespace(current=before), clock=room.clock)
+    aliases = Aliases(room.opened.store, SimpleNamespace(current=before), clock=room.clock)
     with pytest.raises(ConflictError, match="published since"):
         await aliases.set("m", "champion", 1, "application:ops")

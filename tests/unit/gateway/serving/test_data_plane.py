@@ -67,10 +67,10 @@ class Bench:
         bounds = Bounds(requests=8, size_bytes=1 << 20, seconds=10.0, batch_rows=8)
         dispatcher = single(self.executor, repository, clock=self.clock)
         batcher = Batcher(dispatcher, clock=self.clock, bounds=bounds)
-        self.kept = OpenStore(sqlite_store(folder))
-        service = ServiceClock(self.kept.database, self.clock)
+        self.opened = OpenStore(sqlite_store(folder))
+        service = ServiceClock(self.opened.database, self.clock)
         self.contracts = ContractMonitor(
-            self.kept.store,
+            self.opened.store,
             repository,
             Settings().contracts,
             metrics=self.metrics,
@@ -78,7 +78,7 @@ class Bench:
             service=service,
         )
         self.deliveries = Deliveries(
-            self.kept.store,
+            self.opened.store,
             Settings().store,
             metrics=self.metrics,
             clock=self.clock,
@@ -107,7 +107,7 @@ class Bench:
 def bench(repository: Repository, tmp_path: Path) -> Iterator[Bench]:
     found = Bench(repository, tmp_path)
     yield found
-    found.kept.close()
+    found.opened.close()
 
 
 def digits_request(**fields: object) -> InferRequest:
@@ -202,7 +202,7 @@ async def test_a_gateway_without_models_is_live_and_not_ready(tmp_path: Path) ->
     assert not plane.ready()
     with pytest.raises(UnknownModelError, match="it serves: none"):
         plane.model_ready("digits", "")
-    empty.kept.close()
+    empty.opened.close()
 
 
 async def test_an_answers_log_line_has_tier_and_reason(bench: Bench) -> None:
@@ -236,7 +236,7 @@ def test_a_gateway_without_a_model_is_ready_if_it_manages_a_fleet(
     assert found.plane.ready() is expected
     repository.away[ModelKey("digits", 1)] = "It was unloaded."
     assert not found.plane.ready()
-    found.kept.close()
+    found.opened.close()
 
 
 def metric_lines(metrics: RequestMetrics) -> list[str]:

@@ -36,14 +36,14 @@ class Replica:
     """One gateway's deliveries, and a model that counts its runs."""
 
     def __init__(self, settings: Store, clock: SimulatedClock) -> None:
-        self.kept = OpenStore(settings)
+        self.opened = OpenStore(settings)
         self.metrics = RequestMetrics("gateway")
         self.deliveries = Deliveries(
-            self.kept.store,
+            self.opened.store,
             settings,
             metrics=self.metrics,
             clock=clock,
-            service=ServiceClock(self.kept.database, clock),
+            service=ServiceClock(self.opened.database, clock),
         )
         self.runs: list[str] = []
         self.columns = 2
@@ -59,7 +59,7 @@ class Replica:
         return await self.deliveries.once(request, run)
 
     def count(self) -> int:
-        with self.kept.database.reading() as connection:
+        with self.opened.database.reading() as connection:
             return int(connection.execute(select(func.count()).select_from(DELIVERIES)).scalar_one())
 
     def counted(self, result: str) -> float:
@@ -68,7 +68,7 @@ class Replica:
 
     def close(self) -> None:
         self.deliveries.close()
-        self.kept.close()
+        self.opened.close()
 
 
 Start = Callable[..., Replica]
@@ -201,7 +201,7 @@ async def test_a_record_that_the_disk_has_damaged_is_none_and_is_written_anew(st
     replica, request = start(), delivery_of(1)
     first = await replica.deliver(request)
     damage = DELIVERIES.c[column]
-    with replica.kept.database.begin() as connection:
+    with replica.opened.database.begin() as connection:
         found = connection.execute(select(damage)).scalar_one()
         connection.execute(update(DELIVERIES).values({damage: found[:-1] + bytes([found[-1] ^ 1])}))
     for _ in range(2):
@@ -274,7 +274,7 @@ async def test_replicas_have_one_clock(start: Start) -> None:
 
 async def test_a_store_that_refuses_leaves_the_promise_to_the_device(start: Start, clock: SimulatedClock) -> None:
     replica, requests = start(), [delivery_of(number) for number in range(3)]
-    with replica.kept.database.begin() as connection:
+    with replica.opened.database.begin() as connection:
         connection.execute(text("ALTER TABLE deliveries RENAME TO elsewhere"))
     with pytest.raises(StoreUnavailableError, match="refuses") as refused:
         await replica.deliver(requests[0])
@@ -283,7 +283,7 @@ async def test_a_store_that_refuses_leaves_the_promise_to_the_device(start: Star
         await replica.deliver(requests[1])
     assert replica.runs == []  # no model runs for what could not be kept
     assert replica.counted("refused") == 2
-    with replica.kept.database.begin() as connection:
+    with replica.opened.database.begin() as connection:
         connection.execute(text("ALTER TABLE elsewhere RENAME TO deliveries"))
     await clock.advance(1.1)
     await replica.deliver(requests[0])
