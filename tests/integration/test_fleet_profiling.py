@@ -66,7 +66,7 @@ class Site:
     def agent(self, **fleet: Any) -> EdgeAgent:
         return EdgeAgent(msgspec.structs.replace(self.settings, fleet=replace(self.settings.fleet, **fleet)))
 
-    async def known(self) -> None:
+    async def connected(self) -> None:
         """Waits until the device has connected."""
 
         async def heard() -> bool:
@@ -80,19 +80,19 @@ class Site:
     async def ask(self, asked: NewProfileRequest = ASKED) -> ProfileRequest:
         return await self.gateway.profile_requests.ask("device-1", asked, "application:ops")
 
-    async def stands(self, holds: Callable[[ProfileRequest], bool]) -> ProfileRequest:
+    async def wait_for(self, holds: Callable[[ProfileRequest], bool]) -> ProfileRequest:
         """Waits until the only request has this state."""
         found: list[ProfileRequest] = []
 
-        async def so() -> bool:
+        async def reached() -> bool:
             found[:] = (await self.gateway.profile_requests.of("device-1")).requests
             return holds(found[0])
 
-        await until(so, MEASURING_S)
+        await until(reached, MEASURING_S)
         return found[0]
 
     async def ended(self) -> ProfileRequest:
-        return await self.stands(lambda one: one.ended)
+        return await self.wait_for(lambda one: one.ended)
 
 
 @asynccontextmanager
@@ -136,7 +136,7 @@ async def either(broker: Broker | None, tmp_path: Path) -> AsyncIterator[Site]:
 
 async def test_a_device_measures_and_uploads_a_requested_profile(either: Site) -> None:
     async with either.agent():
-        await either.known()
+        await either.connected()
         asked = await either.ask()
         assert asked.new and asked.state is ProfilingState.SENT
         found = await either.ended()
@@ -155,7 +155,7 @@ async def test_a_device_measures_and_uploads_a_requested_profile(either: Site) -
 async def test_a_request_selects_models_providers_and_throttling(site: Site) -> None:
     only = replace(ASKED, variants=("small",), providers=(CPU,), throttled_share=0.5)
     async with site.agent():
-        await site.known()
+        await site.connected()
         await site.ask(only)
         found = await site.ended()
     assert found.state is ProfilingState.DONE, found.message
@@ -168,7 +168,7 @@ async def test_a_request_selects_models_providers_and_throttling(site: Site) -> 
 
 async def test_a_request_waits_for_an_offline_device(site: Site) -> None:
     async with site.agent():
-        await site.known()
+        await site.connected()
     asked = await site.ask()
     assert asked.state is ProfilingState.SENT
     assert not (await site.ask()).new
@@ -178,7 +178,7 @@ async def test_a_request_waits_for_an_offline_device(site: Site) -> None:
     async with site.agent() as agent:
         (profile,) = agent.operations.status()["fleet"]["profiles"]
         assert profile["id"] == asked.desired.id and profile["state"] == "done"
-        await site.known()
+        await site.connected()
     assert (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s == made_s
 
 
@@ -187,7 +187,7 @@ async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pyte
     many = replace(ASKED, batches=(1, 2), anew=True)
     path = StatePaths(site.settings.state_dir).device_profile_path("two")
     async with site.agent():
-        await site.known()
+        await site.connected()
         await site.ask(many)
 
         await until(lambda: path.exists() and len(decode(path.read_bytes(), "it").points) >= 2, MEASURING_S)
@@ -203,9 +203,9 @@ async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pyte
 
 async def test_cancelling_a_request_ends_the_process(site: Site) -> None:
     async with site.agent() as agent:
-        await site.known()
+        await site.connected()
         await site.ask(replace(ASKED, batches=(1, 2, 3, 4), quick=False))
-        await site.stands(lambda one: one.state is ProfilingState.MEASURING)
+        await site.wait_for(lambda one: one.state is ProfilingState.MEASURING)
         await site.gateway.profile_requests.cancel("device-1", "two", "application:ops")
 
         await until(lambda: not agent.operations.status()["fleet"]["profiles"] and not _measuring())
@@ -225,7 +225,7 @@ async def test_a_device_reports_why_it_does_not_measure(
     site: Site, asked: NewProfileRequest, fleet: dict[str, Any], says: str
 ) -> None:
     async with site.agent(**fleet):
-        await site.known()
+        await site.connected()
         await site.ask(asked)
         found = await site.ended()
     assert found.state is ProfilingState.REFUSED and says in found.message, found
@@ -234,7 +234,7 @@ async def test_a_device_reports_why_it_does_not_measure(
 async def test_nothing_is_measured_on_a_nearly_full_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("firstline_edge.profiling.measuring.SPARE_BYTES", 1 << 62)
     async with site.agent():
-        await site.known()
+        await site.connected()
         await site.ask()
         found = await site.ended()
     assert found.state is ProfilingState.REFUSED and "make room, then ask again" in found.message
@@ -243,7 +243,7 @@ async def test_nothing_is_measured_on_a_nearly_full_disk(site: Site, monkeypatch
 @pytest.mark.mosquitto
 async def test_a_device_without_an_http_link_reports_it(mosquitto: Broker, tmp_path: Path) -> None:
     async with site_at(tmp_path, mosquitto, bytes_by_http=False) as site, site.agent():
-        await site.known()
+        await site.connected()
         await site.ask()
         found = await site.ended()
     assert found.state is ProfilingState.REFUSED and "has no HTTP link" in found.message
@@ -308,9 +308,9 @@ async def test_an_upload_is_parsed_outside_the_event_loop(site: Site, monkeypatc
 
 async def test_an_expired_request_stops_the_measurement(tmp_path: Path) -> None:
     async with site_at(tmp_path, age_s=2.0) as site, site.agent() as agent:
-        await site.known()
+        await site.connected()
         await site.ask(replace(ASKED, batches=(1, 2, 3, 4), quick=False))
-        await site.stands(lambda one: one.state is ProfilingState.MEASURING)
+        await site.wait_for(lambda one: one.state is ProfilingState.MEASURING)
         found = await site.ended()
         assert found.state is ProfilingState.EXPIRED
         await site.gateway.profile_requests.expire()
@@ -320,7 +320,7 @@ async def test_an_expired_request_stops_the_measurement(tmp_path: Path) -> None:
 
 async def test_requests_are_limited_and_ended_ones_are_replaced(site: Site) -> None:
     async with site.agent(profiling=False):
-        await site.known()
+        await site.connected()
     for number in range(8):
         assert (await site.ask(NewProfileRequest(f"b{number}"))).new
     with pytest.raises(ConflictError, match="has 8 profiles to measure"):
@@ -349,7 +349,7 @@ async def test_the_command_requests_follows_and_prints(site: Site) -> None:
     manifest.write_text(json.dumps(document))
     assert "is unknown here" in (await profile_command(site, "two", *few, code=1)).output
     async with site.agent():
-        await site.known()
+        await site.connected()
         table = await profile_command(site, site.bundle, *few)
         named = await profile_command(site, "two", *few)
     assert "90.00 % +" in named.stdout  # as the device's own bundle says
@@ -371,7 +371,7 @@ async def test_the_command_requests_follows_and_prints(site: Site) -> None:
 async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
     """In a process of its own, so that it receives Ctrl-C as in a shell."""
     async with site.agent():
-        await site.known()
+        await site.connected()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "firstline", "profile", "two", "--on", "device-1", "--quick"),
         env={**os.environ, "FIRSTLINE_GATEWAY_URL": site.url, "FIRSTLINE_TOKEN": site.operator},
@@ -393,7 +393,7 @@ async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
 
 async def test_a_refusal_ends_the_command_with_the_reason(site: Site) -> None:
     async with site.agent(profiling=False):
-        await site.known()
+        await site.connected()
         refused = await profile_command(site, "two", "--on", "device-1", code=1)
     assert "device-1: This device measures nothing for the fleet" in refused.output
 
