@@ -21,6 +21,9 @@ from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_ba
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
 _MODULES = {"litert": "ai_edge_litert.interpreter", "tflite-runtime": "tflite_runtime.interpreter"}
+# tflite-runtime reads past the end of a file that is not a FlatBuffer, so the file's head is checked first: the offset
+# of the root table (4 bytes) and the identifier (https://flatbuffers.dev/internals/).
+_FILE_IDENTIFIER = b"TFL3"
 _CPU = "cpu"
 # Delegates that are shared libraries, with their vendors' file names.
 _DELEGATES = {
@@ -161,6 +164,8 @@ class LiteRtRuntime:
             model = path.read_bytes()
         except OSError as error:
             raise ModelLoadError(f"{path} cannot be read: {error.strerror or error}.") from error
+        if model[4:8] != _FILE_IDENTIFIER or int.from_bytes(model[:4], "little") >= len(model):
+            raise ModelLoadError(f"{path} is not a TFLite model, or it is damaged.")
         self._lock = threading.Lock()
         self._interpreter, self.provider = _build(model, path, threads)
         self._inputs = [_port(detail, path) for detail in self._interpreter.get_input_details()]
