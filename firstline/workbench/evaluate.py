@@ -96,7 +96,8 @@ def measure(
         for model in models:
             stack.callback(model.close)
 
-        observed = observe(models, manifest.input, dataset, progress)
+        scored_by_logits = edges if manifest.policy.score.kind == "energy" else ()
+        observed = observe(models, manifest.input, dataset, progress, with_logits=scored_by_logits)
     runs = [_edge_run(manifest, one, one.scores(score)) for one in observed.answers[: len(edges)]]
     return Measured(
         manifest=manifest,

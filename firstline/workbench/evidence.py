@@ -138,7 +138,7 @@ def gather_all(
     run = [*(model for model in models if model.id != full.id), full]
     with ExitStack() as stack:
         loaded = [stack.enter_context(closing(load_model(bundle, model, options))) for model in run]
-        observed = observe(loaded, manifest.input, dataset, progress)
+        observed = observe(loaded, manifest.input, dataset, progress, with_logits=loaded)
     labels = observed.answers[-1].labels
     return {
         one.model.id: Evidence(one.model, one.probabilities, one.logits, one.scores(score), labels, observed.truth)

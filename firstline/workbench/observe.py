@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class Answers:
         model: that answered.
         provider: that ran it.
         probabilities: (n, classes) FP32.
-        logits: (n, classes) FP32; None for a model that shows none, see `Model.shows_logits`.
+        logits: (n, classes) FP32; None if they were not stored, or the model shows none (`Model.shows_logits`).
         seconds: (n,) for each image, decoding and processing included.
     """
 
@@ -76,41 +76,63 @@ def observe(
     spec: InputSpec,
     dataset: Dataset,
     progress: Progress = lambda done, total: None,
+    *,
+    with_logits: Collection[LoadedModel] = (),
 ) -> Observations:
     """Runs models over all samples, in order.
-
-    Images are run one at a time, because callers see that latency; batches gain nothing on one thread.
 
     Args:
         models: of one bundle.
         spec: the bundle's input.
         dataset: encoded images.
         progress: receives the number of images that are done, and of all.
+        with_logits: those of the models whose logits are stored, if they show any. They take as much memory as the
+            probabilities.
 
     Raises:
         ConfigError: the bundle takes no encoded images, or an image of the data set does not fit it.
     """
     count = len(dataset)
     truth, sizes = np.empty((2, count), np.int64)
-    seconds = np.empty((len(models), count), np.float64)
-    predictions: list[list[Prediction]] = [[] for _ in models]
-    for at, (sample, tensor) in enumerate(images(spec, dataset)):
+    answers = tuple(_reserve(model, count, with_logits=model in with_logits) for model in models)
+    for at, (sample, size_bytes, predictions) in enumerate(_predict(models, spec, dataset, progress)):
+        truth[at], sizes[at] = sample.label, size_bytes
+        for of_model, (prediction, took_s) in zip(answers, predictions, strict=True):
+            of_model.probabilities[at] = prediction.probabilities[0]
+            of_model.seconds[at] = took_s
+            if of_model.logits is not None and prediction.logits is not None:
+                of_model.logits[at] = prediction.logits[0]
+    return Observations(truth, sizes, answers)
+
+
+def _reserve(model: LoadedModel, count: int, *, with_logits: bool) -> Answers:
+    """Returns answers to be filled in: a list of rows would take twice the memory when it becomes an array."""
+    shape = (count, len(model.labels))
+    logits = np.empty(shape, np.float32) if with_logits and model.model.shows_logits else None
+    return Answers(model.model, model.runtime.provider, np.empty(shape, np.float32), logits, np.empty(count))
+
+
+def _predict(
+    models: Sequence[LoadedModel], spec: InputSpec, dataset: Dataset, progress: Progress
+) -> Iterator[tuple[Sample, int, list[tuple[Prediction, float]]]]:
+    """Yields every sample with the bytes of its image, and each model's prediction with its seconds.
+
+    Images are run one at a time, because callers see that latency; batches gain nothing on one thread.
+    """
+    for done, (sample, tensor) in enumerate(images(spec, dataset)):
         with fitting(sample, dataset):
-            if at == 0:  # the first image pays for what decoders and caches do lazily
+            if done == 0:  # the first image pays for what decoders and caches do lazily
                 for model in models:
                     model.predict(tensor)
-            for number, model in enumerate(models):
-                start_s = time.perf_counter()
-                predictions[number].append(model.predict_with_logits(tensor))
-                seconds[number, at] = time.perf_counter() - start_s
-        truth[at], sizes[at] = sample.label, len(tensor.array[0])
-        progress(at + 1, count)
-    answers = []
-    for model, of_model, took_s in zip(models, predictions, seconds, strict=True):
-        probabilities, logits = zip(*of_model, strict=True)
-        shown = np.concatenate(logits) if model.model.shows_logits else None
-        answers.append(Answers(model.model, model.runtime.provider, np.concatenate(probabilities), shown, took_s))
-    return Observations(truth, sizes, tuple(answers))
+            predictions = [_timed(model, tensor) for model in models]
+        yield sample, len(tensor.array[0]), predictions
+        progress(done + 1, len(dataset))
+
+
+def _timed(model: LoadedModel, tensor: Tensor) -> tuple[Prediction, float]:
+    start_s = time.perf_counter()
+    prediction = model.predict_with_logits(tensor)
+    return prediction, time.perf_counter() - start_s
 
 
 def images(spec: InputSpec, dataset: Dataset) -> Iterator[tuple[Sample, Tensor]]:
@@ -179,5 +201,7 @@ def accuracies_on(
             stack.callback(models[-1].close)
         if not models:
             raise ConfigError(f"No model of {bundle.path} loads here, so that none has an accuracy: {why}")
-        observed = observe(models, manifest.input, dataset, progress)
-    return {one.model.digest: float((one.labels == observed.truth).mean()) for one in observed.answers}
+        right = np.zeros(len(models), np.int64)
+        for sample, _, predictions in _predict(models, manifest.input, dataset, progress):
+            right += [int(prediction.probabilities.argmax()) == sample.label for prediction, _ in predictions]
+    return {model.digest: count / len(dataset) for model, count in zip(models, right.tolist(), strict=True)}

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from firstline.workbench.dataset import open_dataset
+from firstline.workbench.observe import observe
+from firstline_core.bundle.loading import Prediction, load_model
+from firstline_core.bundle.store import open_bundle
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Tensor
+
+_DIGITS = Path(__file__).parents[4] / "models/digits"
+_CLASSES = 10_000
+
+
+class WideModel:
+    """A model with many classes, whose answers are large."""
+
+    labels = ("",) * _CLASSES
+    model = SimpleNamespace(shows_logits=True)
+    runtime = SimpleNamespace(provider="CPU")
+
+    def predict(self, tensor: Tensor) -> Any:
+        return self.predict_with_logits(tensor).probabilities
+
+    def predict_with_logits(self, tensor: Tensor) -> Prediction:
+        row = np.full((1, _CLASSES), len(tensor.array[0]), np.float32)
+        return Prediction(row, -row)
+
+
+@pytest.mark.parametrize("with_logits", [False, True])
+def test_memory_is_that_of_the_returned_arrays(with_logits: bool) -> None:
+    model: Any = WideModel()
+    dataset = open_dataset(_DIGITS / "heldout", 100)
+    tracemalloc.start()
+    try:
+        observed = observe(
+            [model], open_bundle(_DIGITS / "bundle").manifest.input, dataset, with_logits=[model] * with_logits
+        )
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    [answers] = observed.answers
+    assert np.array_equal(answers.probabilities[:, 0], observed.sizes)
+    assert (answers.logits is not None) == with_logits
+    if answers.logits is not None:
+        assert np.array_equal(answers.logits, -answers.probabilities)
+    assert peak_bytes < (1 + with_logits) * answers.probabilities.nbytes + 2_000_000
+
+
+def test_answers_are_those_of_the_model_to_each_image() -> None:
+    bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 20)
+    model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
+    observed = observe([model], bundle.manifest.input, dataset, with_logits=[model])
+    images, truth = zip(*dataset.read(), strict=True)
+    expected = model.predict_with_logits(Tensor("image", np.array(images, object)))
+    [answers] = observed.answers
+    assert observed.truth.tolist() == list(truth)
+    assert observed.sizes.tolist() == [len(image) for image in images]
+    np.testing.assert_allclose(answers.probabilities, expected.probabilities, rtol=1e-4, atol=1e-6)
+    assert answers.logits is not None and expected.logits is not None
+    np.testing.assert_allclose(answers.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    assert (answers.seconds > 0).all()
