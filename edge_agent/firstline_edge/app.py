@@ -295,7 +295,7 @@ class EdgeAgent:
         policy, spending, uplink = policy_from(settings.policy), self.spending, self.links.uplink
         reserve_s = settings.policy.deadline_reserve_ms / 1000
         self.model_refusals = ModelRefusals()
-        sender = AuditSender(
+        self.audit_sender = AuditSender(
             uplink,
             self.cache,
             self.certificates,
@@ -305,11 +305,14 @@ class EdgeAgent:
             on_finding=self.recorder.audited,
         )
         rng = random.Random()  # noqa: S311 (guessing which answer is audited gains nothing)
-        self.audit_sender, self.auditor = (
-            sender,
-            Auditor(
-                sender, self.certificates, settings.audit, clock, rng, certifies=policy.certifies, spending=spending
-            ),
+        self.auditor = Auditor(
+            self.audit_sender,
+            self.certificates,
+            settings.audit,
+            clock,
+            rng,
+            certifies=policy.certifies,
+            spending=spending,
         )
         self.router = TierRouter(
             min_threshold=settings.policy.min_threshold,

@@ -228,3 +228,5 @@ def _leaves(root: type[FirstlineError]) -> dict[str, type[FirstlineError]]:
 
 BY_CODE: dict[str, type[FirstlineError]] = _leaves(FirstlineError)
 """Every class by its code, so that a client can raise the server's error."""
+
+__all__ = [error.__name__ for error in BY_CODE.values()]

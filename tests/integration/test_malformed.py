@@ -294,6 +294,11 @@ def test_unknown_answers_are_404(tier: Tier, name: str) -> None:
         answer.refused()
 
 
+def test_json_body_needs_no_content_type(tier: Tier) -> None:
+    answer = asked(tier, "POST", V2, b'{"inputs": []}')
+    assert (answer.status, answer.refused()) == (400, "invalid_tensor")
+
+
 # --- Bodies over the limit --------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Outboxes that a disk has damaged: no wrong record is returned, intact ones are restored, losses are reported."""
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.faulty_disk import quick_folder
 from support.outbox_faults import Kept, filled, promise
+from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError
@@ -424,4 +426,22 @@ async def test_a_running_outbox_that_sqlite_refuses_is_a_problem(folder: Path) -
     await outbox.current().put(promise())
     assert len(await outbox.current().pending(10)) == 2
     assert outbox.problem == ""
+    outbox.close()
+
+
+async def test_problem_of_one_failed_read_ends_without_promises(folder: Path) -> None:
+    path = folder / "outbox.db"
+    outbox = ReopeningOutbox(path, lambda _: Outbox(path, clock=SimulatedClock()), SimulatedClock())
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE items RENAME TO elsewhere")  # as if its page could not be read
+    with pytest.raises(CapacityError):
+        await outbox.current().pending(1)
+    assert "could not be read" in outbox.problem
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE elsewhere RENAME TO items")
+    periodic = asyncio.create_task(outbox.keep_expiring())
+    await until(lambda: not outbox.problem)
+    periodic.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await periodic
     outbox.close()

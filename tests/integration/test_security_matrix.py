@@ -165,6 +165,14 @@ async def test_routes_match_the_table(room: Room, route: str) -> None:
     assert [await room.ask(who, route) for who in COLUMNS] == ROUTES[route]
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_refusal_names_the_needed_credentials(room: Room) -> None:
+    async with httpx.AsyncClient(base_url=room.site.url, verify=room.callers["anonymous"].tls) as client:
+        refused = await client.post("/v2/models/digits/infer")
+    assert refused.status_code == 401
+    assert "needs an API key, or a device's certificate" in refused.json()["error"]
+
+
 LEAVES = tuple(TOPICS)
 
 

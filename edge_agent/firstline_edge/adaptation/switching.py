@@ -38,7 +38,7 @@ class VariantSwitcher:
     """Switches the variants of all models of one agent.
 
     Args:
-        models: the models held; `Models.put` receives the current variant.
+        models: of this device; `Models.put` receives the current variant.
         certificates: watches the variants that are loaded.
         on_switch: receives the facts of each switch.
         clock: of retries.
@@ -65,29 +65,29 @@ class VariantSwitcher:
 
     def update(self, snapshot: Snapshot) -> None:
         """Passes a sensor reading to every controller; runs on the event loop and takes no noticeable time."""
-        for held in self._models.all:
-            if isinstance(held.variants, Variants):
-                self._update(held, held.variants, snapshot)
+        for device_model in self._models.all:
+            if isinstance(device_model.variants, Variants):
+                self._update(device_model, device_model.variants, snapshot)
 
     async def close(self) -> None:
         """Cancels what is being loaded."""
         await end_tasks(*self._loading.values())
 
-    def _update(self, held: DeviceModel, variants: Variants, snapshot: Snapshot) -> None:
+    def _update(self, device_model: DeviceModel, variants: Variants, snapshot: Snapshot) -> None:
         before, reported = variants.position, variants.reported_place
         after = variants.update(snapshot)
         if variants.reported_place != reported:
             self.switches[after.verdict.guard if after.verdict is not None else ""] += 1
-            self._report(held, variants, reported)
+            self._report(device_model, variants, reported)
         elif after.next_share and self._begins_to_split(variants, before):
-            self._report(held, variants, reported)
+            self._report(device_model, variants, reported)
         if after.unload:
             self._unload(variants)
-        if variants.current is not held:
+        if variants.current is not device_model:
             self._models.put(variants.current)
         may_retry = self._clock.monotonic_s() >= self._retry_s.get(variants, _NEVER_S)
         if variants.missing_rung is not None and variants not in self._loading and may_retry:
-            task = asyncio.get_running_loop().create_task(self._load(held, variants, variants.missing_rung))
+            task = asyncio.get_running_loop().create_task(self._load(device_model, variants, variants.missing_rung))
             self._loading[variants] = task
             task.add_done_callback(lambda _: self._loading.pop(variants))
 
@@ -100,38 +100,38 @@ class VariantSwitcher:
 
     def _unload(self, variants: Variants) -> None:
         released = variants.unload_above()
-        for held in released:
-            self._certificates.unwatch_one(held)
-            log.info("variant unloaded", model=held.manifest.name, variant=_variant(held))
+        for device_model in released:
+            self._certificates.unwatch_one(device_model)
+            log.info("variant unloaded", model=device_model.manifest.name, variant=_variant(device_model))
         if released:
             with contextlib.suppress(*REFUSED):  # without a free thread the heap is trimmed later
                 asyncio.get_running_loop().run_in_executor(None, release_freed_memory)
 
-    async def _load(self, held: DeviceModel, variants: Variants, rung: int) -> None:
+    async def _load(self, device_model: DeviceModel, variants: Variants, rung: int) -> None:
         """Loads a variant again while requests use those that are loaded."""
         wanted = variants.rungs[rung].variant
         try:
             edge = await asyncio.to_thread(variants.load, rung)
         except (FirstlineError, *REFUSED) as error:
             self._retry_s[variants] = self._clock.monotonic_s() + _RETRY_S
-            log.warning("variant not reloaded", model=held.manifest.name, variant=wanted, error=str(error))
+            log.warning("variant not reloaded", model=device_model.manifest.name, variant=wanted, error=str(error))
             return
-        now = self._models.find(held.manifest.name, held.version)
+        now = self._models.find(device_model.manifest.name, device_model.version)
         if now is None or now.variants is not variants or variants.position.rung > rung:  # no longer wanted
             edge.loaded.close()
             return
-        loaded = DeviceModel(held.bundle, edge, variants=variants)
+        loaded = DeviceModel(device_model.bundle, edge, variants=variants)
         variants.put(rung, loaded)
         self._certificates.watch_one(loaded)
         self._models.put(variants.current)
-        log.info("variant reloaded", model=held.manifest.name, variant=wanted)
+        log.info("variant reloaded", model=device_model.manifest.name, variant=wanted)
 
-    def _report(self, held: DeviceModel, variants: Variants, before: int) -> None:
+    def _report(self, device_model: DeviceModel, variants: Variants, before: int) -> None:
         position, last = variants.position, len(variants.rungs) - 1
         guard, reason = (position.verdict.guard, position.verdict.reason) if position.verdict is not None else ("", "")
         facts = {
-            "model": held.manifest.name,
-            "version": held.version,
+            "model": device_model.manifest.name,
+            "version": device_model.version,
             "from": variants.rungs[min(before, last)].variant,
             "to": variants.rungs[min(variants.reported_place, last)].variant,
             "share_of_the_next": round(position.next_share, 2),
@@ -151,7 +151,9 @@ def add_gauges(metrics: RequestMetrics, models: Models, switcher: VariantSwitche
         "there are where it sheds.",
         ("model", "version"),
         lambda: {
-            (held.manifest.name, held.version): held.variants.depth for held in models.all if held.variants is not None
+            (device_model.manifest.name, device_model.version): device_model.variants.depth
+            for device_model in models.all
+            if device_model.variants is not None
         },
     )
     metrics.readings(
@@ -163,5 +165,5 @@ def add_gauges(metrics: RequestMetrics, models: Models, switcher: VariantSwitche
     )
 
 
-def _variant(held: DeviceModel) -> str:
-    return held.edge.loaded.model.id if held.edge is not None else ""
+def _variant(device_model: DeviceModel) -> str:
+    return device_model.edge.loaded.model.id if device_model.edge is not None else ""

@@ -56,12 +56,12 @@ class Variants:
         self._load = load
         self._sources = tuple(sources) or ({},) * len(self.rungs)
         self._splitter = RequestSplitter()
-        self._held: list[DeviceModel | None] = [None] * len(self.rungs)
+        self._loaded: list[DeviceModel | None] = [None] * len(self.rungs)
 
     @property
     def loaded(self) -> tuple[DeviceModel, ...]:
         """The loaded variants, best first."""
-        return tuple(held for held in self._held if held is not None)
+        return tuple(device_model for device_model in self._loaded if device_model is not None)
 
     @property
     def depth(self) -> float:
@@ -76,11 +76,11 @@ class Variants:
     @property
     def missing_rung(self) -> int | None:
         """The rung that may be used but is not loaded; None if it is loaded."""
-        return self.position.rung if self._held[self.position.rung] is None else None
+        return self.position.rung if self._loaded[self.position.rung] is None else None
 
-    def put(self, rung: int, held: DeviceModel) -> None:
+    def put(self, rung: int, device_model: DeviceModel) -> None:
         """Adds a loaded variant."""
-        self._held[rung] = held
+        self._loaded[rung] = device_model
 
     def load(self, rung: int) -> EdgeModel:
         """Loads a variant again; blocks.
@@ -92,13 +92,13 @@ class Variants:
 
     def unload_above(self) -> list[DeviceModel]:
         """Releases the variants above the rung in use; requests that were given one keep it."""
-        released = [held for held in self._held[: self.position.rung] if held is not None]
-        self._held[: self.position.rung] = [None] * self.position.rung
+        released = [device_model for device_model in self._loaded[: self.position.rung] if device_model is not None]
+        self._loaded[: self.position.rung] = [None] * self.position.rung
         return released
 
     def update(self, snapshot: Snapshot) -> LadderPosition:
         """Passes a sensor reading to the controller and returns the new position."""
-        unloaded = [rung for rung, held in enumerate(self._held) if held is None]
+        unloaded = [rung for rung, device_model in enumerate(self._loaded) if device_model is None]
         self.position = self._controller.update(snapshot, unloaded)
         if not self.reported_place - _HYSTERESIS < self.depth < self.reported_place + 1:
             self.reported_place = int(self.depth)
@@ -117,18 +117,18 @@ class Variants:
         """
         usable, rows, position = self._usable(), request.rows, self.position
         shed_reason = _reason(position.verdict) if position.shedding else ""
-        edges = [held.edge for held in usable if held.edge is not None]
+        edges = [device_model.edge for device_model in usable if device_model.edge is not None]
         workers, runs_ms = edges[0].workers, [edge.sure_ms(request, rows) for edge in edges]
         wait_ms = 0.0 if runs_on_loop(runs_ms[-1] / 1000) else 1000 * workers.wait_s
         prices = self._prices(usable, escalation_mj)
         chosen = choose_rung(runs_ms, workers.busy, wait_ms, left_ms, link_ms, prices=prices)
         # If the better variant is not loaded, all requests get the next one anyway.
-        splits = chosen == 0 and len(usable) > 1 and usable[0] is self._held[position.rung]
+        splits = chosen == 0 and len(usable) > 1 and usable[0] is self._loaded[position.rung]
         if splits and self._splitter.selects(position.next_share):
             return VariantChoice(usable[1], _id(usable[1]), _reason(position.verdict), shed_reason)
-        held = usable[chosen]
+        device_model = usable[chosen]
         if not chosen:
-            why = "" if held is self._held[0] else _reason(position.verdict)
+            why = "" if device_model is self._loaded[0] else _reason(position.verdict)
         elif wait_ms + runs_ms[0] + link_ms <= left_ms:
             why = "energy: its answers take the least, and there is time to ask the full model"
             if prices is None:
@@ -137,7 +137,7 @@ class Variants:
             why = f"queue: {workers.busy:.0%} of the threads are busy, and this request has more time than others"
         else:
             why = f"deadline: {_id(usable[0])} would take {wait_ms + runs_ms[0]:.3g} ms of the {left_ms:.0f} left"
-        return VariantChoice(held, _id(held), why, shed_reason)
+        return VariantChoice(device_model, _id(device_model), why, shed_reason)
 
     def describe(self) -> dict[str, Any]:
         """Returns the JSON object for `status`."""
@@ -149,15 +149,17 @@ class Variants:
             "rungs": [
                 {
                     "variant": rung.variant,
-                    "loaded": held is not None,
+                    "loaded": device_model is not None,
                     "row_ms": round(rung.row_ms, 3),
                     "energy_mj": rung.energy_mj,
                     "merit": round(rung.merit, 4),
                     "memory_bytes": rung.memory_bytes,
                     "from": sources,
-                    "certified": held is not None and held.edge is not None and held.edge.certificate is not None,
+                    "certified": device_model is not None
+                    and device_model.edge is not None
+                    and device_model.edge.certificate is not None,
                 }
-                for rung, held, sources in zip(self.rungs, self._held, self._sources, strict=True)
+                for rung, device_model, sources in zip(self.rungs, self._loaded, self._sources, strict=True)
             ],
         }
 
@@ -165,8 +167,8 @@ class Variants:
         """Returns None if the energy or the certificate of one variant is unknown."""
         run_mj: list[float] = []
         escalated: list[float] = []
-        for held in usable if escalation_mj > 0 else ():
-            rung, edge = self.rungs[self._held.index(held)], held.edge
+        for device_model in usable if escalation_mj > 0 else ():
+            rung, edge = self.rungs[self._loaded.index(device_model)], device_model.edge
             if rung.energy_mj is None or edge is None or edge.certificate is None:
                 return None
             run_mj.append(rung.energy_mj)
@@ -174,11 +176,11 @@ class Variants:
         return EnergyPrices(tuple(run_mj), tuple(escalated), escalation_mj) if run_mj else None
 
     def _usable(self) -> list[DeviceModel]:
-        return [held for held in self._held[self.position.rung :] if held is not None]
+        return [device_model for device_model in self._loaded[self.position.rung :] if device_model is not None]
 
 
-def _id(held: DeviceModel) -> str:
-    return held.edge.loaded.model.id if held.edge is not None else ""
+def _id(device_model: DeviceModel) -> str:
+    return device_model.edge.loaded.model.id if device_model.edge is not None else ""
 
 
 def _reason(verdict: GuardVerdict | None) -> str:

@@ -11,11 +11,11 @@ from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, check_url, open_client
 from firstline_edge.api.access import first_token
-from firstline_edge.cli.output import as_agents_user
+from firstline_edge.cli.output import explained_refusal
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths, is_in_use
 
-NOT_AN_AGENT = "What answers at {url} is no edge agent, or one of another version; name yours with --url."
+NOT_AN_AGENT = "The server at {url} is not an edge agent, or has another version; name yours with --url."
 _ADVICE = "start it with `edge-agent run`, or name another with --url"
 _STATUS_TIMEOUT_S = 5.0
 
@@ -29,7 +29,7 @@ def agent_url(settings: EdgeSettings) -> str | None:
     Raises:
         CapacityError: this user may not read the state directory.
     """
-    with as_agents_user(settings.state_dir, "read"):
+    with explained_refusal(settings.state_dir, "read"):
         if not is_in_use(settings.state_dir):
             return None
         note = StatePaths(settings.state_dir).url_path

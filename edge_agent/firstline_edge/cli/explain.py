@@ -11,7 +11,7 @@ from typing import Any
 from firstline_core.errors import BudgetExceededError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import HEDGED, Reason, Status, Wait
-from firstline_edge.cli.output import as_agents_user, print_error, print_json, print_lines
+from firstline_edge.cli.output import explained_refusal, print_error, print_json, print_lines
 from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.state import StatePaths
 
@@ -41,7 +41,7 @@ def command(arguments: argparse.Namespace) -> int:
         return import_module("firstline_edge.cli.plan").command(arguments)  # type: ignore[no-any-return]
     settings = load_settings(arguments)
     path = StatePaths(settings.state_dir).decisions_path
-    with as_agents_user(path, "read"):
+    with explained_refusal(path, "read"):
         lines = find(path, arguments.request_id)
     if not lines:
         print_error(

@@ -38,8 +38,8 @@ def print_progress(text: str) -> None:
 
 
 @contextlib.contextmanager
-def as_agents_user(path: Path, done: str) -> Iterator[None]:
-    """Explains a refusal of the system: only the agent's user may use the agent's files.
+def explained_refusal(path: Path, done: str) -> Iterator[None]:
+    """Translates a refusal of the system into a sentence that says what to do about it.
 
     Args:
         path: of the files.
@@ -51,6 +51,5 @@ def as_agents_user(path: Path, done: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CapacityError(
-            f"{path} cannot be {done}: {error.strerror}; run this as the user that the agent runs as."
-        ) from error
+        advice = "; run this as the user that the agent runs as" if isinstance(error, PermissionError) else ""
+        raise CapacityError(f"{path} cannot be {done}: {error.strerror}{advice}.") from error

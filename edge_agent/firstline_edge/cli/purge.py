@@ -8,7 +8,7 @@ import secrets
 
 from firstline_edge.api import erasure
 from firstline_edge.cli.agent_api import agent_url, call_agent
-from firstline_edge.cli.output import as_agents_user, print_json, print_line
+from firstline_edge.cli.output import explained_refusal, print_json, print_line
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory, StatePaths, leave_proof
@@ -20,7 +20,7 @@ def command(arguments: argparse.Namespace) -> int:
     """Erases, or prints what would be erased."""
     settings = load_settings(arguments)
     places = list(dict.fromkeys(arguments.what or erasure.PLACES))
-    with as_agents_user(settings.state_dir, "erased"):
+    with explained_refusal(settings.state_dir, "erased"):
         before = erasure.sizes_bytes(settings.state_dir)
         if arguments.yes:
             _erase(settings, places)

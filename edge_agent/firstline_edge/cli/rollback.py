@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from firstline_core.storage.structs import write_struct
 from firstline_edge.cli.agent_api import agent_url, call_agent
-from firstline_edge.cli.output import as_agents_user, print_json, print_line
+from firstline_edge.cli.output import explained_refusal, print_json, print_line
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.fleet.configuration.configuration_store import read_state
 from firstline_edge.fleet.updates.model_store import ModelStore
@@ -42,7 +42,7 @@ def command(arguments: argparse.Namespace) -> int:
 def _roll_back_on_disk(settings: EdgeSettings, model: str | None) -> None:
     with contextlib.closing(StateDirectory(settings.state_dir)) as state:
         path = state.updates_path if model else state.configuration_path
-        with as_agents_user(path, "written"):
+        with explained_refusal(path, "written"):
             if model:
                 store = ModelStore(path)
                 store.check_rollback(model)

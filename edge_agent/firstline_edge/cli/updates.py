@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from firstline_edge.cli.output import as_agents_user, print_json, print_line
+from firstline_edge.cli.output import explained_refusal, print_json, print_line
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.fleet.configuration.configuration_store import read_state
 from firstline_edge.fleet.updates.model_store import ModelStore
@@ -18,7 +18,7 @@ from firstline_edge.state import StatePaths
 def command(arguments: argparse.Namespace) -> int:
     """Prints one line for each model that the fleet ever updated here, and one for its configuration."""
     settings = load_settings(arguments)
-    with as_agents_user(settings.state_dir, "read"):
+    with explained_refusal(settings.state_dir, "read"):
         store = ModelStore(StatePaths(settings.state_dir).updates_path, repair=False)
         configuration = read_state(StatePaths(settings.state_dir).configuration_path)
     updates = [(record.update(), store.pointer(name)) for name, record in sorted(store.records.items())]

@@ -36,8 +36,8 @@ log = logger(__name__)
 
 _MEASURED_RUNS = 5
 
-Way = Callable[[Model], RuntimeOptions]
-"""Returns the options with which a variant is run."""
+OptionsByModel = Callable[[Model], RuntimeOptions]
+"""Returns the options of the runtime for a variant."""
 
 
 class LadderLoader(Protocol):
@@ -135,43 +135,49 @@ def load_bundle(
         workers: threads for longer runs.
         load_ladder: loads further variants; None to use only the first that loads.
         profiles: earlier measurements; models without one are measured now.
-        as_planned: run each variant in the way that is the quickest by its profile.
+        as_planned: run each variant with the options that are the fastest by its profile.
 
     Raises:
         IntegrityError: the bundle is not what its manifest says.
     """
     bundle = open_bundle(path)
     profile = profiles.of(bundle) if profiles is not None else None
-    way = partial(fastest_options, profile, options) if as_planned and profile is not None else lambda _: options
+    options_for = (
+        partial(fastest_options, profile, options) if as_planned and profile is not None else lambda _: options
+    )
     try:
-        edge = _measured(bundle, partial(load_edge, bundle, options, way), way, workers, profile)
+        edge = _measured(bundle, partial(load_edge, bundle, options, options_for), options_for, workers, profile)
     except FirstlineError as error:
         log.error("no edge variant runs here", model=bundle.manifest.name, error=error.message)
         return DeviceModel(bundle, None, error.message)
     if load_ladder is None or len(bundle.manifest.edge) == 1:
         return DeviceModel(bundle, edge)
-    return load_ladder(bundle, edge, partial(load_variant, bundle, way=way, workers=workers, profile=profile), profile)
+    return load_ladder(
+        bundle, edge, partial(load_variant, bundle, options_for=options_for, workers=workers, profile=profile), profile
+    )
 
 
-def load_variant(bundle: Bundle, model: Model, way: Way, workers: Workers, profile: Profile | None = None) -> EdgeModel:
+def load_variant(
+    bundle: Bundle, model: Model, options_for: OptionsByModel, workers: Workers, profile: Profile | None = None
+) -> EdgeModel:
     """Loads and measures one edge variant of a bundle.
 
     Raises:
         FirstlineError: it does not run here.
     """
-    return _measured(bundle, partial(load_model, bundle, model, way(model)), way, workers, profile)
+    return _measured(bundle, partial(load_model, bundle, model, options_for(model)), options_for, workers, profile)
 
 
 def _measured(
     bundle: Bundle,
     load: Callable[[], LoadedModel],
-    way: Way,
+    options_for: OptionsByModel,
     workers: Workers,
     profile: Profile | None,
 ) -> EdgeModel:
     manifest, before_bytes = bundle.manifest, own_bytes()
     loaded = load()
-    options = way(loaded.model)
+    options = options_for(loaded.model)
     score = load_scorer(bundle, options)
     point = known_point(profile, loaded, options) if profile is not None else None
     if point is not None:

@@ -314,18 +314,18 @@ class Models:
         away: versions that are not loaded, each with the reason.
     """
 
-    def __init__(self, held: Iterable[DeviceModel], problems: Iterable[Problem] = ()) -> None:
-        self._held: dict[str, dict[str, DeviceModel]] = {}
+    def __init__(self, models: Iterable[DeviceModel], problems: Iterable[Problem] = ()) -> None:
+        self._by_name: dict[str, dict[str, DeviceModel]] = {}
         self._current: dict[str, DeviceModel] = {}
-        for model in sorted(held, key=lambda model: model.manifest.version):
-            self._held.setdefault(model.manifest.name, {})[model.version] = model
+        for model in sorted(models, key=lambda model: model.manifest.version):
+            self._by_name.setdefault(model.manifest.name, {})[model.version] = model
             self._current[model.manifest.name] = model
         self.problems = tuple(problems)
         self.away: dict[tuple[str, int], str] = {}
 
     def put(self, model: DeviceModel) -> DeviceModel | None:
         """Adds or replaces a model; returns the model that had this version before."""
-        name, versions = model.manifest.name, dict(self._held.get(model.manifest.name, {}))
+        name, versions = model.manifest.name, dict(self._by_name.get(model.manifest.name, {}))
         before = versions.get(model.version)
         versions[model.version] = model
         self._index(name, dict(sorted(versions.items(), key=lambda each: int(each[0]))))
@@ -335,25 +335,25 @@ class Models:
     def take(self, model: DeviceModel, why: str) -> None:
         """Removes a model; requests in progress use it until they are answered."""
         name = model.manifest.name
-        self._index(name, {version: held for version, held in self._held[name].items() if held is not model})
+        self._index(name, {version: other for version, other in self._by_name[name].items() if other is not model})
         self.away[name, model.manifest.version] = why
 
     def find(self, name: str, version: str = "") -> DeviceModel | None:
         """Returns the model; None if this device does not have that version ("" means the current one)."""
-        return self._held.get(name, _NONE).get(version) if version else self._current.get(name)
+        return self._by_name.get(name, _NONE).get(version) if version else self._current.get(name)
 
     def _index(self, name: str, versions: dict[str, DeviceModel]) -> None:
         if versions:
-            self._held[name], self._current[name] = versions, versions[next(reversed(versions))]
+            self._by_name[name], self._current[name] = versions, versions[next(reversed(versions))]
         else:
-            del self._held[name], self._current[name]
+            del self._by_name[name], self._current[name]
 
     @property
     def all(self) -> tuple[DeviceModel, ...]:
-        return tuple(model for versions in self._held.values() for model in versions.values())
+        return tuple(model for versions in self._by_name.values() for model in versions.values())
 
     def close(self) -> None:
         """Frees the runtimes; calling it twice is harmless."""
-        for model in [each for held in self.all for each in held.every]:
+        for model in [variant for device_model in self.all for variant in device_model.every]:
             if model.edge is not None:
                 model.edge.loaded.close()

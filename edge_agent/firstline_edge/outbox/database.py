@@ -59,8 +59,10 @@ _SCHEMA = """
     CREATE TABLE identity (id BLOB NOT NULL, damage TEXT NOT NULL);
 """
 _NEW_IDENTITY = "INSERT INTO identity VALUES (randomblob(16), '');"
-ITEM_BYTES = "length(request) + length(provisional) + length(rows) + 512"
-"""Size of a promise in SQL; 512 stands for its other columns and its share of the indexes."""
+ITEM_OVERHEAD_BYTES = 512
+"""Estimated size of a promise's other columns and its share of the indexes."""
+ITEM_BYTES = f"length(request) + length(provisional) + length(rows) + {ITEM_OVERHEAD_BYTES}"
+"""Size of a promise in SQL; `StoredItem.size_bytes` is the same in Python."""
 ANSWER_BYTES = "length(response)"
 """Size of an answer in SQL."""
 FORMAT = 1

@@ -18,6 +18,7 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request, encode_response
 from firstline_core.storage.seals import Seal
 from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tier
+from firstline_edge.outbox.database import ITEM_OVERHEAD_BYTES
 
 # The agent reads back what it accepted and wrote, whatever limits are set by then.
 _ANY = 1 << 62
@@ -71,7 +72,7 @@ class StoredItem:
     @property
     def size_bytes(self) -> int:
         """Size in bytes, as `database.ITEM_BYTES`."""
-        return len(self.request) + len(self.provisional) + len(self.rows) + 512
+        return len(self.request) + len(self.provisional) + len(self.rows) + ITEM_OVERHEAD_BYTES
 
 
 def pack(item: OutboxItem, created_wall_s: float, seal: Seal) -> StoredItem:

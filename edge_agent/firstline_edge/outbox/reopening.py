@@ -132,10 +132,15 @@ class ReopeningOutbox:
         await self.current().purge()
 
     async def keep_expiring(self) -> None:
-        """Deletes old answers every hour, also while no promise is made, until it is cancelled."""
+        """Deletes old answers every hour, also while no promise is made, until it is cancelled.
+
+        Reads one promise too, so that `problem` is that of now: without promises nothing else reads.
+        """
         while True:
-            with contextlib.suppress(CapacityError):  # the writer reports it; the next call tries again
+            with contextlib.suppress(CapacityError):  # `problem` reports it; the next call tries again
                 await self.current().delete_old_answers()
+            with contextlib.suppress(CapacityError):
+                await self.current().pending(1)
             await self._clock.sleep(_EXPIRE_EVERY_S)
 
     def close(self) -> None:

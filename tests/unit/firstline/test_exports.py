@@ -56,5 +56,6 @@ def test_every_error_can_be_caught() -> None:
         for name, value in vars(firstline_core.errors).items()
         if isinstance(value, type) and issubclass(value, firstline_core.errors.FirstlineError)
     }
+    assert sorted(firstline.errors.__all__) == sorted(tree)
     assert all(getattr(firstline.errors, name) is getattr(firstline_core.errors, name) for name in tree)
     assert firstline.FirstlineError is firstline.errors.FirstlineError

@@ -234,7 +234,7 @@ def test_status_of_another_server_fails(
         threading.Thread(target=server.handle_request, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         assert run(monkeypatch, "status", "--config", str(config), "--url", url) == 1
-    assert "is no edge agent" in capsys.readouterr().err
+    assert "is not an edge agent" in capsys.readouterr().err
 
 
 def test_status_as_text() -> None:
