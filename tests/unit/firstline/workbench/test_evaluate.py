@@ -4,15 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.sample_models import linear_model
 
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.evaluate import evaluate
+from firstline.workbench.evaluate import evaluate, measure
 from firstline.workbench.spec import BundleSpec, ModelSpec
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_edge, load_model
-from firstline_core.bundle.store import open_bundle
+from firstline_core.bundle.manifest import Score
+from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.policy import score
 from firstline_core.runtime.select import RuntimeOptions
@@ -66,6 +68,18 @@ def test_tiered_digits_lose_no_accuracy() -> None:
     for variant in found.variants:
         assert variant.tiered.edge_share >= 0.7
         assert variant.tiered.accuracy >= found.full.accuracy - 0.005
+
+
+def test_logits_are_stored_only_for_a_score_that_needs_them() -> None:
+    stored, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 20)
+    margin = measure(stored, dataset)
+    policy = replace(stored.manifest.policy, score=Score("energy"))
+    by_energy = measure(Bundle(stored.path, replace(stored.manifest, policy=policy)), dataset)
+    assert margin.full is not None and by_energy.full is not None
+    assert margin.edges[0].answers.logits is margin.full.logits is by_energy.full.logits is None
+    [edge] = by_energy.edges
+    assert edge.answers.logits is not None
+    np.testing.assert_allclose(edge.scores, score("energy", edge.answers.probabilities, edge.answers.logits), rtol=1e-5)
 
 
 def test_variant_is_selected_by_id() -> None:
