@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +45,15 @@ Array = NDArray[Any]
 
 PROBABILITIES = "probabilities"
 """The only output of a classifier, on both tiers: FP32, (rows, classes)."""
+
+
+def all_finite(array: Array) -> bool:
+    """Returns whether all numbers are finite.
+
+    A finite sum of squares proves it in one pass without a temporary array. Otherwise large numbers may be the reason,
+    and each number is checked.
+    """
+    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
 
 
 class Tensor(Struct, frozen=True, eq=False):

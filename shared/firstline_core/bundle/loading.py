@@ -20,14 +20,14 @@ from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadE
 from firstline_core.processing.compile import Step, compile_postprocess, compile_preprocess
 from firstline_core.processing.steps import Decode, Graph, InputSpec, Softmax
 from firstline_core.processing.trial import trial_input
-from firstline_core.protocol.tensors import all_finite, shown
+from firstline_core.protocol.tensors import shown
 from firstline_core.routing import policy
 from firstline_core.routing.policy import Probabilities, Scores
 from firstline_core.runtime.base import Runtime, fits, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import DATATYPES, PROBABILITIES, Array, InferRequest, Tensor
+from firstline_core.types import DATATYPES, PROBABILITIES, Array, InferRequest, Tensor, all_finite
 
 _HIGHEST = np.finfo(np.float32).max
 

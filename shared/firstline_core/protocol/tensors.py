@@ -17,7 +17,7 @@ import numpy as np
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.protocol.limits import Limits
-from firstline_core.types import DATATYPES, Array, Tensor
+from firstline_core.types import DATATYPES, Array, Tensor, all_finite
 
 # JSON types by numpy kind. Python's bool is an int, so types are compared exactly.
 _JSON_TYPES: dict[str, tuple[frozenset[type], str]] = {
@@ -42,15 +42,6 @@ def shown(value: object) -> str:
         if len(plain) <= _SHORT.maxstring:  # most are names; this is the fast case
             return plain
     return _SHORT.repr(value)
-
-
-def all_finite(array: Array) -> bool:
-    """Returns whether all numbers are finite.
-
-    A finite sum of squares proves it in one pass without a temporary array. Otherwise large numbers may be the reason,
-    and each number is checked.
-    """
-    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
 
 
 def parse_shape(where: str, shape: object, limits: Limits) -> tuple[int, ...]:

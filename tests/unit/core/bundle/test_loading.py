@@ -184,11 +184,18 @@ def test_the_first_variant_that_loads_is_used(tmp_path: Path, caplog: pytest.Log
     first, second = loaded.passed_over
     assert first.startswith("absent: ") and second.startswith("broken: ")
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    assert "has no absent.onnx" in caplog.text and "no TFLite interpreter" in caplog.text
+    assert "has no absent.onnx" in caplog.text and "broken.tflite is not a TFLite model" in caplog.text
     good.unlink()
     with pytest.raises(ModelLoadError) as refused:
         load_edge(bundle, OPTIONS)
-    for told in ("absent:", "has no absent.onnx", "broken:", "no TFLite interpreter", "good:", "has no good.onnx"):
+    for told in (
+        "absent:",
+        "has no absent.onnx",
+        "broken:",
+        "broken.tflite is not a TFLite model",
+        "good:",
+        "has no good.onnx",
+    ):
         assert told in refused.value.message
 
 
