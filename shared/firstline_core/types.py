@@ -23,6 +23,9 @@ Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""A number that is neither infinite nor NaN; msgspec checks it when it decodes."""
+
 # Open Inference Protocol V2 datatypes and the numpy dtypes that carry them. BYTES elements are `bytes`.
 DATATYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -333,7 +336,7 @@ class Attempt(Struct, frozen=True):
 
     tier: Tier
     outcome: str
-    ms: float
+    ms: Finite
 
 
 class RowAnswer(Struct, frozen=True):
@@ -343,7 +346,7 @@ class RowAnswer(Struct, frozen=True):
     reason: Reason
     status: Status
     certified: bool
-    confidence: float | None
+    confidence: Finite | None
     model_digest: str
 
 
@@ -368,7 +371,7 @@ class Answer(Struct, frozen=True):
     durable: bool
     tier: Tier
     reason: Reason
-    confidence: float | None
+    confidence: Finite | None
     model_digest: str
     attempts: tuple[Attempt, ...] = ()
     rows: tuple[RowAnswer, ...] = ()

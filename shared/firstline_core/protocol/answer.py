@@ -54,14 +54,17 @@ def from_parameters(parameters: Mapping[str, object]) -> Answer | None:
 
 
 def from_dict(parameters: Mapping[str, object]) -> Answer:
-    """Decodes the output of `to_dict`.
+    """Decodes the output of `to_dict`; a null value of an optional field counts as absent.
 
     Raises:
         InvalidTensorError: a value is missing or of the wrong kind.
     """
     notice = {name: value for name in _NOTICE if (value := parameters.get(name)) is not None}
     values = _UNKNOWN | dict(parameters) | {"contract": notice or None}
-    if isinstance(rows := values.get("rows"), list):
+    for key in _NESTED:
+        if values.get(key) is None:
+            values[key] = []
+    if isinstance(rows := values["rows"], list):
         values["rows"] = [_UNKNOWN | row if isinstance(row, dict) else row for row in rows]
     return convert_parameters(values, Answer, "The answer's", InvalidTensorError)
 
@@ -71,10 +74,10 @@ def _known(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(parameters: Mapping[str, object], key: str) -> object:
-    """Returns the parsed JSON of a string parameter; an empty list if absent."""
+    """Returns the parsed JSON of a string parameter; None if absent."""
     value = parameters.get(key)
     if value is None:
-        return []
+        return None
     try:
         if isinstance(value, str):
             return orjson.loads(value)

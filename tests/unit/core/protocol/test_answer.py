@@ -68,6 +68,8 @@ def test_a_correction_states_whether_the_answer_changed(changed: bool) -> None:
 
 def test_an_answer_is_decoded_from_its_dictionary() -> None:
     assert from_dict(to_dict(ANSWER)) == ANSWER
+    bare = replace(ANSWER, confidence=None, attempts=(), rows=())
+    assert from_dict(to_dict(ANSWER) | {"confidence": None, "attempts": None, "rows": None}) == bare
     with pytest.raises(InvalidTensorError, match="The answer's 'rows'"):
         from_dict(to_dict(ANSWER) | {"rows": "[]"})
 
@@ -88,6 +90,8 @@ def test_parameters_of_another_server() -> None:
         {"reason": "because"},
         {"confidence": "high"},
         {"confidence": True},
+        {"confidence": float("nan")},
+        {"confidence": float("inf")},
         {"model_digest": None},
         {"request_id": 7},
         {"attempts": []},
@@ -101,3 +105,12 @@ def test_parameters_of_another_server() -> None:
 def test_a_bad_value_is_named(change: dict[str, Any]) -> None:
     with pytest.raises(InvalidTensorError, match="The answer's '"):
         from_parameters(to_parameters(ANSWER) | change)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(("key", "field"), [("attempts", "ms"), ("rows", "confidence")])
+def test_numbers_that_are_not_finite_are_refused(key: str, field: str, number: float) -> None:
+    record = to_dict(ANSWER)
+    record[key][0][field] = number
+    with pytest.raises(InvalidTensorError, match=rf"The answer's '{key}.*{field}'"):
+        from_dict(record)
