@@ -13,7 +13,7 @@ from support.gateway import served_as
 
 from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import FirstlineError, InvalidTensorError
+from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import ExecutorReport, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
@@ -46,6 +46,7 @@ class Timed(ExecutorWithoutFiles):
         self.row_s = row_s
         self.error: FirstlineError | None = None
         self.errors_of: dict[ModelKey, FirstlineError] = {}
+        self.values_that_fail: set[float] = set()
         self.batches: list[int] = []
         self.dropped: list[ModelKey] = []
 
@@ -63,10 +64,14 @@ class Timed(ExecutorWithoutFiles):
             await self._goes_on.wait()
         if (error := self.errors_of.get(key, self.error)) is not None:
             raise error
-        return [
-            InvalidTensorError("negative") if (tensor.array < 0).any() else (tensor.array * 2).astype(np.float32)
-            for tensor in inputs
-        ]
+        return [self._outcome(tensor) for tensor in inputs]
+
+    def _outcome(self, tensor: Tensor) -> Outcome:
+        if (tensor.array < 0).any():
+            return InvalidTensorError("negative")
+        if self.values_that_fail.intersection(tensor.array.flat):
+            return InferenceError("no kernel")
+        return (tensor.array * 2).astype(np.float32)
 
     async def drop(self, key: ModelKey) -> None:
         self.dropped.append(key)

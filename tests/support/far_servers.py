@@ -36,6 +36,7 @@ class FarGateway:
         self.digest = MANIFEST.full_digest
         self.said_digest = ""  # in answers, where it differs
         self.error: FirstlineError | None = None
+        self.fails_every = 1  # of how many requests one gets the error
         self.requests: list[InferRequest] = []
         self.timeouts_s: list[float] = []
         self.running = self.cancelled = 0
@@ -72,6 +73,7 @@ class FarGateway:
         length = headers.get("Inference-Header-Content-Length")
         request = decode_request("m", body, int(length) if length else None, now_s=self._clock.monotonic_s())
         self.requests.append(request)
+        number = len(self.requests)
         self.timeouts_s.append(timeout_s)
         seconds = timeout_s if self.silent else self.seconds
         await self._clock.sleep(min(seconds, timeout_s))
@@ -79,7 +81,7 @@ class FarGateway:
             raise LinkDownError("it closed the connection (without an answer)")
         if seconds >= timeout_s:
             raise RemoteTimeoutError(f"it did not answer within {timeout_s:.3g} s")
-        error = self.error
+        error = self.error if number % self.fails_every == 0 else None
         if error is None and (request.inputs[0].array < 0).any():
             error = InvalidTensorError("A row is negative.")
         if error is not None:

@@ -152,6 +152,17 @@ class Executor(Protocol):
 
 
 @runtime_checkable
+class SplitsBatches(Protocol):
+    """An executor that repeats the requests of a failed batch one by one."""
+
+    def run_whole(
+        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+    ) -> Awaitable[list[Outcome]]:
+        """See `Executor.run`; a batch that failed before, one request at a time, fails as a whole here."""
+        ...
+
+
+@runtime_checkable
 class InProcess(Protocol):
     """An executor whose models are in this process, so that a batch of a quick one can run on the event loop."""
 

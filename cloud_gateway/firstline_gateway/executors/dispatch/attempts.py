@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ from firstline_core.errors import (
 from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey, Tensor
-from firstline_gateway.executors.base import Outcome
+from firstline_gateway.executors.base import Outcome, SplitsBatches
 from firstline_gateway.executors.dispatch.forecast import RunningBatch, earliest_completion
 from firstline_gateway.executors.dispatch.member import Member
 
@@ -99,6 +99,11 @@ class Attempts:
         self.repeated: Counter[str] = Counter()
         self._listeners: list[Callable[[], None]] = []
         self._batches = _BATCHES_PER_REPEAT * _MOST_REPEATS  # that no repeat was taken for yet
+        self._is_closing = False
+
+    def close(self) -> None:
+        """Starts no more repeats, because the executors close."""
+        self._is_closing = True
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever a batch ends and an executor may be free."""
@@ -128,7 +133,7 @@ class Attempts:
             within_s: finite for a batch that is late.
             is_cheap: whether all earlier ones refused it at once, so that the repeat adds no load.
         """
-        if len(tried) >= min(_MOST_EXECUTORS, len(self.members)):
+        if self._is_closing or len(tried) >= min(_MOST_EXECUTORS, len(self.members)):
             return None
         key, now_s, rows = work.key, self.clock.monotonic_s(), work.rows(positions)
         found = earliest_completion(
@@ -155,15 +160,28 @@ class Attempts:
         return max((_UNKNOWN_TIMES * each for each in expected_s if each is not None), default=_UNKNOWN_S)
 
     def begin(
-        self, member: Member, work: Work, positions: Sequence[int], *, is_probe: bool = False
+        self, member: Member, work: Work, positions: Sequence[int], *, is_probe: bool = False, was_split: bool = False
     ) -> tuple[Attempt, Ran]:
-        """Starts some requests of a batch on an executor; `settle` or `note` ends the attempt."""
+        """Starts some requests of a batch on an executor; `settle` or `note` ends the attempt.
+
+        Args:
+            member: the executor.
+            work: the batch.
+            positions: of the requests in the batch.
+            is_probe: whether another executor answers the caller.
+            was_split: whether another executor repeated them one by one, so that this one should not.
+        """
         running = member.begin(work.key, work.rows(positions), self.clock.monotonic_s(), is_probe=is_probe)
         attempt = Attempt(member, running, positions)
         inputs = [work.inputs[at] for at in positions]
         deadlines_s = [work.deadlines_s[at] for at in positions]
         try:
-            ran = member.executor.run(work.key, inputs, deadlines_s)
+            ran: Awaitable[list[Outcome]] | Future[list[Outcome]]
+            executor = member.executor
+            if was_split and isinstance(executor, SplitsBatches):
+                ran = executor.run_whole(work.key, inputs, deadlines_s)
+            else:
+                ran = executor.run(work.key, inputs, deadlines_s)
         except Exception as error:  # noqa: BLE001 (the outcome of the attempt)
             failed: Ran = asyncio.get_running_loop().create_future()
             failed.set_exception(error)
@@ -177,12 +195,10 @@ class Attempts:
         """Learns from an attempt that is over; gives up one that is not."""
         if ran.done() and not ran.cancelled():
             error = ran.exception()
-            if error is None:
-                self.note(attempt, ran.result())
-            elif isinstance(error, FirstlineError):
-                self.note(attempt, [error] * len(attempt.positions))
-            else:
+            if error is not None and not isinstance(error, FirstlineError):
                 self.failed(attempt, str(error))
+            elif self.note(attempt, ran.result() if error is None else [error] * len(attempt.positions)):
+                attempt.member.outcomes["refused"] += 1
             return
         thread, now_s = attempt.thread, self.clock.monotonic_s()
         runs_on = thread is not None and not thread.cancel() and not thread.done()
@@ -194,19 +210,29 @@ class Attempts:
         else:
             self._notify()
 
-    def note(self, attempt: Attempt, outcomes: Sequence[Outcome]) -> None:
-        """Learns from the outcomes of an attempt."""
+    def note(self, attempt: Attempt, outcomes: Sequence[Outcome]) -> str:
+        """Learns from the outcomes of an attempt.
+
+        Returns:
+            The message of an error that is either the executor's or the request's: the caller counts the attempt once
+            it knows which. "" if the attempt is counted.
+        """
         now_s, member, key = self.clock.monotonic_s(), attempt.member, attempt.running.key
         errors = [each for each in outcomes if isinstance(each, FirstlineError)]
         at_fault = [each for each in errors if is_executors(each)]
         if at_fault:
             self.failed(attempt, at_fault[0].message)
-            return
+            return ""
+        if unclear := [each for each in errors if isinstance(each, RuntimeFailure)]:
+            member.free(attempt.running, now_s)
+            self._notify()
+            return unclear[0].message
         was_ejected = member.is_ejected(key)
         member.end(attempt.running, "refused" if errors else "answered", now_s)
         if was_ejected and not member.is_ejected(key):
             log.info("executor answers again", executor=member.name, model=key.name)
         self._notify()
+        return ""
 
     def failed(self, attempt: Attempt, message: str) -> None:
         """Records a failure of the executor."""
@@ -215,11 +241,19 @@ class Attempts:
         self._notify()
 
     def doubt(self, member: Member, key: ModelKey, message: str) -> None:
-        """Counts a failure against an executor, and logs its ejection. The only executor is never ejected."""
+        """Counts a failure against an executor, and logs its ejection.
+
+        At most half of the executors that have the model and are not away are ejected, and one in any case: if more of
+        them fail, the cause is elsewhere. The only executor of a pool is never ejected.
+        """
         now_s = self.clock.monotonic_s()
-        if member.executor.trouble(key):
+        if member.executor.trouble(key) or len(self.members) == 1:
             return  # it says itself that it is away, and when it is back
-        if len(self.members) > 1 and member.doubted(key, now_s):
+        having = [each for each in self.members if not each.trouble(key)]
+        peers = [each.failure_share(key) for each in having if each is not member and each.takes_now(key)]
+        ejected = sum(each.is_ejected(key) for each in having)
+        may_eject = ejected < max(1, len(having) // 2)
+        if member.doubted(key, now_s, [each for each in peers if each is not None], may_eject=may_eject):
             left_s = member.models[key].health.left_s(now_s)
             log.warning("executor ejected", executor=member.name, model=key.name, seconds=left_s, last=message)
 
@@ -269,8 +303,9 @@ class BatchRun:
         self._work = work
         self._outcomes: dict[int, Outcome] = {}
         self._errors: dict[int, FirstlineError] = {}
-        # Executors that failed on a request which may be at fault itself, and their errors.
-        self._doubts: dict[int, tuple[Member, str]] = {}
+        self._refusals: dict[int, FirstlineError] = {}  # of busy executors: they say when to send a request again
+        # Requests that failed and may be at fault themselves, by the executor, and its error.
+        self._doubts: dict[Member, tuple[Sequence[int], str]] = {}
         self._tried: list[Member] = []
         self._running: dict[Ran, Attempt] = {}
         self._late: Timer | None = None
@@ -279,7 +314,8 @@ class BatchRun:
 
     def begin(self, member: Member, positions: Sequence[int]) -> None:
         """Starts some of the requests on an executor."""
-        attempt, ran = self._attempts.begin(member, self._work, positions)
+        was_split = any(isinstance(self._errors.get(at), RuntimeFailure) for at in positions)
+        attempt, ran = self._attempts.begin(member, self._work, positions, was_split=was_split)
         self._tried.append(member)
         self._running[ran] = attempt
         ran.add_done_callback(self._done)
@@ -312,21 +348,22 @@ class BatchRun:
         """Takes the outcomes of an attempt; failed requests go to another executor."""
         if attempt.member not in self._tried:
             self._tried.append(attempt.member)
-        self._attempts.note(attempt, outcomes)
+        unclear = self._attempts.note(attempt, outcomes)
         for at, outcome in zip(attempt.positions, outcomes, strict=True):
             if at in self._outcomes:
                 continue
             if isinstance(outcome, FirstlineError) and may_do_better(outcome):
                 self._errors[at] = outcome
-                if isinstance(outcome, RuntimeFailure):
-                    self._doubts.setdefault(at, (attempt.member, outcome.message))
+                if is_busy(outcome):
+                    self._refusals.setdefault(at, outcome)
             else:
                 self._outcomes[at] = outcome
-        answered = [at for at in attempt.positions if at in self._doubts and at in self._outcomes]
-        for member, message in dict(self._doubts.pop(at) for at in answered).items():  # another one answered the same
-            member.outcomes["refused"] -= 1
-            member.outcomes["failed"] += 1
-            self._attempts.doubt(member, self._work.key, message)
+        if unclear:
+            failed = [
+                at for at, each in zip(attempt.positions, outcomes, strict=True) if isinstance(each, RuntimeFailure)
+            ]
+            self._doubts[attempt.member] = failed, unclear
+        self._resolve_doubts()
         elsewhere = {at for other in self._running.values() for at in other.positions}
         self._repeat("retry", [at for at in self._open() if at not in elsewhere])
         if not self._running or not self._open():
@@ -347,6 +384,14 @@ class BatchRun:
                 self.ended.cancel()
             else:
                 self.ended.set_exception(error)
+
+    def _resolve_doubts(self) -> None:
+        """Counts the failures of executors whose requests another executor has answered."""
+        for member, (failed, message) in tuple(self._doubts.items()):
+            if any(at in self._outcomes for at in failed):
+                del self._doubts[member]
+                member.outcomes["failed"] += 1
+                self._attempts.doubt(member, self._work.key, message)
 
     def _open(self) -> list[int]:
         """Returns the requests without an answer."""
@@ -381,8 +426,8 @@ class BatchRun:
             self._late_in(max(_LATE_S, now_s - min(started_s)))
 
     def _end(self) -> None:
-        outcomes = [self._outcomes.get(at, self._errors.get(at)) for at in range(len(self._work.inputs))]
-        found = [each for each in outcomes if each is not None]
+        by_preference = self._errors | self._refusals | self._outcomes
+        found = [by_preference[at] for at in range(len(self._work.inputs)) if at in by_preference]
         away = [each for each in found if isinstance(each, EngineUnavailableError)]
         if len(away) == len(found):
             self.ended.set_exception(away[0])
@@ -391,6 +436,9 @@ class BatchRun:
 
     def _give_up(self, _ended: object) -> None:
         """Gives up the attempts that still run: another executor was faster, or the caller has left."""
+        for member in self._doubts:  # no other executor has answered those requests
+            member.outcomes["refused"] += 1
+        self._doubts.clear()
         if self._late is not None:
             self._late.cancel()
         running, self._running = self._running, {}

@@ -221,6 +221,7 @@ class Dispatcher:
         """See `Executor.close`."""
         if self._runs:
             await asyncio.wait(self._runs, timeout=timeout_s)
+        self._attempts.close()
         for ran in tuple(self._probes):
             self._end_probe(ran)
         return all(await asyncio.gather(*(member.executor.close(timeout_s) for member in self.members)))

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from firstline_core.bundle.loading import LoadedModel
@@ -27,6 +28,8 @@ from firstline_gateway.models.repository import ServedModel
 _AHEAD_S = 0.03
 
 _FAILURES = 3
+# After so many batches the share of failures is compared with that of the others, and may exceed it by so much.
+_COMPARED, _MORE_FAILURES = 50, 0.2
 _FIRST_S, _LONGEST_S = 0.5, 30.0
 _ANSWERS = 2
 # After so many answers in a row earlier ejections no longer count.
@@ -39,20 +42,31 @@ PROBE_SHARE, PROBE_SAVED_S = 0.02, 2.0
 class Health:
     """Ejection of an executor after errors of one model, and probes that bring it back. Times are arguments.
 
-    After three failures of a model in a row an executor is ejected for that model: for half a second at first, then for
-    twice as long each time. It may still answer for another model, which needs less memory. After that time it is
-    probed with copies of batches that another executor answers, so that no caller depends on it. Two answers in a row
-    end the ejection. A healthy but slow executor that gets no other work is probed in the same way, or no measurement
-    would show that it has become fast again.
+    An executor is ejected for a model after three failures in a row, or if a much larger share of its batches fails
+    than of the others': for half a second at first, then for twice as long each time. It may still answer for another
+    model, which needs less memory. After that time it is probed with copies of batches that another executor answers,
+    so that no caller depends on it. Two answers in a row end the ejection. A healthy but slow executor that gets no
+    other work is probed in the same way, or no measurement would show that it has become fast again.
 
     Attributes:
         trusted: whether the executor is not ejected.
     """
 
-    __slots__ = ("_answers", "_ejections", "_failures", "_probe_due_s", "_probe_pause_s", "_until_s", "trusted")
+    __slots__ = (
+        "_answers",
+        "_batches",
+        "_ejections",
+        "_failed_batches",
+        "_failures",
+        "_probe_due_s",
+        "_probe_pause_s",
+        "_until_s",
+        "trusted",
+    )
 
     def __init__(self) -> None:
         self._failures = self._answers = self._ejections = 0
+        self._batches = self._failed_batches = 0.0  # half of the earlier ones, and all since
         self._until_s = self._probe_due_s = -math.inf
         self._probe_pause_s = _PROBE_FIRST_S
         self.trusted = True
@@ -61,22 +75,45 @@ class Health:
         """Counts an answered batch. A refusal because of the request itself does not count."""
         self._failures = 0
         self._answers += 1
+        self._count(failed=False)
         if self._answers >= _ANSWERS:
             self.trusted = True
         if self._answers >= _FORGIVEN:
             self._ejections = 0
 
-    def failed(self, now_s: float) -> bool:
-        """Counts a failed batch; returns whether this ejects the executor."""
+    @property
+    def failure_share(self) -> float | None:
+        """The share of the recent batches that failed; None until there are enough of them."""
+        return self._failed_batches / self._batches if self._batches >= _COMPARED else None
+
+    def failed(self, now_s: float, peers: Sequence[float] = (), *, may_eject: bool = True) -> bool:
+        """Counts a failed batch; returns whether this ejects the executor.
+
+        Args:
+            now_s: the present.
+            peers: the failure shares of the other executors.
+            may_eject: whether it may be ejected, however often it fails.
+        """
         self._answers = 0
         self._failures += 1
-        if self.trusted and self._failures < _FAILURES:
+        self._count(failed=True)
+        share = self.failure_share
+        fails_more = share is not None and bool(peers) and share > fmean(peers) + _MORE_FAILURES
+        if self.trusted and not (may_eject and (self._failures >= _FAILURES or fails_more)):
             return False
         if self.trusted or now_s >= self._until_s:  # batches that were running together count as one failure
             self._until_s = now_s + min(_LONGEST_S, _FIRST_S * 2.0 ** min(self._ejections, 16))
             self._ejections += 1
         ejected, self.trusted, self._failures = self.trusted, False, 0
+        self._batches = self._failed_batches = 0.0
         return ejected
+
+    def _count(self, *, failed: bool) -> None:
+        if self._batches >= 2 * _COMPARED:
+            self._batches /= 2
+            self._failed_batches /= 2
+        self._batches += 1
+        self._failed_batches += failed
 
     def left_s(self, now_s: float) -> float:
         """Returns the seconds until an ejected executor is probed; 0 if it is not ejected."""
@@ -400,9 +437,13 @@ class Member:
             rows = sum(len(tensor.array) for tensor in inputs)
             self.energy.spend(placed.costs.energy_of(rows, now_s - started_s), now_s)
 
-    def doubted(self, key: ModelKey, now_s: float) -> bool:
-        """Records a failure that is the member's own; returns whether this ejects it."""
-        return key in self.models and self.models[key].health.failed(now_s)
+    def failure_share(self, key: ModelKey) -> float | None:
+        """Returns the share of its recent batches of a model that failed; None if there were too few."""
+        return self.models[key].health.failure_share
+
+    def doubted(self, key: ModelKey, now_s: float, peers: Sequence[float], *, may_eject: bool) -> bool:
+        """Records a failure that is the member's own; returns whether this ejects it. See `Health.failed`."""
+        return key in self.models and self.models[key].health.failed(now_s, peers, may_eject=may_eject)
 
     def cut_off(self, running: RunningBatch, now_s: float, *, runs_on: bool = False) -> None:
         """Records a batch that was given up.

@@ -63,7 +63,7 @@ class OipExecutor:
                 url,
                 transport,
                 self._models,
-                self._servers,
+                self._has_peer,
                 in_flight=settings.in_flight,
                 timeout_s=settings.timeout_s,
                 max_batch_rows=max_batch_rows,
@@ -71,7 +71,7 @@ class OipExecutor:
                 clock=clock,
             )
             self._servers.append(server)
-        members = [
+        self._members = [
             Member(
                 server.url,
                 server,
@@ -83,10 +83,10 @@ class OipExecutor:
             )
             for server in self._servers
         ]
-        for member in members:
+        for member in self._members:
             for served in models:
                 member.place(served, Costs())
-        self._pool = Dispatcher(members, clock=clock, hedge_share=settings.hedge_share)
+        self._pool = Dispatcher(self._members, clock=clock, hedge_share=settings.hedge_share)
         self._probing = Probing(self._servers, clock)
 
     @property
@@ -114,6 +114,10 @@ class OipExecutor:
             repeats=repeats,
             overhead=report.overhead,
         )
+
+    def _has_peer(self, server: OipServer, key: ModelKey) -> bool:
+        """Returns whether another server can take a model's batches and is not ejected for it."""
+        return any(member.takes_now(key) for member in self._members if member.executor is not server)
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         if trouble := self.trouble(key):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
@@ -47,6 +47,7 @@ from firstline_gateway.models.repository import ServedModel
 # A server reports itself that a deadline has passed; one that does not has failed.
 _GRACE_S = 0.25
 _RETRY_AFTER_S = 1.0
+_CLOSING = "This gateway is shutting down; send the request again."
 
 log = logger(__name__)
 
@@ -78,7 +79,8 @@ class OipServer:
         url: as configured, without a slash at its end.
         transport: the way to it.
         models: as the servers have them; changed by the owner.
-        peers: all servers, this one included.
+        has_peer: whether another server can take a model's batches; if none can, only a probe marks this one as
+            unavailable.
         in_flight: the most batches at the same time.
         timeout_s: the longest that one request may take.
         max_batch_rows: the most rows in one request.
@@ -95,7 +97,7 @@ class OipServer:
         url: str,
         transport: Transport,
         models: Mapping[ModelKey, FarModel],
-        peers: Sequence[OipServer],
+        has_peer: Callable[[OipServer, ModelKey], bool],
         *,
         in_flight: int,
         timeout_s: float,
@@ -108,7 +110,7 @@ class OipServer:
         self.models = models
         self.answers = False
         self.problem = f"{url} was not probed yet."
-        self._peers = peers
+        self._has_peer = has_peer
         self._slots = in_flight
         self._timeout_s = timeout_s
         self._max_batch_rows = max_batch_rows
@@ -165,25 +167,44 @@ class OipServer:
     async def close(self, timeout_s: float) -> bool:
         """See `Executor.close`; cuts off what still runs, because it runs in another process."""
         self._is_closed = True
+        self.lost(_CLOSING)
         await end_tasks(*self._running)
         await self.transport.close()
         return True
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        return await self._run_unless_closed(key, inputs, deadlines_s, may_split=True)
+
+    async def run_whole(
+        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+    ) -> list[Outcome]:
+        return await self._run_unless_closed(key, inputs, deadlines_s, may_split=False)
+
+    async def _run_unless_closed(
+        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None], *, may_split: bool
+    ) -> list[Outcome]:
+        if self._is_closed:
+            raise NotReadyError(_CLOSING)
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 (a coroutine runs in a task)
         self._running.add(task)
         try:
-            return await self._run(key, self.models[key], inputs, deadlines_s)
+            return await self._run(key, self.models[key], inputs, deadlines_s, may_split=may_split)
         except asyncio.CancelledError:
             if self._is_closed:
-                raise NotReadyError("This gateway is shutting down; send the request again.") from None
+                raise NotReadyError(_CLOSING) from None
             raise
         finally:
             self._running.discard(task)
 
     async def _run(
-        self, key: ModelKey, model: FarModel, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+        self,
+        key: ModelKey,
+        model: FarModel,
+        inputs: Sequence[Tensor],
+        deadlines_s: Sequence[float | None],
+        *,
+        may_split: bool,
     ) -> list[Outcome]:
         spent = _Spent()
 
@@ -198,7 +219,9 @@ class OipServer:
         else:
             prepared = prepare()
         outcomes = prepared.outcomes
-        groups = (self._run_group(key, model, each, deadlines_s, spent) for each in prepared.groups)
+        groups = (
+            self._run_group(key, model, each, deadlines_s, spent, may_split=may_split) for each in prepared.groups
+        )
         for found in await asyncio.gather(*groups):
             outcomes |= found
         rows = sum(len(tensor.array) for tensor in inputs)
@@ -206,7 +229,14 @@ class OipServer:
         return [outcomes[position] for position in range(len(inputs))]
 
     async def _run_group(
-        self, key: ModelKey, model: FarModel, group: Group, deadlines_s: Sequence[float | None], spent: _Spent
+        self,
+        key: ModelKey,
+        model: FarModel,
+        group: Group,
+        deadlines_s: Sequence[float | None],
+        spent: _Spent,
+        *,
+        may_split: bool,
     ) -> dict[int, Outcome]:
         """Sends a group as one request, by the deadline of its most urgent member."""
         due_s = [deadlines_s[position] for position, _ in group]
@@ -220,13 +250,15 @@ class OipServer:
             late = [member for member, each in zip(group, due_s, strict=True) if each == first_s]
             others = [member for member, each in zip(group, due_s, strict=True) if each != first_s]
             outcomes: dict[int, Outcome] = {position: error for position, _ in late}
-            return outcomes | (await self._run_group(key, model, others, deadlines_s, spent) if others else {})
+            if others:
+                outcomes |= await self._run_group(key, model, others, deadlines_s, spent, may_split=may_split)
+            return outcomes
         except (RequestError, RuntimeFailure) as error:
-            if len(group) == 1:
-                return {group[0][0]: error}
+            if len(group) == 1 or (isinstance(error, RuntimeFailure) and not may_split):
+                return {position: error for position, _ in group}
             # One request's rows may be at fault: alone, the others still get their answers.
             alone = await asyncio.gather(
-                *(self._run_group(key, model, [member], deadlines_s, spent) for member in group)
+                *(self._run_group(key, model, [member], deadlines_s, spent, may_split=False) for member in group)
             )
             return {position: outcome for each in alone for position, outcome in each.items()}
         except FirstlineError as error:
@@ -270,18 +302,19 @@ class OipServer:
             case UnknownModelError() | ModelMismatchError() | UnauthorizedError() | ForbiddenError():
                 return _unavailable(key, self.lacks(key, error.message))
             case NotReadyError():
-                self.lost(f"{self.url} takes no requests: {error.message}")
-                return _unavailable(key, self.problem)
+                return self._away(key, f"{self.url} takes no requests: {error.message}")
             case RequestError() | RuntimeFailure() | CapacityError():
                 return error
             case LinkDownError():
-                problem = f"{self.url} is away: {error.message}."
-                if any(peer.answers for peer in self._peers if peer is not self):  # else only a probe decides
-                    self.lost(problem)
-                return _unavailable(key, problem)
+                return self._away(key, f"{self.url} is away: {error.message}.")
             case LinkError():
                 return _unavailable(key, f"{self.url}: {error.message}")
         return InferenceError(f"{self.url} failed on this request: {error.message}")
+
+    def _away(self, key: ModelKey, problem: str) -> EngineUnavailableError:
+        if self._has_peer(self, key):  # else only a probe decides
+            self.lost(problem)
+        return _unavailable(key, problem)
 
 
 def _unavailable(key: ModelKey, problem: str) -> EngineUnavailableError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -194,6 +196,26 @@ async def test_a_request_that_fails_everywhere_ejects_no_executor() -> None:
             (outcome,) = await made.until(made.ask(1.0))
             assert isinstance(outcome, InferenceError)
         assert made.report("one").problem == made.report("other").problem == ""
+
+
+async def test_counted_outcomes_never_fall() -> None:
+    """The first executor fails on both requests, and each of them is answered by another one; two answer a copy."""
+    async with site({"one": 0.01, "other": 0.02, "third": 0.03}) as made:
+        made.executors["one"].values_that_fail = {1.0, 2.0}
+        made.executors["other"].values_that_fail = {2.0}
+        run = made.dispatcher.run_on(made.members["one"], M, [row(1.0), row(2.0)], [None, None])
+        seen: list[Counter[str]] = []
+        while not run.ended.done():
+            seen.append(Counter(made.members["one"].outcomes))
+            await made.clock.advance(0.001)
+        assert [np.asarray(each).tolist() for each in run.ended.result()] == [[[2.0]], [[4.0]]]
+        await asyncio.sleep(0)
+        assert all(earlier <= later for earlier, later in itertools.pairwise(seen))
+        assert {name: member.outcomes for name, member in made.members.items()} == {
+            "one": {"failed": 1},
+            "other": {"answered": 1, "failed": 1},
+            "third": {"answered": 2},
+        }
 
 
 async def test_retries_are_bounded_if_everything_fails() -> None:

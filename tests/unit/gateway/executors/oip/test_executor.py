@@ -198,6 +198,31 @@ async def test_only_probes_mark_the_last_server_unavailable() -> None:
         assert "is away" in far.executor.trouble(M)
 
 
+async def test_the_only_server_is_tried_again_after_it_loaded_a_model() -> None:
+    async with site(1) as far:
+        far.servers[0].error = NotReadyError("It loads model 'm'.")
+        (outcome,) = await far.ask((0.5,))
+        assert isinstance(outcome, EngineUnavailableError) and "It loads model 'm'" in outcome.message
+        assert far.executor.trouble(M) == ""
+        far.servers[0].error = None
+        assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_the_last_server_that_is_not_ejected_stays_available(away: bool) -> None:
+    async with site(2) as far:
+        await far.warm()
+        far.servers[1].error = FirstlineError("It broke.")
+        for _ in range(10):
+            await far.until(asyncio.gather(*(far.begin((0.5,), timeouts_s=[None]) for _ in range(4))))
+        assert far.executor.report().up == {("http://far-0",): 1, ("http://far-1",): 0}
+        far.servers[0].error, far.servers[0].there = NotReadyError("It loads model 'm'."), not away
+        await far.ask((0.5,))
+        assert far.executor.report().up["http://far-0",] == 1
+        far.servers[0].error, far.servers[0].there = None, True
+        assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+
+
 async def test_a_server_that_shuts_down_is_left_before_it_is_gone() -> None:
     async with site(2) as far:
         far.servers[0].error = NotReadyError("This gateway is shutting down; send the request again.")
@@ -229,6 +254,42 @@ async def test_a_server_that_only_fails_is_ejected_and_tried_again_later() -> No
             await far.clock.advance(2)
         assert far.asked[0] > 3
         assert far.executor.slots == 24
+
+
+async def test_half_of_the_servers_stay_tried_if_all_fail() -> None:
+    async with site(4) as far:
+        await far.warm()
+        for server in far.servers:
+            server.error = EngineUnavailableError("The engine is gone.")
+        for _ in range(100):
+            await far.ask((0.5,))
+        assert sum(far.executor.report().up.values()) == 2
+        for server in far.servers:
+            server.error = None
+        assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+
+
+@pytest.mark.parametrize(("failing", "up"), [(1, [0, 1, 1]), (3, [1, 1, 1])])
+async def test_a_server_that_fails_more_often_than_the_others_is_ejected(failing: int, up: list[int]) -> None:
+    """Every third batch fails, never two in a row."""
+    async with site(3) as far:
+        for server in far.servers[:failing]:
+            server.error, server.fails_every = EngineUnavailableError("The engine is gone."), 3
+        ups = []
+        for _ in range(100):
+            await far.until(asyncio.gather(*(far.begin((0.5,), timeouts_s=[None]) for _ in range(6))))
+            ups.append(list(far.executor.report().up.values()))
+        assert min(ups) == up
+
+
+async def test_a_batch_that_fails_on_all_servers_is_split_on_one() -> None:
+    async with site(3) as far:
+        await far.warm()
+        for server in far.servers:
+            server.error = InferenceError("No kernel.")
+        outcomes = await far.ask(*[(number / 8,) for number in range(8)])
+        assert all(isinstance(outcome, InferenceError) for outcome in outcomes)
+        assert sorted(far.asked) == [1, 1, 1 + 8]
 
 
 async def test_a_failure_on_all_servers_is_the_requests() -> None:
@@ -274,6 +335,16 @@ async def test_a_busy_server_is_avoided_and_all_busy_gives_a_retry_time() -> Non
             assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
         assert far.executor.slots == 16, "to be busy is no failure"
         far.servers[1].error = far.servers[0].error
+        (outcome,) = await far.ask((0.5,))
+        assert isinstance(outcome, QueueFullError)
+        assert outcome.retry_after_s == 3
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+async def test_a_busy_server_gives_the_retry_time_if_the_other_one_breaks(busy: int) -> None:
+    async with site(2) as far:
+        far.servers[busy].error = QueueFullError("9 requests wait; come back later.", retry_after_s=3)
+        far.servers[1 - busy].error = FirstlineError("It broke.")
         (outcome,) = await far.ask((0.5,))
         assert isinstance(outcome, QueueFullError)
         assert outcome.retry_after_s == 3
@@ -353,6 +424,19 @@ async def test_closing_cuts_off_what_takes_too_long() -> None:
     (outcome,) = await running
     assert isinstance(outcome, NotReadyError)
     assert far.servers[0].cancelled == 1
+
+
+async def test_batches_that_closing_cuts_off_are_not_retried() -> None:
+    far = Site(2)
+    await far.executor.start()
+    running = [far.begin((0.5,), timeouts_s=[None]) for _ in range(4)]
+    await asyncio.sleep(0.001)
+    before = far.asked
+    assert await far.executor.close(0.001)
+    outcomes = await asyncio.gather(*running)
+    assert all(isinstance(outcome, NotReadyError) for (outcome,) in outcomes)
+    assert all(server.closed and not server.running for server in far.servers)
+    assert far.asked == before
 
 
 class Ponderous(FirstlineModel):
