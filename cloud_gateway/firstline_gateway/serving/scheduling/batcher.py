@@ -306,14 +306,16 @@ class Batcher:
     def _end_turn(self) -> None:
         """Places the requests of this turn of the event loop."""
         self._is_turn_ending = False
-        if self._queue:
-            self._fill()
-        for item in self._new:
-            if item.request.deadline_s is not None and not item.answered.done():
-                self._expire_in_time(item)
-        if self._new:
-            self._comes_alone = len(self._new) == 1
-            self._new = []
+        try:
+            if self._queue:
+                self._fill()
+        finally:  # whatever fails, no request waits longer than it allows
+            for item in self._new:
+                if item.request.deadline_s is not None and not item.answered.done():
+                    self._expire_in_time(item)
+            if self._new:
+                self._comes_alone = len(self._new) == 1
+                self._new = []
 
     def _fill(self) -> None:
         """Starts every batch that can start now, on the executors and on the event loop."""
@@ -343,7 +345,7 @@ class Batcher:
         self._over_budget = {}
         snapshot = self._dispatcher.snapshot()
         if snapshot.is_full:
-            return self._refuse_bounded(snapshot, now_s)
+            return self._refuse_bounded(snapshot, for_loop, now_s)
         full = {key for key in self._running_of if self._is_at_limit(key)}
         again_s = math.inf
         waiting = [item for item in self._queue if item not in for_loop and item.key not in full]
@@ -386,11 +388,11 @@ class Batcher:
         """Whether a batch may leave rows to another executor: no other model waits for that one."""
         return of_model == waiting and not self._is_at_limit(key, more=2)
 
-    def _refuse_bounded(self, snapshot: ExecutorSnapshot, now_s: float) -> float:
+    def _refuse_bounded(self, snapshot: ExecutorSnapshot, for_loop: AbstractSet[PendingRequest], now_s: float) -> float:
         """Answers requests that no budget allows, or that no executor runs, though none could start now anyway."""
         again_s = math.inf
         for key in [key for key in self._queue.rows if snapshot.is_bounded(key)]:
-            of_model = [item for item in self._queue if item.key == key]
+            of_model = [item for item in self._queue if item.key == key and item not in for_loop]
             again_s = min(again_s, self._wait_for_budgets(snapshot, of_model, now_s)[1])
         return again_s
 
@@ -428,18 +430,21 @@ class Batcher:
         items = [item for item in items if not item.answered.done()]  # the callers of the others have left
         if not items:
             return
-        self._snapshot, key = None, items[0].key
+        self._snapshot = None
+        try:
+            self._run(items, place, now_s)
+        except Exception as error:  # no other code would answer these requests
+            log.exception("batch failed unexpectedly", model=items[0].key.name)
+            for item in items:
+                item.settle(error)
+
+    def _run(self, items: Sequence[PendingRequest], place: Placement | LoopTimes, now_s: float) -> None:
+        key = items[0].key
         inputs, deadlines_s = [item.request.inputs[0] for item in items], [item.request.deadline_s for item in items]
         batch = _Batch(key, items, _rows(items), now_s)
         self._on_batch(batch.rows)
         if isinstance(place, LoopTimes):
-            try:
-                outcomes = self._dispatcher.run_on_loop(key, inputs, deadlines_s)
-            except Exception as error:  # the outermost loop of the requests that run here
-                log.exception("batch failed unexpectedly", model=key.name)
-                for item in items:
-                    item.settle(error)
-                return
+            outcomes = self._dispatcher.run_on_loop(key, inputs, deadlines_s)
             if isinstance(outcomes, list):
                 self._answer(batch, outcomes, self._clock.monotonic_s())
             else:

@@ -201,7 +201,7 @@ class PendingQueue:
 
     def take(self, batch: Sequence[PendingRequest]) -> None:
         """Removes the requests of a batch of one model, all of which are there."""
-        if len(batch) == len(self._items):
+        if batch == self._items:
             self._items, self._uncounted, self._totals, self.rows = [], [], {}, {}
             return
         taken = set(batch)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import pytest
-from support.gateway import GatedExecutor, doubled, pool_of, request_of
+from support.gateway import GatedExecutor, doubled, request_of, served_as
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError
+from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, PayloadTooLargeError
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.types import AuditNote, ModelKey, Tensor
-from firstline_gateway.executors.base import Outcome
+from firstline_gateway.executors.base import Outcome, Probabilities
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
+from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import TURN_S, WAITING_S, Batcher
 
@@ -30,6 +34,7 @@ class Here(GatedExecutor):
         self.takes_s = 0.0
         self.here: list[tuple[ModelKey, list[float]]] = []
         self.breaks = False
+        self.forgets = False
 
     def run_on_loop(
         self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
@@ -42,23 +47,50 @@ class Here(GatedExecutor):
         return [InvalidTensorError("negative") if (each.array < 0).any() else doubled(each) for each in inputs]
 
     def loop_times(self, key: ModelKey) -> LoopTimes:
+        if self.forgets:
+            raise ZeroDivisionError
         return self.times.get(key) or LoopTimes({}, 0.0)
 
 
 class Bench:
-    def __init__(self, measured: dict[ModelKey, Mapping[int, float]] | None = None, rows: int = 8) -> None:
+    """A batcher over one such executor.
+
+    Args:
+        measured: the seconds of batches on the event loop, by model and rows.
+        rows: the most of one batch.
+        row_bytes: the memory that each row of a batch takes, by model.
+        memory_bytes: the memory budget of the executor; 0 for none.
+    """
+
+    def __init__(
+        self,
+        measured: dict[ModelKey, Mapping[int, float]] | None = None,
+        rows: int = 8,
+        row_bytes: Mapping[ModelKey, float] = MappingProxyType({}),
+        memory_bytes: int = 0,
+    ) -> None:
         self.clock = SimulatedClock()
         self.executor = Here(self.clock, {M: {1: 20e-6, 8: 30e-6}} if measured is None else measured)
         self.late = 0
+        self.cannot_count = False
+        memory = Memory(memory_bytes)
+        member = Member("", self.executor, costs=lambda _: Costs(), sessions=1, memory=memory, energy=Energy(0.0))
+        for key in {*self.executor.times, M, N}:
+            member.place(served_as(key), Costs(memory_bytes={1: row_bytes[key]} if key in row_bytes else {}))
         self.batcher = Batcher(
-            pool_of(self.executor, *self.executor.times, M, N, clock=self.clock),
+            Dispatcher([member], clock=self.clock),
             clock=self.clock,
             bounds=Bounds(requests=100, size_bytes=1 << 20, seconds=100.0, batch_rows=rows),
+            on_batch=self._count_rows,
             on_late=self._count,
         )
 
     def _count(self) -> None:
         self.late += 1
+
+    def _count_rows(self, rows: int) -> None:
+        if self.cannot_count:
+            raise ZeroDivisionError
 
     async def ask(self) -> None:
         """Asks once; a batch in a thread ends at once."""
@@ -67,6 +99,17 @@ class Bench:
             if self.executor.held:
                 self.executor.release()
             await asyncio.sleep(0)
+
+    async def submitted(self, key: ModelKey, *values: float) -> asyncio.Task[Probabilities]:
+        """Submits a request and lets all tasks run."""
+        task = asyncio.create_task(self.batcher.submit(key, request_of(*values)))
+        await settled()
+        return task
+
+
+async def settled() -> None:
+    for _ in range(12):
+        await asyncio.sleep(0)
 
 
 async def test_a_lone_request_is_answered_within_the_turn_of_the_loop() -> None:
@@ -211,11 +254,12 @@ async def test_a_caller_that_leaves_takes_its_request_along() -> None:
     assert bench.executor.here == []
 
 
-async def test_an_unexpected_error_reaches_its_requests(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-    bench.executor.breaks = True
-    with pytest.raises(ZeroDivisionError):
-        await bench.batcher.submit(M, request_of(1.0))
+async def test_an_unexpected_error_reaches_its_requests() -> None:
+    on_loop, counted_there, counted_in_thread = Bench(), Bench(), Bench({})
+    on_loop.executor.breaks = counted_there.cannot_count = counted_in_thread.cannot_count = True
+    for bench in (on_loop, counted_there, counted_in_thread):
+        with pytest.raises(ZeroDivisionError):
+            await bench.batcher.submit(M, request_of(1.0))
 
 
 async def test_abandon_answers_waiting_requests() -> None:
@@ -240,3 +284,36 @@ async def test_while_requests_come_one_at_a_time_each_runs_at_once() -> None:
     assert [values for _, values in bench.executor.here[2:]] == [[3.0], [4.0, 5.0]]
     await asyncio.gather(*(bench.batcher.submit(M, request_of(value)) for value in (6.0, 7.0)))
     assert bench.executor.here[-1][1] == [6.0, 7.0]  # they had come together the last time
+
+
+async def test_a_quick_request_beyond_the_memory_budget_is_refused_alone() -> None:
+    bench = Bench({M: {1: 20e-6, 8: 30e-6}, N: {1: 0.002, 2: 0.004}}, row_bytes={M: 2e9, N: 1e6}, memory_bytes=10**10)
+    running = [await bench.submitted(N, 1.0), await bench.submitted(N, 2.0)]
+    assert bench.executor.held == 2  # no slot is free; one batch is ahead
+    waits = asyncio.create_task(bench.batcher.submit(N, request_of(3.0)))
+    beyond = await bench.submitted(M, *[4.0] * 8)
+    with pytest.raises(PayloadTooLargeError):
+        await beyond
+    assert bench.batcher.depth == 1
+    while not waits.done():
+        assert bench.executor.held
+        bench.executor.release()
+        await settled()
+    answers = await asyncio.gather(*running, waits)
+    assert [answer.tolist() for answer in answers] == [[[2.0]], [[4.0]], [[6.0]]]
+
+
+async def test_a_request_expires_though_its_placement_failed() -> None:
+    bench = Bench()
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    late = asyncio.create_task(bench.batcher.submit(M, request_of(1.0, deadline_s=5.0)))
+    await asyncio.sleep(0)  # it is admitted
+    bench.executor.forgets = True
+    await settled()
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+    bench.executor.forgets = False
+    await bench.clock.advance(5.0)
+    with pytest.raises(DeadlineExceededError):
+        await late
+    assert (await bench.batcher.submit(M, request_of(2.0))).tolist() == [[4.0]]
