@@ -144,11 +144,11 @@ class Batcher:
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
             raise _expired()
+        if not self._is_turn_ending:  # also if it is refused: the snapshot is of this turn
+            self._end_turn_soon()
         is_alone = self._comes_alone and not self._new and not self._queue
         item, place = self._admit(key, request, now_s, may_start=is_alone)
         self._new.append(item)
-        if not self._is_turn_ending:
-            self._end_turn_soon()
         if place is not None:
             self._start([item], place, now_s)
         try:
@@ -295,7 +295,7 @@ class Batcher:
 
     def _fill_soon(self) -> None:
         """Places what waits at the end of this turn of the event loop: an executor may have become free."""
-        self._may_start = True
+        self._may_start, self._snapshot = True, None
         if self._queue and not self._is_turn_ending:
             self._end_turn_soon()
 
@@ -305,7 +305,7 @@ class Batcher:
 
     def _end_turn(self) -> None:
         """Places the requests of this turn of the event loop."""
-        self._is_turn_ending = False
+        self._is_turn_ending, self._snapshot = False, None
         try:
             if self._queue:
                 self._fill()
@@ -319,7 +319,6 @@ class Batcher:
 
     def _fill(self) -> None:
         """Starts every batch that can start now, on the executors and on the event loop."""
-        self._snapshot = None
         for_loop, times = self._for_loop(self._clock.monotonic_s())
         if self._may_start and len(self._queue) > len(for_loop):
             self._start_on_executors(set(for_loop))

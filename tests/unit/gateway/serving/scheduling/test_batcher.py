@@ -229,6 +229,23 @@ async def test_a_full_queue_refuses_with_the_time_that_it_needs_to_empty() -> No
     await bench.submit(request_of(1))
 
 
+async def test_a_refusal_does_not_date_later_decisions() -> None:
+    bench = Bench(rows=1)
+    first = await bench.submit(request_of(0))
+    await bench.clock.advance(2.0)
+    await bench.release()
+    await first  # 2 seconds a row
+    await bench.submit(request_of(1))
+    await bench.clock.advance(0.1)
+    with pytest.raises(QueueFullError, match="work before this request"):
+        await bench.batcher.submit(M, request_of(2, deadline_s=bench.clock.monotonic_s() + 2.5))
+    await bench.clock.advance(1.8)  # 0.1 seconds are left of the batch that runs
+    in_time = await bench.submit(request_of(3, deadline_s=bench.clock.monotonic_s() + 4.5))
+    await bench.release()
+    await bench.release()
+    assert (await in_time).tolist() == [[6]]
+
+
 async def test_audits_leave_half_of_the_room_to_escalations() -> None:
     note = AuditNote(0, propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.9, edge_digest="0" * 64)
     bench = Bench(requests=4)
