@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import httpx
 import numpy as np
@@ -282,6 +283,20 @@ async def test_second_listener_on_an_address_fails(gated: tuple[Gateway, GatedEx
         with pytest.raises(CapacityError, match=f"Cannot listen on 127.0.0.1 port {port}: Address already in use"):
             await run_gateway(gateway, second, lambda: None)
     assert executor.closed
+
+
+async def test_failed_start_closes_the_gateway_and_its_socket(
+    gated: tuple[Gateway, GatedExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, executor = gated
+    monkeypatch.setattr(executor, "start", AsyncMock(side_effect=CapacityError("no room")))
+    bound = sockets.bind("127.0.0.1", 0)
+    with pytest.raises(CapacityError, match="no room"):
+        await run_gateway(gateway, bound, lambda: None)
+    assert executor.closed
+    assert bound.fileno() == -1
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert not asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
 async def test_drain_timeout_refuses_requests_in_flight(tmp_path: Path) -> None:

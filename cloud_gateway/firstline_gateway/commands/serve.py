@@ -7,13 +7,16 @@ import gc
 import signal
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from firstline_core.errors import FirstlineError
-from firstline_core.protocol.http_server import ServerLimits, connections_within_descriptors
+from firstline_core.protocol.http_server import HttpServer, ServerLimits, connections_within_descriptors
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.sockets import listen
 from firstline_gateway.app import Gateway
+
+if TYPE_CHECKING:
+    from firstline_core.protocol.grpc.server import GrpcServer
 
 # Time to write the last answers, after `api.drain_s` for their requests.
 _SERVER_STOP_S = 2
@@ -38,26 +41,23 @@ async def run_gateway(gateway: Gateway, bound: socket.socket, announce: Callable
 
     Raises:
         CapacityError: an address is in use.
+        FirstlineError: a part of the gateway cannot start; all others are closed.
     """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    grpc: GrpcServer | None = None
+    server: HttpServer | None = None
     try:
         listen(bound)
         grpc = gateway.grpc_server()
-    except FirstlineError:
-        bound.close()
-        await gateway.close()
-        raise
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    limits = ServerLimits(idle_s=gateway.settings.api.keep_alive_s, pending=connections_within_descriptors())
-    server = gateway.http_server(limits)
-    ended = True
-    await gateway.start()
-    if grpc is not None:
-        await grpc.start()
-    await server.start([bound])
-    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        limits = ServerLimits(idle_s=gateway.settings.api.keep_alive_s, pending=connections_within_descriptors())
+        server = gateway.http_server(limits)
+        await gateway.start()
+        if grpc is not None:
+            await grpc.start()
+        await server.start([bound])
         gc.collect()
         gc.freeze()  # startup objects live as long as the process; later collections skip them
         gc.set_threshold(*_GC_THRESHOLDS)
@@ -74,7 +74,9 @@ async def run_gateway(gateway: Gateway, bound: socket.socket, announce: Callable
             loop.remove_signal_handler(number)
         if grpc is not None:
             await grpc.stop(_SERVER_STOP_S)
-        await server.stop(_SERVER_STOP_S)
+        if server is not None:
+            await server.stop(_SERVER_STOP_S)
+        bound.close()  # a server that did not start has not closed it
         ended = await gateway.close()
         if ended:
             log.info("stopped")
