@@ -33,7 +33,7 @@ class ExecutorWithoutFiles:
     async def drop(self, key: ModelKey) -> None:
         pass
 
-    def trouble(self, key: ModelKey) -> str:
+    def problem_with(self, key: ModelKey) -> str:
         return self.away
 
     async def close(self, timeout_s: float) -> bool:

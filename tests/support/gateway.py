@@ -29,7 +29,7 @@ from firstline_core.types import Array, InferRequest, ModelKey, Tensor
 from firstline_gateway.api import sockets
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.executors.base import Executor, Outcome, Probabilities
-from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single_executor
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.load import load
@@ -122,7 +122,7 @@ def served_as(key: ModelKey, size_bytes: int = 1) -> ServedModel:
 
 def pool_of(executor: Executor, *keys: ModelKey, clock: Clock = SYSTEM_CLOCK) -> Dispatcher:
     """The pool of one executor that runs these models."""
-    return single(executor, map(served_as, keys), clock=clock)
+    return single_executor(executor, map(served_as, keys), clock=clock)
 
 
 def gateway_settings(folder: Path, *, broker: Broker | None = None, **overrides: object) -> Settings:
@@ -154,7 +154,7 @@ def digits_repository() -> Repository:
 def gateway_of(settings: Settings, executor: Executor, repository: Repository | None = None) -> Gateway:
     """A gateway with one executor; it serves the digits unless the test gives a repository."""
     repository = digits_repository() if repository is None else repository
-    return Gateway(settings, repository, single(executor, repository))
+    return Gateway(settings, repository, single_executor(executor, repository))
 
 
 def gated_gateway(folder: Path, slots: int = 1, **overrides: object) -> tuple[Gateway, GatedExecutor]:

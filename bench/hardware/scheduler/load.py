@@ -16,7 +16,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest, ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome
-from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single_executor
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
@@ -94,4 +94,4 @@ class Turns(ExecutorWithoutFiles):
 
 def in_turns(engine: Dispatcher) -> Dispatcher:
     """Returns the executors of an engine as one that uses them in round robin."""
-    return single(Turns(engine), [placed.served for placed in engine.members[0].models.values()])
+    return single_executor(Turns(engine), [placed.served for placed in engine.members[0].models.values()])

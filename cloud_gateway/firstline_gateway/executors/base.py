@@ -103,7 +103,7 @@ class Executor(Protocol):
         """Starts to observe remote servers. A server that is away does not prevent the start."""
         ...
 
-    def trouble(self, key: ModelKey) -> str:
+    def problem_with(self, key: ModelKey) -> str:
         """Returns why a model cannot run at the moment, as a sentence, or "" if it can."""
         ...
 

@@ -18,12 +18,12 @@ from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor
-from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single_executor
 from firstline_gateway.executors.dispatch.forecast import Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.profiles import Priors, costs_of, no_priors, of_this_machine, read
 from firstline_gateway.executors.local import LocalExecutor
-from firstline_gateway.executors.oip.dialects import FarModel, FirstlineModel, V2Model
+from firstline_gateway.executors.oip.dialects import FirstlineModel, RemoteModel, V2Model
 from firstline_gateway.executors.oip.executor import OipExecutor
 from firstline_gateway.executors.ray.deployment import deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
@@ -51,7 +51,7 @@ def open_executors(
     if not settings.executors:
         (only,) = settings.engines.values()
         placed = [served for served in repository if served.loaded is not None or only.engine != "local"]
-        return single(_open_one(settings, only, placed, options), placed)
+        return single_executor(_open_one(settings, only, placed, options), placed)
     members = []
     taken = False  # what the repository has loaded is the first one's in this process; others load their own
     for name, found in settings.executors.items():
@@ -147,7 +147,7 @@ def _open_oip(
 ) -> Executor:
     from firstline_gateway.executors.oip.http_transport import open_transports  # imports aiohttp
 
-    def far(served: ServedModel) -> FarModel:
+    def far(served: ServedModel) -> RemoteModel:
         if settings.oip.processing == "there":
             return FirstlineModel(served, settings.limits)
         return V2Model(served, options, settings.limits)

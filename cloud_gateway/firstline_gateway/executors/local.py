@@ -64,7 +64,7 @@ class LocalExecutor:
     async def start(self) -> None:
         """Nothing to do: the models were run when they were loaded."""
 
-    def trouble(self, key: ModelKey) -> str:
+    def problem_with(self, key: ModelKey) -> str:
         return ""
 
     def report(self) -> ExecutionReport:

@@ -107,17 +107,17 @@ class Residency:
             await self._wait(place, place.work, until_s - now_s)
         return ready
 
-    def state(self, served: ServedModel, trouble: str) -> ModelState:
+    def state(self, served: ServedModel, problem: str) -> ModelState:
         """Returns the state of a served version.
 
         Args:
             served: that version.
-            trouble: why the executors, or the gateway, cannot run it; "" if they can.
+            problem: why the executors, or the gateway, cannot run it; "" if they can.
         """
         key, place = served.key, self.memory.places[served.key]
         name, version = key.name, str(key.version)
-        if trouble:
-            return ModelState(name, version, ready=False, reason=trouble)
+        if problem:
+            return ModelState(name, version, ready=False, reason=problem)
         if place.is_in:
             return ModelState(name, version, ready=True, reason=place.problem)
         if place.problem:

@@ -351,18 +351,18 @@ class GatewayDataPlane:
         return not self.draining and self._usable(self._repository.resolve(model, version).key)
 
     def _usable(self, key: ModelKey) -> bool:
-        return not self._dispatcher.trouble(key) and self._residency.ready(key)
+        return not self._dispatcher.problem_with(key) and self._residency.ready(key)
 
-    def trouble(self, key: ModelKey) -> str:
+    def problem_with(self, key: ModelKey) -> str:
         """Returns why the executors cannot run a model at the moment, as a sentence, or "" if they can."""
-        return self._dispatcher.trouble(key)
+        return self._dispatcher.problem_with(key)
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         return self._repository.metadata(model, version)
 
     def index(self) -> list[ModelState]:
         found = {
-            each.key: self._residency.state(each, "shutting down" if self.draining else self.trouble(each.key))
+            each.key: self._residency.state(each, "shutting down" if self.draining else self.problem_with(each.key))
             for each in self._repository
         }
         for key, why in self._repository.away.items():

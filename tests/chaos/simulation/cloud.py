@@ -24,7 +24,7 @@ from firstline_gateway.contracts import records
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.records import AUDITS
 from firstline_gateway.executors.base import Outcome
-from firstline_gateway.executors.dispatch.dispatcher import single
+from firstline_gateway.executors.dispatch.dispatcher import single_executor
 from firstline_gateway.models.residency import Residency
 from firstline_gateway.serving.data_plane import GatewayDataPlane, ServingStatistics
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
@@ -94,7 +94,7 @@ class Cloud:
 
     def start(self) -> None:
         executor = SimulatedExecutor(self._plan, self._clock, self._rng, self._book)
-        dispatcher = single(executor, self._repository, clock=self._clock)
+        dispatcher = single_executor(executor, self._repository, clock=self._clock)
         batcher = Batcher(
             dispatcher,
             clock=self._clock,

@@ -109,13 +109,13 @@ class Attempts:
         """Calls `listener` whenever a batch ends and an executor may be free."""
         self._listeners.append(listener)
 
-    def earn(self) -> None:
-        """Allows a share of a repeat, because a batch starts for the first time."""
+    def count_new_batch(self) -> None:
+        """Counts a batch that starts for the first time; each such batch allows a share of a repeat."""
         self._batches = min(_BATCHES_PER_REPEAT * _MOST_REPEATS, self._batches + 1)
         if self._hedge_share is not None:
             self._hedges.earn(self._hedge_share)
 
-    def other(
+    def choose_for_repeat(
         self,
         work: Work,
         positions: Sequence[int],
@@ -124,7 +124,7 @@ class Attempts:
         within_s: float = math.inf,
         is_cheap: bool = False,
     ) -> Member | None:
-        """Returns another executor that is expected to answer within the time, or None; takes one repeat.
+        """Returns an executor for a repeat that is expected to answer within the time, or None; takes one repeat.
 
         Args:
             work: the batch.
@@ -139,7 +139,7 @@ class Attempts:
         found = earliest_completion(
             member.candidate(key, rows, now_s)
             for member in self.members
-            if member not in tried and not member.trouble(key)
+            if member not in tried and not member.problem_with(key)
         )
         if found is None:
             return None
@@ -219,7 +219,7 @@ class Attempts:
         """
         now_s, member, key = self.clock.monotonic_s(), attempt.member, attempt.running.key
         errors = [each for each in outcomes if isinstance(each, FirstlineError)]
-        at_fault = [each for each in errors if is_executors(each)]
+        at_fault = [each for each in errors if is_executor_fault(each)]
         if at_fault:
             self.failed(attempt, at_fault[0].message)
             return ""
@@ -237,23 +237,23 @@ class Attempts:
     def failed(self, attempt: Attempt, message: str) -> None:
         """Records a failure of the executor."""
         attempt.member.end(attempt.running, "failed", self.clock.monotonic_s())
-        self.doubt(attempt.member, attempt.running.key, message)
+        self.count_failure(attempt.member, attempt.running.key, message)
         self._notify()
 
-    def doubt(self, member: Member, key: ModelKey, message: str) -> None:
+    def count_failure(self, member: Member, key: ModelKey, message: str) -> None:
         """Counts a failure against an executor, and logs its ejection.
 
         At most half of the executors that have the model and are not away are ejected, and one in any case: if more of
         them fail, the cause is elsewhere. The only executor of a pool is never ejected.
         """
         now_s = self.clock.monotonic_s()
-        if member.executor.trouble(key) or len(self.members) == 1:
-            return  # it says itself that it is away, and when it is back
-        having = [each for each in self.members if not each.trouble(key)]
+        if member.executor.problem_with(key) or len(self.members) == 1:
+            return  # the executor itself reports when it is unavailable and when it is back
+        having = [each for each in self.members if not each.problem_with(key)]
         peers = [each.failure_share(key) for each in having if each is not member and each.takes_now(key)]
         ejected = sum(each.is_ejected(key) for each in having)
         may_eject = ejected < max(1, len(having) // 2)
-        if member.doubted(key, now_s, [each for each in peers if each is not None], may_eject=may_eject):
+        if member.count_failure(key, now_s, [each for each in peers if each is not None], may_eject=may_eject):
             left_s = member.models[key].health.left_s(now_s)
             log.warning("executor ejected", executor=member.name, model=key.name, seconds=left_s, last=message)
 
@@ -272,12 +272,12 @@ def is_busy(error: FirstlineError | None) -> bool:
     return isinstance(error, QueueFullError | SheddingError | RateLimitedError) and error.retry_after_s is not None
 
 
-def is_executors(error: FirstlineError) -> bool:
-    """Returns whether an error is the executor's own, whatever the request was."""
-    return may_do_better(error) and not isinstance(error, RuntimeFailure) and not is_busy(error)
+def is_executor_fault(error: FirstlineError) -> bool:
+    """Returns whether an error counts as a failure of the executor, and not of the request."""
+    return may_succeed_elsewhere(error) and not isinstance(error, RuntimeFailure) and not is_busy(error)
 
 
-def may_do_better(error: FirstlineError) -> bool:
+def may_succeed_elsewhere(error: FirstlineError) -> bool:
     """Returns whether another executor may answer where this one failed."""
     return isinstance(error, CapacityError | LinkError | RuntimeFailure) and not isinstance(
         error, DeadlineExceededError
@@ -305,7 +305,7 @@ class BatchRun:
         self._errors: dict[int, FirstlineError] = {}
         self._refusals: dict[int, FirstlineError] = {}  # of busy executors: they say when to send a request again
         # Requests that failed and may be at fault themselves, by the executor, and its error.
-        self._doubts: dict[Member, tuple[Sequence[int], str]] = {}
+        self._unclear: dict[Member, tuple[Sequence[int], str]] = {}
         self._tried: list[Member] = []
         self._running: dict[Ran, Attempt] = {}
         self._late: Timer | None = None
@@ -352,7 +352,7 @@ class BatchRun:
         for at, outcome in zip(attempt.positions, outcomes, strict=True):
             if at in self._outcomes:
                 continue
-            if isinstance(outcome, FirstlineError) and may_do_better(outcome):
+            if isinstance(outcome, FirstlineError) and may_succeed_elsewhere(outcome):
                 self._errors[at] = outcome
                 if is_busy(outcome):
                     self._refusals.setdefault(at, outcome)
@@ -362,9 +362,9 @@ class BatchRun:
             failed = [
                 at for at, each in zip(attempt.positions, outcomes, strict=True) if isinstance(each, RuntimeFailure)
             ]
-            self._doubts[attempt.member] = failed, unclear
-        self._resolve_doubts()
-        elsewhere = {at for other in self._running.values() for at in other.positions}
+            self._unclear[attempt.member] = failed, unclear
+        self._resolve_unclear()
+        elsewhere = {at for each in self._running.values() for at in each.positions}
         self._repeat("retry", [at for at in self._open() if at not in elsewhere])
         if not self._running or not self._open():
             self._end()
@@ -385,13 +385,13 @@ class BatchRun:
             else:
                 self.ended.set_exception(error)
 
-    def _resolve_doubts(self) -> None:
+    def _resolve_unclear(self) -> None:
         """Counts the failures of executors whose requests another executor has answered."""
-        for member, (failed, message) in tuple(self._doubts.items()):
+        for member, (failed, message) in tuple(self._unclear.items()):
             if any(at in self._outcomes for at in failed):
-                del self._doubts[member]
+                del self._unclear[member]
                 member.outcomes["failed"] += 1
-                self._attempts.doubt(member, self._work.key, message)
+                self._attempts.count_failure(member, self._work.key, message)
 
     def _open(self) -> list[int]:
         """Returns the requests without an answer."""
@@ -404,11 +404,11 @@ class BatchRun:
         if not left:
             return False
         is_cheap = all(is_busy(self._errors.get(at)) for at in left)
-        other = self._attempts.other(self._work, left, self._tried, within_s=within_s, is_cheap=is_cheap)
-        if other is None:
+        executor = self._attempts.choose_for_repeat(self._work, left, self._tried, within_s=within_s, is_cheap=is_cheap)
+        if executor is None:
             return False
         self._attempts.repeated[reason] += 1
-        self.begin(other, left)
+        self.begin(executor, left)
         return True
 
     def _late_in(self, seconds: float) -> None:
@@ -436,9 +436,9 @@ class BatchRun:
 
     def _give_up(self, _ended: object) -> None:
         """Gives up the attempts that still run: another executor was faster, or the caller has left."""
-        for member in self._doubts:  # no other executor has answered those requests
+        for member in self._unclear:  # no other executor has answered those requests
             member.outcomes["refused"] += 1
-        self._doubts.clear()
+        self._unclear.clear()
         if self._late is not None:
             self._late.cancel()
         running, self._running = self._running, {}

@@ -1,8 +1,7 @@
-"""The pool of executors: runs each batch on one of them, and returns one answer whatever happens to the executor.
+"""The pool of executors: starts each batch on one of them, places models on them, and reports their state.
 
-A batch may run twice, because inference has no effect: it is counted, audited and recorded once, before or after. So a
-batch that fails is retried on another executor, one that is late runs on a second one as well, and idle executors are
-probed with copies. The number of repeats is bounded, or they would add to the load in which everything fails.
+It also probes executors that are idle or ejected: it sends them copies of batches. `attempts.py` repeats batches that
+fail or are late.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from firstline_gateway.executors.base import ExecutionReport, Executor, Executor
 from firstline_gateway.executors.dispatch.attempts import Attempt, Attempts, BatchRun, Work
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, NoPlacement, trouble
+from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, NoPlacement, problem_with
 from firstline_gateway.models.repository import ServedModel
 
 # A probe is given up after so many times its expected time, and after at least so long.
@@ -41,15 +40,22 @@ class Dispatcher:
     """Runs batches on its executors. Belongs to one event loop.
 
     Args:
-        members: the executors, at least one; an only one may have no name, and is then not reported by name.
+        members: the executors, at least one.
         clock: for all durations and deadlines.
         hedge_share: see `Attempts`.
+        is_named: whether the settings name the executors; if not, they are not reported by name.
     """
 
     def __init__(
-        self, members: Sequence[Member], *, clock: Clock = SYSTEM_CLOCK, hedge_share: float | None = None
+        self,
+        members: Sequence[Member],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        hedge_share: float | None = None,
+        is_named: bool = True,
     ) -> None:
         self.members = tuple(members)
+        self._is_named = is_named
         self._clock = clock
         self._attempts = Attempts(self.members, clock, hedge_share)
         self._runs: set[asyncio.Future[list[Outcome]]] = set()
@@ -68,12 +74,11 @@ class Dispatcher:
                 _warn_unmetered(member, key)
         await asyncio.gather(*(member.executor.start() for member in self.members))
 
-    def trouble(self, key: ModelKey) -> str:
+    def problem_with(self, key: ModelKey) -> str:
         """Returns why a model cannot run at the moment, as sentences, or "" if it can."""
-        first = self.members[0]
-        if not first.name:  # the only executor takes every model that is loaded
-            return first.executor.trouble(key)
-        return trouble(self.members, key)
+        if not self._is_named:  # the only executor takes every model that is loaded
+            return self.members[0].executor.problem_with(key)
+        return problem_with(self.members, key)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever an executor may have become free."""
@@ -103,7 +108,7 @@ class Dispatcher:
         every = range(len(inputs))
         if member.memory.is_limited and not member.has_memory(key, work.rows(every)):
             return self.run(key, inputs, deadlines_s)
-        self._attempts.earn()
+        self._attempts.count_new_batch()
         try:
             outcomes = member.in_process.run_on_loop(key, inputs, deadlines_s)
         except Exception as error:
@@ -123,7 +128,7 @@ class Dispatcher:
     ) -> BatchRun:
         """Starts a batch on one executor, whose slot is taken from now on."""
         work = Work(key, inputs, deadlines_s)
-        self._attempts.earn()
+        self._attempts.count_new_batch()
         self._probe(work, member)
         run = BatchRun(self._attempts, work)
         run.begin(member, range(len(inputs)))
@@ -148,12 +153,12 @@ class Dispatcher:
         run.ended.add_done_callback(self._runs.discard)
         return run.ended
 
-    # Probes: copies of a request, so that the times of an executor without work are known.
+    # Probes: copies of one request, which measure an executor without work.
 
     def _probe(self, work: Work, chosen: Member) -> None:
         key, rows, now_s = work.key, work.rows([0]), self._clock.monotonic_s()
         for member in self.members:
-            if member is chosen or member.trouble(key) or not member.may_probe(key, now_s):
+            if member is chosen or member.problem_with(key) or not member.may_probe(key, now_s):
                 continue
             if not member.candidate(key, rows, now_s).fits:
                 continue
@@ -183,7 +188,10 @@ class Dispatcher:
     # Models come and go.
 
     async def put(self, served: ServedModel) -> None:
-        """See `Executor.put`; an executor that may not run the model, or has no room for it, goes without."""
+        """Places a model on each executor that may run it, has memory for it and can load it.
+
+        A model that an executor cannot load is logged. `served.loaded` is closed if no executor uses it.
+        """
         taken = False
         for member in self.members:
             if served.key in member.models:
@@ -240,14 +248,14 @@ class Dispatcher:
             repeats.update(report.repeats)
             for key, found in report.overhead.items():
                 overhead[key].include(found)
-        named = tuple(self._report_of(member) for member in self.members if member.name)
-        if named:
+        named = tuple(map(self._report_of, self.members)) if self._is_named else ()
+        if self._is_named:
             repeats.update({(f"executor_{why}",): float(count) for why, count in self._attempts.repeated.items()})
         return ExecutionReport(up, batches, repeats, overhead, named)
 
     def _report_of(self, member: Member) -> ExecutorReport:
         now_s = self._clock.monotonic_s()
-        models = {key: _on(member, key, now_s) for key in member.models}
+        models = {key: _model_report(member, key, now_s) for key in member.models}
         problem = ""
         if not member.usable:
             problem = " ".join(sorted({each.problem for each in models.values()})) or "It has no model."
@@ -262,17 +270,17 @@ class Dispatcher:
         )
 
 
-def single(executor: Executor, models: Iterable[ServedModel], *, clock: Clock = SYSTEM_CLOCK) -> Dispatcher:
-    """Returns a pool of one executor without budgets, which has these models; it is not reported by name."""
+def single_executor(executor: Executor, models: Iterable[ServedModel], *, clock: Clock = SYSTEM_CLOCK) -> Dispatcher:
+    """Returns a pool of one executor without budgets, which has these models."""
     member = Member("", executor, costs=lambda served: Costs(), sessions=0, memory=Memory(0), energy=Energy(0.0))
     for served in models:
         member.place(served, Costs())
-    return Dispatcher([member], clock=clock)
+    return Dispatcher([member], clock=clock, is_named=False)
 
 
-def _on(member: Member, key: ModelKey, now_s: float) -> ModelOnExecutor:
+def _model_report(member: Member, key: ModelKey, now_s: float) -> ModelOnExecutor:
     placed = member.models[key]
-    problem = member.trouble(key)
+    problem = member.problem_with(key)
     if not problem and not placed.health.trusted:
         problem = f"It failed; it is tried again in {placed.health.left_s(now_s):.1f} s."
     return ModelOnExecutor(

@@ -231,9 +231,9 @@ class Member:
 
     # State.
 
-    def trouble(self, key: ModelKey) -> str:
+    def problem_with(self, key: ModelKey) -> str:
         """Returns why it cannot run a model at the moment, as a sentence, or ""."""
-        return self.executor.trouble(key) if key in self.models else f"It is not on executor '{self.name}'."
+        return self.executor.problem_with(key) if key in self.models else f"It is not on executor '{self.name}'."
 
     def is_ejected(self, key: ModelKey) -> bool:
         """Returns whether it has a model and gets none of its batches after failures."""
@@ -241,7 +241,7 @@ class Member:
 
     def takes_now(self, key: ModelKey) -> bool:
         """Returns whether it can run a model and is not ejected for it."""
-        return not self.trouble(key) and self.models[key].health.trusted
+        return not self.problem_with(key) and self.models[key].health.trusted
 
     def oldest_s(self, key: ModelKey, now_s: float) -> float:
         """Returns how long the oldest batch of a model has run; 0 if there is none."""
@@ -419,7 +419,7 @@ class Member:
         )
 
     def end(self, running: RunningBatch, outcome: Literal["answered", "refused", "failed"], now_s: float) -> None:
-        """Records the end of a batch; see `outcomes`. `doubted` decides on the health after a failure."""
+        """Records the end of a batch; see `outcomes`. `count_failure` decides on the health after a failure."""
         self.free(running, now_s)
         self.outcomes[outcome] += 1
         placed = self.models.get(running.key)
@@ -441,7 +441,7 @@ class Member:
         """Returns the share of its recent batches of a model that failed; None if there were too few."""
         return self.models[key].health.failure_share
 
-    def doubted(self, key: ModelKey, now_s: float, peers: Sequence[float], *, may_eject: bool) -> bool:
+    def count_failure(self, key: ModelKey, now_s: float, peers: Sequence[float], *, may_eject: bool) -> bool:
         """Records a failure that is the member's own; returns whether this ejects it. See `Health.failed`."""
         return key in self.models and self.models[key].health.failed(now_s, peers, may_eject=may_eject)
 

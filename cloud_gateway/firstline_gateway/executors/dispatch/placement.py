@@ -96,14 +96,14 @@ class NoPlacement(NamedTuple):
     again_s: float
 
 
-def trouble(members: Sequence[Member], key: ModelKey) -> str:
+def problem_with(members: Sequence[Member], key: ModelKey) -> str:
     """Returns why no executor can run a model, as sentences, or "" if one can."""
-    troubles = {member: member.trouble(key) for member in members}
-    if not all(troubles.values()):
+    problems = {member: member.problem_with(key) for member in members}
+    if not all(problems.values()):
         return ""
     reasons = [
         f"{member.name}: {reason}" if member.name else reason
-        for member, reason in troubles.items()
+        for member, reason in problems.items()
         if key in member.models
     ]
     return " ".join(reasons) or f"No executor has room for model '{key.name}', or may run it."
@@ -112,7 +112,7 @@ def trouble(members: Sequence[Member], key: ModelKey) -> str:
 def away(members: Sequence[Member], key: ModelKey) -> NoPlacement:
     """Returns the refusal of a model whose executors are all away."""
     error = EngineUnavailableError(
-        f"No executor that runs model '{key.name}' answers; send the request again later. {trouble(members, key)}",
+        f"No executor that runs model '{key.name}' answers; send the request again later. {problem_with(members, key)}",
         retry_after_s=_RETRY_AFTER_S,
     )
     return NoPlacement(error, math.inf)
@@ -188,7 +188,7 @@ class ExecutorSnapshot:
 
     def is_bounded(self, key: ModelKey) -> bool:
         """Returns whether a model may have no placement at all: because of budgets, or because no executor runs it."""
-        return all(member.has_budget or member.trouble(key) for member in self._members)
+        return all(member.has_budget or member.problem_with(key) for member in self._members)
 
     def place(
         self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1, *, may_share_slots: bool = False
@@ -202,7 +202,7 @@ class ExecutorSnapshot:
             least_rows: of the batch: those of its first request.
             may_share_slots: whether another batch of the backlog may start at the same moment elsewhere.
         """
-        available = [member for member in self._members if not member.trouble(key)]
+        available = [member for member in self._members if not member.problem_with(key)]
         if not available:
             return away(self._members, key)
         sizes: dict[Member, int] = {}
@@ -351,7 +351,7 @@ class ExecutorSnapshot:
 
     def _trusted_members(self, key: ModelKey) -> list[Member]:
         """Returns the executors that run a model and are not ejected; the ejected ones if there is no other."""
-        available = [member for member in self._members if not member.trouble(key)]
+        available = [member for member in self._members if not member.problem_with(key)]
         return [member for member in available if member.models[key].health.trusted] or available
 
     def _measured_members(self, key: ModelKey) -> list[Member]:
@@ -363,7 +363,7 @@ class ExecutorSnapshot:
         """Whether it is ejected for a model that no healthy executor runs, and may be tried with it."""
         return any(
             member.room_for_a_trial(key)
-            and not member.trouble(key)
+            and not member.problem_with(key)
             and not any(other.takes_now(key) for other in self._members)
             for key in member.models
         )

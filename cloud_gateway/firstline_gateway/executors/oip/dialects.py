@@ -50,8 +50,8 @@ SHA256 = "sha256"
 _ERROR_CHARS = 300
 
 
-class FarModel(Protocol):
-    """One model on the servers behind the gateway."""
+class RemoteModel(Protocol):
+    """A model on the servers behind the gateway: the requests for it, and how their answers are read."""
 
     @property
     def path(self) -> str:
@@ -67,7 +67,7 @@ class FarModel(Protocol):
         """Returns what is wrong with the model of a server with these replies; "" if nothing is."""
         ...
 
-    def costly(self, tensor: Tensor) -> bool:
+    def needs_thread(self, tensor: Tensor) -> bool:
         """Returns whether `prepare` may take milliseconds, and needs a thread."""
         ...
 
@@ -113,7 +113,7 @@ class FirstlineModel:
                 return self._other(entry.get("full_model_digest"))
         return f"There is no version {key.version} of '{key.name}'."
 
-    def costly(self, tensor: Tensor) -> bool:
+    def needs_thread(self, tensor: Tensor) -> bool:
         return False
 
     def prepare(self, tensor: Tensor) -> Array:
@@ -189,7 +189,7 @@ class V2Model:
             return "It takes or gives something else than it does on another server."
         return ""
 
-    def costly(self, tensor: Tensor) -> bool:
+    def needs_thread(self, tensor: Tensor) -> bool:
         return bool(self._served.full.preprocess)
 
     def prepare(self, tensor: Tensor) -> Array:

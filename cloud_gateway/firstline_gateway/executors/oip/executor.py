@@ -18,8 +18,8 @@ from firstline_gateway.executors.base import ExecutionReport, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.executors.oip.dialects import FarModel
-from firstline_gateway.executors.oip.probing import Probing
+from firstline_gateway.executors.oip.dialects import RemoteModel
+from firstline_gateway.executors.oip.readiness import ReadinessChecks
 from firstline_gateway.executors.oip.server import OipServer, Transport
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.settings.settings import Oip
@@ -33,7 +33,7 @@ class OipExecutor:
 
     Args:
         models: that the servers should have.
-        transports: the way to each server, by its URL.
+        transports: sends requests to each server, by its URL.
         settings: how many batches, for how long.
         threads: that prepare inputs side by side.
         max_batch_rows: the most rows in one request to a server.
@@ -49,7 +49,7 @@ class OipExecutor:
         *,
         threads: int,
         max_batch_rows: int,
-        make: Callable[[ServedModel], FarModel],
+        make: Callable[[ServedModel], RemoteModel],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         models = tuple(models)
@@ -87,18 +87,18 @@ class OipExecutor:
             for served in models:
                 member.place(served, Costs())
         self._pool = Dispatcher(self._members, clock=clock, hedge_share=settings.hedge_share)
-        self._probing = Probing(self._servers, clock)
+        self._readiness = ReadinessChecks(self._servers, clock)
 
     @property
     def slots(self) -> int:
         return max(self._in_flight, self._pool.slots)
 
     async def start(self) -> None:
-        await self._probing.start()
+        await self._readiness.start()
 
-    def trouble(self, key: ModelKey) -> str:
-        troubles = [server.trouble(key) for server in self._servers]
-        return " ".join(troubles) if all(troubles) else ""
+    def problem_with(self, key: ModelKey) -> str:
+        problems = [server.problem_with(key) for server in self._servers]
+        return " ".join(problems) if all(problems) else ""
 
     def report(self) -> ExecutionReport:
         report = self._pool.report()
@@ -120,9 +120,9 @@ class OipExecutor:
         return any(member.takes_now(key) for member in self._members if member.executor is not server)
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        if trouble := self.trouble(key):
+        if problem := self.problem_with(key):
             raise EngineUnavailableError(
-                f"No server that runs model '{key.name}' answers; send the request again later. {trouble}",
+                f"No server that runs model '{key.name}' answers; send the request again later. {problem}",
                 retry_after_s=_RETRY_AFTER_S,
             )
         return await self._pool.run(key, inputs, deadlines_s)
@@ -130,14 +130,14 @@ class OipExecutor:
     async def put(self, served: ServedModel) -> None:
         self._models[served.key] = self._make(served)
         await self._pool.put(replace(served, loaded=None))
-        await self._probing.look_for_models()
+        await self._readiness.look_for_models()
 
     async def drop(self, key: ModelKey) -> None:
         await self._pool.drop(key)
         self._models.pop(key, None)
 
     async def close(self, timeout_s: float) -> bool:
-        await self._probing.close()
+        await self._readiness.close()
         ended = await self._pool.close(timeout_s)
         self._threads.shutdown(wait=False, cancel_futures=True)
         return ended

@@ -41,7 +41,7 @@ from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import Array, ModelKey, Tensor
 from firstline_gateway.executors.base import ExecutionReport, Outcome, Probabilities
 from firstline_gateway.executors.local import Group, Prepared, joined, prepare_batch, shared_out
-from firstline_gateway.executors.oip.dialects import FarModel
+from firstline_gateway.executors.oip.dialects import RemoteModel
 from firstline_gateway.models.repository import ServedModel
 
 # A server reports itself that a deadline has passed; one that does not has failed.
@@ -77,10 +77,10 @@ class OipServer:
 
     Args:
         url: as configured, without a slash at its end.
-        transport: the way to it.
-        models: as the servers have them; changed by the owner.
-        has_peer: whether another server can take a model's batches; if none can, only a probe marks this one as
-            unavailable.
+        transport: sends requests to it.
+        models: by key; shared by all servers, and changed by the owner.
+        has_peer: whether another server can take a model's batches; if none can, only a readiness check marks this
+            one as unavailable.
         in_flight: the most batches at the same time.
         timeout_s: the longest that one request may take.
         max_batch_rows: the most rows in one request.
@@ -96,7 +96,7 @@ class OipServer:
         self,
         url: str,
         transport: Transport,
-        models: Mapping[ModelKey, FarModel],
+        models: Mapping[ModelKey, RemoteModel],
         has_peer: Callable[[OipServer, ModelKey], bool],
         *,
         in_flight: int,
@@ -109,39 +109,39 @@ class OipServer:
         self.transport = transport
         self.models = models
         self.answers = False
-        self.problem = f"{url} was not probed yet."
+        self.problem = f"{url} was not checked yet."
         self._has_peer = has_peer
         self._slots = in_flight
         self._timeout_s = timeout_s
         self._max_batch_rows = max_batch_rows
         self._threads = threads
         self._clock = clock
-        self._lacks: dict[ModelKey, str] = {}
+        self._model_problems: dict[ModelKey, str] = {}
         self._overhead: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
         self._running: set[asyncio.Task[object]] = set()
         self._is_closed = False
 
     # State.
 
-    def lost(self, problem: str) -> None:
-        """Marks the server as unavailable until a probe succeeds."""
+    def mark_unavailable(self, problem: str) -> None:
+        """Marks the server as unavailable until a readiness check succeeds."""
         self.answers, self.problem = False, problem
 
-    def found(self) -> None:
+    def mark_available(self) -> None:
         """Marks the server as available."""
         self.answers, self.problem = True, ""
 
-    def lacks(self, key: ModelKey, problem: str) -> str:
-        """Records that the server cannot answer for a model, an error of the operator; returns that as a sentence."""
+    def record_model_problem(self, key: ModelKey, problem: str) -> str:
+        """Records why the server cannot run a model, which an operator has to correct; returns that as a sentence."""
         sentence = f"{self.url} does not answer for '{key.name}': {problem}"
-        if self._lacks.get(key) != sentence:
+        if self._model_problems.get(key) != sentence:
             log.error("server does not answer for a model", model=key.name, server=self.url, problem=problem)
-        self._lacks[key] = sentence
+        self._model_problems[key] = sentence
         return sentence
 
-    def has(self, key: ModelKey) -> None:
-        """Records that the server has a model."""
-        self._lacks.pop(key, None)
+    def record_model_usable(self, key: ModelKey) -> None:
+        """Records that the server can run a model."""
+        self._model_problems.pop(key, None)
 
     # Executor.
 
@@ -150,10 +150,10 @@ class OipServer:
         return self._slots
 
     async def start(self) -> None:
-        """Nothing to do: `Probing` observes the server."""
+        """Nothing to do: `ReadinessChecks` observes the server."""
 
-    def trouble(self, key: ModelKey) -> str:
-        return self.problem or self._lacks.get(key, "")
+    def problem_with(self, key: ModelKey) -> str:
+        return self.problem or self._model_problems.get(key, "")
 
     def report(self) -> ExecutionReport:
         return ExecutionReport(overhead=self._overhead)
@@ -162,12 +162,12 @@ class OipServer:
         """Nothing to do: the owner of `models` adds it."""
 
     async def drop(self, key: ModelKey) -> None:
-        self._lacks.pop(key, None)
+        self._model_problems.pop(key, None)
 
     async def close(self, timeout_s: float) -> bool:
         """See `Executor.close`; cuts off what still runs, because it runs in another process."""
         self._is_closed = True
-        self.lost(_CLOSING)
+        self.mark_unavailable(_CLOSING)
         await end_tasks(*self._running)
         await self.transport.close()
         return True
@@ -200,7 +200,7 @@ class OipServer:
     async def _run(
         self,
         key: ModelKey,
-        model: FarModel,
+        model: RemoteModel,
         inputs: Sequence[Tensor],
         deadlines_s: Sequence[float | None],
         *,
@@ -214,7 +214,7 @@ class OipServer:
             spent.input_s = perf_counter() - started_s
             return found
 
-        if any(map(model.costly, inputs)):
+        if any(map(model.needs_thread, inputs)):
             prepared = await asyncio.get_running_loop().run_in_executor(self._threads, prepare)
         else:
             prepared = prepare()
@@ -231,7 +231,7 @@ class OipServer:
     async def _run_group(
         self,
         key: ModelKey,
-        model: FarModel,
+        model: RemoteModel,
         group: Group,
         deadlines_s: Sequence[float | None],
         spent: _Spent,
@@ -265,13 +265,14 @@ class OipServer:
             return {position: error for position, _ in group}
 
     async def _send(
-        self, key: ModelKey, model: FarModel, rows: Array, deadline_s: float | None, spent: _Spent
+        self, key: ModelKey, model: RemoteModel, rows: Array, deadline_s: float | None, spent: _Spent
     ) -> Probabilities:
         """Sends one request.
 
         Raises:
+            DeadlineExceededError: the deadline passed before an answer.
             EngineUnavailableError: the server does not answer, or not for this model.
-            FirstlineError: its error; `InferenceError` if it does not say what is wrong.
+            FirstlineError: the server's error; `InferenceError` if it does not say what is wrong.
         """
         now_s, timeout_s = self._clock.monotonic_s(), self._timeout_s
         if deadline_s is not None:
@@ -300,25 +301,25 @@ class OipServer:
         """Returns the error of the batch for one of the server, and records what that says about the server."""
         match error:
             case UnknownModelError() | ModelMismatchError() | UnauthorizedError() | ForbiddenError():
-                return _unavailable(key, self.lacks(key, error.message))
+                return _unavailable(key, self.record_model_problem(key, error.message))
             case NotReadyError():
-                return self._away(key, f"{self.url} takes no requests: {error.message}")
+                return self._mark_away(key, f"{self.url} takes no requests: {error.message}")
             case RequestError() | RuntimeFailure() | CapacityError():
                 return error
             case LinkDownError():
-                return self._away(key, f"{self.url} is away: {error.message}.")
+                return self._mark_away(key, f"{self.url} is away: {error.message}.")
             case LinkError():
                 return _unavailable(key, f"{self.url}: {error.message}")
         return InferenceError(f"{self.url} failed on this request: {error.message}")
 
-    def _away(self, key: ModelKey, problem: str) -> EngineUnavailableError:
-        if self._has_peer(self, key):  # else only a probe decides
-            self.lost(problem)
+    def _mark_away(self, key: ModelKey, problem: str) -> EngineUnavailableError:
+        if self._has_peer(self, key):  # else only a readiness check decides
+            self.mark_unavailable(problem)
         return _unavailable(key, problem)
 
 
 def _unavailable(key: ModelKey, problem: str) -> EngineUnavailableError:
     return EngineUnavailableError(
-        f"No server that runs model '{key.name}' answers; send the request again later. {problem}",
+        f"A server did not answer for model '{key.name}'; send the request again later. {problem}",
         retry_after_s=_RETRY_AFTER_S,
     )

@@ -70,7 +70,7 @@ class RayExecutor:
         self._make = make
         self._clock = clock
         self._replicas: dict[str, int] = {}
-        self._troubles: dict[str, str] = {}
+        self._problems: dict[str, str] = {}
         self._away = "The Ray cluster was not contacted yet."
         self._answered_s = float("-inf")
         self._checked: set[str] = set()
@@ -95,13 +95,13 @@ class RayExecutor:
         except TimeoutError:
             pass  # it is contacted all the same, and until then nothing runs
 
-    def trouble(self, key: ModelKey) -> str:
+    def problem_with(self, key: ModelKey) -> str:
         name = self._models[key].name
         if self._away:
             return self._away
         if self._replicas.get(name, 0):
             return ""
-        return self._troubles.get(name, "") or f"Ray runs no replica of {name} yet."
+        return self._problems.get(name, "") or f"Ray runs no replica of {name} yet."
 
     def report(self) -> ExecutionReport:
         return ExecutionReport(
@@ -122,8 +122,8 @@ class RayExecutor:
     async def _run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         name, problem = self._models[key].name, ""
         for attempt in range(_ATTEMPTS):
-            if trouble := self.trouble(key):
-                raise _unavailable(key, trouble)
+            if problem := self.problem_with(key):
+                raise _unavailable(key, problem)
             if attempt:
                 self._retries += 1
                 await self._clock.sleep(_PAUSE_S * attempt)
@@ -161,7 +161,7 @@ class RayExecutor:
         assert self._make is not None  # noqa: S101 (only tests give none, and put nothing in)
         self._models[served.key] = self._make(served)
         until_s = self._clock.monotonic_s() + _PUT_S
-        while self.trouble(served.key) and self._clock.monotonic_s() < until_s:
+        while self.problem_with(served.key) and self._clock.monotonic_s() < until_s:
             await self._clock.sleep(_WHILE_AWAY_S)
 
     async def drop(self, key: ModelKey) -> None:
@@ -211,10 +211,10 @@ class RayExecutor:
             if not replicas:  # Ray would have them wait until there is one
                 for call in self._calls[name]:
                     call.cancel()
-            trouble = state.failed if state is not None else ""
-            if trouble and trouble != self._troubles.get(name):
-                log.error("Ray starts no replica", deployment=name, problem=trouble)
-            self._troubles[name] = trouble
+            problem = state.failed if state is not None else ""
+            if problem and problem != self._problems.get(name):
+                log.error("Ray starts no replica", deployment=name, problem=problem)
+            self._problems[name] = problem
             if state is None or state.failed:
                 if self._answered_s - self._deployed_s.get(name, float("-inf")) >= _DEPLOY_AGAIN_S:
                     await self._deploy(deployment)

@@ -38,7 +38,7 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.executors.dispatch.dispatcher import single
+from firstline_gateway.executors.dispatch.dispatcher import single_executor
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency import Residency
@@ -65,7 +65,7 @@ class Bench:
         self.executor = GatedExecutor()
         self.metrics = RequestMetrics("gateway")
         bounds = Bounds(requests=8, size_bytes=1 << 20, seconds=10.0, batch_rows=8)
-        dispatcher = single(self.executor, repository, clock=self.clock)
+        dispatcher = single_executor(self.executor, repository, clock=self.clock)
         batcher = Batcher(dispatcher, clock=self.clock, bounds=bounds)
         self.opened = OpenStore(sqlite_store(folder))
         service = ServiceClock(self.opened.database, self.clock)

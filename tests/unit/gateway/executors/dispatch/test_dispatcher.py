@@ -240,10 +240,10 @@ async def test_nothing_is_retried_after_its_deadline() -> None:
 async def test_a_missing_server_is_explained_in_a_sentence() -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
         made.executors["one"].away = "It is out."
-        assert made.dispatcher.trouble(M) == ""
+        assert made.dispatcher.problem_with(M) == ""
         await made.until(made.ask(1.0))
         made.executors["other"].away = "It sleeps."
-        assert made.dispatcher.trouble(M) == "one: It is out. other: It sleeps."
+        assert made.dispatcher.problem_with(M) == "one: It is out. other: It sleeps."
         with pytest.raises(EngineUnavailableError, match="It sleeps"):
             await made.until(made.ask(1.0))
         assert made.dispatcher.slots == 1
@@ -304,9 +304,9 @@ async def test_a_model_goes_where_there_is_room_for_it() -> None:
         heavy = served_as(ModelKey("heavy", 1), 16 * MIB)
         await made.dispatcher.put(heavy)
         assert [heavy.key in member.models for member in made.members.values()] == [False, True]
-        assert made.dispatcher.trouble(heavy.key) == ""
+        assert made.dispatcher.problem_with(heavy.key) == ""
         await made.dispatcher.drop(heavy.key)
         assert made.executors["large"].dropped == [heavy.key]
         assert made.executors["small"].dropped == []
-        assert "No executor has room" in made.dispatcher.trouble(heavy.key)
+        assert "No executor has room" in made.dispatcher.problem_with(heavy.key)
         assert made.members["small"].memory.models_bytes == made.members["large"].memory.models_bytes

@@ -60,7 +60,7 @@ def reply(logits: Array, *, name: str = "logits", model: str = "digits", version
 def test_the_model_gets_prepared_rows_and_its_output_is_finished_here(served: ServedModel) -> None:
     model = made(served)
     picture = images(encode(np.arange(64, dtype=np.uint8).reshape(8, 8)))
-    assert model.costly(picture)
+    assert model.needs_thread(picture)
     rows = model.prepare(picture)
     encoded = model.encode(rows, 12.5, 10.0)
     asked = decode_request("digits", encoded.body, encoded.header_length, now_s=20.0)

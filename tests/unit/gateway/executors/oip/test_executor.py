@@ -114,7 +114,7 @@ def values(outcome: Outcome) -> list[list[float]]:
 
 async def test_a_batch_travels_as_one_request_and_each_gets_its_own_rows() -> None:
     async with site(1) as far:
-        assert far.executor.trouble(M) == ""
+        assert far.executor.problem_with(M) == ""
         one, two = await far.ask((0.25,), (0.5, 0.75))
         assert values(one) == [row(0.25)]
         assert values(two) == [row(0.5), row(0.75)]
@@ -175,7 +175,7 @@ async def test_without_servers_requests_fail_at_once_and_it_is_not_ready() -> No
             server.there = False
 
     async with site(2, away) as far:
-        assert "http://far-0 is away: it cannot be reached (Connection refused)." in far.executor.trouble(M)
+        assert "http://far-0 is away: it cannot be reached (Connection refused)." in far.executor.problem_with(M)
         (refused,) = await far.ask((0.5,))
         assert isinstance(refused, EngineUnavailableError)
         assert "far-1 is away" in refused.message
@@ -183,7 +183,7 @@ async def test_without_servers_requests_fail_at_once_and_it_is_not_ready() -> No
         assert far.executor.slots == 8
         far.servers[1].there = True
         await far.clock.advance(1)
-        assert far.executor.trouble(M) == ""
+        assert far.executor.problem_with(M) == ""
         assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
 
 
@@ -193,9 +193,9 @@ async def test_only_probes_mark_the_last_server_unavailable() -> None:
         (outcome,) = await far.ask((0.5,))
         assert isinstance(outcome, EngineUnavailableError)
         assert "Connection refused" in outcome.message
-        assert far.executor.trouble(M) == ""
+        assert far.executor.problem_with(M) == ""
         await far.clock.advance(6)
-        assert "is away" in far.executor.trouble(M)
+        assert "is away" in far.executor.problem_with(M)
 
 
 async def test_the_only_server_is_tried_again_after_it_loaded_a_model() -> None:
@@ -203,7 +203,7 @@ async def test_the_only_server_is_tried_again_after_it_loaded_a_model() -> None:
         far.servers[0].error = NotReadyError("It loads model 'm'.")
         (outcome,) = await far.ask((0.5,))
         assert isinstance(outcome, EngineUnavailableError) and "It loads model 'm'" in outcome.message
-        assert far.executor.trouble(M) == ""
+        assert far.executor.problem_with(M) == ""
         far.servers[0].error = None
         assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
 
@@ -314,7 +314,7 @@ async def test_another_model_under_the_same_version_is_an_error_and_not_an_answe
         assert isinstance(outcome, EngineUnavailableError)
         assert "has full model 'eeee" in outcome.message
         assert MANIFEST.full_digest in outcome.message
-        assert far.executor.trouble(M) != ""
+        assert far.executor.problem_with(M) != ""
         far.servers[1].said_digest = ""
         await far.clock.advance(12)
         assert values((await far.ask((0.5,)))[0]) == [row(0.5)]

@@ -120,10 +120,10 @@ class Site:
 
 async def test_it_deploys_once_and_answers() -> None:
     site = Site()
-    assert "not contacted yet" in site.executor.trouble(M)
+    assert "not contacted yet" in site.executor.problem_with(M)
     await site.up()
     assert site.cluster.deployed == {WANTED.name: WANTED}
-    assert (site.executor.trouble(M), site.executor.slots) == ("", 4)
+    assert (site.executor.problem_with(M), site.executor.slots) == ("", 4)
     assert [np.asarray(each).tolist() for each in await site.ask(1.0, 2.0)] == [[[1.0]], [[2.0]]]
     assert site.executor.report().up == {(WANTED.name,): 2.0}
     await site.clock.advance(100.0)
@@ -185,7 +185,7 @@ async def test_replicas_that_do_not_start_are_reported_and_retried() -> None:
     site = Site()
     site.cluster.starts = False
     await site.up()
-    assert site.executor.trouble(M) == "The bundle is another."
+    assert site.executor.problem_with(M) == "The bundle is another."
     with pytest.raises(EngineUnavailableError, match="The bundle is another"):
         await site.ask(1.0)
     await site.clock.advance(20.0)
@@ -194,7 +194,7 @@ async def test_replicas_that_do_not_start_are_reported_and_retried() -> None:
     assert site.cluster.deploys == 2
     site.cluster.starts = True
     await site.clock.advance(2.0)
-    assert site.executor.trouble(M) == ""
+    assert site.executor.problem_with(M) == ""
     await site.executor.close(1.0)
 
 
@@ -226,7 +226,7 @@ async def test_a_model_that_is_put_in_later_is_deployed_before_it_is_ready() -> 
     )
     await site.up()
     await site.until(site.executor.put(served), step_s=0.1)
-    assert site.executor.trouble(other) == ""
+    assert site.executor.problem_with(other) == ""
     assert len(site.cluster.deployed) == 2
     await site.executor.drop(other)
     assert len(site.cluster.deployed) == 2, "other gateways may use it"
@@ -238,12 +238,12 @@ async def test_the_last_state_of_a_silent_cluster_holds_for_a_while() -> None:
     await site.up()
     site.cluster.there = False
     await site.clock.advance(5.0)
-    assert site.executor.trouble(M) == ""
+    assert site.executor.problem_with(M) == ""
     await site.clock.advance(15.0)
-    assert site.executor.trouble(M) == "The Ray cluster at head:6379 does not answer (nobody)."
+    assert site.executor.problem_with(M) == "The Ray cluster at head:6379 does not answer (nobody)."
     site.cluster.there = True
     await site.clock.advance(2.0)
-    assert site.executor.trouble(M) == ""
+    assert site.executor.problem_with(M) == ""
     await site.executor.close(1.0)
 
 

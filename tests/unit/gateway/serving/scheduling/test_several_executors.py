@@ -488,7 +488,7 @@ async def test_admission_cost_does_not_grow_with_models_that_nothing_waits_for(m
         for member in bench.members:
             member.place(replace(SERVED, key=ModelKey(f"k{number}", 1)), member.costs(SERVED))
     tasks = [await bench.submit() for _ in range(3)]
-    asked = Counted(monkeypatch, Member, "trouble")
+    asked = Counted(monkeypatch, Member, "problem_with")
     tasks.append(await bench.submit())
     assert asked.calls < 30
     await bench.until(*tasks)

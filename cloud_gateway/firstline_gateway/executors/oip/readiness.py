@@ -14,7 +14,7 @@ from firstline_gateway.executors.oip.server import OipServer
 _EVERY_S = 2.0
 _WHILE_AWAY_S = 0.5
 _TIMEOUT_S = 2.0
-# One lost probe does not make a server unavailable. One that accepts connections and does not answer is more likely
+# One lost check does not make a server unavailable. One that accepts connections and does not answer is more likely
 # busy than away, and is needed most then.
 _FAILURES = 2
 _SILENCES = 5
@@ -25,11 +25,11 @@ _START_S = 5.0
 log = logger(__name__)
 
 
-class Probing:
-    """One task for each server.
+class ReadinessChecks:
+    """Checks each server in a task of its own.
 
     Args:
-        servers: to probe.
+        servers: to check.
         clock: for the pauses.
     """
 
@@ -39,17 +39,17 @@ class Probing:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Returns once each server was probed, or after a time limit."""
-        probed = [asyncio.Event() for _ in self._servers]
+        """Returns once each server was checked, or after a time limit."""
+        checked = [asyncio.Event() for _ in self._servers]
         self._tasks = [
             asyncio.create_task(self._follow(server, event))
-            for server, event in zip(self._servers, probed, strict=True)
+            for server, event in zip(self._servers, checked, strict=True)
         ]
         try:
             async with asyncio.timeout(_START_S):
-                await asyncio.gather(*(event.wait() for event in probed))
+                await asyncio.gather(*(event.wait() for event in checked))
         except TimeoutError:
-            pass  # it is probed all the same, and is unavailable until then
+            pass  # it is checked all the same, and is unavailable until then
 
     async def look_for_models(self) -> None:
         """Checks the models of the available servers at once, because the models have changed."""
@@ -58,12 +58,12 @@ class Probing:
                 try:
                     await self._look_for_models(server)
                 except LinkError as error:
-                    server.lost(f"{server.url} is away: {error.message}.")
+                    server.mark_unavailable(f"{server.url} is away: {error.message}.")
 
     async def close(self) -> None:
         await end_tasks(*self._tasks)
 
-    async def _follow(self, server: OipServer, probed: asyncio.Event) -> None:
+    async def _follow(self, server: OipServer, checked: asyncio.Event) -> None:
         failures = 0.0
         models_at_s = float("-inf")
         while True:
@@ -75,18 +75,18 @@ class Probing:
                     if not before or now_s >= models_at_s:
                         await self._look_for_models(server)
                         models_at_s = now_s + _MODELS_EVERY_S
-                    server.found()
+                    server.mark_available()
                 elif failures >= 1 or not before:
-                    server.lost(problem)
+                    server.mark_unavailable(problem)
                 if server.answers and not before:
                     log.info("server answers", server=server.url)
                 elif server.problem != known:
                     log.warning("server does not answer", server=server.url, problem=server.problem)
             except LinkError as error:  # it went away between two questions
-                server.lost(f"{server.url} is away: {error.message}.")
+                server.mark_unavailable(f"{server.url} is away: {error.message}.")
             except Exception:  # the outermost loop of a task that must never end
-                log.exception("server not probed", server=server.url)
-            probed.set()
+                log.exception("server not checked", server=server.url)
+            checked.set()
             await self._clock.sleep(_EVERY_S if server.answers else _WHILE_AWAY_S)
 
     async def _problem_of(self, server: OipServer) -> tuple[str, float]:
@@ -108,9 +108,9 @@ class Probing:
                 if question not in replies:
                     replies[question] = await _get(server, question)
             if problem := model.check(replies):
-                server.lacks(key, problem)
+                server.record_model_problem(key, problem)
             else:
-                server.has(key)
+                server.record_model_usable(key)
 
 
 async def _get(server: OipServer, path: str) -> HttpReply:
