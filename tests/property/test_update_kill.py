@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,19 @@ from support.updates import NAME, Cut, Device, HastyClock, Registry, bundle_at, 
 
 from firstline_core.fleet.update import ENDED, UpdateState
 
+LOAD_THAT_KILLS = """
+import asyncio, random, sys
+from pathlib import Path
+from support.updates import Device, HastyClock, Registry
+
+registry = Registry(random.Random(0))
+device = Device(Path(sys.argv[1]), registry, HastyClock())
+device.start()
+device.serving.kills = {2}
+asyncio.run(device.run(registry.add(Path(sys.argv[2]))))
+print(device.version, *device.state)
+"""
+"""A process of a device that version 2 kills while it is loaded, before its trial."""
 SEEDS = int(os.environ.get("FIRSTLINE_SEEDS", "100"))
 """`make -C tests update-kill` takes five hundred."""
 
@@ -95,3 +111,26 @@ async def test_a_kill_after_any_step_leaves_a_valid_bundle(
             assert operations > 30
             return
     raise AssertionError("an update never ends")
+
+
+def test_a_model_that_kills_the_agent_while_it_is_loaded_is_rejected_after_the_tries(
+    tmp_path: Path, bundles: list[Path]
+) -> None:
+    device = Device(tmp_path / "device", Registry(random.Random(0)), HastyClock())
+    bundle_at(device.setup, 1)
+
+    def process() -> tuple[int, str]:
+        command = [sys.executable, "-c", LOAD_THAT_KILLS, str(device.folder), str(bundles[0])]
+        path = os.pathsep.join(path for path in sys.path if path)
+        ended = subprocess.run(
+            command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=60
+        )
+        return ended.returncode, ended.stdout.strip()
+
+    for tries in range(1, device.tries + 1):
+        assert process() == (-signal.SIGKILL, "")
+        device.start()
+        (update,) = device.updater.updates()
+        assert (update.state, update.tries) == (UpdateState.STAGED, tries)
+    for _ in range(2):
+        assert process() == (0, "1 rejected tries"), "the agent runs with the previous model"

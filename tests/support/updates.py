@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import random
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -122,13 +123,20 @@ class Registry:
 
 
 class FakeServing:
-    """A `Serving` that opens and verifies bundles; `answers` is the folder that was exchanged last."""
+    """A `Serving` that opens and verifies bundles.
+
+    Attributes:
+        answers: the folder that was exchanged last.
+        breaks: versions that fail their self-test.
+        kills: versions that kill the process in which they are loaded.
+    """
 
     def __init__(self, setup: Path) -> None:
         self.setup = setup
         self.answers: Path | None = None
         self.versions: list[int] = []
         self.breaks: set[int] = set()
+        self.kills: set[int] = set()
         self.fails = False
 
     def place(self, name: str) -> Path | None:
@@ -136,6 +144,8 @@ class FakeServing:
 
     async def prepare(self, path: Path, *, trial: bool) -> Path:
         version = open_bundle(path).manifest.version
+        if version in self.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
         if version in self.breaks:
             raise SelfTestError(f"version {version} answers otherwise than it should")
         return path

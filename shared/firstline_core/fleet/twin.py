@@ -239,7 +239,7 @@ class Update(Struct, frozen=True):
         message: one sentence, or "".
         received_bytes: of `total_bytes`, which is 0 while it is unknown.
         since_s: wall time of the device when this state began.
-        tries: number of trials that were started.
+        tries: starts of the agent during the trial; before it, tests during which the agent ended.
     """
 
     name: Name

@@ -36,7 +36,7 @@ class UpdateState(StrEnum):
     FAILED = "failed"
     """It could not be fetched or stored: no room, no connection, a disk error."""
     REJECTED = "rejected"
-    """It must not or cannot run here: its signature, its metadata, its requirements."""
+    """It must not or cannot run here: its signature, its metadata, its requirements, its test before the trial."""
     CANCELLED = "cancelled"
     """The desired state has changed since."""
     EXPIRED = "expired"

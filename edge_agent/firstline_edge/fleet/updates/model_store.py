@@ -4,8 +4,9 @@ On disk each model has a folder with two slots (`a` and `b`) and two small files
 whether it is on trial, `update` is the record of the latest update. The pointer alone decides, as in the boot loaders
 of RAUC and Mender. It is replaced as a whole and fsynced before any action that it describes, so that a power cut
 leaves the old or the new pointer, and both are true: a slot stops being the rollback target before it is overwritten, a
-trial is on the disk before its model is loaded, and each start during a trial uses up a try before it loads anything.
-Without tries left the device rolls back by itself, also without a connection.
+trial is on the disk before its model answers, and each start during a trial uses up a try before it loads anything.
+Without tries left the device rolls back by itself, also without a connection. The record counts the tests before a
+trial.
 """
 
 from __future__ import annotations
@@ -301,7 +302,8 @@ def load_installed(
 def _corrected(record: Record[DesiredModel], before: Pointer, now: Pointer, wall_s: float) -> Record[DesiredModel]:
     """Returns the record that agrees with the pointer before and after a start."""
     if now.in_trial:
-        return replace(record, state=_S.TRIAL, tries=record.tries + 1)
+        tries = record.tries if record.state is _S.TRIAL else 0  # those of a staged model are tests
+        return replace(record, state=_S.TRIAL, tries=tries + 1)
     if before.in_trial:
         message = "The agent was started too often while it was being tried."
         return replace(record, state=_S.ROLLED_BACK, reason="tries", message=message, since_s=wall_s)

@@ -2,7 +2,8 @@
 
 The pointer of the model (`model_store`) alone decides which slot runs. It is stored before any action that it
 describes; only a rollback does not wait for the disk: the previous model answers at once, and a restart that does not
-know of the rollback uses up one more try.
+know of the rollback uses up one more try. The record counts the tests before the trial in the same way: a try is stored
+before the model is loaded.
 """
 
 from __future__ import annotations
@@ -128,7 +129,10 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
         await self._note(_S.VERIFIED)
 
     async def _begin_trial(self) -> None:
-        """Tests the model in the spare slot, and makes it answer requests.
+        """Tests the model in the spare slot, and makes it answer requests; rejects it without tries left.
+
+        A model can kill the process that loads it, so each test uses up a try before it loads anything. A test that
+        ends with an error gives the try back.
 
         Raises:
             UpdateError: it failed the test.
@@ -136,8 +140,16 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
         """
         services, name, record = self._services, self._name, self.record
         assert record is not None  # noqa: S101 (it is staged)
-        prepared = await services.serving.prepare(self._files.path(record.slot), trial=True)
-        on_trial = record.after(_S.TRIAL, services.now_s())
+        if record.tries >= services.limits.tries:
+            await self._end(_S.REJECTED, "tries", "The agent ended too often while it loaded and tested the model.")
+            return
+        await self._off_loop(self._store.write, name, replace(record, tries=record.tries + 1))
+        try:
+            prepared = await services.serving.prepare(self._files.path(record.slot), trial=True)
+        except (FirstlineError, OSError):
+            await self._off_loop(self._store.write, name, record)
+            raise
+        on_trial = replace(record, tries=0).after(_S.TRIAL, services.now_s())
         await self._off_loop(self._store.begin_trial, name, services.limits.tries, on_trial)
         self._report()
         await services.serving.exchange(name, prepared)

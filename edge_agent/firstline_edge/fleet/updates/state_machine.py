@@ -3,7 +3,7 @@
 `UpdateStateMachine` decides what to do next; its subclasses say how a model (`model_updates`) or a configuration
 (`configuration.configurator`) is installed, tried and rolled back. Only one task runs the steps, so that they need no
 locks: it takes up the fleet's desired state and rollback requests from an `Inbox`. A step that is interrupted leaves
-the record of the last finished step.
+the record of the last finished step, and the test of a model also leaves the try that it used.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Record(Struct, Generic[Target], frozen=True):
         slot: the slot of a model that is filled; "" before it is known.
         total_bytes: size of a model's files; 0 before it is known.
         since_s: wall time at which this state began.
-        tries: starts of the trial so far.
+        tries: starts of the trial so far; before it, tests of the model that began and did not end.
     """
 
     target: Target
@@ -135,7 +135,7 @@ class TrialLimits:
     """The limits of a trial.
 
     Args:
-        tries: starts of the agent that a trial may take.
+        tries: starts of the agent that a trial may take, and tests before it during which the agent may end.
         trial_s: seconds for which one process must answer before the update is committed.
     """
 
