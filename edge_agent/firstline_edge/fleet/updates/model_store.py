@@ -180,17 +180,19 @@ class ModelStore:
         """The models that have, or should have had, an update."""
         return sorted({*self._pointers, *self.records})
 
-    def settle(self, name: str) -> None:
-        """Stores the valid state if an earlier write was refused.
+    def settle(self, name: str) -> bool:
+        """Stores the valid state if an earlier write was refused; returns whether one was.
 
         Raises:
             OSError: the disk still refuses.
         """
-        if name in self._unsettled:
-            write_struct(self.folder / name / POINTER, self.pointer(name))
-            if name in self.records:
-                write_struct(self.folder / name / RECORD, self.records[name])
-            self._unsettled.discard(name)
+        if name not in self._unsettled:
+            return False
+        write_struct(self.folder / name / POINTER, self.pointer(name))
+        if name in self.records:
+            write_struct(self.folder / name / RECORD, self.records[name])
+        self._unsettled.discard(name)
+        return True
 
     def point(self, name: str, pointer: Pointer) -> None:
         """Stores a pointer.

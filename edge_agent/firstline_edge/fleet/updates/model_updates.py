@@ -196,7 +196,9 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
         self._report()
 
     async def _settle(self) -> None:
-        await self._off_loop(self._store.settle, self._name)
+        stored, record = await self._off_loop(self._store.settle, self._name), self.record
+        if stored and record is not None and record.ended:  # the disk also refused to delete files then
+            await self._free_space(record.state)
 
     def _ends_on_disk_error(self, record: Record[DesiredModel]) -> bool:
         return record.state not in _COMPLETE  # a complete bundle waits until the disk takes a small file
@@ -207,11 +209,15 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
 
     async def _end(self, state: UpdateState, reason: str, message: str) -> None:
         """Ends an update that was not tried, and frees the disk space that it took."""
+        await self._free_space(state)
+        await super()._end(state, reason, message)
+
+    async def _free_space(self, state: UpdateState) -> None:
+        """Deletes unfinished downloads, and the filled slot of an update that failed."""
         record, pointer = self.record, self._store.pointer(self._name)
         await self._off_loop(self._files.delete_partial)
         if state is _S.FAILED and record is not None and record.slot not in ("", pointer.slot, pointer.previous):
             await self._off_loop(self._files.clear, record.slot)
-        await super()._end(state, reason, message)
 
     def _report(self) -> None:
         """Logs the state of the update, and reports it to the fleet."""
