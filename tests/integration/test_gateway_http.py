@@ -307,7 +307,7 @@ async def test_drain_timeout_refuses_requests_in_flight(tmp_path: Path) -> None:
     await up.wait()
     async with httpx.AsyncClient(base_url=sockets.url_of(bound)) as client:
         asked = [asyncio.create_task(client.post(V2, content=_json_pixels()))]
-        await until(lambda: executor.held == 1)  # requests of one turn of the event loop would be one batch
+        await until(lambda: executor.held == 1)  # the first takes the slot, and the others wait
         asked += [asyncio.create_task(client.post(V2, content=_json_pixels())) for _ in range(2)]
         await until(lambda: _depth(gateway) == 2)
         # Another is still being sent when the server ends its connections.

@@ -1,8 +1,9 @@
 """Dynamic batching without waiting: requests that come while all executors are busy are the next batch.
 
-No timer holds a request back. All requests of one turn of the event loop are placed at its end; while they come one at
-a time, each is placed at once. Under load batches grow, because more requests wait when an executor becomes free.
-Batches of quick models run on the event loop itself (`Batcher._for_loop`), which costs less than a thread.
+No timer holds a request back. A request that finds an executor free starts there at once. Under load batches grow,
+because more requests wait when an executor becomes free. Batches of quick models run on the event loop itself
+(`Batcher._for_loop`), which costs less than a thread: those of all requests of one turn of the event loop at its end,
+or at once while requests come one at a time.
 
 A request that was admitted is answered by its deadline, or refused at that moment. The first is as good as the
 predictions are; the second always holds. Only audits are admitted without this promise: no caller waits for them.
@@ -148,7 +149,6 @@ class Batcher:
             self._end_turn_soon()
         is_alone = self._comes_alone and not self._new and not self._queue
         item, place = self._admit(key, request, now_s, may_start=is_alone)
-        self._new.append(item)
         if place is not None:
             self._start([item], place, now_s)
         try:
@@ -194,17 +194,18 @@ class Batcher:
             item.level < each.level or item.due_s < each.due_s for batch in self._ahead for each in batch.items
         ):
             self._take_back()
+        self._new.append(item)
         if place is not None and may_start:
             return item, place
-        self._may_start = self._may_start or not isinstance(place, LoopTimes)
         self._queue.add(item, weights)
+        if isinstance(place, Placement):  # the next request of this turn must not find free what this one takes
+            self._start_on_executors(set(self._for_loop(now_s)[0]))
+        self._may_start = self._may_start or not isinstance(place, LoopTimes)
         return item, None
 
     def _placement_now(self, snapshot: ExecutorSnapshot, key: ModelKey, rows: int) -> Placement | None:
         """Returns where a new request starts at once, or None: no request waits for its model, and one is free."""
         if snapshot.is_full or key in self._queue.rows or self._is_at_limit(key):
-            return None
-        if self._queue and self._new:  # requests of other models came in this turn; they are not placed yet
             return None
         placement = snapshot.place(key, rows, self._max_rows, rows)
         if isinstance(placement, NoPlacement) or placement.is_ahead:

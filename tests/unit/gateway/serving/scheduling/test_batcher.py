@@ -229,6 +229,24 @@ async def test_a_full_queue_refuses_with_the_time_that_it_needs_to_empty() -> No
     await bench.submit(request_of(1))
 
 
+async def test_requests_of_one_turn_wait_only_for_slots_that_are_taken() -> None:
+    cold = Bench()
+    asked = [asyncio.create_task(cold.batcher.submit(M, request_of(1, deadline_s=50.0))) for _ in range(4)]
+    await settled()
+    # Nothing is known of the model: one runs, and one with a deadline may wait.
+    assert [isinstance(task.done() and task.exception(), QueueFullError) for task in asked] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    short = Bench(slots=4, rows=1, requests=4)
+    asked = [asyncio.create_task(short.batcher.submit(key, request_of(1))) for key in [M] * 9 + [N] * 5]
+    await settled()
+    refused = [isinstance(task.done() and task.exception(), QueueFullError) for task in asked]
+    assert refused == [*[False] * 8, True, *[False] * 4, True]  # four run, and four wait for each model
+
+
 async def test_a_refusal_does_not_date_later_decisions() -> None:
     bench = Bench(rows=1)
     first = await bench.submit(request_of(0))
