@@ -5,18 +5,31 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import re
 import socket
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
 import pytest
-from support.gateway import GatedExecutor, gated_gateway, serving
+from support.databases import sqlite_store
+from support.gateway import GatedExecutor, gated_gateway, serving, serving_gateway
+from support.images import grey, images
+from support.inference import digits_request
+from support.keys import create_key
 from support.raw_http import connected, next_reply
 from support.waiting import until
 
+from firstline_core.protocol.http import HEADER_LENGTH
 from firstline_core.protocol.http_server import Connection, ServerLimits
+from firstline_core.protocol.oip import encode_request
 from firstline_gateway.app import Gateway
+
+# Ids, times, lengths, and the padding that follows from them.
+_OWN_VALUES = re.compile(
+    rb'[0-9a-f]{8}-[0-9a-f-]{27}|ms\\?":[0-9.e-]+|date: [^\r]*|Content-Length: \d+|(?<=\}) +', re.I
+)
 
 BODY = b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}'
 
@@ -78,6 +91,59 @@ async def test_packet_boundaries_do_not_matter(gated: tuple[Gateway, GatedExecut
             await asyncio.sleep(0)
         assert (await next_reply(reader))[0] == 200
         running.cancel()
+
+
+@pytest.mark.parametrize("binary", [True, False])
+async def test_answers_do_not_depend_on_how_their_requests_arrive(tmp_path: Path, binary: bool) -> None:
+    encoded = encode_request(digits_request(images(grey()), binary_output=binary))
+    length = [] if encoded.header_length is None else [f"{HEADER_LENGTH}: {encoded.header_length}"]
+    key = create_key(sqlite_store(tmp_path), "shop", "application")
+    one, unauthorized = (asking(encoded.body, f"Authorization: Bearer {each}", *length) for each in (key, "nobody"))
+    cut = one.index(b"\r\n\r\n") + 4
+    async with serving_gateway(tmp_path) as (_, url):
+        whole = (await answers(url, [one], 1))[0]
+        assert whole.startswith(b"HTTP/1.1 200")
+        others = [
+            *await answers(url, [one] * 4, 4),
+            *await answers(url, [one, one[:cut], one[cut:]], 2),
+            *await answers(url, [one * 5], 5),
+        ]
+        assert {without_own_values(each) for each in others} == {without_own_values(whole)}
+        refused = [*await answers(url, [unauthorized], 1), *await answers(url, [unauthorized] * 3, 3)]
+        assert all(each.startswith(b"HTTP/1.1 401") for each in refused)
+        assert len({without_own_values(each) for each in refused}) == 1
+
+
+async def answers(url: str, packets: Sequence[bytes], count: int) -> list[bytes]:
+    """Sends packets one after another on a new connection, and returns so many answers with their heads."""
+    async with connected(url) as (reader, writer):
+        for packet in packets:
+            writer.write(packet)
+            await asyncio.sleep(0.01)  # a packet of its own
+        found = [await next_reply(reader) for _ in range(count)]
+    return [reply.head + reply.body for reply in found]
+
+
+def without_own_values(answer: bytes) -> bytes:
+    """An answer without its id, times and lengths, and the padding that follows from them."""
+    return _OWN_VALUES.sub(b"", answer)
+
+
+async def test_client_that_leaves_a_kept_connection_returns_its_capacity(
+    gated: tuple[Gateway, GatedExecutor],
+) -> None:
+    gateway, executor = gated
+    async with serving(gateway) as url, connected(url) as (reader, writer):
+        for _ in range(2):
+            writer.write(asking(BODY))
+            await until(lambda: executor.held == 1)
+            executor.release()
+            assert (await next_reply(reader)).status == 200
+        writer.write(asking(BODY))
+        await until(lambda: executor.held == 1 and gateway.plane.under_way.count == 1)
+        writer.close()
+        await until(lambda: gateway.plane.under_way.count == 0 and gateway.bodies.held_bytes == 0)
+        executor.release()
 
 
 async def test_closed_connection_cancels_its_requests(gated: tuple[Gateway, GatedExecutor]) -> None:
