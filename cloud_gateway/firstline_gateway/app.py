@@ -38,6 +38,7 @@ from firstline_gateway.identity import identity
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.jobs.jobs import Jobs
+from firstline_gateway.models import residency
 from firstline_gateway.models.fetched_bundles import FetchedBundles
 from firstline_gateway.models.folder import load_full, load_repository, named
 from firstline_gateway.models.memory import Load
@@ -54,9 +55,11 @@ from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.serving.data_plane import GatewayDataPlane, ServingStatistics
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.response_cache import ResponseCache
+from firstline_gateway.serving.scheduling import batcher as scheduling
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Settings
+from firstline_gateway.store import store
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
@@ -68,7 +71,8 @@ if TYPE_CHECKING:
 
 # How long a batch whose clients have disconnected may run before the process stops.
 _CLOSE_S = 5.0
-# The longest delay until a replica reads an alarm or a quota that another replica recorded.
+# The longest delay until a replica reads an alarm or a quota that another replica recorded, until answers by tier are
+# stored, and until the stored service time advances.
 _REFRESH_INTERVAL_S = 5.0
 _CLEANUP_INTERVAL_S = 3600.0
 _PROFILE_EXPIRY_INTERVAL_S = 60.0
@@ -85,7 +89,7 @@ class Gateway:
     Args:
         settings: the result of `settings/load.py`.
         repository: the models to serve.
-        executor: runs the models; the gateway closes it.
+        dispatcher: runs the models; the gateway closes it.
         load: loads one model into memory; None if models run in other processes.
         clock: measures deadlines and durations.
 
@@ -97,7 +101,7 @@ class Gateway:
         self,
         settings: Settings,
         repository: Repository,
-        executor: Dispatcher,
+        dispatcher: Dispatcher,
         *,
         load: Load | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -107,7 +111,7 @@ class Gateway:
         self.clock = clock
         self.metrics = RequestMetrics("gateway")
         self.bodies = BodyBudget(settings.api.bodies_limit_bytes, fair=True)
-        self._executor = executor
+        self._dispatcher = dispatcher
         self.store = Store(open_database(settings.store))
         service = ServiceClock(self.store.database, clock)
         self.identity = Identity(settings, self.store, clock=clock)
@@ -124,10 +128,10 @@ class Gateway:
         self._build_fleet(service, must_be_whole=load is not None)
 
     def _build_serving(self, service: ServiceClock, load: Load | None) -> None:
-        settings, clock, repository, executor = self.settings, self.clock, self.repository, self._executor
+        settings, clock, repository, dispatcher = self.settings, self.clock, self.repository, self._dispatcher
         statistics = ServingStatistics(self.metrics, clock)
         batcher = Batcher(
-            executor,
+            dispatcher,
             clock=clock,
             bounds=Bounds(
                 requests=settings.execution.queue_requests,
@@ -143,7 +147,7 @@ class Gateway:
         )
         self.residency = Residency(
             repository,
-            executor,
+            dispatcher,
             load=load,
             find=partial(
                 named,
@@ -156,15 +160,10 @@ class Gateway:
             background=not settings.models.wait,
             clock=clock,
         )
-        memory = self.residency.memory
-        self.metrics.gauge("models_resident", "Versions of models that are in memory.", lambda: len(memory.resident))
-        self.metrics.gauge(
-            "models_bytes", "Memory that they use of models.memory_budget_mb (bytes).", lambda: memory.used_bytes
-        )
+        residency.register_metrics(self.metrics, self.residency)
         self.overload = OverloadGuard(lambda: batcher.wait_s, lambda: self.metrics.count_error(OVERLOADED))
-        executor_metrics.register(self.metrics, executor.report)
-        self.metrics.gauge("queue_depth", "Requests that wait to run.", lambda: batcher.depth)
-        self.metrics.gauge("queue_seconds", "Seconds that a request received now would wait.", lambda: batcher.wait_s)
+        executor_metrics.register(self.metrics, dispatcher.report)
+        scheduling.register_metrics(self.metrics, batcher)
         self.contracts = ContractMonitor(
             self.store,
             repository,
@@ -174,13 +173,13 @@ class Gateway:
             service=service,
         )
         self.deliveries = Deliveries(self.store, settings.store, metrics=self.metrics, clock=clock, service=service)
-        self.metrics.gauge("store_up", "1 while the store accepts writes.", lambda: float(not self.store.trouble))
+        store.register_metrics(self.metrics, self.store)
         self.plane = GatewayDataPlane(
             repository,
             batcher,
             self.contracts,
             self.deliveries,
-            dispatcher=executor,
+            dispatcher=dispatcher,
             statistics=statistics,
             residency=self.residency,
             cache=ResponseCache(settings.cache.limit_bytes) if settings.cache.limit_bytes else None,
@@ -258,17 +257,12 @@ class Gateway:
                 settings.mqtt.prefix,
                 self.identity.gatekeeper.credentials.is_revoked,
                 desired_changed,
+                metrics=self.metrics,
                 clock=clock,
             )
             if settings.mqtt.enabled and settings.fleet.mqtt
             else None
         )
-        if (broker := self._fleet_broker) is not None:
-            self.metrics.gauge(
-                "fleet_mqtt_connected",
-                "1 while the fleet's connection to the broker is established.",
-                lambda: float(broker.connected),
-            )
 
     def _build_registry(self, *, must_be_whole: bool) -> None:
         settings, clock = self.settings.registry, self.clock
@@ -314,7 +308,7 @@ class Gateway:
                 models.metadata_routes(self.plane, self.repository, access),
                 models.repository_routes(self.plane, access),
                 monitoring.metrics_routes(self.metrics, access),
-                monitoring.monitoring_routes(self._executor, self.store, access),
+                monitoring.monitoring_routes(self._dispatcher, self.store, access),
                 contracts.contract_routes(self.contracts, self.repository, access),
                 enrolment.enrolment_routes(self.identity),
                 enrolment.invitation_routes(self.identity.devices, access),
@@ -390,7 +384,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Starts the background tasks and the MQTT clients, which retry until the broker is available."""
-        await self._executor.start()
+        await self._dispatcher.start()
         await self.residency.start()
         await self.identity.start()
         await self.jobs.start()
@@ -457,7 +451,7 @@ class Gateway:
         self.contracts.close()
         ends = (self.deliveries.close, self.identity.readers.close, self.store.close)
         ended = await asyncio.gather(
-            self._executor.close(timeout_s), *(asyncio.to_thread(end, timeout_s) for end in ends)
+            self._dispatcher.close(timeout_s), *(asyncio.to_thread(end, timeout_s) for end in ends)
         )
         if all(ended):
             self.store.database.close()
@@ -483,8 +477,8 @@ def open_gateway(settings: Settings) -> Gateway:
     load = partial(load_full, options=options) if here else None
     if settings.executors:
         open_database(settings.store).close()  # creates the schema before profiles are read
-    engine = open_executors(settings, repository, options, priors_in(settings.store))
-    gateway = Gateway(settings, repository, engine, load=load)
+    dispatcher = open_executors(settings, repository, options, priors_in(settings.store))
+    gateway = Gateway(settings, repository, dispatcher, load=load)
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
     for name in repository.unknown(settings.models.concurrency_of):  # its bundle may be added later

@@ -123,7 +123,7 @@ class LastResort:
                 raise
             await send_reply(shutting_down(), send)
         except Exception as error:  # the outermost loop of a request
-            reply = unforeseen(error, scope.get("path", ""), self._on_error)
+            reply = unexpected_failure(error, scope.get("path", ""), self._on_error)
             if started:
                 raise  # half an answer is out; only closing the connection tells the client
             await send_reply(reply, send)
@@ -134,7 +134,7 @@ def shutting_down() -> Reply:
     return error_reply(NotReadyError("This gateway is shutting down; send the request again."))
 
 
-def unforeseen(error: Exception, path: str, on_error: Callable[[FirstlineError], None]) -> Reply:
+def unexpected_failure(error: Exception, path: str, on_error: Callable[[FirstlineError], None]) -> Reply:
     """Logs a failure of the gateway's own code under an id, and returns the answer that names only this id."""
     request_id = new_request_id()
     log.error("request failed unexpectedly", exc_info=error, request_id=request_id, path=ascii(path))

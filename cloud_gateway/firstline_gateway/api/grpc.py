@@ -14,7 +14,7 @@ from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, CallHoo
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import caller_of, check_scope
-from firstline_gateway.api.overload import OVERLOADED, OverloadGuard, client_mark
+from firstline_gateway.api.overload import OVERLOADED, OverloadGuard, client_key
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.tls import ServerFiles, ServerTls
@@ -58,10 +58,10 @@ def grpc_server(
     def unread(context: Context) -> FirstlineError | None:
         loop = asyncio.get_running_loop()
         overload.watch(loop)
-        return OVERLOADED if overload.refuses(_mark(context, proxy_header), loop.time()) else None
+        return OVERLOADED if overload.refuses(_client_key(context, proxy_header), loop.time()) else None
 
     def no_room(context: Context) -> None:
-        overload.queue_full(_mark(context, proxy_header), asyncio.get_running_loop().time())
+        overload.queue_full(_client_key(context, proxy_header), asyncio.get_running_loop().time())
 
     tls = identity.tls
     door = CallHooks(partial(_authorize, identity), bodies.share, note, unread, no_room)
@@ -95,15 +95,15 @@ async def _authorize(identity: Identity, context: Context, scope: str) -> Caller
     return Caller(caller.principal, caller.trust_request_id)
 
 
-def _mark(context: Context, proxy_header: str) -> int:
-    """Returns the mark of a call's client: the same as that of its requests over HTTP."""
+def _client_key(context: Context, proxy_header: str) -> int:
+    """Returns the key of a call's client, the same as that of its requests over HTTP."""
     serial = ""
     for certificate in context.auth_context().get("x509_pem_cert", ()):
         serial = _read_certificate(certificate).serial
     metadata = {
         key: value if isinstance(value, str) else value.hex() for key, value in context.invocation_metadata() or ()
     }
-    return client_mark(serial, metadata, proxy_header)
+    return client_key(serial, metadata, proxy_header)
 
 
 _read_certificate = lru_cache(1024)(ClientCertificate.read)

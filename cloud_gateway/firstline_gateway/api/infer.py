@@ -21,20 +21,20 @@ from firstline_core.protocol.http import BodyBudget, Reply, error_reply, json_re
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import Caller, caller_of, certificate_of, check_scope
-from firstline_gateway.api.errors import shutting_down, unforeseen
+from firstline_gateway.api.errors import shutting_down, unexpected_failure
 from firstline_gateway.api.jobs import is_asynchronous, submit
-from firstline_gateway.api.overload import OVERLOADED, OverloadGuard, client_mark
+from firstline_gateway.api.overload import OVERLOADED, OverloadGuard, client_key
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.telemetry.journal import record
 
-_CLIENT_CLOSED_REQUEST = 499  # never read; nginx's status for the same
+_CLIENT_CLOSED_REQUEST = 499  # the client has left and does not read it; nginx uses the same status
 _PATHS_REMEMBERED = 4096
 _OVERLOADED_REPLY = error_reply(OVERLOADED)
 
 
-class Address(NamedTuple):
+class RouteMatch(NamedTuple):
     """The endpoint and model that a request for inference names; `version` is "" for the current one."""
 
     endpoint: Endpoint
@@ -46,7 +46,7 @@ class _Call(NamedTuple):
     """One request whose caller is known and whose body was read."""
 
     request: Request
-    address: Address
+    route: RouteMatch
     caller: Caller
     body: bytes
 
@@ -96,27 +96,27 @@ class InferenceApp:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        address = address_of(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if address is None:
+        route = match_route(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if route is None:
             await self._control_plane(scope, receive, send)
             return
         request = Request(scope, receive)
         peer = request.info.peer
-        mark = client_mark(peer.serial if peer is not None else "", request.headers, self._identity.proxy_header)
+        client = client_key(peer.serial if peer is not None else "", request.headers, self._identity.proxy_header)
         loop = asyncio.get_running_loop()
         self._overload.watch(loop)
-        if self._overload.refuses(mark, loop.time()):
+        if self._overload.refuses(client, loop.time()):
             await send_reply(_OVERLOADED_REPLY, send)
             return
         outcome: _Outcome | None = None
         try:
             request.info.cancel_on_disconnect()
-            outcome = await self._answer(request, address, mark)
+            outcome = await self._answer(request, route, client)
             reply = outcome.reply
         except asyncio.CancelledError:
             reply = shutting_down()
         except Exception as error:  # noqa: BLE001 (the outermost loop of a request)
-            reply = unforeseen(error, request.path, self._metrics.count_error)
+            reply = unexpected_failure(error, request.path, self._metrics.count_error)
         try:
             await send_reply(reply, send)
         except asyncio.CancelledError:
@@ -128,14 +128,14 @@ class InferenceApp:
                 record(
                     self._metrics,
                     transport="http",
-                    model=address.model,
+                    model=route.model,
                     principal=outcome.principal,
                     seconds=outcome.seconds,
                     error=outcome.error,
                 )
 
-    async def _answer(self, request: Request, address: Address, mark: int) -> _Outcome:
-        """Answers one request, whatever comes of it."""
+    async def _answer(self, request: Request, route: RouteMatch, client: int) -> _Outcome:
+        """Answers one request, refusals included."""
         started_s = self._clock.monotonic_s()
         error: FirstlineError | None = None
         principal = ""
@@ -147,9 +147,9 @@ class InferenceApp:
             caller = await caller_of(self._identity, certificate, request.headers.get("authorization", ""))
             check_scope(caller, "infer")
             principal = caller.principal
-            with self._bodies.share(principal) as take:
-                body = await request.body(self._plane.limits, take)
-                reply = await address.endpoint(self, _Call(request, address, caller, body))
+            with self._bodies.share(principal) as reserve:
+                body = await request.body(self._plane.limits, reserve)
+                reply = await route.endpoint(self, _Call(request, route, caller, body))
         except (ClientDisconnectedError, asyncio.CancelledError) as ended:
             if isinstance(ended, asyncio.CancelledError) and not request.info.disconnected:
                 raise  # the server stops
@@ -159,7 +159,7 @@ class InferenceApp:
             error = refused
             reply = error_reply(refused)
             if isinstance(refused, QueueFullError):
-                self._overload.queue_full(mark, asyncio.get_running_loop().time())
+                self._overload.queue_full(client, asyncio.get_running_loop().time())
         if self._plane.draining or (error is not None and not self._plane.ready()):
             reply.headers["Connection"] = "close"  # so that the client's next request goes to another replica
         return _Outcome(reply, principal, self._clock.monotonic_s() - started_s, error)
@@ -167,8 +167,8 @@ class InferenceApp:
     async def v2(self, call: _Call) -> Reply:
         """`POST /v2/models/{model}[/versions/{version}]/infer`."""
         request = await read_infer_request(
-            call.address.model,
-            call.address.version,
+            call.route.model,
+            call.route.version,
             call.request.headers,
             call.body,
             arrived_s=call.request.info.arrived_s,
@@ -183,9 +183,9 @@ class InferenceApp:
 
     async def file(self, call: _Call) -> Reply:
         """`POST /firstline/v1/models/{model}/infer`."""
-        metadata = self._plane.metadata(call.address.model, "")
+        metadata = self._plane.metadata(call.route.model, "")
         request = await file_inference.read_request(
-            call.address.model,
+            call.route.model,
             metadata,
             call.request.headers,
             call.request.query,
@@ -226,9 +226,9 @@ _PATTERNS = [(compile_path(path)[0], endpoint) for path, endpoint in _ENDPOINTS.
 
 
 @lru_cache(_PATHS_REMEMBERED)
-def address_of(path: str) -> Address | None:
+def match_route(path: str) -> RouteMatch | None:
     """Returns the endpoint and model of a POST to an unquoted path; None if it does not ask for inference."""
     for pattern, endpoint in _PATTERNS:
         if found := pattern.match(path):
-            return Address(endpoint, found["model"], found.groupdict().get("version", ""))
+            return RouteMatch(endpoint, found["model"], found.groupdict().get("version", ""))
     return None

@@ -13,8 +13,8 @@ OVERLOADED = QueueFullError(
 )
 
 
-def client_mark(serial: str, headers: Mapping[str, str], proxy_header: str) -> int:
-    """Returns a mark of the credentials of a request, which are not verified yet.
+def client_key(serial: str, headers: Mapping[str, str], proxy_header: str) -> int:
+    """Returns a hash of a request's credentials, which are not verified yet, to tell clients apart.
 
     Args:
         serial: of the client's certificate; "" without one.
@@ -35,7 +35,7 @@ class OverloadGuard:
     - Those of clients that send at least as often as the average, while the event loop is too far behind to read all
       (receive livelock: Mogul and Ramakrishnan, 1997).
 
-    Clients are distinguished by a mark of their credentials, which are not verified yet. No client can cause the
+    Clients are distinguished by a hash of their credentials, which are not verified yet. No client can cause the
     refusal of another one. Belongs to one event loop.
 
     Args:
@@ -83,7 +83,7 @@ class OverloadGuard:
         """Notes that a request of a client was read and there was no room for it.
 
         Args:
-            client: mark of its credentials.
+            client: from `client_key`.
             now_s: time of the event loop.
         """
         self._begin_period(now_s)

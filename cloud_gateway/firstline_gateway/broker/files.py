@@ -131,7 +131,7 @@ class BrokerFolder:
         return ca.load_certificate(certificate).public_key() == key.public_key()
 
     def _password(self) -> bool:
-        """Made once, and again where a file is gone or damaged; whether it was."""
+        """Creates the password if a file of it is missing or damaged; returns whether it was created."""
         if self._text(BROKER_PASSWORD_FILE).strip() and self._text(config.PASSWORDS).strip():
             return False
         password = secrets.token_urlsafe(32)
@@ -141,7 +141,7 @@ class BrokerFolder:
         return True
 
     def _put(self, name: str, text: str, *, private: bool = False) -> bool:
-        """Whether the file had to be written."""
+        """Writes a file if its content changes; returns whether it was written."""
         if self._text(name) == text:
             return False
         path = self.path / name
@@ -172,7 +172,7 @@ class BrokerFolder:
             raise ConfigError(f"{self.path / name} cannot be read: {error}.") from error
 
     def _reload(self) -> None:
-        """Makes a broker on this machine reload its files (SIGHUP); others watch them, see `reload.sh`."""
+        """Makes a broker on this machine reload its files (SIGHUP); others watch them, see `mosquitto/run.sh`."""
         if not self.plan.pid_file:
             return
         try:

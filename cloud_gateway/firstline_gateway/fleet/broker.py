@@ -19,6 +19,7 @@ from firstline_core.fleet.twin import LIMIT_BYTES, Reported, read_document
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication, Topics
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.fleet.fleet import Fleet
 
@@ -53,6 +54,7 @@ class FleetBroker:
         prefix: first levels of every topic.
         is_revoked: returns whether the messages of a device are ignored.
         due: set when the desired state of devices has changed; cleared here.
+        metrics: the gateway's; this adds its own.
         clock: paces the look-ups of documents that another replica has changed.
     """
 
@@ -64,17 +66,19 @@ class FleetBroker:
         is_revoked: Callable[[str], bool],
         due: asyncio.Event,
         *,
+        metrics: RequestMetrics,
         clock: Clock,
     ) -> None:
         self._fleet = fleet
         self._prefix = prefix
         self._is_revoked = is_revoked
         self._client = MqttClient(connection)
+        metrics.gauge(
+            "fleet_mqtt_connected",
+            "1 while the fleet's connection to the broker is established.",
+            lambda: float(self._client.connected),
+        )
         self._publishing = PeriodicTask("desired state", self._publish, interval_s=_LOOK_S, clock=clock, wake=due)
-
-    @property
-    def connected(self) -> bool:
-        return self._client.connected
 
     async def start(self) -> None:
         """Connects in the background, retries until it succeeds, and reconnects when the connection is lost."""

@@ -19,6 +19,7 @@ from firstline_core.errors import ConfigError, FirstlineError, NotReadyError, Re
 from firstline_core.protocol.data_plane import ModelState
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import ModelKey
 from firstline_gateway.models.memory import Load, ModelHost, ModelMemory, Place
 from firstline_gateway.models.repository import RefusedBundle, Repository, ServedModel, in_loading_order
@@ -298,3 +299,10 @@ class Orders:
             self._repository.away[key] = problem
         elif place.is_in:
             place.problem = f"The latest bundle is not served, the one before is: {problem}"
+
+
+def register_metrics(metrics: RequestMetrics, residency: Residency) -> None:
+    """Registers the number and the size of the models in memory."""
+    memory = residency.memory
+    metrics.gauge("models_resident", "Versions of models that are in memory.", lambda: len(memory.resident))
+    metrics.gauge("models_bytes", "Memory that they use of models.memory_budget_mb (bytes).", lambda: memory.used_bytes)

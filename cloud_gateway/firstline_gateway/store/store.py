@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 from firstline_core.errors import StoreUnavailableError
 from firstline_core.storage.group_writer import GroupWriter
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.store.database import Database
 
 PATIENCE_S = 5.0
@@ -115,3 +116,8 @@ def unresponsive(database: Database) -> StoreUnavailableError:
     return StoreUnavailableError(
         f"The store {database.shown} did not answer within {PATIENCE_S:g} s.", retry_after_s=_RETRY_AFTER_S
     )
+
+
+def register_metrics(metrics: RequestMetrics, store: Store) -> None:
+    """Registers whether the store accepts writes."""
+    metrics.gauge("store_up", "1 while the store accepts writes.", lambda: float(not store.trouble))

@@ -220,8 +220,8 @@ class _Handlers:
         return http.json_reply(extensions.statistics_json(self._plane, *_model(request)))
 
     async def index(self, request: Request, principal: str) -> Reply:
-        with self._bodies.share(principal) as take:
-            body = await request.body(self._plane.limits, take)
+        with self._bodies.share(principal) as reserve:
+            body = await request.body(self._plane.limits, reserve)
         return extensions.index_reply(self._plane, body, self._plane.limits)
 
     async def load(self, request: Request, _principal: str) -> Reply:
@@ -236,8 +236,8 @@ class _Handlers:
 
     async def infer(self, request: Request, principal: str) -> Reply:
         plane = self._plane
-        with self._bodies.share(principal) as take:
-            body = await request.body(plane.limits, take)
+        with self._bodies.share(principal) as reserve:
+            body = await request.body(plane.limits, reserve)
             inference = await http.read_infer_request(
                 *_model(request),
                 request.headers,

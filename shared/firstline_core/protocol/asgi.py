@@ -74,12 +74,12 @@ class Request:
         """The parameters after `?`, unquoted; the last value of a repeated name."""
         return dict(parse_qsl(self.query_string.decode("latin-1"), keep_blank_values=True))
 
-    async def body(self, limits: Limits, take: Callable[[int], None] = lambda _size_bytes: None) -> bytes:
+    async def body(self, limits: Limits, reserve: Callable[[int], None] = lambda _size_bytes: None) -> bytes:
         """Reads the whole body, within its limits of size and time.
 
         Args:
             limits: limits of the body.
-            take: called with the size of each part as it arrives; may refuse it.
+            reserve: called with the size of each part as it arrives; may refuse it.
 
         Raises:
             PayloadTooLargeError: the body is over the limit.
@@ -89,7 +89,7 @@ class Request:
         if self.info.whole:
             body, _ = await self._message()
             limits.check_body(len(body))
-            take(len(body))
+            reserve(len(body))
             return body
         check_declared_size(self.headers, limits)
         parts, size_bytes, has_more = [], 0, True
@@ -98,7 +98,7 @@ class Request:
                 part, has_more = await self._message()
                 size_bytes += len(part)
                 limits.check_body(size_bytes)
-                take(len(part))
+                reserve(len(part))
                 note_bytes(len(part))
                 parts.append(part)
         return b"".join(parts)

@@ -24,6 +24,7 @@ from firstline_core.clock import Clock, Timer
 from firstline_core.errors import DeadlineExceededError, FirstlineError
 from firstline_core.runtime.batch_times import BatchTimes, LoopTimes
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import InferRequest, ModelKey
 from firstline_gateway.executors.base import Outcome, Probabilities
@@ -567,3 +568,9 @@ def _rows(items: Sequence[PendingRequest]) -> int:
 
 def _expired() -> FirstlineError:
     return DeadlineExceededError("The request's deadline passed before it was answered; allow more time.")
+
+
+def register_metrics(metrics: RequestMetrics, batcher: Batcher) -> None:
+    """Registers how many requests wait, and for how long."""
+    metrics.gauge("queue_depth", "Requests that wait to run.", lambda: batcher.depth)
+    metrics.gauge("queue_seconds", "Seconds that a request received now would wait.", lambda: batcher.wait_s)

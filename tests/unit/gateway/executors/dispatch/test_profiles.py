@@ -164,8 +164,8 @@ async def test_a_gateway_starts_with_the_stored_profiles_of_its_hardware(tmp_pat
         "executors": {"here": {"engine": "local", "sessions": 1}},
     }
     gateway = open_gateway(load(None, environ={}, overrides=overrides))
-    assert isinstance(gateway._executor, Dispatcher)
-    (member,) = gateway._executor.members
+    assert isinstance(gateway._dispatcher, Dispatcher)
+    (member,) = gateway._dispatcher.members
     (key,) = member.models
     assert member.seconds(key, 1) == pytest.approx(7.0)
     await gateway.close()
