@@ -108,7 +108,7 @@ async def run_agent(
 
 
 class EdgeAgent:
-    """One agent; an async context manager. Its parts are attributes while it is entered.
+    """One agent; an async context manager. Its parts become attributes when it is entered, and stay after it is left.
 
     Args:
         settings: see `settings/settings.py`.
@@ -118,6 +118,10 @@ class EdgeAgent:
     Attributes:
         data_plane: answers requests.
         operations: for operators.
+        state: the state directory, to which `run_agent` publishes the URL.
+        outbox: promises, and the answers that ended them; the API reads it.
+
+    The other parts are attributes for tests and benchmarks.
     """
 
     data_plane: EdgeDataPlane
@@ -130,6 +134,8 @@ class EdgeAgent:
         clock: Clock = SYSTEM_CLOCK,
         problems: Mapping[Path, str] = MappingProxyType({}),
     ) -> None:
+        # The device's own settings: identity, links, limits of the fleet and the API, which no fleet may change. The parts
+        # that a fleet configures are built from `_configured`, which includes the fleet's values at the start.
         self.settings = settings
         self.metrics = RequestMetrics("edge")
         self.background = Background()

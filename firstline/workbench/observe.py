@@ -61,8 +61,8 @@ class Observations:
     """The answers of several models to a data set.
 
     Attributes:
-        truth: (n,) labels of the data.
-        sizes: (n,) bytes of the encoded images.
+        truth: (n,) labels of the data; `UNLABELLED` (-1) for images without one.
+        sizes: (n,) sizes of the encoded images in bytes.
         answers: of each model, in the order of the models.
     """
 
@@ -91,6 +91,7 @@ def observe(
 
     Raises:
         ConfigError: the bundle takes no encoded images, or an image of the data set does not fit it.
+        InferenceError: a model failed.
     """
     count = len(dataset)
     truth, sizes = np.empty((2, count), np.int64)
@@ -117,7 +118,7 @@ def _predict(
 ) -> Iterator[tuple[Sample, int, list[tuple[Prediction, float]]]]:
     """Yields every sample with the bytes of its image, and each model's prediction with its seconds.
 
-    Images are run one at a time, because callers see that latency; batches gain nothing on one thread.
+    Images are run one at a time, because callers see the latency of one image.
     """
     for done, (sample, tensor) in enumerate(images(spec, dataset)):
         with fitting(sample, dataset):

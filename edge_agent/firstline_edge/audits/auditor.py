@@ -60,7 +60,11 @@ class AuditRate:
         self._share_until_s = -math.inf
 
     def propensity(self, *, has_room: bool) -> float:
-        """Returns the probability of drawing the next answer; 0 while there is no room for an audit."""
+        """Returns the probability of drawing the next answer; 0 without room for an audit.
+
+        The value is used for 0.1 s, so it may stay 0 for so long after room was made. It is computed again after a draw
+        and after new settings.
+        """
         now_s = self._clock.monotonic_s()
         if now_s >= self._share_until_s:
             budget = sampling.add_answers(self._budget, self._uncounted_rows, self._uncounted_bytes)
@@ -125,9 +129,10 @@ class Auditor:
     def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Counts the scores of rows that the policy decided by score, and draws audits and samples.
 
-        Called before any of the rows is escalated. Covered answers are drawn for an audit at random. Others with a
-        cached answer of the full model become samples. An answer is covered if it reaches the certificate's threshold,
-        or the threshold to which an alarm has raised it.
+        Called once every row is decided; only the cache or a hedge can have given answers of the full model by then.
+        Covered answers are drawn for an audit at random. Other rows that have such an answer become samples with the
+        same probability. An answer is covered if it reaches the certificate's threshold, or the threshold to which an
+        alarm has raised it.
         Rows whose escalation the budget denied are drawn too while the budgets are ample. They test nothing, but
         without them answers just below a raised threshold would be missing from the next certification.
         """

@@ -7,7 +7,8 @@
                                                           later
 
 `policy.before` looks at the request alone, so it comes before the cache. A batch is decided row by row, and only
-escalated rows travel (`escalation.py`). The cache stores model outputs, never decisions: the policy decides each hit.
+escalated rows travel (`escalation.py`); a hedge sends every row that the edge model must compute (`hedging.py`). The
+cache stores model outputs, never decisions: the policy decides each hit.
 The cascade knows no transport, no file format and no metric.
 """
 
@@ -177,6 +178,11 @@ class Cascade:
             missing: rows that the cache does not know.
             hedge: the early call to the full model, if there is one.
             bound_to_device: whether the request is bound to this device.
+
+        Raises:
+            InferenceError, QueueFullError, SheddingError: the model did not run, and the request is bound to this
+                device.
+            DeadlineExceededError: the model was not done in time, and no hedge has answered.
         """
         try:
             await self._edge_runs.run(context, edge, missing, hedge)
@@ -429,7 +435,10 @@ class TierRouter:
         return self.terms(model, group).threshold
 
     def verdict(self, model: DeviceModel, row: Row) -> Decision:
-        """Decides by the edge output; a row without one is too heavy for this device."""
+        """Returns the policy's decision by the row's edge output; a row without one goes to the full model.
+
+        A policy with a state, such as a rate of escalations, counts the decision.
+        """
         edge, output = model.edge, row.edge
         if output is None or edge is None:
             return _TOO_HEAVY

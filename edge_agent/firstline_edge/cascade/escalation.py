@@ -34,7 +34,7 @@ class Audits(Protocol):
     """Audits answers; `Auditor` implements it. No call takes time that a caller would notice."""
 
     def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
-        """Every row has a verdict; those that the full model must answer have no answer yet."""
+        """Every row is decided; rows that the cache, a hedge or the edge model has answered have their answers."""
         ...
 
     def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:

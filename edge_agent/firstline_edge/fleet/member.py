@@ -29,7 +29,7 @@ _LAST_REPORT_S = 2.0
 
 
 class FleetTasks:
-    """The tasks that the fleet gives this device: updates, profiles and the limit on escalations.
+    """The tasks that the fleet gives this device: updates of models and configuration, profiles, the escalation limit.
 
     Args:
         start: the fleet's state, read before the models were opened.
@@ -139,6 +139,12 @@ class FleetMember:
             with contextlib.suppress(FirstlineError, TimeoutError):
                 async with asyncio.timeout(_LAST_REPORT_S):
                     await self._twin.send_counts()
+        try:
+            await asyncio.to_thread(self._store_end)
+        except REFUSED:  # no thread; a missing end would count as a crash
+            self._store_end()
+
+    def _store_end(self) -> None:
         self._start.limiter.save()
         note_end(self._start.folder, self._start.starts)
 

@@ -109,7 +109,7 @@ class Outbox:
 
     Raises:
         ConfigError: a newer version wrote it.
-        CapacityError: the disk refuses.
+        CapacityError: the disk refuses, or a key is missing and an earlier file is set aside already.
     """
 
     _reader: _Reader
@@ -209,7 +209,7 @@ class Outbox:
         skip_models: Collection[tuple[str, str]] = (),
         skip_reached_gateway: bool = False,
     ) -> list[OutboxItem]:
-        """Returns the oldest promises.
+        """Returns the oldest promises; ends those whose request cannot be read.
 
         Args:
             limit: of promises.
@@ -233,6 +233,8 @@ class Outbox:
     async def overdue(self, age_s: float, limit: int) -> list[OutboxItem]:
         """Returns promises that are at least `age_s` old, oldest first, at most `limit`. Call it every `LOOK_EVERY_S`.
 
+        Ends those whose request cannot be read.
+
         Raises:
             CapacityError: the disk refuses.
         """
@@ -244,6 +246,8 @@ class Outbox:
 
     async def finish(self, request_id: str, final: InferResponse) -> None:
         """Stores the answer and deletes the promise, both or neither. Does nothing if there is no such promise.
+
+        Also deletes answers that are too old, or that exceed `answers_limit_bytes`.
 
         Raises:
             CapacityError: the disk refuses.
