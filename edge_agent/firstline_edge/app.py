@@ -134,8 +134,8 @@ class EdgeAgent:
         clock: Clock = SYSTEM_CLOCK,
         problems: Mapping[Path, str] = MappingProxyType({}),
     ) -> None:
-        # The device's own settings: identity, links, limits of the fleet and the API, which no fleet may change. The parts
-        # that a fleet configures are built from `_configured`, which includes the fleet's values at the start.
+        # The device's own settings. The parts that a fleet may configure (policy, budget, costs, audit) are built from
+        # `_configured`, which has the fleet's values of this start; later changes reach them by `SettingsAdoption`.
         self.settings = settings
         self.metrics = RequestMetrics("edge")
         self.background = Background()
@@ -145,6 +145,7 @@ class EdgeAgent:
 
     async def __aenter__(self) -> EdgeAgent:
         async with AsyncExitStack() as opened:
+            self._open_state(opened)
             self._open_models(opened)
             self._open_storage(opened)
             self._open_hardware(opened)
@@ -163,19 +164,22 @@ class EdgeAgent:
         self.data_plane.stop()
         await self._opened.aclose()
 
-    def _open_models(self, opened: AsyncExitStack) -> None:
-        settings, clock = self.settings, self._clock
-        options = RuntimeOptions(providers=settings.models.providers, threads=settings.models.threads)
-        check_options(options, "models.providers")
-        self.state = StateDirectory(settings.state_dir)
+    def _open_state(self, opened: AsyncExitStack) -> None:
+        models = self.settings.models
+        self._options = RuntimeOptions(providers=models.providers, threads=models.threads)
+        check_options(self._options, "models.providers")
+        self.state = StateDirectory(self.settings.state_dir)
         opened.callback(self.state.close)
+        self._configured = self.settings
         self._fleet_start: FleetStart | None = None
-        if settings.fleet.enabled:
+        if self.settings.fleet.enabled:
             from firstline_edge.fleet.start import start_fleet  # httpx takes time and memory to import
 
-            self._fleet_start = start_fleet(settings, self.state, clock)
-            settings = self._fleet_start.settings
-        self._configured = settings
+            self._fleet_start = start_fleet(self.settings, self.state, self._clock)
+            self._configured = self._fleet_start.settings
+
+    def _open_models(self, opened: AsyncExitStack) -> None:
+        settings, clock = self._configured, self._clock
         self._workers = Workers(settings.models.workers, settings.models.queue_limit, clock)
         self.profiles = Profiles(settings.state_dir, Path(settings.hardware.root))
         load_ladder = None
@@ -185,7 +189,7 @@ class EdgeAgent:
             load_ladder = partial(loading.load_ladder, settings=settings)
         self._load_bundle = partial(
             load_bundle,
-            options=options,
+            options=self._options,
             workers=self._workers,
             load_ladder=load_ladder,
             profiles=self.profiles,
@@ -364,7 +368,7 @@ class EdgeAgent:
         self._fleet_tasks: FleetTasks | None = None
         if self._fleet_start is None or self._counts is None:
             return
-        from firstline_edge.fleet.http_client import FleetHttp, upload_profile
+        from firstline_edge.fleet.http_client import fleet_http, upload_profile
         from firstline_edge.fleet.member import FleetMember, FleetTasks
         from firstline_edge.fleet.report import CountsReport, StateReport, device_hardware
         from firstline_edge.fleet.transports import twin_transport
@@ -374,8 +378,7 @@ class EdgeAgent:
 
         start, settings, clock = self._fleet_start, self.settings, self._clock
         rng = random.Random()  # noqa: S311 (jitter)
-        section = next((link for link in settings.links if link.kind == "http"), None)
-        http = FleetHttp(section, self.identity.credentials) if section is not None else None
+        http = fleet_http(settings.links, self.identity.credentials)
         if http is not None:
             opened.push_async_callback(http.close)
         updater, configurator = self._fleet_updates(start, self._counts, http, rng)

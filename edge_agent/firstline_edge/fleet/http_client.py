@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -134,6 +134,16 @@ class FleetHttp:
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+def fleet_http(links: Sequence[LinkSection], credentials: Credentials | None) -> FleetHttp | None:
+    """Returns the client of the first HTTP link; None if the device has MQTT links only.
+
+    Raises:
+        ConfigError: see `FleetHttp`.
+    """
+    section = next((link for link in links if link.kind == "http"), None)
+    return FleetHttp(section, credentials) if section is not None else None
 
 
 async def upload_profile(http: FleetHttp | None, profile: Profile) -> None:
