@@ -95,10 +95,10 @@ class BatchTimes:
         while size < largest:
             each, doubled = self._seconds_per_row.get(size), self._seconds_per_row.get(size + 1)
             fresh = self._batches - self._tried.get(size + 1, 0) < _RETRY_BATCHES
-            if each is None or doubled is None or not fresh:
+            if doubled is None or not fresh:
                 size += 1
                 break  # one unknown step at a time
-            if each < GAIN * doubled:
+            if each is not None and each < GAIN * doubled:
                 break
             size += 1
         return min(max_rows, 1 << size)
