@@ -127,15 +127,14 @@ class LoopTimes:
         self._in_threads: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._expect(now_s)
 
-    def may_run(self, rows: int, now_s: float) -> bool:
+    def may_run(self, rows: int) -> bool:
         """Returns whether a batch may run on the loop; otherwise it has to run in a thread."""
-        if not self.measured:
-            return False
-        if runs_on_loop(self._times.seconds(rows)):
-            return True
-        if now_s >= self._retry_s:
+        return bool(self.measured) and runs_on_loop(self._times.seconds(rows))
+
+    def retry_if_due(self, now_s: float) -> None:
+        """Forgets what was learned on the loop if a model that was too slow there is due for another try."""
+        if self.measured and now_s >= self._retry_s:
             self._expect(now_s)
-        return False
 
     def seconds(self, rows: int) -> float:
         """Returns the expected seconds of a batch on the loop, whether or not it may run there."""

@@ -43,7 +43,7 @@ _LATE, _LATE_S = 3.0, 0.02
 # so many seconds. It only has to be longer than a third of what a healthy executor takes.
 _UNKNOWN_TIMES, _UNKNOWN_S = 4.0, 0.5
 
-Ran = asyncio.Future[list[Outcome]]
+FutureOutcomes = asyncio.Future[list[Outcome]]
 
 log = logger(__name__)
 
@@ -161,7 +161,7 @@ class Attempts:
 
     def begin(
         self, member: Member, work: Work, positions: Sequence[int], *, is_probe: bool = False, was_split: bool = False
-    ) -> tuple[Attempt, Ran]:
+    ) -> tuple[Attempt, FutureOutcomes]:
         """Starts some requests of a batch on an executor; `settle` or `note` ends the attempt.
 
         Args:
@@ -183,7 +183,7 @@ class Attempts:
             else:
                 ran = executor.run(work.key, inputs, deadlines_s)
         except Exception as error:  # noqa: BLE001 (the outcome of the attempt)
-            failed: Ran = asyncio.get_running_loop().create_future()
+            failed: FutureOutcomes = asyncio.get_running_loop().create_future()
             failed.set_exception(error)
             return attempt, failed
         if isinstance(ran, Future):
@@ -191,7 +191,7 @@ class Attempts:
             return attempt, asyncio.wrap_future(ran)
         return attempt, asyncio.ensure_future(ran)
 
-    def settle(self, attempt: Attempt, ran: Ran) -> None:
+    def settle(self, attempt: Attempt, ran: FutureOutcomes) -> None:
         """Learns from an attempt that is over; gives up one that is not."""
         if ran.done() and not ran.cancelled():
             error = ran.exception()
@@ -307,9 +307,9 @@ class BatchRun:
         # Requests that failed and may be at fault themselves, by the executor, and its error.
         self._unclear: dict[Member, tuple[Sequence[int], str]] = {}
         self._tried: list[Member] = []
-        self._running: dict[Ran, Attempt] = {}
+        self._running: dict[FutureOutcomes, Attempt] = {}
         self._late: Timer | None = None
-        self.ended: Ran = asyncio.get_running_loop().create_future()
+        self.ended: FutureOutcomes = asyncio.get_running_loop().create_future()
         self.ended.add_done_callback(self._give_up)
 
     def begin(self, member: Member, positions: Sequence[int]) -> None:
@@ -369,7 +369,7 @@ class BatchRun:
         if not self._running or not self._open():
             self._end()
 
-    def _done(self, ran: Ran) -> None:
+    def _done(self, ran: FutureOutcomes) -> None:
         attempt = self._running.pop(ran, None)
         if attempt is None or self.ended.done():
             return

@@ -67,14 +67,14 @@ class Placement:
         times: of batches on the executor with the earliest predicted completion.
         is_free: whether it can start there now; else it waits for that executor.
         is_ahead: whether it is queued behind the batches that run there.
-        again_s: seconds after which to look again, if it waits and nothing happens meanwhile.
+        retry_s: seconds after which to look again, if it waits and nothing happens meanwhile.
         idle: another executor, which completes a part of the backlog before the busy ones would.
     """
 
     times: ExecutorTimes
     is_free: bool = True
     is_ahead: bool = False
-    again_s: float = 0.0
+    retry_s: float = 0.0
     idle: IdleShare | None = None
 
     @property
@@ -88,12 +88,12 @@ class NoPlacement(NamedTuple):
 
     Args:
         error: for requests whose time ends before one may.
-        again_s: seconds until one may at the earliest: infinite if none will without a change, 0 if that depends on
+        retry_s: seconds until one may at the earliest: infinite if none will without a change, 0 if that depends on
             what runs.
     """
 
     error: FirstlineError
-    again_s: float
+    retry_s: float
 
 
 def problem_with(members: Sequence[Member], key: ModelKey) -> str:
@@ -138,13 +138,13 @@ def beyond_budgets(
         for each in candidates
         if each.executor.memory.fits(each.memory_bytes)
     ]
-    again_s = min(waits_s, default=math.inf)
+    retry_s = min(waits_s, default=math.inf)
     error = BudgetExceededError(
         f"A batch of model '{key.name}' is beyond the memory or energy that the executors may take now; "
         "come back later.",
-        retry_after_s=again_s if 0 < again_s < math.inf else _RETRY_AFTER_S,
+        retry_after_s=retry_s if 0 < retry_s < math.inf else _RETRY_AFTER_S,
     )
-    return NoPlacement(error, again_s)
+    return NoPlacement(error, retry_s)
 
 
 def _most_rows(members: Sequence[Member], key: ModelKey, rows: int) -> int:
@@ -229,7 +229,7 @@ class ExecutorSnapshot:
         return Placement(
             ExecutorTimes(best.executor, key, most),
             is_free=False,
-            again_s=_look_again_s(best, soonest_s),
+            retry_s=_look_again_s(best, soonest_s),
             idle=self._idle_share(
                 best,
                 ExecutorTimes(best.executor, key, most),

@@ -100,7 +100,7 @@ class Admission:
         if item.predicted_s < math.inf and item.level != AUDIT_LEVEL and not item.waited_for_budget:
             self.margin.learn(item.predicted_s, now_s)
 
-    def place_of(self, key: ModelKey, request: InferRequest, now_s: float) -> PendingRequest:
+    def new_request(self, key: ModelKey, request: InferRequest, now_s: float) -> PendingRequest:
         """Returns a new request with its place in the order; one of the other methods then admits it.
 
         Args:

@@ -1,12 +1,14 @@
 """Dynamic batching without waiting: requests that come while all executors are busy are the next batch.
 
 No timer holds a request back. A request that finds an executor free starts there at once. Under load batches grow,
-because more requests wait when an executor becomes free. Batches of quick models run on the event loop itself
-(`Batcher._for_loop`), which costs less than a thread: those of all requests of one turn of the event loop at its end,
-or at once while requests come one at a time.
+because more requests wait when an executor becomes free.
 
-A request that was admitted is answered by its deadline, or refused at that moment. The first is as good as the
-predictions are; the second always holds. Only audits are admitted without this promise: no caller waits for them.
+A batch of a quick model runs on the event loop itself (`Batcher._requests_for_loop`), which costs less than a thread.
+It runs at the end of the turn of the event loop in which its requests came. While requests come one at a time, each
+runs at once.
+
+A request is admitted if it is predicted to be answered by its deadline. If the prediction was wrong, it is refused at
+its deadline. Audits are admitted without a prediction, because no caller waits for them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import InferRequest, ModelKey
 from firstline_gateway.executors.base import Outcome, Probabilities
-from firstline_gateway.executors.dispatch.attempts import BatchRun
+from firstline_gateway.executors.dispatch.attempts import BatchRun, FutureOutcomes
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import CompletionForecast, Lane, Times
 from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, NoPlacement, Placement
@@ -51,8 +53,6 @@ WAITING_S = 0.01
 _LOOK_AGAIN_S = 0.001
 _UNKNOWN = BatchTimes()
 _NOTHING_KNOWN = CompletionForecast([Lane(0.0, _UNKNOWN)], 1)
-
-Ran = asyncio.Future[list[Outcome]]
 
 log = logger(__name__)
 
@@ -103,7 +103,7 @@ class Batcher:
         self._on_ran = on_ran
         self._queue = PendingQueue()
         self._admission = Admission(self._queue, bounds)
-        self._running: dict[Ran, _Batch] = {}
+        self._running: dict[FutureOutcomes, _Batch] = {}
         self._running_of: Counter[ModelKey] = Counter()
         self._ended_s: dict[ModelKey, float] = {}
         self._ahead: list[_Batch] = []  # queued for a thread behind other batches
@@ -176,8 +176,12 @@ class Batcher:
     def _admit(
         self, key: ModelKey, request: InferRequest, now_s: float, *, may_start: bool
     ) -> tuple[PendingRequest, Placement | LoopTimes | None]:
-        """Admits a request; returns it, and where it starts at once if it may, else it is in the queue."""
-        item = self._admission.place_of(key, request, now_s)
+        """Admits a request.
+
+        Returns:
+            The request, and where to start it at once; None if it is in the queue.
+        """
+        item = self._admission.new_request(key, request, now_s)
         weights: Weights = {}
         place: Placement | LoopTimes | None = self._loop_now(item, now_s)
         if place is None:
@@ -200,7 +204,7 @@ class Batcher:
             return item, place
         self._queue.add(item, weights)
         if isinstance(place, Placement):  # the next request of this turn must not find free what this one takes
-            self._start_on_executors(set(self._for_loop(now_s)[0]))
+            self._start_on_executors(set(self._requests_for_loop(now_s)[0]))
         self._may_start = self._may_start or not isinstance(place, LoopTimes)
         return item, None
 
@@ -218,12 +222,16 @@ class Batcher:
         return {other: snapshot.part(key, other) * self._unbounded_share(other, key) for other in self._queue.rows}
 
     def _unbounded_share(self, key: ModelKey, new: ModelKey) -> float:
-        """The part of a model's work that does not wait for a budget. A new request waits if all of its model does."""
-        of_model, over_budget = self._queue.of(key), self._over_budget.get(key, ())
-        if not over_budget or (key == new and len(over_budget) == of_model.requests):
+        """Returns the part of a model's work that comes before a new request: what does not wait for a budget.
+
+        If all requests of the new request's own model wait for a budget, so will the new request. All their work then
+        comes before it.
+        """
+        totals, over_budget = self._queue.of(key), self._over_budget.get(key, ())
+        if not over_budget or (key == new and len(over_budget) == totals.requests):
             return 1.0
         work_s = sum([item.work_s for item in over_budget])
-        return max(0.0, 1.0 - work_s / of_model.work_s) if of_model.work_s else 0.0
+        return max(0.0, 1.0 - work_s / totals.work_s) if totals.work_s else 0.0
 
     def _is_at_limit(self, key: ModelKey, more: int = 1) -> bool:
         """Whether a model may not run so many more batches."""
@@ -234,9 +242,12 @@ class Batcher:
     def _loop_times(self, key: ModelKey, rows: int, now_s: float) -> LoopTimes | None:
         """Returns the times of a model on the event loop if a batch of so many rows may run there, else None."""
         times = self._dispatcher.loop_times(key)
-        if times is None or not times.may_run(rows, now_s) or (self._running and self._is_at_limit(key)):
+        if times is None:
             return None
-        return times
+        if not times.may_run(rows):
+            times.retry_if_due(now_s)
+            return None
+        return None if self._running and self._is_at_limit(key) else times
 
     def _loop_now(self, item: PendingRequest, now_s: float) -> LoopTimes | None:
         """Returns the times of a new request's model if it runs on the event loop soon, and in time, else None."""
@@ -252,8 +263,8 @@ class Batcher:
                 work_s += others.seconds(rows)
         return times if work_s <= WAITING_S and now_s + work_s <= item.latest_s else None
 
-    def _for_loop(self, now_s: float) -> tuple[list[PendingRequest], dict[ModelKey, LoopTimes]]:
-        """Decides which requests run on the event loop: those of quick models, as far as they are soon done there.
+    def _requests_for_loop(self, now_s: float) -> tuple[list[PendingRequest], dict[ModelKey, LoopTimes]]:
+        """Chooses requests of quick models that run on the event loop, up to the work that may wait for it.
 
         Returns:
             The requests by due time, and the times of their models.
@@ -262,11 +273,11 @@ class Batcher:
         if not times:
             return [], times
         is_single = len(self._queue) == 1 and len(self._new) <= 1
-        found, key, of_model = [], None, None
+        found, key, model_times = [], None, None
         for item in self._queue:
             if item.key is not key:
-                key, of_model = item.key, times.get(item.key)
-            if of_model is None or (item.rows > 1 and not of_model.may_run(item.rows, now_s)):
+                key, model_times = item.key, times.get(item.key)
+            if model_times is None or (item.rows > 1 and not model_times.may_run(item.rows)):
                 continue
             if item.level != AUDIT_LEVEL or is_single:
                 found.append(item)
@@ -321,35 +332,35 @@ class Batcher:
 
     def _fill(self) -> None:
         """Starts every batch that can start now, on the executors and on the event loop."""
-        for_loop, times = self._for_loop(self._clock.monotonic_s())
-        if self._may_start and len(self._queue) > len(for_loop):
-            self._start_on_executors(set(for_loop))
-        if for_loop:
-            self._run_on_loop(for_loop, times)
+        loop_requests, times = self._requests_for_loop(self._clock.monotonic_s())
+        if self._may_start and len(self._queue) > len(loop_requests):
+            self._start_on_executors(set(loop_requests))
+        if loop_requests:
+            self._run_on_loop(loop_requests, times)
             if not times.keys().isdisjoint(self._queue.rows):  # the turn is over, or a model has become slow
                 self._fill_soon()
 
-    def _start_on_executors(self, for_loop: AbstractSet[PendingRequest]) -> None:
+    def _start_on_executors(self, loop_requests: AbstractSet[PendingRequest]) -> None:
         """Starts what can start there. Until an executor, or what waits for one, changes, nothing more can."""
         if self._retry_timer is not None:
             self._retry_timer.cancel()
             self._retry_timer = None
-        again_s: float | None = None
-        while again_s is None and len(self._queue) > len(for_loop):
-            again_s = self._start_on_executor(for_loop, self._clock.monotonic_s())
+        retry_s: float | None = None
+        while retry_s is None and len(self._queue) > len(loop_requests):
+            retry_s = self._start_on_executor(loop_requests, self._clock.monotonic_s())
         self._may_start = False
-        if again_s is not None and again_s < math.inf:
-            self._retry_timer = self._clock.call_at(self._clock.monotonic_s() + again_s, self._fill_soon)
+        if retry_s is not None and retry_s < math.inf:
+            self._retry_timer = self._clock.call_at(self._clock.monotonic_s() + retry_s, self._fill_soon)
 
-    def _start_on_executor(self, for_loop: AbstractSet[PendingRequest], now_s: float) -> float | None:
+    def _start_on_executor(self, loop_requests: AbstractSet[PendingRequest], now_s: float) -> float | None:
         """Starts one batch on an executor and returns None; else returns the seconds after which to look again."""
         self._over_budget = {}
         snapshot = self._dispatcher.snapshot()
         if snapshot.is_full:
-            return self._refuse_bounded(snapshot, for_loop, now_s)
+            return self._refuse_or_delay_bounded(snapshot, loop_requests, now_s)
         full = {key for key in self._running_of if self._is_at_limit(key)}
-        again_s = math.inf
-        waiting = [item for item in self._queue if item not in for_loop and item.key not in full]
+        retry_s = math.inf
+        waiting = [item for item in self._queue if item not in loop_requests and item.key not in full]
         while waiting:
             placements = _Placements(snapshot, waiting, self._max_rows, self._may_share_slots)
             choice = choose_batch(
@@ -364,11 +375,11 @@ class Batcher:
             if choice.too_late:  # what is left may be another batch, on another executor
                 return None
             key = choice.batch[0].key
-            of_model = [item for item in waiting if item.key == key]
+            same_model = [item for item in waiting if item.key == key]
             placement = placements.of(key)
             if isinstance(placement, NoPlacement):
-                without, later_s = self._wait_for_budgets(snapshot, of_model, now_s)
-                again_s, waiting = min(again_s, later_s), [item for item in waiting if item not in without]
+                unplaced, later_s = self._wait_for_budgets(snapshot, same_model, now_s)
+                retry_s, waiting = min(retry_s, later_s), [item for item in waiting if item not in unplaced]
                 continue
             if placement.is_free:
                 for item, seconds in choice.delayed:
@@ -376,55 +387,61 @@ class Batcher:
                 self._queue.take(choice.batch)
                 self._start(choice.batch, placement, now_s)
                 return None
-            if placement.idle is not None and (part := batch_for_idle(of_model, placement.idle, now_s)):
+            if placement.idle is not None and (part := batch_for_idle(same_model, placement.idle, now_s)):
                 self._queue.take(part)
                 self._start(part, Placement(placement.idle.times), now_s)
                 return None
-            again_s = min(again_s, placement.again_s)
-            snapshot.reserve(key, placement, _rows(of_model))
+            retry_s = min(retry_s, placement.retry_s)
+            snapshot.reserve(key, placement, _rows(same_model))
             waiting = [item for item in waiting if item.key != key]
-        return again_s
+        return retry_s
 
-    def _may_share_slots(self, key: ModelKey, of_model: int, waiting: int) -> bool:
+    def _may_share_slots(self, key: ModelKey, same_model: int, waiting: int) -> bool:
         """Whether a batch may leave rows to another executor: no other model waits for that one."""
-        return of_model == waiting and not self._is_at_limit(key, more=2)
+        return same_model == waiting and not self._is_at_limit(key, more=2)
 
-    def _refuse_bounded(self, snapshot: ExecutorSnapshot, for_loop: AbstractSet[PendingRequest], now_s: float) -> float:
-        """Answers requests that no budget allows, or that no executor runs, though none could start now anyway."""
-        again_s = math.inf
+    def _refuse_or_delay_bounded(
+        self, snapshot: ExecutorSnapshot, loop_requests: AbstractSet[PendingRequest], now_s: float
+    ) -> float:
+        """Refuses requests that cannot have a budget or executor in time, and delays the others, while no slot is free.
+
+        Returns:
+            The seconds after which to look at the waiting requests again.
+        """
+        retry_s = math.inf
         for key in [key for key in self._queue.rows if snapshot.is_bounded(key)]:
-            of_model = [item for item in self._queue if item.key == key and item not in for_loop]
-            again_s = min(again_s, self._wait_for_budgets(snapshot, of_model, now_s)[1])
-        return again_s
+            same_model = [item for item in self._queue if item.key == key and item not in loop_requests]
+            retry_s = min(retry_s, self._wait_for_budgets(snapshot, same_model, now_s)[1])
+        return retry_s
 
     def _wait_for_budgets(
-        self, snapshot: ExecutorSnapshot, of_model: Sequence[PendingRequest], now_s: float
+        self, snapshot: ExecutorSnapshot, same_model: Sequence[PendingRequest], now_s: float
     ) -> tuple[set[PendingRequest], float]:
-        """Lets requests of a model wait that have no placement, and refuses those that cannot wait so long.
+        """Lets the requests of a model that have no placement wait, and refuses those that cannot wait so long.
 
-        Smaller requests that have one go on: a large request must not hold up all others.
+        Smaller requests may have a placement: a large request must not hold up all others.
 
         Returns:
             The requests without a placement, and the seconds after which to look at them again.
         """
-        without, again_s = set(), math.inf
+        unplaced, retry_s = set(), math.inf
         placements: dict[int, Placement | NoPlacement] = {}
-        for item in of_model:
+        for item in same_model:
             rows = item.rows
             if rows not in placements:
                 placements[rows] = snapshot.place(item.key, rows, self._max_rows, rows)
-            none = placements[rows]
-            if not isinstance(none, NoPlacement):
+            placement = placements[rows]
+            if not isinstance(placement, NoPlacement):
                 continue
-            without.add(item)
-            if item.latest_s <= now_s + none.again_s:
+            unplaced.add(item)
+            if item.latest_s <= now_s + placement.retry_s:
                 self._queue.remove(item)
-                item.settle(none.error)
+                item.settle(placement.error)
                 continue
             item.waited_for_budget = True
             self._over_budget.setdefault(item.key, []).append(item)
-            again_s = min(again_s, none.again_s or math.inf, item.latest_s - now_s)
-        return without, max(_LOOK_AGAIN_S, again_s)
+            retry_s = min(retry_s, placement.retry_s or math.inf, item.latest_s - now_s)
+        return unplaced, max(_LOOK_AGAIN_S, retry_s)
 
     def _start(self, items: Sequence[PendingRequest], place: Placement | LoopTimes, now_s: float) -> None:
         """Runs a batch: on the event loop if its model is quick, otherwise on an executor, in a thread or elsewhere."""
@@ -475,7 +492,7 @@ class Batcher:
                     self._queue.add(item)
         self._fill_soon()
 
-    def _follow(self, batch: _Batch, ran: Ran) -> None:
+    def _follow(self, batch: _Batch, ran: FutureOutcomes) -> None:
         """Answers the requests of a batch when it ends."""
         self._running[ran] = batch
         self._running_of[batch.key] += 1
@@ -483,7 +500,7 @@ class Batcher:
             self._expire_in_time(item)
         ran.add_done_callback(self._finish)
 
-    def _finish(self, ran: Ran) -> None:
+    def _finish(self, ran: FutureOutcomes) -> None:
         batch = self._running.pop(ran, None)
         if batch is None:  # taken back
             return
@@ -547,12 +564,12 @@ class _Placements:
     def of(self, key: ModelKey) -> Placement | NoPlacement:
         """Returns where the next batch of a model runs."""
         if key not in self._found:
-            of_model = [item for item in self._waiting if item.key == key]
+            same_model = [item for item in self._waiting if item.key == key]
             # The first by due time, or of the highest level, is in the batch; see `choose_batch`.
-            least_rows = max(of_model[0].rows, by_level(of_model)[0].rows)
-            may_share_slots = self._may_share_slots(key, len(of_model), len(self._waiting))
+            least_rows = max(same_model[0].rows, by_level(same_model)[0].rows)
+            may_share_slots = self._may_share_slots(key, len(same_model), len(self._waiting))
             self._found[key] = self._snapshot.place(
-                key, _rows(of_model), self._max_rows, least_rows, may_share_slots=may_share_slots
+                key, _rows(same_model), self._max_rows, least_rows, may_share_slots=may_share_slots
             )
         return self._found[key]
 
