@@ -1,4 +1,4 @@
-"""Batches in this process: prepared, run and shared out; and the executor that runs them in threads.
+"""The executor of this process, which runs batches in threads, and the functions that prepare, run and split a batch.
 
 The executor has one thread for each core, each running a one-thread session. Several one-thread runs side by side
 answer more requests a second than one run on all threads. All threads share one loaded model, whose session is safe to
@@ -279,13 +279,13 @@ def prepare_batch(
     return Prepared(list(groups.values()), outcomes)
 
 
-def joined(group: Group) -> Array:
-    """The rows of a group, one request after the other."""
+def joined_rows(group: Group) -> Array:
+    """Returns the rows of all requests of a group, in their order."""
     return group[0][1] if len(group) == 1 else np.concatenate([part for _, part in group])
 
 
-def shared_out(group: Group, results: Probabilities) -> dict[int, Outcome]:
-    """Each request's own rows of what came of `joined`."""
+def split_results(group: Group, results: Probabilities) -> dict[int, Outcome]:
+    """Returns the results of each request of a group, from the results of `joined_rows`."""
     outcomes: dict[int, Outcome] = {}
     start = 0
     for position, part in group:
@@ -296,7 +296,7 @@ def shared_out(group: Group, results: Probabilities) -> dict[int, Outcome]:
 
 def _run_group(model: Predictor, group: Group, max_rows: int) -> dict[int, Outcome]:
     try:
-        return shared_out(group, _run_rows(model, joined(group), max_rows))
+        return split_results(group, _run_rows(model, joined_rows(group), max_rows))
     except (FirstlineError, MemoryError) as error:
         if len(group) == 1:
             return {group[0][0]: _no_memory(error) if isinstance(error, MemoryError) else error}

@@ -40,7 +40,7 @@ from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import Array, ModelKey, Tensor
 from firstline_gateway.executors.base import ExecutionReport, Outcome, Probabilities
-from firstline_gateway.executors.local import Group, Prepared, joined, prepare_batch, shared_out
+from firstline_gateway.executors.local import Group, Prepared, joined_rows, prepare_batch, split_results
 from firstline_gateway.executors.oip.dialects import RemoteModel
 from firstline_gateway.models.repository import ServedModel
 
@@ -242,10 +242,10 @@ class OipServer:
         due_s = [deadlines_s[position] for position, _ in group]
         first_s = min((each for each in due_s if each is not None), default=None)
         try:
-            rows = joined(group)
+            rows = joined_rows(group)
             steps = [rows[at : at + self._max_batch_rows] for at in range(0, len(rows), self._max_batch_rows)]
             parts = [await self._send(key, model, step, first_s, spent) for step in steps]
-            return shared_out(group, parts[0] if len(parts) == 1 else np.concatenate(parts))
+            return split_results(group, parts[0] if len(parts) == 1 else np.concatenate(parts))
         except DeadlineExceededError as error:
             late = [member for member, each in zip(group, due_s, strict=True) if each == first_s]
             others = [member for member, each in zip(group, due_s, strict=True) if each != first_s]
