@@ -146,7 +146,7 @@ class Agent:
         self.habits.models.clear()
         self._updater = Updater(self._services())
         if self._desired is not None:
-            self._updater.desire(self._desired.models)
+            self._updater.receive(self._desired.models)
         self._running = asyncio.get_running_loop().create_task(self._updater.run())
         self.expect_crash()
 
@@ -168,7 +168,7 @@ class Agent:
         reloading = Reloading(self.models, certificates, [self._setup], self._load_bundle, copies)
         path = self.store.path(BUNDLE, self.store.pointer(BUNDLE).slot)
         if path is not None:
-            reloading.instead[BUNDLE] = path
+            reloading.replacements[BUNDLE] = path
         serving = _Serving(
             self,
             reloading,
@@ -228,7 +228,7 @@ class Agent:
         if self._running is not None and desired != self._desired:
             store(self._folder / "fleet" / "desired", desired, "desired state")
             self._desired = desired
-            self._updater.desire(desired.models)
+            self._updater.receive(desired.models)
 
     def said(self) -> DeviceReport | None:
         """Returns the device's report and its telemetry; None while no process runs."""

@@ -217,9 +217,9 @@ class EdgeAgent:
             on_alarm=self._alarms.put,
         )
         opened.push_async_callback(self.certificates.close)
-        instead = {device_model.manifest.name: path for path, device_model in installed.items()}
+        replacements = {device_model.manifest.name: path for path, device_model in installed.items()}
         self.reloading = Reloading(
-            self.models, self.certificates, directories, self._load_bundle, copies, instead=instead
+            self.models, self.certificates, directories, self._load_bundle, copies, replacements=replacements
         )
 
     def _open_storage(self, opened: AsyncExitStack) -> None:

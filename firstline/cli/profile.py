@@ -13,8 +13,8 @@ from firstline.cli.device_profiling import bundle_named, cancel_on, profile_on
 from firstline.cli.options import GatewayOptions, check_name, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
 from firstline.cli.profile_source import print_profile
+from firstline.workbench.accuracy import accuracies_on
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.observe import accuracies_on
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.profiles import NewProfileRequest

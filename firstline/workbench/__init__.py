@@ -19,6 +19,7 @@ Certify
 Measure
     dataset       labelled images on disk, and the group of each
     observe       runs models image by image, and times each answer
+    accuracy      counts the right answers of each model
     evaluate      figures of the edge model alone, the full model alone, and both tiers
     report_data   the numbers behind plots and page
     plots         draws the plots

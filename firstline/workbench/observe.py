@@ -1,24 +1,22 @@
-"""Runs models over a data set, image by image as requests come to a device: answers, latencies and accuracy."""
+"""Runs models over a data set, image by image as requests come to a device: answers and latencies."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.dataset import Dataset, Sample
-from firstline_core.bundle.loading import LoadedModel, Prediction, Scorer, load_model
+from firstline_core.bundle.loading import LoadedModel, Prediction, Scorer
 from firstline_core.bundle.manifest import Model
-from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError, FirstlineError, RequestError
+from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.policy import Probabilities
-from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Sha256, Tensor
+from firstline_core.types import Tensor
 
 Progress = Callable[[int, int], None]
 """Called with the number of images that are done, and of all."""
@@ -50,10 +48,11 @@ class Answers:
 
     def scores(self, score: Scorer) -> NDArray[np.float64]:
         """Returns (n,) scores, of one row at a time as on a device: other batches may change the last digits."""
-        rows = range(len(self.probabilities))
-        logits = [self.logits[at : at + 1] if self.logits is not None else None for at in rows]
-        each = [score(self.probabilities[at : at + 1], shown)[0] for at, shown in zip(rows, logits, strict=True)]
-        return np.array(each, np.float64)
+        scores = np.empty(len(self.probabilities))
+        for position in range(len(scores)):
+            row = slice(position, position + 1)
+            scores[position] = score(self.probabilities[row], None if self.logits is None else self.logits[row])[0]
+        return scores
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,13 +95,13 @@ def observe(
     count = len(dataset)
     truth, sizes = np.empty((2, count), np.int64)
     answers = tuple(_reserve(model, count, with_logits=model in with_logits) for model in models)
-    for at, (sample, size_bytes, predictions) in enumerate(_predict(models, spec, dataset, progress)):
-        truth[at], sizes[at] = sample.label, size_bytes
+    for position, (sample, size_bytes, predictions) in enumerate(predict_each(models, spec, dataset, progress)):
+        truth[position], sizes[position] = sample.label, size_bytes
         for of_model, (prediction, took_s) in zip(answers, predictions, strict=True):
-            of_model.probabilities[at] = prediction.probabilities[0]
-            of_model.seconds[at] = took_s
+            of_model.probabilities[position] = prediction.probabilities[0]
+            of_model.seconds[position] = took_s
             if of_model.logits is not None and prediction.logits is not None:
-                of_model.logits[at] = prediction.logits[0]
+                of_model.logits[position] = prediction.logits[0]
     return Observations(truth, sizes, answers)
 
 
@@ -113,15 +112,19 @@ def _reserve(model: LoadedModel, count: int, *, with_logits: bool) -> Answers:
     return Answers(model.model, model.runtime.provider, np.empty(shape, np.float32), logits, np.empty(count))
 
 
-def _predict(
+def predict_each(
     models: Sequence[LoadedModel], spec: InputSpec, dataset: Dataset, progress: Progress
 ) -> Iterator[tuple[Sample, int, list[tuple[Prediction, float]]]]:
     """Yields every sample with the bytes of its image, and each model's prediction with its seconds.
 
     Images are run one at a time, because callers see the latency of one image.
+
+    Raises:
+        ConfigError: the bundle takes no encoded images, or an image of the data set does not fit it.
+        InferenceError: a model failed.
     """
     for done, (sample, tensor) in enumerate(images(spec, dataset)):
-        with fitting(sample, dataset):
+        with naming_image(sample, dataset):
             if done == 0:  # the first image pays for what decoders and caches do lazily
                 for model in models:
                     model.predict(tensor)
@@ -159,50 +162,9 @@ def image_tensor(spec: InputSpec, encoded: bytes) -> Tensor:
 
 
 @contextmanager
-def fitting(sample: Sample, dataset: Dataset) -> Iterator[None]:
+def naming_image(sample: Sample, dataset: Dataset) -> Iterator[None]:
     """Raises a ConfigError that names the image that the bundle does not accept."""
     try:
         yield
     except RequestError as error:
         raise ConfigError(f"'{sample.file}' of {dataset.folder} does not fit the bundle: {error.message}") from error
-
-
-def accuracies_on(
-    bundle: Bundle,
-    dataset: Dataset,
-    variants: Sequence[str] = (),
-    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
-    progress: Progress = lambda done, total: None,
-) -> dict[Sha256, float]:
-    """Returns the share of right answers by `Model.digest`, without the models that do not load here.
-
-    Args:
-        bundle: whose models run.
-        dataset: labelled images that no model was trained on.
-        variants: ids of models; empty for all, the full model included.
-        options: how the models run.
-        progress: receives the number of processed images and their total.
-
-    Raises:
-        ConfigError: the data does not fit the bundle, or no model loads.
-    """
-    manifest = bundle.manifest
-    dataset.check_labels(manifest.labels)
-    models: list[LoadedModel] = []
-    why = ""
-    with ExitStack() as stack:
-        for model in manifest.models:
-            if variants and model.id not in variants:
-                continue
-            try:
-                models.append(load_model(bundle, model, options))
-            except FirstlineError as error:
-                why = error.message
-                continue
-            stack.callback(models[-1].close)
-        if not models:
-            raise ConfigError(f"No model of {bundle.path} loads here, so that none has an accuracy: {why}")
-        right = np.zeros(len(models), np.int64)
-        for sample, _, predictions in _predict(models, manifest.input, dataset, progress):
-            right += [int(prediction.probabilities.argmax()) == sample.label for prediction, _ in predictions]
-    return {model.digest: count / len(dataset) for model, count in zip(models, right.tolist(), strict=True)}

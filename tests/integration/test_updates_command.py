@@ -51,7 +51,7 @@ def updated(config: Path, state: Path, tmp_path: Path) -> None:
         device = Device(state, registry, HastyClock())
         device.setup = tmp_path / "setup" / NAME
         device.start()
-        device.updater.desire([wanted])
+        device.updater.receive([wanted])
         await device.run()
         assert device.store.records[NAME].state is UpdateState.COMMITTED
 

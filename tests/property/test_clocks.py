@@ -128,7 +128,7 @@ def test_promise_ages_only_with_elapsed_time(lives: list[Run]) -> None:
 
 def look(ages: Timeline, promises: list[Promise]) -> None:
     """As the outbox does, which finds by their times what it stored itself."""
-    leap = ages.look()
+    leap = ages.check_clock()
     for one in promises if leap is not None else ():
         if leap.from_s <= one.stored_s <= leap.until_s:
             one.stored_s += leap.by_s

@@ -57,14 +57,14 @@ async def lived(folder: Path, bundles: list[Path], seed: int, patch: pytest.Monk
             with cut_after(rng.randint(0, 60), patch):
                 try:
                     device.start()
-                    device.updater.desire([wanted])
+                    device.updater.receive([wanted])
                     assert device.version in good
                     await device.run()
                 except Cut:
                     pass
         device.start()
         assert device.version in good
-        device.updater.desire([wanted])
+        device.updater.receive([wanted])
         await device.run()
         record = device.store.records[NAME]
         assert record.state in ENDED and not device.store.pointer(NAME).in_trial
@@ -98,13 +98,13 @@ async def test_a_kill_after_any_step_leaves_a_valid_bundle(
         with cut_after(operations, monkeypatch):
             try:
                 device.start()
-                device.updater.desire([wanted])
+                device.updater.receive([wanted])
                 await device.run()
             except Cut:
                 cut = True
         device.start()
         assert device.version in (1, 2)
-        device.updater.desire([wanted])
+        device.updater.receive([wanted])
         await device.run()
         assert device.store.records[NAME].state is UpdateState.COMMITTED and device.version == 2
         if not cut:

@@ -80,7 +80,7 @@ async def live(device: Device, wanted: list[DesiredModel], *, ends: bool = True)
     """All updates, with a restart while each is tried; whatever the disk does, something that verifies answers."""
     device.start()
     for model in wanted:
-        device.updater.desire([model])
+        device.updater.receive([model])
         restarted = False
         for _ in range(40):
             wait_s = await device.step()
@@ -92,7 +92,7 @@ async def live(device: Device, wanted: list[DesiredModel], *, ends: bool = True)
                 restarted = True
                 device.start()
                 assert device.version in (1, *VERSIONS)
-                device.updater.desire([model])
+                device.updater.receive([model])
             device.clock.pass_by(wait_s)
         else:
             assert not ends, device.store.records.get(NAME)
@@ -101,7 +101,7 @@ async def live(device: Device, wanted: list[DesiredModel], *, ends: bool = True)
 async def ended(device: Device, wanted: DesiredModel) -> str:
     """How the update ends, with a disk that is well."""
     assert device.version in (1, *VERSIONS)
-    device.updater.desire([wanted])
+    device.updater.receive([wanted])
     await device.run()
     record = device.store.records[NAME]
     assert record.state in ENDED and not device.store.pointer(NAME).in_trial

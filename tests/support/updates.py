@@ -226,9 +226,9 @@ class Device:
         """Signs a bundle."""
         return self.registry.add(bundle_at(self.folder / "published" / str(version), version), f"r{version}")
 
-    def desire(self, desired: DesiredModel) -> None:
+    def receive(self, desired: DesiredModel) -> None:
         """Receives the desired state of the fleet."""
-        self.updater.desire([desired])
+        self.updater.receive([desired])
 
     @property
     def state(self) -> tuple[UpdateState, str]:
@@ -262,7 +262,7 @@ class Device:
     async def run(self, desired: DesiredModel | None = None) -> None:
         """Runs steps until the update has ended; `desired` is received first."""
         if desired is not None:
-            self.desire(desired)
+            self.receive(desired)
         for _ in range(200):
             record = self.store.records.get(NAME)
             wait_s = await self.step()
@@ -345,9 +345,9 @@ class ConfigurationDevice:
         """Signs a configuration that sets 100 bytes per day for each version."""
         return self.registry.add(version, 100 * version)
 
-    def desire(self, desired: DesiredConfiguration) -> None:
+    def receive(self, desired: DesiredConfiguration) -> None:
         """Receives the desired state of the fleet."""
-        self.configurator.desire(desired)
+        self.configurator.receive(desired)
 
     async def step(self) -> float:
         """Runs one step; returns the seconds until the next one."""
@@ -378,7 +378,7 @@ async def run_update(
     until: frozenset[UpdateState] = ENDED,
 ) -> None:
     """Runs steps of a device until its update is in one of these states."""
-    device.desire(desired)  # type: ignore[arg-type]
+    device.receive(desired)  # type: ignore[arg-type]
     for _ in range(100):
         pause_s = await device.step()
         if device.state[0] in until:

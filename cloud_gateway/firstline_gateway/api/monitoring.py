@@ -38,7 +38,7 @@ def monitoring_routes(dispatcher: Dispatcher, store: Store, access: Access) -> A
     @router.get("/firstline/v1/store", tags=["store"])
     async def read_store() -> Response:
         """The database, and the reason if it accepts no writes at the moment."""
-        problem = store.trouble
+        problem = store.problem
         return json_response({"database": store.database.shown, "up": not problem, "problem": problem})
 
     return router

@@ -120,4 +120,4 @@ def unresponsive(database: Database) -> StoreUnavailableError:
 
 def register_metrics(metrics: RequestMetrics, store: Store) -> None:
     """Registers whether the store accepts writes."""
-    metrics.gauge("store_up", "1 while the store accepts writes.", lambda: float(not store.trouble))
+    metrics.gauge("store_up", "1 while the store accepts writes.", lambda: float(not store.problem))

@@ -140,7 +140,7 @@ class Auditor:
         if monitored is None or request.privacy is Privacy.LOCAL_ONLY:
             return
         may_draw = self._may_draw(monitored)
-        recalled: list[Row] = []
+        fully_answered: list[Row] = []
         for row in rows:
             if row.reason not in _BY_SCORE:
                 continue
@@ -148,7 +148,7 @@ class Auditor:
                 monitored.scores.add(row.score)
             if row.edge is None:
                 continue
-            covered = monitored.covers(row.score, model.group(row.edge))
+            covered = monitored.is_auditable(row.score, model.group(row.edge))
             if covered or (row.answer is not None and row.answer.reason is Reason.BUDGET):
                 if may_draw and (covered or self._is_ample()):
                     share = self._rate.propensity(has_room=self._sender.has_room)
@@ -158,9 +158,9 @@ class Auditor:
                         self._rate.charge(size_bytes)
                         self._sender.add(_audit_of(monitored, request, row, row.edge, share, covered=covered))
             elif row.answer is not None:
-                recalled.append(row)
-        if recalled:
-            self.observe_escalations(model, recalled)
+                fully_answered.append(row)
+        if fully_answered:
+            self.observe_escalations(model, fully_answered)
 
     def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Samples answers that the full model gave, with the propensity of audits, so that both can be joined.
@@ -175,7 +175,7 @@ class Auditor:
         for row in rows:
             if row.edge is None or row.output is None or row.answer is None or not row.answer.certified:
                 continue
-            if monitored.covers(row.score, model.group(row.edge)):  # already drawn, or not, as an audit
+            if monitored.is_auditable(row.score, model.group(row.edge)):  # already drawn, or not, as an audit
                 continue
             share = self._rate.propensity(has_room=self._sender.has_room)
             if self._rng.random() < share:
@@ -185,8 +185,8 @@ class Auditor:
 
     def _may_draw(self, monitored: MonitoredCertificate) -> bool:
         """Returns whether its answers may be drawn now: under a raised threshold only while the budgets are ample."""
-        relied = monitored.certificate.contract in self._certifies
-        return relied and (monitored.certificate_state.threshold is None or self._is_ample())
+        is_audited = monitored.certificate.contract in self._certifies
+        return is_audited and (monitored.certificate_state.threshold is None or self._is_ample())
 
     def _is_ample(self) -> bool:
         return self._spending is None or self._spending.ample
@@ -217,13 +217,13 @@ def _audit_of(
         edge_digest=certificate.edge_digest,
     )
     escalation = escalation_of(request.take([row.position]), monitored.model.version, certificate.full_digest)
-    noted = covered and monitored.certificate_state.threshold is None
+    tests_promise = covered and monitored.certificate_state.threshold is None
     return Audit(
         monitored=monitored,
         request_id=request.request_id,
         position=row.position,
         # The caller of the request does not wait for an audit, and its trace does not contain one.
-        sent=replace(escalation, request_id=new_request_id(), audit=note if noted else None, trace=None),
+        sent=replace(escalation, request_id=new_request_id(), audit=note if tests_promise else None, trace=None),
         content=row.content,
         score=row.score,
         predicted=predicted,

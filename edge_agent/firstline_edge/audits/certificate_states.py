@@ -126,7 +126,7 @@ class MonitoredCertificate:
         tightened_to = self.certificate_state.threshold
         return self.certificate.threshold if tightened_to is None else tightened_to
 
-    def covers(self, score: float, group: str | None) -> bool:
+    def is_auditable(self, score: float, group: str | None) -> bool:
         """Returns whether audits test an answer: one above the threshold of the certificate or of an alarm.
 
         Its score alone decides, not which tier answered. A device that asks the full model more often than the
@@ -236,7 +236,7 @@ class CertificateStates:
         monitored = self._monitored.get(model)
         return CLEAR if monitored is None else monitored.certificate_state
 
-    def grants(self, model: DeviceModel) -> bool:
+    def take_escalation(self, model: DeviceModel) -> bool:
         """Returns whether one more answer may be escalated that only an alarm escalates; uses the quota."""
         monitored = self.find(model)
         if monitored is None or not monitored.certificate_state.alarmed:

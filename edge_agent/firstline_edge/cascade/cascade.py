@@ -132,7 +132,7 @@ class Cascade:
         try:
             # 2. The edge model's output, from the cache or by running the model.
             if edge is not None and asks_edge:
-                missing = self._edge_runs.recall(context, edge, context.rows)
+                missing = self._edge_runs.fill_from_cache(context, edge, context.rows)
                 if missing:
                     if not context.shedding and not edge.quick(request):
                         hedge = self._hedging.start(request, model, edge, missing, context.deadline_s)
@@ -144,7 +144,7 @@ class Cascade:
             if edge is not None and missing and request.route is _AUTO and request.privacy is _ANY:
                 edge.escalation_rate.add(hit=bool(escalated) or (hedge is not None and hedge.joined))
             if hedge is not None:
-                self._hedging.settle(hedge, escalated, context.attempts)
+                self._hedging.conclude(hedge, escalated, context.attempts)
 
             # 4. The full model for the escalated rows.
             return await self._escalation.ask(context, model, escalated) if escalated else context.answer(model.version)
@@ -213,7 +213,7 @@ class EdgeRuns:
         """Cancels runs whose callers have left."""
         await self._runs.close()
 
-    def recall(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> Sequence[Row]:
+    def fill_from_cache(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> Sequence[Row]:
         """Fills in the edge outputs that the cache knows, and returns the other rows."""
         started_s = self._clock.monotonic_s()
         missing: list[Row] = []
@@ -227,7 +227,7 @@ class EdgeRuns:
 
     async def compute(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> None:
         """Fills in the edge outputs of rows, from the cache or by running the model."""
-        missing = self.recall(context, edge, rows)
+        missing = self.fill_from_cache(context, edge, rows)
         if missing:
             await self.run(context, edge, missing, None)
 
@@ -330,21 +330,21 @@ class RowDecisions:
         verdict = decision or router.verdict(model, row)
         row.reason = verdict.reason
         if verdict.tier is _EDGE and edge is not None:
-            row.accept_edge(verdict.reason, edge.loaded.digest, certified=router.covers(model, row, verdict))
+            row.accept_edge(verdict.reason, edge.loaded.digest, certified=router.is_certified(model, row, verdict))
             return True
         if self._recall_full(context, model, row, hedge):
             return True
         if decision is not None or edge is None:
             return False
         if self._denied(context, row, verdict):
-            instead = router.instead(model, row, verdict)
-            certified = router.covers(model, row, instead)
-            unreachable = instead.reason is Reason.BUDGET and self._spending is not None and not self._spending.linked
+            accepted = router.decide_denied(model, row, verdict)
+            certified = router.is_certified(model, row, accepted)
+            unreachable = accepted.reason is Reason.BUDGET and self._spending is not None and not self._spending.linked
             row.accept_edge(
-                Reason.LINK_DOWN if unreachable else instead.reason, edge.loaded.digest, certified=certified
+                Reason.LINK_DOWN if unreachable else accepted.reason, edge.loaded.digest, certified=certified
             )
             return True
-        if not router.grants(model, row, verdict):
+        if not router.may_escalate(model, row, verdict):
             row.accept_edge(Reason.BUDGET, edge.loaded.digest)
             return True
         return False
@@ -360,7 +360,7 @@ class RowDecisions:
             return False
         row.accept_full(output, _CACHE, row.reason, digest)
         if hedge is not None:
-            hedge.recalled(row)
+            hedge.note_cached(row)
         if not any(tried.tier is _CACHE for tried in attempts):
             attempts.append(attempt(self._clock, _CACHE, "ok", started_s))
         return True
@@ -376,7 +376,7 @@ class RowDecisions:
         return denial is not None
 
 
-class Terms(NamedTuple):
+class AcceptanceTerms(NamedTuple):
     """The thresholds for answers of a model, or of one predicted class.
 
     Attributes:
@@ -414,7 +414,7 @@ class TierRouter:
         self._min_threshold = min_threshold
         self.policy = chosen
         self._clock = clock
-        self._terms: dict[tuple[str, str | None], Terms] = {}  # by the evidence's digest, and by group
+        self._terms: dict[tuple[str, str | None], AcceptanceTerms] = {}  # by the evidence's digest, and by group
         self._states: defaultdict[str, PolicyState] = defaultdict(PolicyState)  # by the digest of the evidence
         self._certificates = certificates
 
@@ -452,12 +452,12 @@ class TierRouter:
         )
         return self.policy.decide(evidence, self._states[edge.digest])
 
-    def instead(self, model: DeviceModel, row: Row, denied: Decision) -> Decision:
+    def decide_denied(self, model: DeviceModel, row: Row, denied: Decision) -> Decision:
         """Decides an answer whose escalation was denied: accepted by its score, if only the price was against it."""
         confident = row.score >= self.threshold(model, model.group(row.edge))
         return _CONFIDENT if confident and not denied.demanded else _DENIED
 
-    def covers(self, model: DeviceModel, row: Row, verdict: Decision) -> bool:
+    def is_certified(self, model: DeviceModel, row: Row, verdict: Decision) -> bool:
         """Returns whether a valid certificate covers an edge answer that this verdict accepts."""
         if verdict.reason is not _CONFIDENT.reason:
             return False
@@ -476,7 +476,7 @@ class TierRouter:
         """Returns the thresholds of this model's answers for the decision log; JSON-able."""
         return self.terms(model).record
 
-    def grants(self, model: DeviceModel, row: Row, verdict: Decision) -> bool:
+    def may_escalate(self, model: DeviceModel, row: Row, verdict: Decision) -> bool:
         """Returns whether a row may be escalated.
 
         The escalations of an alarm have a quota, so that a fleet's alarm causes no outage. Escalations that happen
@@ -484,10 +484,10 @@ class TierRouter:
         """
         if self._certificates is None or verdict.reason is not Reason.UNCERTAIN:
             return True
-        kept_before = row.score >= self._without_alarm(model, model.group(row.edge))
-        return not kept_before or self._certificates.grants(model)
+        accepted_without_alarm = row.score >= self._without_alarm(model, model.group(row.edge))
+        return not accepted_without_alarm or self._certificates.take_escalation(model)
 
-    def terms(self, model: DeviceModel, group: str | None = None) -> Terms:
+    def terms(self, model: DeviceModel, group: str | None = None) -> AcceptanceTerms:
         """Returns the current terms for answers of a model, or of one group.
 
         They are computed once, until the state of the certificate or the bundle changes.
@@ -515,7 +515,7 @@ class TierRouter:
             }
             if group is not None:  # the record describes the model as a whole
                 record = self.terms(model).record
-            terms = self._terms[key] = Terms(manifest, certificate_state, threshold, covered, record)
+            terms = self._terms[key] = AcceptanceTerms(manifest, certificate_state, threshold, covered, record)
         return terms
 
     def _without_alarm(self, model: DeviceModel, group: str | None) -> float:

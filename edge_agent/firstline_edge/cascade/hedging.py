@@ -82,7 +82,7 @@ class Hedge:
         call: the full model's output for each row.
         attempts: the tries of this call.
         joined: whether it answered a row.
-        settled: whether it was decided if the call was needed.
+        concluded: whether it was decided if the call was needed.
     """
 
     contents: list[bytes]
@@ -91,7 +91,7 @@ class Hedge:
     call: asyncio.Task[list[tuple[ModelOutput, str]]]
     attempts: list[Attempt] = field(default_factory=list)
     joined: bool = False
-    settled: bool = False
+    concluded: bool = False
 
     @property
     def answered(self) -> bool:
@@ -114,7 +114,7 @@ class Hedge:
         self.joined = True
         return True
 
-    def recalled(self, row: Row) -> None:
+    def note_cached(self, row: Row) -> None:
         """Notes that the cache answered the row with an output of this call."""
         self.joined = self.joined or row.content in self.contents
 
@@ -184,7 +184,7 @@ class Hedging:
         call.add_done_callback(self._ended)
         return Hedge([row.content for row in rows], now_s, until_s, call, attempts)
 
-    def settle(self, hedge: Hedge, escalated: Sequence[Row], attempts: list[Attempt]) -> None:
+    def conclude(self, hedge: Hedge, escalated: Sequence[Row], attempts: list[Attempt]) -> None:
         """Cancels a hedge that is not needed.
 
         Args:
@@ -193,7 +193,7 @@ class Hedging:
             attempts: of the request; gains a hedge that was not needed.
         """
         if hedge.joined or any(row.content in hedge.contents for row in escalated):
-            hedge.settled = True
+            hedge.concluded = True
             self.used += 1
         else:
             self.cancel(hedge)
@@ -201,8 +201,8 @@ class Hedging:
 
     def cancel(self, hedge: Hedge) -> None:
         """Cancels the hedge of a request that is over, unless it was needed."""
-        if not hedge.settled:
-            hedge.settled = True
+        if not hedge.concluded:
+            hedge.concluded = True
             self.unneeded += 1
             hedge.call.cancel()
 

@@ -1,4 +1,4 @@
-"""The fleet's brake: limits the rows that the full model answers for this device in an hour, over all links.
+"""Limits the rows that the full model answers for this device in an hour, over all links, while the fleet is braked.
 
 It guards the links before the budgets: live escalations, hedges, redeliveries and audits pass it. Hours are those of
 UTC, and nothing is carried over. The used rows are stored, so that a restart gains nothing; a killed process forgets at

@@ -51,17 +51,17 @@ class FleetTasks:
     async def run(self) -> None:
         """Works until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._save_limiter(), name="brake")
+            tasks.create_task(self._save_limiter(), name="escalation limiter")
             tasks.create_task(self._updater.run(), name="updater")
             tasks.create_task(self._configurator.run(), name="configuration")
             tasks.create_task(self._profiler.run(), name="profiling")
 
-    def desire(self, desired: Desired) -> None:
+    def receive(self, desired: Desired) -> None:
         """Takes what the fleet desires now."""
         self._start.limiter.brake = desired.brake
-        self._updater.desire(desired.models)
-        self._configurator.desire(desired.configuration)
-        self._profiler.desire(desired.profiles)
+        self._updater.receive(desired.models)
+        self._configurator.receive(desired.configuration)
+        self._profiler.receive(desired.profiles)
 
     def updates(self) -> tuple[Update, ...]:
         """Returns the state of the latest updates of models and of the configuration."""
@@ -118,7 +118,7 @@ class FleetMember:
         self._twin = Twin(
             path=start.folder / "desired",
             transport=transport,
-            apply=tasks.desire,
+            apply=tasks.receive,
             describe=self._describe,
             count=counts_report.telemetry,
             changes=start.changes,

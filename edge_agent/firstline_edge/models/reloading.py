@@ -46,10 +46,10 @@ class Reloading:
         directories: bundles, or folders of bundles.
         load_bundle: opens, loads and measures one bundle; blocks.
         copies: stores a copy of each bundle that works.
-        instead: see the attribute.
+        replacements: see the attribute.
 
     Attributes:
-        instead: folders of bundles that replace those of the same name in `directories`.
+        replacements: folders of bundles that replace those of the same name in `directories`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Reloading:
         load_bundle: Callable[[Path], DeviceModel],
         copies: BundleCopies,
         *,
-        instead: Mapping[str, Path] = MappingProxyType({}),
+        replacements: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
         self._models = models
         self._watch = watch
@@ -68,7 +68,7 @@ class Reloading:
         self._load_bundle = load_bundle
         self._copies = copies
         self._turn = asyncio.Lock()
-        self.instead = dict(instead)
+        self.replacements = dict(replacements)
 
     async def load(self, name: str) -> None:
         """See `DataPlane.load`. Versions that are no longer in the folders are unloaded."""
@@ -116,20 +116,20 @@ class Reloading:
                 log.warning("unloaded model still in use", model=name, after_s=_END_S)
             await asyncio.to_thread(release_freed_memory)
 
-    async def exchange(self, name: str, device_model: DeviceModel | None, instead: Path | None) -> None:
+    async def exchange(self, name: str, device_model: DeviceModel | None, replacement: Path | None) -> None:
         """Makes one bundle the only one that answers for a name; requests in progress keep their model.
 
         Args:
             name: of the model.
             device_model: answers from now on; None if no model has to.
-            instead: its folder, if it is not one of `directories`.
+            replacement: its folder, if it is not one of `directories`.
         """
         async with self._turn:
             present = [model for model in self._models.all if model.manifest.name == name and model is not device_model]
-            if instead is None:
-                self.instead.pop(name, None)
+            if replacement is None:
+                self.replacements.pop(name, None)
             else:
-                self.instead[name] = instead
+                self.replacements[name] = replacement
             if device_model is not None:
                 self._exchange(device_model)
             for model in present:
@@ -147,7 +147,7 @@ class Reloading:
         return max(versions)[1] if versions else None
 
     def _named(self, name: str) -> list[tuple[Path, int]]:
-        paths = [self.instead[name]] if name in self.instead else bundle_paths(self._directories)
+        paths = [self.replacements[name]] if name in self.replacements else bundle_paths(self._directories)
         found = [(path, declared(path)) for path in paths]
         return [(path, identity[1]) for path, identity in found if identity is not None and identity[0] == name]
 

@@ -104,13 +104,13 @@ class Announcer:
                 await self._clock.sleep(full_jitter_s(self._rng, failures - 1, base_s=base_s, max_s=max_s))
 
     async def _announce(self) -> bool:
-        """Announces the oldest answers; returns whether all of them are settled."""
+        """Announces the oldest answers; returns whether none of them must be retried."""
         answers = await self._outbox.unannounced(self._settings.concurrency)
-        settled = await asyncio.gather(*(self._publish(request_id, answer) for request_id, answer in answers))
-        done = [request_id for (request_id, _), is_settled in zip(answers, settled, strict=True) if is_settled]
+        are_done = await asyncio.gather(*(self._publish(request_id, answer) for request_id, answer in answers))
+        done = [request_id for (request_id, _), is_done in zip(answers, are_done, strict=True) if is_done]
         if done:
             await self._outbox.mark_announced(done)
-        return all(settled)
+        return all(are_done)
 
     async def _publish(self, request_id: str, answer: InferResponse) -> bool:
         """Publishes one answer; returns whether it was acknowledged or is refused for good."""

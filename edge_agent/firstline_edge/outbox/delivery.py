@@ -28,7 +28,7 @@ from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.outbox.pacing import DeliveryRate, RateSettings, RetryQueue
 from firstline_edge.outbox.reopening import ReopeningOutbox
-from firstline_edge.outbox.timeline import LOOK_EVERY_S
+from firstline_edge.outbox.timeline import CHECK_CLOCK_EVERY_S
 
 log = logger(__name__)
 
@@ -210,7 +210,7 @@ class Delivery:
         """
         expires_in_s = self._settings.max_age_s - self._outbox.oldest_age_s()
         waits: list[Awaitable[object]] = [
-            self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s, LOOK_EVERY_S))),
+            self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s, CHECK_CLOCK_EVERY_S))),
             self._links.wait_recovery(self._recoveries),
             self._priority.ended.wait(),
         ]

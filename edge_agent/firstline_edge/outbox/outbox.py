@@ -161,7 +161,7 @@ class Outbox:
     @property
     def problem(self) -> str:
         """Why the database refuses to be written or read now, in sentences; "" if it does not."""
-        return " ".join(filter(None, (self._writer.trouble, self._reader.trouble)))
+        return " ".join(filter(None, (self._writer.problem, self._reader.problem)))
 
     async def put(self, item: OutboxItem) -> None:
         """Stores a promise; returns once it is on the disk. The same request again changes nothing.
@@ -174,7 +174,7 @@ class Outbox:
         request_id = item.request.request_id
         if item.request.privacy is Privacy.LOCAL_ONLY:
             raise RequestError(f"Request {request_id} is local_only and must not be queued.")
-        self._restamping.look()
+        self._restamping.check_clock()
         created_wall_s = self._ages.wall_s()
         stored = pack(item, created_wall_s, self._seal)
         existed = request_id in self._ages
@@ -185,7 +185,7 @@ class Outbox:
                 transaction, stored, created_wall_s, limit_items=limit_items, limit_bytes=limit_bytes
             )
 
-        def settle(done: asyncio.Future[bool]) -> None:
+        def note_stored(done: asyncio.Future[bool]) -> None:
             if not done.cancelled() and done.exception() is None and done.result():
                 self._arrival.set()
                 self._arrival = asyncio.Event()
@@ -194,7 +194,7 @@ class Outbox:
 
         done = self._submit(insert)
         self._ages.start(request_id)
-        done.add_done_callback(settle)
+        done.add_done_callback(note_stored)
         await asyncio.shield(done)
 
     def arrival(self) -> asyncio.Event:
@@ -231,14 +231,14 @@ class Outbox:
         )
 
     async def overdue(self, age_s: float, limit: int) -> list[OutboxItem]:
-        """Returns promises that are at least `age_s` old, oldest first, at most `limit`. Call it every `LOOK_EVERY_S`.
+        """Returns promises that are at least `age_s` old, oldest first, at most `limit`.
 
-        Ends those whose request cannot be read.
+        Ends those whose request cannot be read. Call it every `CHECK_CLOCK_EVERY_S`.
 
         Raises:
             CapacityError: the disk refuses.
         """
-        self._restamping.look()
+        self._restamping.check_clock()
         request_ids = self._ages.over(age_s, limit)
         if not request_ids:
             return []
@@ -252,7 +252,7 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-        self._restamping.look()
+        self._restamping.check_clock()
         now_wall_s = self._ages.wall_s()
         encoded = pack_response(final)
 
@@ -324,7 +324,7 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-        self._restamping.look()
+        self._restamping.check_clock()
         now_wall_s = self._ages.wall_s()
         await self._write(partial(self._evict, now_wall_s=now_wall_s))
 
@@ -426,7 +426,7 @@ class Outbox:
         self._completions.notify(request_id, None)
 
     def _evict(self, transaction: Transaction, now_wall_s: float) -> None:
-        if self._restamping.settled:  # otherwise the next call deletes old answers
+        if self._restamping.is_complete:  # otherwise the next call deletes old answers
             oldest_s = now_wall_s - self._limits.answers_age_s
             tables.delete_old_answers(transaction, oldest_s, also_unannounced=not self._announcing)
         tables.make_room_for_answers(transaction, self._limits.answers_limit_bytes)
@@ -465,7 +465,7 @@ class _Reader:
 
     Attributes:
         unreadable: ids of records that were damaged.
-        trouble: why the database could not be read the last time; "" if it could.
+        problem: why the database could not be read the last time; "" if it could.
 
     Raises:
         sqlite3.Error: the disk refuses.
@@ -475,7 +475,7 @@ class _Reader:
         self._seal = seal
         self._connection = open_reader(path)
         self.unreadable: set[str] = set()
-        self.trouble = ""
+        self.problem = ""
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
 
@@ -555,7 +555,7 @@ class _Reader:
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._thread, query, self._connection)
         except sqlite3.Error as error:
-            self.trouble = f"The outbox could not be read: {error}. Is the disk failing?"
-            raise CapacityError(self.trouble) from error
-        self.trouble = ""
+            self.problem = f"The outbox could not be read: {error}. Is the disk failing?"
+            raise CapacityError(self.problem) from error
+        self.problem = ""
         return found

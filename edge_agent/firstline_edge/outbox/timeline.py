@@ -31,8 +31,8 @@ from firstline_edge.outbox.tables import ITEM_COLUMNS
 
 log = logger(__name__)
 
-LOOK_EVERY_S = 20.0
-"""How often `look` must be called at least while a promise waits."""
+CHECK_CLOCK_EVERY_S = 20.0
+"""How often `check_clock` must be called at least while a promise waits."""
 LEAST_JUMP_S = 60.0
 """Smaller corrections of the wall clock are ignored: clocks are corrected by less all the time."""
 
@@ -78,7 +78,7 @@ class Timeline:
         """The present time on this process's timeline."""
         return self._began_wall_s + (self._clock.monotonic_s() - self._began_s)
 
-    def look(self) -> ClockJump | None:
+    def check_clock(self) -> ClockJump | None:
         """Compares the timeline with the wall clock; returns the correction if the clock was set ahead, else None."""
         until_s = self.wall_s()
         by_s = self._clock.wall_s() - until_s
@@ -126,8 +126,8 @@ class Restamping:
     """Corrects stored times after a clock jump. The seals cover the times, so records are sealed again.
 
     It takes a few records at a time, the latest first, so that other writes need not wait for long. After a kill or on
-    a full disk, the remaining records keep their old times; the next look tries a full disk again. Every method but
-    `settled` is called on the event loop.
+    a full disk, the remaining records keep their old times; the next `check_clock` tries a full disk again. Every
+    method but `is_complete` is called on the event loop.
 
     Args:
         ages: the timeline.
@@ -143,13 +143,13 @@ class Restamping:
         self._busy = False
 
     @property
-    def settled(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all records on the disk have the right times."""
         return not self._remaining
 
-    def look(self) -> None:
+    def check_clock(self) -> None:
         """Starts to correct times if the wall clock was set ahead; continues where the disk refused."""
-        jump = self._ages.look()
+        jump = self._ages.check_clock()
         if jump is not None:
             log.info("wall clock set ahead", by_s=round(jump.by_s))
             self._remaining += (("items", jump), ("answers", jump))

@@ -116,7 +116,7 @@ class Profiler:
         self._wanted: tuple[DesiredProfile, ...] = ()
         self._news = asyncio.Event()
 
-    def desire(self, wanted: tuple[DesiredProfile, ...]) -> None:
+    def receive(self, wanted: tuple[DesiredProfile, ...]) -> None:
         """Sets the requests that the fleet makes now."""
         self._wanted = wanted
         ledger = self._ledger.only(frozenset(one.id for one in wanted))

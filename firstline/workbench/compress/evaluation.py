@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from firstline.workbench.certify import Certification, EdgeContract, Terms, certify_bundle
 from firstline.workbench.dataset import LABELS_NAME, Dataset, Sample, spread
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.observe import fitting, images
+from firstline.workbench.observe import images, naming_image
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
@@ -118,7 +118,7 @@ def preprocessed_rows(
 def _prepared(model: LoadedModel, dataset: Dataset, spec: InputSpec) -> Iterator[Array]:
     shape: tuple[int, ...] | None = None
     for sample, tensor in images(spec, dataset):
-        with fitting(sample, dataset):
+        with naming_image(sample, dataset):
             (row,) = model.prepare(tensor)
         if row.shape != (shape := shape or row.shape):
             raise ConfigError(

@@ -59,7 +59,7 @@ class GroupWriter(Generic[Transaction]):
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._closed = False
         self._gate = threading.Lock()  # so that nothing is queued behind the end
-        self._trouble = ""
+        self._problem = ""
         self._start()
 
     def _start(self) -> None:
@@ -68,9 +68,9 @@ class GroupWriter(Generic[Transaction]):
         self._thread.start()
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why the database refused the latest group; "" if it did not."""
-        return self._trouble
+        return self._problem
 
     @property
     def closed(self) -> bool:
@@ -102,7 +102,7 @@ class GroupWriter(Generic[Transaction]):
             then: runs on the writing thread outside of any transaction, in the order of the commits. Its result is
                 the future's result.
             writes: False if the operation only reads: a full disk can still be read, so a read says nothing about
-                `trouble`.
+                `problem`.
         """
         if self._queue.qsize() >= _WAITING_LIMIT:
             raise self._refusal(
@@ -190,11 +190,11 @@ class GroupWriter(Generic[Transaction]):
         if error is not None and not isinstance(error, FirstlineError):
             self._log.error("write failed", database=self._name, error=repr(error), exc_info=error)
             return
-        trouble = error.message if isinstance(error, self._refusal) else ""
-        if trouble != self._trouble:
-            self._trouble = trouble
-            if trouble:
-                self._log.error("database refuses writes", database=self._name, error=trouble)
+        problem = error.message if isinstance(error, self._refusal) else ""
+        if problem != self._problem:
+            self._problem = problem
+            if problem:
+                self._log.error("database refuses writes", database=self._name, error=problem)
             else:
                 self._log.info("database accepts writes again", database=self._name)
 

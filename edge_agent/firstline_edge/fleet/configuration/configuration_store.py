@@ -125,7 +125,7 @@ class ConfigurationStore:
 
     Attributes:
         state: the valid state.
-        settled: whether the disk has the same state.
+        is_on_disk: whether the disk has the same state.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ConfigurationStore:
         self._changed = changed
         self._off_loop = off_loop
         self.state = state
-        self.settled = False
+        self.is_on_disk = False
 
     def running(self) -> dict[str, Any] | None:
         """Returns name, version and digest of the configuration that runs; None for the device's own settings."""
@@ -162,14 +162,14 @@ class ConfigurationStore:
         Raises:
             OSError: the disk refuses; the previous state stays valid.
         """
-        self.settled = False  # a refused write may have reached the disk
+        self.is_on_disk = False  # a refused write may have reached the disk
         await self._off_loop(write_struct, self._path, state)
         self.set_in_memory(state)
-        self.settled = True
+        self.is_on_disk = True
 
     def set_in_memory(self, state: ConfigurationState) -> None:
-        """Makes a state valid in this process; `settle` stores it."""
-        self.state, self.settled = state, False
+        """Makes a state valid in this process; `retry_write` stores it."""
+        self.state, self.is_on_disk = state, False
         record = state.record
         if record is not None:
             log.info(
@@ -180,15 +180,15 @@ class ConfigurationStore:
             )
         self._changed()
 
-    async def settle(self) -> None:
+    async def retry_write(self) -> None:
         """Stores the valid state if the disk does not have it.
 
         Raises:
             OSError: the disk refuses.
         """
-        if not self.settled:
+        if not self.is_on_disk:
             await self._off_loop(_write_if_different, self._path, self.state)
-            self.settled = True
+            self.is_on_disk = True
 
 
 def read_state(path: Path) -> ConfigurationState:

@@ -125,7 +125,7 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
         self._store.set_in_memory(state)
         self._adopt(settings)
         try:
-            await self._store.settle()
+            await self._store.retry_write()
         except OSError as error:
             log.error("rollback not stored yet", error=str(error))
 
@@ -135,8 +135,8 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
     def _set_in_memory(self, record: Record[DesiredConfiguration]) -> None:
         self._store.set_in_memory(self._store.state.with_record(record))
 
-    async def _settle(self) -> None:
-        await self._store.settle()
+    async def _retry_write(self) -> None:
+        await self._store.retry_write()
 
     def _outcome(self, error: FirstlineError | OSError) -> tuple[UpdateState, str, str]:
         """See `UpdateStateMachine`; a configuration that does not become valid is rejected for any reason."""

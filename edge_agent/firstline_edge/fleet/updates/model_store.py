@@ -108,7 +108,7 @@ class ModelStore:
         self._repair = repair
         self.records: dict[str, Record[DesiredModel]] = {}
         self._pointers: dict[str, Pointer] = {}
-        self._unsettled: set[str] = set()  # models whose state on the disk is unknown or outdated
+        self._unwritten: set[str] = set()  # models whose state on the disk is unknown or outdated
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.is_dir():
                 self._read(path)
@@ -180,18 +180,18 @@ class ModelStore:
         """The models that have, or should have had, an update."""
         return sorted({*self._pointers, *self.records})
 
-    def settle(self, name: str) -> bool:
+    def retry_write(self, name: str) -> bool:
         """Stores the valid state if an earlier write was refused; returns whether one was.
 
         Raises:
             OSError: the disk still refuses.
         """
-        if name not in self._unsettled:
+        if name not in self._unwritten:
             return False
         write_struct(self.folder / name / POINTER, self.pointer(name))
         if name in self.records:
             write_struct(self.folder / name / RECORD, self.records[name])
-        self._unsettled.discard(name)
+        self._unwritten.discard(name)
         return True
 
     def point(self, name: str, pointer: Pointer) -> None:
@@ -213,15 +213,15 @@ class ModelStore:
         self.records[name] = record
 
     def _store(self, name: str, file: str, value: Struct) -> None:
-        self.settle(name)
-        self._unsettled.add(name)  # a refused write may have reached the disk
+        self.retry_write(name)
+        self._unwritten.add(name)  # a refused write may have reached the disk
         write_struct(self.folder / name / file, value)
-        self._unsettled.discard(name)
+        self._unwritten.discard(name)
 
     def set_in_memory(self, name: str, record: Record[DesiredModel]) -> None:
-        """Makes the record of an update that is not tried valid in this process; `settle` stores it later."""
+        """Makes the record of an update that is not tried valid in this process; `retry_write` stores it later."""
         self.records[name] = record
-        self._unsettled.add(name)
+        self._unwritten.add(name)
 
     def begin_trial(self, name: str, tries: int, record: Record[DesiredModel]) -> None:
         """Stores that the spare slot runs and is on trial.
@@ -266,8 +266,8 @@ class ModelStore:
         self._pointers[name] = pointer
         if record is not None:
             self.records[name] = record
-        self._unsettled.add(name)
-        self.settle(name)
+        self._unwritten.add(name)
+        self.retry_write(name)
 
 
 def load_installed(

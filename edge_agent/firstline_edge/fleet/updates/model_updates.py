@@ -195,8 +195,8 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
         self._store.set_in_memory(self._name, record)
         self._report()
 
-    async def _settle(self) -> None:
-        stored, record = await self._off_loop(self._store.settle, self._name), self.record
+    async def _retry_write(self) -> None:
+        stored, record = await self._off_loop(self._store.retry_write, self._name), self.record
         if stored and record is not None and record.ended:  # the disk also refused to delete files then
             await self._free_space(record.state)
 
@@ -255,11 +255,11 @@ class Updater:
             self._added.set()
         return updates
 
-    def desire(self, models: Sequence[DesiredModel]) -> None:
+    def receive(self, models: Sequence[DesiredModel]) -> None:
         """Takes the models that the fleet desires now; a model that is not named stays as it is."""
         desired = {model.name: model for model in models}
         for name in sorted({*desired, *self._models}):
-            self.model(name).desire(desired.get(name))
+            self.model(name).receive(desired.get(name))
 
     def updates(self) -> tuple[Update, ...]:
         """Returns the state of the latest update of each model."""

@@ -169,7 +169,7 @@ class Inbox(Generic[Target]):
         self.received = False
         self.rollback: asyncio.Future[None] | None = None
 
-    def desire(self, desired: Target | None) -> None:
+    def receive(self, desired: Target | None) -> None:
         """Takes the version that the fleet desires now; None if it no longer names one."""
         self.desired, self.received = desired, True
         self._changed.set()
@@ -249,9 +249,9 @@ class UpdateStateMachine(ABC, Generic[Target]):
         self._failures = 0
         self._trial_began_s: float | None = None  # in this process (monotonic)
 
-    def desire(self, desired: Target | None) -> None:
+    def receive(self, desired: Target | None) -> None:
         """Takes the version that the fleet desires now; None leaves the running one."""
-        self._inbox.desire(desired)
+        self._inbox.receive(desired)
 
     async def run(self) -> None:
         """Works until it is cancelled."""
@@ -299,7 +299,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
             return 0.0
         if record is not None and record.state is _S.TRIAL:
             return await self._check_trial()
-        await self._settle()
+        await self._retry_write()
         if desired is not None:
             return await self._follow(record, desired)
         if self._inbox.received and record is not None and not record.ended:
@@ -353,7 +353,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
         if record.installed_what_runs and self.can_roll_back:
             await self._roll_back("undone", "The fleet withdrew it.")
             return 0.0
-        await self._settle()
+        await self._retry_write()
         if not record.ended:
             await self._end(_S.CANCELLED, "undone", "The fleet withdrew it.")
         return _IDLE_S
@@ -491,10 +491,10 @@ class UpdateStateMachine(ABC, Generic[Target]):
 
     @abstractmethod
     def _set_in_memory(self, record: Record[Target]) -> None:
-        """Makes the record valid in this process; `_settle` stores it later."""
+        """Makes the record valid in this process; `_retry_write` stores it later."""
 
     @abstractmethod
-    async def _settle(self) -> None:
+    async def _retry_write(self) -> None:
         """Stores the valid state if an earlier write was refused; raises OSError if the disk still refuses."""
 
     @abstractmethod

@@ -123,10 +123,10 @@ def test_a_refusing_store_fails_the_whole_group(store: Store) -> None:
     for _ in range(2):
         with pytest.raises(StoreUnavailableError):
             writer.submit(lambda connection: insert(connection, "a")).result(10)
-    assert writer.trouble == "The store is down."
+    assert writer.problem == "The store is down."
     store.down = False
     assert writer.submit(lambda connection: insert(connection, "a")).result(10) == 1
-    assert writer.trouble == ""
+    assert writer.problem == ""
     assert writer.close()
 
 

@@ -38,7 +38,7 @@ def row(probabilities: tuple[float, float], score: float) -> Row:
 
 def decided(router: TierRouter, held: DeviceModel, seen: Row) -> tuple[Tier, bool]:
     verdict = router.verdict(held, seen)
-    return verdict.tier, router.covers(held, seen, verdict)
+    return verdict.tier, router.is_certified(held, seen, verdict)
 
 
 def test_each_class_has_its_threshold(held: DeviceModel) -> None:

@@ -323,7 +323,7 @@ async def test_a_clock_set_ahead_ages_only_records_of_earlier_processes(path: Pa
     overdue = await outbox.overdue(DAY_S, 9)
     assert [one.request.request_id for one in overdue] == [long_ago.request.request_id]
     assert outbox.age_s(made[0]) == pytest.approx(9.9)
-    await until_settled(outbox)
+    await until_restamped(outbox)
     outbox.close()
 
     again = Outbox(path, clock=SimulatedClock(wall_start_s=clock.wall_s() + 60.0))
@@ -353,7 +353,7 @@ async def test_a_clock_jump_deletes_no_recent_answer(path: Path) -> None:
     clock.set_wall_s(clock.wall_s() + off_s)
     await outbox.put(new)
     await outbox.finish(new.request.request_id, new.provisional)
-    await until_settled(outbox)
+    await until_restamped(outbox)
     await outbox.delete_old_answers()
     kept = (waiting, lately, new)
     await expect_answers(outbox, kept=kept, gone=[long_ago])
@@ -381,7 +381,7 @@ async def test_a_clock_set_ahead_and_back_expires_nothing(path: Path) -> None:
     await clock.advance(100.0)
     await outbox.put(last)
     assert [outbox.age_s(one) for one in (first, amid, last)] == pytest.approx([200.0, 100.0, 0.0])
-    await until_settled(outbox)
+    await until_restamped(outbox)
     outbox.close()
     again = Outbox(path, clock=SimulatedClock(wall_start_s=clock.wall_s()))
     assert [again.age_s(one) for one in (first, amid, last)] == pytest.approx([200.0, 100.0, 0.0], abs=0.01)
@@ -397,7 +397,7 @@ async def test_clock_jumps_add_up(path: Path) -> None:
         await clock.advance(10.0)
         clock.set_wall_s(1_800_000_000.0 if one is made[0] else clock.wall_s() + 100.0)
         await outbox.overdue(DAY_S, 9)  # another leap may come while the last is under way
-    await until_settled(outbox)
+    await until_restamped(outbox)
     outbox.close()
     again = Outbox(path, clock=SimulatedClock(wall_start_s=clock.wall_s()))
     assert [again.age_s(one) for one in made] == pytest.approx([30.0, 20.0, 10.0], abs=0.01)
@@ -421,10 +421,10 @@ async def test_a_clock_jump_the_disk_refuses_is_applied_later(
         for _ in range(3):
             with contextlib.suppress(CapacityError):  # of the same group
                 await outbox.delete_old_answers()
-        assert not outbox._restamping.settled
+        assert not outbox._restamping.is_complete
     await outbox.answer(one.request.request_id, "local")
     await outbox.delete_old_answers()
-    await until_settled(outbox)
+    await until_restamped(outbox)
     await outbox.delete_old_answers()
     await outbox.answer(one.request.request_id, "local")
     outbox.close()
@@ -444,9 +444,9 @@ async def test_unannounced_answers_are_not_deleted_by_age(path: Path, clock: Sim
     outbox.close()
 
 
-async def until_settled(outbox: Outbox) -> None:
+async def until_restamped(outbox: Outbox) -> None:
     async with asyncio.timeout(5):
-        while not outbox._restamping.settled:
+        while not outbox._restamping.is_complete:
             await outbox._write(lambda _: None)
 
 

@@ -120,23 +120,23 @@ DONE, REFUSED, WAITING, MEASURING, UPLOADING = (
 
 
 async def test_requests_are_measured_once_in_order_over_restarts(device: Device) -> None:
-    device.profiler.desire((ONE, TWO))
+    device.profiler.receive((ONE, TWO))
     assert device.states() == {"one": WAITING, "two": WAITING}
     async with device.running():
         await device.is_so(one=DONE, two=DONE)
     assert [found.bundle for found in device.stored] == ["one", "two"]
     assert [(one.done, one.total, one.version) for one in device.profiler.progress()] == [(2, 2, 1), (1, 1, 1)]
-    device.start().desire((ONE, TWO))
+    device.start().receive((ONE, TWO))
     async with device.running():
         await device.is_so(one=DONE, two=DONE)
-        device.profiler.desire((DesiredProfile("one", id="3"), TWO))
+        device.profiler.receive((DesiredProfile("one", id="3"), TWO))
         await device.is_so(one=DONE, two=DONE)
     assert [found.bundle for found in device.stored] == ["one", "two", "one"]
 
 
 async def test_a_restart_continues_without_remeasuring_twice(device: Device) -> None:
     device.points["two"] = ()
-    device.profiler.desire((TWO,))
+    device.profiler.receive((TWO,))
     async with device.running():
         await device.is_so(two=MEASURING)
 
@@ -145,7 +145,7 @@ async def test_a_restart_continues_without_remeasuring_twice(device: Device) -> 
 
         await until(begun)
     device.points["two"] = (1.0,)
-    device.start().desire((TWO,))
+    device.start().receive((TWO,))
     async with device.running():
         await device.is_so(two=DONE)
     assert [order.options.again for order in device.measured] == [True, False]
@@ -153,7 +153,7 @@ async def test_a_restart_continues_without_remeasuring_twice(device: Device) -> 
 
 async def test_a_broken_link_only_delays_the_upload(device: Device) -> None:
     device.refusals = [LinkDownError("The gateway is away."), LinkDownError("The gateway is away.")]
-    device.profiler.desire((ONE,))
+    device.profiler.receive((ONE,))
     async with device.running():
 
         async def waits() -> bool:
@@ -169,7 +169,7 @@ async def test_a_broken_link_only_delays_the_upload(device: Device) -> None:
 
 async def test_a_refused_upload_ends_the_request(device: Device) -> None:
     device.refusals = [ConflictError("It is no longer requested.")]
-    device.profiler.desire((ONE,))
+    device.profiler.receive((ONE,))
     async with device.running():
         await device.is_so(one=REFUSED)
     assert device.profiler.progress()[0].message == "It is no longer requested."
@@ -178,20 +178,20 @@ async def test_a_refused_upload_ends_the_request(device: Device) -> None:
 
 async def test_a_cancelled_request_makes_way_for_the_next(device: Device) -> None:
     device.points["one"] = ()
-    device.profiler.desire((ONE, TWO))
+    device.profiler.receive((ONE, TWO))
     async with device.running():
         await device.is_so(one=MEASURING, two=WAITING)
-        device.profiler.desire((TWO,))
+        device.profiler.receive((TWO,))
         await device.is_so(two=DONE)
     assert [found.bundle for found in device.stored] == ["two"]
 
 
 async def test_an_equal_request_continues(device: Device) -> None:
     device.waits = ["The battery is low."]
-    device.profiler.desire((ONE,))
+    device.profiler.receive((ONE,))
     async with device.running():
         await device.is_so(one=MEASURING)
-        device.profiler.desire((replace(ONE, quick=True),))
+        device.profiler.receive((replace(ONE, quick=True),))
         for _ in range(10):  # turns of the loop in which it would be begun again
             await asyncio.sleep(0)
         device.goes_on.set()
@@ -201,7 +201,7 @@ async def test_an_equal_request_continues(device: Device) -> None:
 
 async def test_a_missing_bundle_does_not_block_other_requests(device: Device) -> None:
     del device.points["one"]
-    device.profiler.desire((ONE, TWO))
+    device.profiler.receive((ONE, TWO))
     async with device.running():
         await device.is_so(one=REFUSED, two=DONE)
     assert device.profiler.progress()[0].message == "This device does not have one."
@@ -209,7 +209,7 @@ async def test_a_missing_bundle_does_not_block_other_requests(device: Device) ->
 
 async def test_progress_reports_are_rate_limited(device: Device) -> None:
     device.points["one"] = tuple(range(1, 101))
-    device.profiler.desire((ONE,))
+    device.profiler.receive((ONE,))
     async with device.running():
         await device.is_so(one=DONE)
     assert device.changes < 10
@@ -217,7 +217,7 @@ async def test_progress_reports_are_rate_limited(device: Device) -> None:
 
 async def test_the_reason_of_a_wait_is_reported_and_removed(device: Device) -> None:
     device.waits = ["Measuring waits for the device to cool."]
-    device.profiler.desire((ONE,))
+    device.profiler.receive((ONE,))
     async with device.running():
 
         async def told() -> bool:
@@ -235,7 +235,7 @@ async def test_a_damaged_ledger_starts_empty(device: Device, damage: bytes) -> N
     path = device.folder / "fleet" / "profiling"
     write_ledger(path, Ledger((Profiling("1", "one", DONE),)))
     path.write_bytes(damage)
-    device.start().desire((ONE,))
+    device.start().receive((ONE,))
     async with device.running():
         await device.is_so(one=DONE)
     assert len(device.stored) == 1

@@ -15,9 +15,7 @@ from typer.testing import CliRunner
 from firstline.cli.app import app
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import figures, measure
-from firstline.workbench.observe import accuracies_on
 from firstline_core.bundle.store import open_bundle
-from firstline_core.errors import ConfigError
 from firstline_core.profile.files import read_profile
 from firstline_core.profile.measure import ProfileOptions, measure_profile
 from firstline_core.profile.profile import encode
@@ -131,18 +129,6 @@ def test_accuracy_is_counted_on_labelled_images(tmp_path: Path) -> None:
     assert "Accuracy is counted on 60 images" in found.stderr
     evaluated = figures(measure(open_bundle(bundle), open_dataset(DIGITS / "heldout", 60), variants=["edge-onnx"]))
     assert f"{100 * evaluated.variants[0].edge.accuracy:.2f} % +" in found.stdout
-
-
-def test_a_model_that_does_not_load_has_no_accuracy(tmp_path: Path) -> None:
-    shutil.copytree(DIGITS / "bundle", tmp_path / "bundle")
-    bundle = open_bundle(tmp_path / "bundle")
-    first = bundle.manifest.edge[0]
-    bundle.file(first.artefact).write_bytes(b"no model")
-    dataset = open_dataset(DIGITS / "heldout", 10)
-    found = accuracies_on(bundle, dataset)
-    assert first.digest not in found and found
-    with pytest.raises(ConfigError, match=r"No model of .* loads here"):
-        accuracies_on(bundle, dataset, (first.id,))
 
 
 @pytest.mark.parametrize(

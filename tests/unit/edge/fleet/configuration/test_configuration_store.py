@@ -53,7 +53,7 @@ def counted(tmp_path: Path) -> CountedStore:
 async def test_a_state_is_stored_and_reported(counted: CountedStore) -> None:
     await counted.store.write(RUNNING)
     assert counted.on_disk == counted.store.state == RUNNING
-    assert counted.store.settled and counted.changes == 1
+    assert counted.store.is_on_disk and counted.changes == 1
 
 
 async def test_an_ended_update_has_nothing_staged() -> None:
@@ -71,9 +71,9 @@ async def test_a_refused_write_leaves_the_previous_state_valid(
     with full_disk(monkeypatch), pytest.raises(OSError, match="No space"):
         await counted.store.write(RUNNING)
     assert counted.store.state == OFFERED and counted.changes == 0
-    assert not counted.store.settled, "the write may have reached the disk"
-    await counted.store.settle()
-    assert counted.on_disk == OFFERED and counted.store.settled
+    assert not counted.store.is_on_disk, "the write may have reached the disk"
+    await counted.store.retry_write()
+    assert counted.on_disk == OFFERED and counted.store.is_on_disk
 
 
 async def test_a_rollback_is_valid_at_once_and_stored_later(
@@ -81,15 +81,15 @@ async def test_a_rollback_is_valid_at_once_and_stored_later(
 ) -> None:
     counted.store.set_in_memory(RUNNING)
     assert counted.store.state == RUNNING and counted.changes == 1 and counted.writes == 0
-    assert not counted.store.settled and counted.on_disk == OFFERED
+    assert not counted.store.is_on_disk and counted.on_disk == OFFERED
     with full_disk(monkeypatch), pytest.raises(OSError, match="No space"):
-        await counted.store.settle()
-    await counted.store.settle()
-    assert counted.store.settled and counted.on_disk == RUNNING
+        await counted.store.retry_write()
+    await counted.store.retry_write()
+    assert counted.store.is_on_disk and counted.on_disk == RUNNING
 
 
 async def test_a_settled_state_is_not_written_again(counted: CountedStore) -> None:
     counted.store.set_in_memory(RUNNING)
-    await counted.store.settle()
-    await counted.store.settle()
+    await counted.store.retry_write()
+    await counted.store.retry_write()
     assert counted.writes == 1 and counted.on_disk == RUNNING

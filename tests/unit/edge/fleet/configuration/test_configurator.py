@@ -129,12 +129,12 @@ async def test_a_superseded_configuration_is_not_tried(device: ConfigurationDevi
     content = device.registry.read
 
     async def read(sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
-        device.configurator.desire(newer)
+        device.configurator.receive(newer)
         async for part in content(sha256, offset, size_bytes):
             yield part
 
     device.registry.read = read  # type: ignore[method-assign]
-    device.configurator.desire(wanted)
+    device.configurator.receive(wanted)
     for _ in range(20):
         device.clock.pass_by(await device.configurator.step())
     assert adopted == [400] and device.state == (S.COMMITTED, "")
@@ -142,19 +142,19 @@ async def test_a_superseded_configuration_is_not_tried(device: ConfigurationDevi
 
 async def test_nothing_is_cancelled_before_the_desired_state_arrives(device: ConfigurationDevice) -> None:
     wanted = replace(device.registry.add(1, 300), not_before_s=device.clock.wall_s() + 100)
-    device.configurator.desire(wanted)
+    device.configurator.receive(wanted)
     await device.configurator.step()
     device.start()
     await device.configurator.step()
     assert device.state[0] is S.STAGED
-    device.configurator.desire(None)
+    device.configurator.receive(None)
     await device.configurator.step()
     assert device.state == (S.CANCELLED, "superseded")
 
 
 async def test_a_configuration_waits_for_its_window_and_expires(device: ConfigurationDevice) -> None:
     wanted = replace(device.registry.add(1, 300), not_before_s=device.clock.wall_s() + 100, window=Window(0, 10_080))
-    device.configurator.desire(wanted)
+    device.configurator.receive(wanted)
     await device.configurator.step()
     assert device.state[0] is S.STAGED and device.bytes_per_day == 0
     await device.run(wanted)
@@ -169,7 +169,7 @@ async def test_a_full_disk_is_reported_and_the_update_continues(
 ) -> None:
     await device.run(device.registry.add(1, 500))
     wanted = device.registry.add(2, 400)
-    device.configurator.desire(wanted)
+    device.configurator.receive(wanted)
     with full_disk(monkeypatch):
         for _ in range(3):
             device.clock.pass_by(await device.configurator.step())

@@ -141,7 +141,7 @@ async def test_an_interrupted_download_resumes(device: Device, registry: Registr
 async def test_an_update_waits_for_its_window(device: Device, wanted: DesiredModel, clock: HastyClock) -> None:
     minute = int((clock.wall_s() / 60 + 3 * 24 * 60) % (7 * 24 * 60))
     wanted = replace(wanted, window=Window((minute + 120) % (7 * 24 * 60), 30))
-    device.updater.desire([wanted])
+    device.updater.receive([wanted])
     begun_s = clock.wall_s()
     wait_s = await reached(device, S.STAGED)
     assert device.state == (S.STAGED, "") and device.version == 1
@@ -155,7 +155,7 @@ async def test_an_update_waits_for_its_window(device: Device, wanted: DesiredMod
 async def test_too_many_starts_roll_back_without_a_network(
     device: Device, registry: Registry, wanted: DesiredModel
 ) -> None:
-    device.updater.desire([wanted])
+    device.updater.receive([wanted])
     await reached(device, S.TRIAL)
     registry.error = LinkDownError("no network")
     for version, tries in ((2, 1), (2, 2), (2, 3), (1, 3)):
@@ -173,7 +173,7 @@ async def test_an_unknown_model_is_not_rolled_back(device: Device) -> None:
 
 
 async def test_an_update_undone_during_its_trial_is_rolled_back(device: Device, wanted: DesiredModel) -> None:
-    device.updater.desire([wanted])
+    device.updater.receive([wanted])
     await reached(device, S.TRIAL)
     await device.run(replace(wanted, undone=True))
     assert device.state == (S.ROLLED_BACK, "undone") and device.version == 1
@@ -199,11 +199,11 @@ async def test_a_superseded_download_is_cancelled(
     device: Device, registry: Registry, wanted: DesiredModel, tmp_path: Path
 ) -> None:
     registry.cuts = 1.0
-    device.updater.desire([wanted])
+    device.updater.receive([wanted])
     step = asyncio.create_task(device.step())
     while not device.updater.updates() or device.updater.updates()[0].state is not S.DOWNLOADING:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    device.updater.desire([])
+    device.updater.receive([])
     await step
     await device.step()
     assert device.state == (S.CANCELLED, "superseded")
@@ -246,7 +246,7 @@ async def committed(device: Device, wanted: DesiredModel) -> None:
 
 
 async def staged(device: Device, wanted: DesiredModel, clock: HastyClock) -> None:
-    device.updater.desire([replace(wanted, window=closed(clock))])
+    device.updater.receive([replace(wanted, window=closed(clock))])
     for _ in range(5):
         await device.step()
     assert device.state[0] is S.STAGED
@@ -290,7 +290,7 @@ async def test_an_endless_download_expires(
     device: Device, registry: Registry, wanted: DesiredModel, clock: HastyClock
 ) -> None:
     registry.cuts = 1.0
-    device.updater.desire([replace(wanted, expires_s=clock.wall_s() + 3600)])
+    device.updater.receive([replace(wanted, expires_s=clock.wall_s() + 3600)])
     async with asyncio.timeout(10):
         await device.run()
     assert device.state == (S.EXPIRED, "expired")
@@ -302,7 +302,7 @@ async def test_a_stuck_download_does_not_delay_other_models(
     """The trial of one ends, though the other's bytes never come."""
     stuck = registry.add(bundle_at(tmp_path / "another", 5, "another"))
     registry.never |= {file.sha256 for path, file in registry.signed.items() if path.startswith(f"{stuck.name}/")}
-    device.updater.desire([wanted, stuck])
+    device.updater.receive([wanted, stuck])
     running = asyncio.create_task(device.updater.run())
     try:
         async with asyncio.timeout(10):
@@ -322,11 +322,11 @@ async def test_partial_files_are_deleted_after_the_update(
 ) -> None:
     registry.cuts = 0.5
     registry.cut_off_after = 300
-    device.updater.desire([replace(wanted, expires_s=clock.wall_s() + 3600)])
+    device.updater.receive([replace(wanted, expires_s=clock.wall_s() + 3600)])
     step = asyncio.create_task(device.step())
     while not partial_files(device):  # noqa: ASYNC110
         await asyncio.sleep(0)
-    device.updater.desire([])
+    device.updater.receive([])
     await step
     await device.run()
     assert device.state == (S.CANCELLED, "superseded") and partial_files(device) == []
@@ -352,7 +352,7 @@ async def test_the_overwritten_slot_counts_as_free_space(
 
 async def test_only_arrived_bytes_count_as_received(device: Device, registry: Registry, wanted: DesiredModel) -> None:
     registry.cuts = 1.0
-    device.updater.desire([wanted])
+    device.updater.receive([wanted])
     step = asyncio.create_task(device.step())
     while not device.updater.updates() or device.updater.updates()[0].state is not S.DOWNLOADING:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -366,7 +366,7 @@ async def test_a_full_disk_before_the_trial_costs_only_the_update(
     device: Device, wanted: DesiredModel, clock: HastyClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await staged(device, wanted, clock)
-    device.updater.desire([wanted])
+    device.updater.receive([wanted])
     with full_disk(monkeypatch):
         for _ in range(5):
             device.clock.pass_by(await device.step())
@@ -386,7 +386,7 @@ async def test_a_full_disk_is_reported_although_it_cannot_be_stored(
     monkeypatch: pytest.MonkeyPatch,
     begun: bool,
 ) -> None:
-    device.updater.desire([wanted])
+    device.updater.receive([wanted])
     if begun:
         device.registry.error = LinkDownError("away")
         assert await device.step() > 0 and device.state == (S.OFFERED, "link_down")
@@ -396,7 +396,7 @@ async def test_a_full_disk_is_reported_although_it_cannot_be_stored(
         assert device.state == (S.FAILED, "no_room") and device.version == 1
         (update,) = device.updater.updates()
         assert update.rollout == "r1" and "make some in the state directory" in update.message
-        device.updater.desire([third])
+        device.updater.receive([third])
         assert await device.step() > 0
         (update,) = device.updater.updates()
         assert (update.rollout, update.version, update.state) == ("r2", 3, S.FAILED)
@@ -411,11 +411,11 @@ async def test_a_complete_download_waits_for_the_disk(
     device: Device, wanted: DesiredModel, clock: HastyClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await staged(device, wanted, clock)
-    device.updater.desire([wanted])
+    device.updater.receive([wanted])
     with full_disk(monkeypatch):
         await device.step()
         assert device.state == (S.STAGED, "no_room")
-    device.updater.desire([replace(wanted, window=closed(clock))])
+    device.updater.receive([replace(wanted, window=closed(clock))])
     await device.step()
     assert device.state == (S.STAGED, "")
     await device.run(wanted)
@@ -428,7 +428,7 @@ async def test_a_trial_restarts_after_a_commit_that_the_disk_refused(
     def refuse(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    device.updater.desire([wanted])
+    device.updater.receive([wanted])
     await reached(device, S.TRIAL)
     device.clock.pass_by(60)
     with monkeypatch.context() as patch:
@@ -437,7 +437,7 @@ async def test_a_trial_restarts_after_a_commit_that_the_disk_refused(
     assert device.state[0] is S.TRIAL and not device.store.pointer(NAME).in_trial
     await device.step()
     assert device.state[0] is S.COMMITTED
-    device.updater.desire([third])
+    device.updater.receive([third])
     with monkeypatch.context() as patch:
         patch.setattr(device.serving, "exchange", refuse)
         await reached(device, S.TRIAL)
@@ -453,7 +453,7 @@ async def test_a_lost_pointer_is_restored_from_the_record(device: Device, wanted
 
 
 async def test_a_trial_without_a_record_ends(device: Device, wanted: DesiredModel) -> None:
-    device.updater.desire([wanted])
+    device.updater.receive([wanted])
     while not device.serving.versions:
         await device.step()
     (device.folder / "models" / NAME / "update").write_bytes(b"x\ny\n")
@@ -466,7 +466,7 @@ async def test_a_rollback_during_a_download_cancels_the_update(
 ) -> None:
     await committed(device, wanted)
     registry.cuts = 1.0
-    device.updater.desire([third])
+    device.updater.receive([third])
     running = asyncio.create_task(device.updater.run())
     while device.state[0] is not S.DOWNLOADING:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -479,7 +479,7 @@ async def test_a_long_outage_of_the_registry_does_not_end_the_update(
     device: Device, registry: Registry, wanted: DesiredModel
 ) -> None:
     registry.error = LinkDownError("away")
-    device.updater.desire([wanted])
+    device.updater.receive([wanted])
     for _ in range(50):
         device.clock.pass_by(await device.step())
     assert device.state == (S.OFFERED, "link_down")

@@ -53,7 +53,7 @@ async def settled() -> None:
 
 async def test_a_change_ends_one_wait(inbox: Inbox[DesiredModel], clock: SimulatedClock) -> None:
     assert not inbox.received
-    inbox.desire(WANTED)
+    inbox.receive(WANTED)
     assert inbox.received and inbox.desired == WANTED
     await inbox.wait(60)
     inbox.clear()
@@ -62,7 +62,7 @@ async def test_a_change_ends_one_wait(inbox: Inbox[DesiredModel], clock: Simulat
     assert not waiting.done()
     await clock.advance(60)
     await waiting
-    inbox.desire(None)
+    inbox.receive(None)
     assert inbox.received and inbox.desired is None
     await inbox.wait(60)
 
@@ -98,10 +98,10 @@ async def test_work_for_the_desired_version_completes(inbox: Inbox[DesiredModel]
         await clock.sleep(300)
         return 7
 
-    inbox.desire(replace(WANTED, expires_s=clock.wall_s() + 1000))
+    inbox.receive(replace(WANTED, expires_s=clock.wall_s() + 1000))
     doing = asyncio.create_task(inbox.while_desired(work(), WANTED))
     await settled()
-    inbox.desire(replace(WANTED, not_before_s=5))  # the same update, at another time
+    inbox.receive(replace(WANTED, not_before_s=5))  # the same update, at another time
     await clock.advance(299)
     assert not doing.done()
     await clock.advance(1)
@@ -112,7 +112,7 @@ async def test_errors_of_the_work_are_raised(inbox: Inbox[DesiredModel]) -> None
     async def work() -> None:
         raise OSError("no room")
 
-    inbox.desire(WANTED)
+    inbox.receive(WANTED)
     with pytest.raises(OSError, match="no room"):
         await inbox.while_desired(work(), WANTED)
 
@@ -127,18 +127,18 @@ async def test_work_stops_if_another_version_is_desired(inbox: Inbox[DesiredMode
         finally:
             ended.set()
 
-    inbox.desire(WANTED)
+    inbox.receive(WANTED)
     doing = asyncio.create_task(inbox.while_desired(work(), WANTED))
     await settled()
     assert not doing.done()
-    inbox.desire(other)
+    inbox.receive(other)
     with pytest.raises(SupersededError):
         await doing
     assert ended.is_set(), "it was left as it is, and is not under way any more"
 
 
 async def test_work_stops_if_a_rollback_is_requested(inbox: Inbox[DesiredModel]) -> None:
-    inbox.desire(WANTED)
+    inbox.receive(WANTED)
     doing = asyncio.create_task(inbox.while_desired(asyncio.Event().wait(), WANTED))
     await settled()
     asking = asyncio.create_task(inbox.roll_back())
@@ -150,7 +150,7 @@ async def test_work_stops_if_a_rollback_is_requested(inbox: Inbox[DesiredModel])
 
 
 async def test_work_stops_when_the_update_expires(inbox: Inbox[DesiredModel], clock: SimulatedClock) -> None:
-    inbox.desire(replace(WANTED, expires_s=clock.wall_s() + 100))
+    inbox.receive(replace(WANTED, expires_s=clock.wall_s() + 100))
     doing = asyncio.create_task(inbox.while_desired(asyncio.Event().wait(), WANTED))
     await settled()
     for _ in range(99):  # which the wall clock is asked for once a minute at least
@@ -253,7 +253,7 @@ async def stage(device: Device | ConfigurationDevice, version: int) -> None:
 async def test_temporary_errors_are_retried(device: Device | ConfigurationDevice, error: FirstlineError) -> None:
     desired = device.publish(2)
     device.registry.error = error
-    device.desire(desired)  # type: ignore[arg-type]
+    device.receive(desired)  # type: ignore[arg-type]
     for _ in range(3):
         pause_s = await device.step()
         assert pause_s > 0
@@ -306,7 +306,7 @@ async def test_a_start_that_cannot_be_stored_ends_the_trial(
     with full_disk(monkeypatch):
         device.start()
         assert device.version == 2
-        device.desire(desired)  # type: ignore[arg-type]
+        device.receive(desired)  # type: ignore[arg-type]
         for _ in range(5):
             pause_s = await device.step()
             assert pause_s > 0
