@@ -4,12 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.gateway import DIGITS
 
 from firstline.workbench.accuracy import accuracies_on
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
+
+DIGITS = Path(__file__).parents[4] / "models/digits"
 
 
 def test_a_model_that_does_not_load_has_no_accuracy(tmp_path: Path) -> None:
