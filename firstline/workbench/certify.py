@@ -146,11 +146,11 @@ def certify_classes(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certifi
     Classes that the data does not show accept nothing. Arguments and errors are those of `certify_by`.
     """
     labels = bundle.manifest.labels
-    groups = [labels[at] for at in evidence.edge.tolist()]
+    groups = [labels[label] for label in evidence.edge.tolist()]
     result, selection = _certify_all_groups(bundle, evidence, groups, "class", terms)
-    limits = {group: each.threshold for group, each in result.groups.items()}
+    limits = {group: proved.threshold for group, proved in result.groups.items()}
     rows = selection.rest.tolist()
-    accepted = [at for at in rows if (limit := limits[groups[at]]) is not None and selection.scores[at] >= limit]
+    accepted = [row for row in rows if (limit := limits[groups[row]]) is not None and selection.scores[row] >= limit]
     # Where every class keeps to epsilon, all of them together do, and that is what audits see.
     bound = auditable_epsilon(terms, evidence.losses("disagreement")[accepted])
     return _certification(bundle, evidence, selection, result, terms, audit_epsilon=bound)

@@ -90,10 +90,10 @@ def reliability(data: ReportData, theme: Theme) -> bytes:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
         bins = data.reliability.bins
         upper.plot((0, 1), (0, 1), color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label="perfectly calibrated")
-        values = np.array([each.right.value for each in bins])
-        ends = np.array([(each.right.low, each.right.high) for each in bins])
+        values = np.array([group.right.value for group in bins])
+        ends = np.array([(group.right.low, group.right.high) for group in bins])
         upper.errorbar(
-            [each.probability for each in bins],
+            [group.probability for group in bins],
             values,
             yerr=np.abs(ends.T - values),
             fmt="o",
@@ -103,7 +103,7 @@ def reliability(data: ReportData, theme: Theme) -> bytes:
             color=theme.first,
             label="edge model, with 95 % intervals",
         )
-        counts = [each.right.rows for each in bins]
+        counts = [group.right.rows for group in bins]
         middles, widths = zip(*(((b.low + b.high) / 2, 0.9 * (b.high - b.low)) for b in bins), strict=True)
         lower.bar(middles, counts, widths, color=theme.first)
         _counted(lower, max(counts))

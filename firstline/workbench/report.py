@@ -105,12 +105,12 @@ def curve_table(tiers: Tiers) -> Table:
         ("escalated, %", "accepted from a score of", "right answers, %", "accepted that disagree, %"),
         [
             (
-                percent(curve.escalated[at]),
-                "none is accepted" if at == 0 else f"{curve.thresholds[at]:.6g}",
-                percent(curve.accuracy[at]),
-                percent(curve.disagreement[at]),
+                percent(curve.escalated[position]),
+                "none is accepted" if position == 0 else f"{curve.thresholds[position]:.6g}",
+                percent(curve.accuracy[position]),
+                percent(curve.disagreement[position]),
             )
-            for at in positions
+            for position in positions
         ],
     )
 
@@ -122,13 +122,13 @@ def reliability_table(data: ReportData) -> Table:
         ("probability, %", "mean, %", "right, %", "95 % interval", "images"),
         [
             (
-                f"{percent(each.low)} to {percent(each.high)}",
-                percent(each.probability),
-                percent(each.right.value),
-                interval(each.right),
-                str(each.right.rows),
+                f"{percent(group.low)} to {percent(group.high)}",
+                percent(group.probability),
+                percent(group.right.value),
+                interval(group.right),
+                str(group.right.rows),
             )
-            for each in data.reliability.bins
+            for group in data.reliability.bins
         ],
     )
 

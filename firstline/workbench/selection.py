@@ -120,11 +120,11 @@ def select(
         score = _named(name, own, own.temperature)
         return Selection(score, None, {}, None, 0, rest, _scores(score, own, own_scores, probabilities, logits))
     temperature = fit_temperature(probabilities[part], truth[part])
-    shown = logits[part] if logits is not None else None
+    logits_part = logits[part] if logits is not None else None
     choice = choose_score(
         probabilities[part],
         losses[part],
-        logits=shown,
+        logits=logits_part,
         temperature=temperature,
         own=(own, own_scores[part].astype(np.float32)),
         seed=seed,

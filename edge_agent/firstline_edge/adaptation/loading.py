@@ -95,8 +95,8 @@ def load_ladder(
     controller = Controller(rungs, limits, timing)
     sources = [found[rung.variant][1] for rung in rungs]
     variants = Variants(rungs, controller, lambda variant: load(by_id[variant]), sources)
-    for at, edge in enumerate(kept):
-        variants.put(at, DeviceModel(bundle, edge, variants=variants))
+    for position, edge in enumerate(kept):
+        variants.put(position, DeviceModel(bundle, edge, variants=variants))
     log.info("variants held", model=bundle.manifest.name, variants=[rung.variant for rung in rungs])
     return variants.current
 

@@ -255,7 +255,7 @@ class EdgeDataPlane:
         await self._reloading.unload(model)
 
     def statistics(self) -> list[ModelStatistics]:
-        return [self._recorder.statistics(each.manifest.name, each.version) for each in self._sorted_models()]
+        return [self._recorder.statistics(model.manifest.name, model.version) for model in self._sorted_models()]
 
     def config(self, model: str, version: str) -> dict[str, Any]:
         return config_json(self.metadata(model, version), self.limits, batching=False)

@@ -131,13 +131,13 @@ def clock_finding(offset_s: float | None) -> Finding:
         offset_s: against a gateway's clock; None if no gateway was reached.
     """
     now = datetime.now(UTC)
-    shown = now.isoformat(timespec="seconds")
+    now_text = now.isoformat(timespec="seconds")
     if now.timestamp() < EARLIEST_PLAUSIBLE_WALL_S:
-        return slow("clock", f"{shown} was never set", "sudo timedatectl set-ntp true")
+        return slow("clock", f"{now_text} was never set", "sudo timedatectl set-ntp true")
     if offset_s is not None and abs(offset_s) > 60:
-        detail = f"{shown} is {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} the gateway's"
+        detail = f"{now_text} is {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} the gateway's"
         return slow("clock", detail, "sudo timedatectl set-ntp true")
-    return ok("clock", shown)
+    return ok("clock", now_text)
 
 
 def secret_findings(settings: EdgeSettings) -> list[Finding]:

@@ -65,21 +65,21 @@ def describe(line: dict[str, Any]) -> list[str]:
 
 
 def _described(line: dict[str, Any]) -> list[str]:
-    at = datetime.fromtimestamp(line["at"], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    time_text = datetime.fromtimestamp(line["at"], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if line.get("event") == "refused":
         name = " ".join(filter(None, [line["model"], line["version"]]))
-        sentences = [f"{at}  {name}: refused after {line['ms']:.3g} ms ({line['code']}). {line['error']}"]
+        sentences = [f"{time_text}  {name}: refused after {line['ms']:.3g} ms ({line['code']}). {line['error']}"]
         return sentences + [_attempt(attempt) for attempt in line["attempts"]]
     if line.get("event") == "audited":
-        return [f"{at}  {_audited(line)}"]
+        return [f"{time_text}  {_audited(line)}"]
     digest = f", model {line['model_digest'][:12]}" if line["model_digest"] else ""
     source = _TIERS[line["tier"]] + digest
     if line.get("event") == "corrected":
         if line["status"] == Status.EXPIRED:
             refused = line["reason"] == Reason.CLOUD_ERROR
-            return [f"{at}  {_REFUSED if refused else _STATUSES[Status.EXPIRED]}{_cause(line)}"]
-        return [f"{at}  Corrected by {source}{_CHANGED[line.get('changed')]}. {_STATUSES[Status.FINAL]}"]
-    sentences = [f"{at}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {source}."]
+            return [f"{time_text}  {_REFUSED if refused else _STATUSES[Status.EXPIRED]}{_cause(line)}"]
+        return [f"{time_text}  Corrected by {source}{_CHANGED[line.get('changed')]}. {_STATUSES[Status.FINAL]}"]
+    sentences = [f"{time_text}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {source}."]
     sentences += [_attempt(attempt) for attempt in line["attempts"]]
     sentences += _variant(line)
     sentences.append(f"  {_why(line)}{_cause(line)}")

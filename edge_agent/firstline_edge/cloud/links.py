@@ -129,8 +129,8 @@ async def open_links(
         usable=usable,
     )
     await chain.start()
-    shown = [section.shows_identity and credentials is not None for section in settings.links]
-    return Links(chain, tuple(mqtt), tuple(link for link, joined in zip(links, shown, strict=True) if joined))
+    identified = [section.shows_identity and credentials is not None for section in settings.links]
+    return Links(chain, tuple(mqtt), tuple(link for link, joined in zip(links, identified, strict=True) if joined))
 
 
 def make_http_link(

@@ -33,7 +33,7 @@ def restart_needed(before: Identity, now: Identity) -> bool:
     Name and addresses are in topics, logs and links, and an agent trusts one authority until it ends.
     """
     return any(
-        getattr(before, each) != getattr(now, each) for each in ("device", "gateway", "proxy", "broker", "authority")
+        getattr(before, field) != getattr(now, field) for field in ("device", "gateway", "proxy", "broker", "authority")
     )
 
 

@@ -161,7 +161,9 @@ def tflite_cut(model: bytes, tensor: str) -> tuple[bytes, bytes]:
     """
     graph = _parsed(model).subgraphs[0]
     named = [index for index in range(len(graph.tensors)) if _name(graph, index) == tensor]
-    made = [at for at, operator in enumerate(graph.operators) if set(named) & set(map(int, operator.outputs))]
+    made = [
+        position for position, operator in enumerate(graph.operators) if set(named) & set(map(int, operator.outputs))
+    ]
     if len(named) != 1 or len(made) != 1:
         raise ConfigError(f"The model has {len(made)} operators that make a tensor '{tensor}'; a cut needs one.")
     return _half(model, slice(made[0] + 1), None, named[0]), _half(model, slice(made[0] + 1, None), named[0], None)
@@ -192,8 +194,8 @@ def _half(model: bytes, operators: slice, source: int | None, target: int | None
             if (named := getattr(operator, field)) is not None:
                 setattr(operator, field, [kept[int(index)] if index >= 0 else -1 for index in named])
     graph.inputs, graph.outputs = ([kept[int(index)] for index in ports] for ports in (graph.inputs, graph.outputs))
-    for at, buffer in enumerate(parsed.buffers):
-        if at not in used:
+    for position, buffer in enumerate(parsed.buffers):
+        if position not in used:
             buffer.data = None
     builder = import_module("flatbuffers").Builder(len(model))
     builder.Finish(parsed.Pack(builder), _MAGIC)
