@@ -146,7 +146,7 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
         await self._off_loop(self._store.write, name, replace(record, tries=record.tries + 1))
         try:
             prepared = await services.serving.prepare(self._files.path(record.slot), trial=True)
-        except (FirstlineError, OSError):
+        except Exception:  # the process lives
             await self._off_loop(self._store.write, name, record)
             raise
         on_trial = replace(record, tries=0).after(_S.TRIAL, services.now_s())

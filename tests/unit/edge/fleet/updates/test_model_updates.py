@@ -152,6 +152,23 @@ async def test_an_update_waits_for_its_window(device: Device, wanted: DesiredMod
     assert 119 * 60 <= clock.wall_s() - begun_s <= 121 * 60
 
 
+async def test_a_test_that_ends_with_an_error_uses_up_no_try(
+    device: Device, wanted: DesiredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(path: Path, *, trial: bool) -> Path:
+        raise OSError(errno.EIO, "Input/output error")
+
+    device.updater.receive([wanted])
+    with monkeypatch.context() as within:
+        within.setattr(device.serving, "prepare", refused)
+        await reached(device, S.STAGED)
+        for _ in range(device.tries + 1):
+            device.clock.pass_by(await device.step())
+            assert device.state[0] is S.STAGED and device.updater.updates()[0].tries == 0
+    await reached(device, S.TRIAL)
+    assert device.version == 2
+
+
 async def test_too_many_starts_roll_back_without_a_network(
     device: Device, registry: Registry, wanted: DesiredModel
 ) -> None:
