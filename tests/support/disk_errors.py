@@ -148,7 +148,7 @@ picture = Path(sys.argv[2]).read_bytes()
 
 async def main():
     promised = refused = 0
-    for after in range(1, 40, 6):
+    for after in range(1, 100, 11):  # the agent writes other files at the same time, so the last have room for promises
         links = [{"kind": "http", "url": "http://127.0.0.1:9"}]
         settings = edge_settings(Path(sys.argv[1]) / f"state{after}", links=links, policy__min_threshold=1.0)
         durable = []
