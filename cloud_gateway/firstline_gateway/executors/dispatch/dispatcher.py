@@ -25,8 +25,9 @@ from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, NoPlacement, problem_with
 from firstline_gateway.models.repository import ServedModel
 
-# A probe is given up after so many times its expected time, and after at least so long.
-_PROBE_LATE, _PROBE_S = 20.0, 1.0
+# A probe is given up after so many times its expected time, and after at least so long. Its time counts against
+# `PROBE_SHARE`: the longer a probe may hang, the longer an executor that has recovered waits for the next one.
+_PROBE_LATE, _PROBE_S = 20.0, 0.25
 
 _UNMETERED = (
     "Its energy_budget_w does not hold for this model: neither a profile nor power_w says what its batches take; "

@@ -105,6 +105,17 @@ async def test_load_moves_away_from_a_degraded_executor_and_returns() -> None:
         assert made.report("one").models[M].pace == pytest.approx(1.0, abs=0.3)
 
 
+async def test_an_executor_that_hung_for_long_gets_work_again() -> None:
+    async with site({"one": 0.005, "other": 0.02}) as made:
+        made.executors["one"].stop()
+        await made.go(15.0, clients=1)
+        made.executors["one"].go_on()
+        await made.go(15.0, clients=1)
+        made.shares()
+        await made.go(1.0, clients=1)
+        assert made.shares()["one"] > 0.9
+
+
 async def test_a_hanging_batch_is_answered_by_another_executor() -> None:
     async with site({"one": 0.01, "other": 0.015}) as made:
         made.executors["one"].stop()
