@@ -23,7 +23,7 @@ from firstline_core.processing.trial import trial_input
 from firstline_core.protocol.tensors import shown
 from firstline_core.routing import policy
 from firstline_core.routing.policy import Probabilities, Scores
-from firstline_core.runtime.base import Runtime, fits, pick_port
+from firstline_core.runtime.base import RowByRow, Runtime, fits, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.telemetry.logs import logger
@@ -259,6 +259,8 @@ def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedM
 def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedModel:
     """Combines a runtime with the model's processing. The runtime is closed with the result, or if this fails.
 
+    The model and its graphs run row by row if the manifest says `batch: 1`.
+
     Raises:
         ModelLoadError: a graph is absent or does not load, or the steps do not fit.
     """
@@ -270,12 +272,12 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
         def load_graph(step: Graph) -> Step:
             graph = load_runtime(bundle.file(step.artefact), "onnx", options)
             resources.callback(graph.close)
-            return _graph_step(graph, step.artefact.file)
+            return _graph_step(_batched(graph, model), step.artefact.file)
 
         loaded = LoadedModel(
             model=model,
             manifest=bundle.manifest,
-            runtime=runtime,
+            runtime=_batched(runtime, model),
             pre=compile_preprocess(model.preprocess, bundle.manifest.input, load_graph),
             post=compile_postprocess(model.postprocess, load_graph),
             to_logits=compile_postprocess(
@@ -334,7 +336,8 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
     if not file.is_file():
         raise ModelLoadError(f"The bundle's score graph is absent: {file}.")
     graph = OnnxRuntime(file, providers=options.providers, threads=options.threads)
-    step = _graph_step(graph, declared.graph.file)
+    # A certificate scores one row at a time, so a graph whose rows depend on each other must do so on the device too.
+    step = _graph_step(RowByRow(graph), declared.graph.file)
 
     def score(probabilities: Probabilities, logits: Probabilities | None = None, /) -> NDArray[np.float32]:
         if declared.temperature != 1.0:
@@ -352,6 +355,10 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
         graph.close()
         raise ModelLoadError(f"Score graph {file} does not score {classes} classes: {error}") from error
     return score
+
+
+def _batched(runtime: Runtime, model: Model) -> Runtime:
+    return runtime if model.batch is None else RowByRow(runtime)
 
 
 def _graph_step(graph: Runtime, file: str) -> Step:

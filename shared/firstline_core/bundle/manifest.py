@@ -64,6 +64,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         measured: figures measured on this artefact, e.g. {"accuracy": 0.97}.
         certificate: of an edge variant. It may be void: see `certificate_problem`.
         provenance: how it was derived from another model; None if unknown.
+        batch: 1 if its answers are right only for one row at a time, see `row_check.py`; None if rows of several
+            requests may run together.
     """
 
     id: Name
@@ -77,6 +79,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     measured: dict[str, float] = {}
     certificate: Certificate | None = None
     provenance: Provenance | None = None
+    batch: Literal[1] | None = None
 
     @property
     def artefacts(self) -> tuple[Artefact, ...]:
@@ -92,8 +95,20 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """Returns the sha256 over everything that can change this model's outputs: its bytes and its processing."""
-        fields = [self.artefact.sha256, self.runtime, self.preprocess, self.postprocess, self.input, self.output]
+        """Returns the sha256 over everything that can change this model's outputs.
+
+        That is its bytes, its processing, and whether its rows run alone.
+        """
+        fields: list[object] = [
+            self.artefact.sha256,
+            self.runtime,
+            self.preprocess,
+            self.postprocess,
+            self.input,
+            self.output,
+        ]
+        if self.batch is not None:
+            fields.append(self.batch)
         return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
 
 

@@ -165,6 +165,23 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
+class RowByRow:
+    """A `Runtime` that runs another one with a single row at a time, for models whose rows depend on each other."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Wraps a runtime, which is closed with this one."""
+        self._runtime = runtime
+        self.inputs, self.outputs = runtime.inputs, runtime.outputs
+        self.ranges, self.provider = runtime.ranges, runtime.provider
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        check_feeds(feeds, self.inputs)
+        return run_in_batches(feeds, 1, self._runtime.run)
+
+    def close(self) -> None:
+        self._runtime.close()
+
+
 def run_in_batches(feeds: Feeds, size: int, run: Callable[[Feeds], dict[str, Array]]) -> dict[str, Array]:
     """Cuts the feeds into batches of exactly `size` rows and puts the outputs together again.
 

@@ -146,8 +146,8 @@ def _is_there(library: str) -> bool:
 class LiteRtRuntime:
     """A `Runtime` over a TFLite interpreter, one run at a time: interpreters are not thread-safe.
 
-    Batches run row by row. Measurements showed no gain from resizing the input to the batch on convolutional models,
-    and models with a fixed batch refuse it.
+    Variables are reset before each invocation. Batches run row by row: measurements showed no gain from resizing the
+    input to the batch on convolutional models, and models with a fixed batch refuse it.
     """
 
     def __init__(self, path: Path, *, threads: int) -> None:
@@ -194,6 +194,8 @@ class LiteRtRuntime:
         if interpreter is None:
             raise InferenceError("The model was closed; load it again.")
         try:
+            # Otherwise variables, such as the state of an LSTM, carry one request's data into the answer to the next.
+            interpreter.reset_all_variables()
             for port in self._inputs:
                 interpreter.set_tensor(port.index, feeds[port.spec.name])
             interpreter.invoke()

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.images import encode, images
+from support.impure_models import dynamically_quantised
 from support.sample_bundles import COLOURS, NUMBERS, colour_bundle, number_bundle, solid
 from support.sample_models import average_colours
 
@@ -16,7 +18,7 @@ from bench.support.onnx_models import linear, write_graph
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.processing.steps import Decode, Graph, LabelOffset, Layout, Resize, Softmax
+from firstline_core.processing.steps import Decode, Graph, InputSpec, LabelOffset, Layout, Resize, Softmax
 from firstline_core.routing import policy
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
@@ -170,6 +172,27 @@ def test_graphs_of_the_bundle_before_and_after_the_model(tmp_path: Path) -> None
     after.unlink()
     with pytest.raises(ModelLoadError, match=r"has no after\.onnx"):
         load_model(bundle, declared, OPTIONS)
+
+
+@pytest.mark.parametrize("part", ["model", "graph before", "graph after"])
+def test_batch_1_runs_every_part_row_by_row(tmp_path: Path, part: str) -> None:
+    rows = Tensor("x", np.array([[0, 1, 0, 0], [1, 0, 0, 0], [100, 100, 0, 1]], np.float32))
+    mixing = dynamically_quantised(tmp_path / "mixing.onnx")
+    eye = linear(tmp_path / "eye.onnx", np.eye(3 if part == "graph before" else 4, dtype=np.float32))
+    step = (Graph(artefact(mixing, tmp_path)),)
+    steps: dict[str, Any] = {"model": {}, "graph before": {"preprocess": step}, "graph after": {"postprocess": step}}
+    path = mixing if part == "model" else eye
+    spec = InputSpec("x", "FP32", (-1, 4))
+    found = {}
+    for batch in (None, 1):
+        declared = model(path, tmp_path, batch=batch, **steps[part])
+        loaded = load_edge(write_manifest(tmp_path, [declared], ["a", "b", "c"], input=spec), OPTIONS)
+        alone = np.concatenate([loaded.predict(Tensor("x", rows.array[i : i + 1])) for i in range(3)])
+        found[batch] = float(np.abs(loaded.predict(rows) - alone).max())
+        with pytest.raises(InvalidTensorError, match="no rows"):
+            loaded.run(np.zeros((0, loaded.input.shape[1]), np.float32))
+    assert found[1] == 0
+    assert found[None] is not None and found[None] > 0.1
 
 
 def test_the_first_variant_that_loads_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

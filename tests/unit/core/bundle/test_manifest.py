@@ -107,6 +107,7 @@ def test_a_huge_file_is_not_parsed() -> None:
         Model("edge", FILE, "onnx", "fp32", (Decode(), Resize(8, 8, "bicubic"), Scale()), EDGE.postprocess),
         Model("edge", FILE, "onnx", "fp32", EDGE.preprocess, ()),
         Model("edge", FILE, "onnx", "fp32", EDGE.preprocess, EDGE.postprocess, output="logits"),
+        Model("edge", FILE, "onnx", "fp32", EDGE.preprocess, EDGE.postprocess, batch=1),
     ],
 )
 def test_the_digest_changes_with_everything_that_changes_answers(other: Model) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from firstline_core.errors import InvalidTensorError, ModelLoadError
 from firstline_core.runtime import litert
@@ -15,6 +16,7 @@ from firstline_core.runtime.litert import LiteRtRuntime
 pytestmark = pytest.mark.tflite
 
 ARTEFACTS = Path(__file__).parents[4] / "models" / "digits" / "artefacts"
+STATE = Path(__file__).parents[3] / "data" / "state"
 FLOAT, INT8 = ARTEFACTS / "edge.tflite", ARTEFACTS / "edge_int8.tflite"
 
 
@@ -142,6 +144,20 @@ def test_answers_do_not_change_when_the_model_runs_again() -> None:
     np.testing.assert_array_equal(first, kept)
     first[:] = 0  # and are the caller's own
     np.testing.assert_array_equal(outputs(runtime, digits(1, runtime, seed=0)), kept)
+
+
+def test_variables_carry_nothing_from_one_row_to_the_next() -> None:
+    runtime = load(STATE / "trained_lstm.tflite")
+    (name,) = (spec.name for spec in runtime.inputs)
+    nine, eight = (
+        np.asarray(Image.open(STATE / f"sample{digit}.png"), np.float32).reshape(1, 28, 28) / 255 for digit in (9, 8)
+    )
+    alone = outputs(runtime, {name: nine})
+    assert (alone.argmax(), float(alone.max())) == (9, pytest.approx(0.9946, abs=1e-3))
+    outputs(runtime, {name: eight})
+    np.testing.assert_array_equal(outputs(runtime, {name: nine}), alone)
+    together = outputs(runtime, {name: np.concatenate([eight, nine, eight, nine])})
+    np.testing.assert_array_equal(together[[1, 3]], np.repeat(alone, 2, axis=0))
 
 
 def _module_that_fails(name: str) -> ModuleType:
