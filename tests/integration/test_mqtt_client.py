@@ -221,6 +221,15 @@ async def test_publication_over_the_brokers_limit_is_refused(start_mosquitto: Ca
         assert size > 19_930
 
 
+async def test_message_over_the_brokers_unannounced_limit_fails_alone(start_mosquitto: Callable[..., Broker]) -> None:
+    broker = start_mosquitto(settings=["message_size_limit 1000"])
+    async with connected(settings(broker)) as client:
+        with pytest.raises(errors.PayloadTooLargeError, match="reason code 149"):
+            await client.publish(Publication("a", b"x" * 2000))
+        await client.publish(Publication("a", b"x" * 900))
+        assert client.connected
+
+
 async def test_packets_may_be_as_large_as_mqtt_has_them(mosquitto: Broker) -> None:
     async with connected(settings(mosquitto, maximum_packet_bytes=300_000_000)) as client:
         assert await client.publish(Publication("a", b"")) is False

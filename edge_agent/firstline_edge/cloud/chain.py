@@ -22,7 +22,7 @@ from firstline_core.routing.timing import Flight, LinkTiming, TimingReport
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
 from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget, State
-from firstline_edge.cloud.link import Link, LinkBusyError, LinkReport, LinkStatus, is_link_fault
+from firstline_edge.cloud.link import Link, LinkBusyError, LinkReport, LinkStatus, MessageRefusedError, is_link_fault
 
 log = logger(__name__)
 
@@ -34,7 +34,7 @@ _TRY_NEXT_LINK = (PayloadTooLargeError, UnauthorizedError)
 # The answer did not come in time, on either side.
 _TOO_LATE = (RemoteTimeoutError, DeadlineExceededError)
 # Possibly detected on this device, without an answer of the gateway.
-_SAYS_NOTHING_ABOUT_LINK = (PayloadTooLargeError, LinkBusyError)
+_SAYS_NOTHING_ABOUT_LINK = (PayloadTooLargeError, LinkBusyError, MessageRefusedError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +266,10 @@ class LinkChain:
             attempts: each try is appended as it ends, even if this raises.
 
         Raises:
-            LinkDownError: no link may be used (raised at once), or the last one failed.
+            LinkDownError: no link may be used (raised at once), or the last one failed, or the request is too large
+                for a link and another one, which may carry it, does not work now.
             RemoteTimeoutError, ProtocolError: the last one failed.
+            PayloadTooLargeError: the request is too large for every link.
             DeadlineExceededError: the deadline has passed.
             FirstlineError: the gateway's error; one that may pass has a `retry_after_s`.
             RequestError: the request is `local_only`.
@@ -281,7 +283,7 @@ class LinkChain:
     async def _ask(self, request: InferRequest, ends_s: float, attempts: list[Attempt]) -> InferResponse:
         error: FirstlineError
         error = nowhere = LinkDownError("No link to the gateway works at the moment.")
-        tried = False
+        tried, too_large = False, 0
         size_bytes = request.size_bytes
         candidates = self._in_order(size_bytes, ends_s)
         for position, state in enumerate(candidates):
@@ -308,6 +310,7 @@ class LinkChain:
                 error = refusal if error is nowhere else error
             except FirstlineError as failure:
                 tried, error = True, failure
+                too_large += isinstance(failure, PayloadTooLargeError)
                 self._time(state, flight, started_s, failure)
                 attempts.append(self._attempt(failure.code, started_s))
                 self._judge(state, failure, granted_s)
@@ -320,9 +323,15 @@ class LinkChain:
                 state.worked()
                 self._note_states()
                 return response
+        raise self._unanswered(error, too_large)
+
+    def _unanswered(self, error: FirstlineError, too_large: int) -> FirstlineError:
+        """Returns the error of a request that was too large for so many links, with a time for the next try."""
+        if isinstance(error, PayloadTooLargeError) and too_large < len(self._links):
+            error = LinkDownError(f"{error.message} Another link may carry it, but does not work at the moment.")
         if error.retryable and error.retry_after_s is None:
             error.retry_after_s = self._retry_s()
-        raise error
+        return error
 
     def _in_order(self, size_bytes: int, ends_s: float) -> list[LinkState]:
         """Returns the links in order of preference; links that are probably too slow last, the fastest first."""

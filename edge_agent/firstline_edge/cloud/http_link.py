@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (
     BY_CODE,
+    CapacityError,
     ConfigError,
     FirstlineError,
     ForbiddenError,
@@ -35,7 +36,7 @@ from firstline_core.protocol.oip import decode_response, encode_request
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.cloud.link import LinkBusyError
+from firstline_edge.cloud.link import LinkBusyError, MessageRefusedError
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import LinkSection
 from firstline_edge.telemetry.link_traffic import count
@@ -342,21 +343,21 @@ class HttpLink:
 def _refusal(reply: HttpReply) -> FirstlineError:
     """Returns the error of an answer with a status other than 200.
 
-    A proxy or a captive portal also answers 404. Without an error code of Firstline it does not concern the request,
-    and must not end a promise in the outbox. Neither must an API key with another scope: the operator can replace it.
+    Proxies, captive portals and content delivery networks answer with any status. Without an error code of Firstline it
+    does not concern the request, and must not end a promise in the outbox. Neither must an API key with another scope:
+    the operator can replace it.
     """
-    error = error_from(reply.status, reply.body, reply.headers)
-    if isinstance(error, ForbiddenError):
-        return UnauthorizedError(error.message)
     try:
         document = orjson.loads(reply.body)
     except orjson.JSONDecodeError:
         document = None
-    is_gateway_error = isinstance(document, dict) and document.get("code") in BY_CODE
-    if (
-        is_gateway_error
-        or isinstance(error, UnauthorizedError | PayloadTooLargeError)
-        or not isinstance(error, RequestError)
-    ):
+    is_gateway_error = (
+        isinstance(document, dict) and document.get("code") in BY_CODE and isinstance(document.get("error"), str)
+    )
+    error = error_from(reply.status, reply.body if is_gateway_error else b"", reply.headers)
+    if isinstance(error, ForbiddenError):
+        return UnauthorizedError(error.message)
+    if is_gateway_error or isinstance(error, UnauthorizedError | CapacityError | LinkError):
         return error
-    return ProtocolError(f"HTTP status {reply.status}, but not from a Firstline gateway: {error.message}")
+    kind = MessageRefusedError if isinstance(error, PayloadTooLargeError) else ProtocolError
+    return kind(f"HTTP status {reply.status}, but not from a Firstline gateway.")

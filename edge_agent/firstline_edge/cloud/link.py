@@ -7,12 +7,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from firstline_core.errors import CapacityError, FirstlineError, LinkError, NotReadyError, RemoteTimeoutError
+from firstline_core.errors import (
+    CapacityError,
+    FirstlineError,
+    LinkError,
+    NotReadyError,
+    ProtocolError,
+    RemoteTimeoutError,
+)
 from firstline_core.types import Attempt, InferRequest, InferResponse
 
 
 class LinkBusyError(RemoteTimeoutError):
     """All connections of the link were busy until the timeout: nothing was sent, and the gateway's state is unknown."""
+
+
+class MessageRefusedError(ProtocolError):
+    """The broker or an intermediary refused one message; the link may carry others."""
 
 
 class LinkStatus(StrEnum):

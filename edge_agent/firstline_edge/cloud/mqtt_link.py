@@ -11,13 +11,14 @@ import orjson
 from msgspec.structs import replace
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, RemoteTimeoutError
+from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, ProtocolError, RemoteTimeoutError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication, Topics
 from firstline_core.types import InferRequest, InferResponse
+from firstline_edge.cloud.link import MessageRefusedError
 from firstline_edge.telemetry.link_traffic import count
 
 # How long to wait for a moment without requests under way, and then for each step of an exchange of connections.
@@ -223,7 +224,11 @@ class MqttLink:
         await self._client.first_attempt()
         self._check_connected()
         count(self.name, sent=_size_bytes(publication))  # bytes that were sent in vain count as well
-        if not await self._client.publish(publication):
+        try:
+            heard = await self._client.publish(publication)
+        except ProtocolError as error:
+            raise MessageRefusedError(error.message) from error
+        if not heard:
             raise LinkDownError(f"No gateway listens at the MQTT broker at {self._address}.")
 
     def _check_connected(self) -> None:

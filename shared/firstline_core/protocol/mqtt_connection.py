@@ -14,7 +14,7 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import paho.mqtt.client as paho
 from paho.mqtt import MQTTException
@@ -48,6 +48,7 @@ _LARGEST_PACKET_BYTES = 268_435_455
 _PACKET_OVERHEAD_BYTES = 16  # fixed header, topic length, packet id, properties length
 _KEEPALIVE_INTERVAL_S = 1.0  # between two checks of the keepalive
 _NO_SUBSCRIBER = 0x10
+_UNSPECIFIED_ERROR = 0x80  # this and every higher reason code is a refusal (section 2.4)
 _BYTE_ORDER_MARK = "\ufeff".encode()
 _MALFORMED = (ValueError, LookupError, struct.error, MQTTException)
 
@@ -68,13 +69,34 @@ class PublishParts(NamedTuple):
     payload: bytes
 
 
+class _Reason(NamedTuple):
+    """A reason code of the broker with its name (MQTT 5, section 2.4)."""
+
+    code: int
+    name: str
+
+
 class _Client(paho.Client):
-    """paho, with a bounded decoder of PUBLISH packets.
+    """paho, with a bounded decoder of PUBLISH packets, and with every reason code of an acknowledgement.
 
     paho copies the rest of the packet for each property: 80,000 short properties in half a megabyte block the process
     for 20 seconds. So the length of the properties is checked first, and paho decodes their bytes alone.
-    `_handle_publish` and `_in_packet` are private to paho: hence the upper bound on its version.
+    paho ends the connection on a reason code that the standard does not list for a PUBACK, but Mosquitto sends one
+    (149, packet too large). So paho reads "unspecified error" instead, and `refusal_code` has the broker's code.
+    `_handle_publish`, `_handle_pubackcomp` and `_in_packet` are private to paho: hence the upper bound on its version.
+
+    Attributes:
+        refusal_code: of the PUBACK that is being handled.
     """
+
+    refusal_code = _UNSPECIFIED_ERROR
+
+    def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
+        packet = self._in_packet["packet"]
+        if len(packet) > 2 and packet[2] >= _UNSPECIFIED_ERROR:
+            self.refusal_code = packet[2]
+            self._in_packet["packet"] = packet[:2] + bytes((_UNSPECIFIED_ERROR,))
+        return super()._handle_pubackcomp(cmd)
 
     def _handle_publish(self) -> MQTTErrorCode:
         header, packet = self._in_packet["command"], self._in_packet["packet"]
@@ -129,7 +151,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._waiting: dict[int, asyncio.Future[Sequence[ReasonCode]]] = {}
+        self._waiting: dict[int, asyncio.Future[Sequence[_Reason]]] = {}
         self._maximum_packet_bytes: int | None = None
         self._closed = False
         self._keepalive: asyncio.Task[None] | None = None
@@ -184,10 +206,10 @@ class Connection:
             raise QueueFullError(f"{_IN_FLIGHT} publications wait for the MQTT broker at {self._settings.address}.")
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
             raise not_connected(self._settings.address)
-        (code,) = await self._answer(info.mid)
-        if code.is_failure:
-            raise refusal(code.value, str(code), f"the publication on '{publication.topic}'")
-        return code.value != _NO_SUBSCRIBER
+        (reason,) = await self._answer(info.mid)
+        if reason.code >= _UNSPECIFIED_ERROR:
+            raise refusal(reason.code, reason.name, f"the publication on '{publication.topic}'")
+        return reason.code != _NO_SUBSCRIBER
 
     async def subscribe(self, topic_filter: str) -> None:
         """Subscribes at QoS 1; returns when the broker has agreed.
@@ -202,9 +224,9 @@ class Connection:
             packet_id = client.subscribe(topic_filter, options=SubscribeOptions(qos=1))[1]
         except ValueError as error:
             raise ProtocolError(f"'{topic_filter}' is no topic filter: {error}.") from error
-        code = (await self._answer(packet_id))[0]
-        if code.is_failure:
-            raise refusal(code.value, str(code), f"the subscription to '{topic_filter}'")
+        reason = (await self._answer(packet_id))[0]
+        if reason.code >= _UNSPECIFIED_ERROR:
+            raise refusal(reason.code, reason.name, f"the subscription to '{topic_filter}'")
 
     async def unsubscribe(self, topic_filter: str) -> None:
         """Ends a subscription; returns when the broker has confirmed, after which it sends no message for it.
@@ -281,7 +303,7 @@ class Connection:
         client.on_socket_unregister_write = self._wrote_all
         client.on_connect = self._accepted
         client.on_disconnect = lambda _c, _u, _f, code, _p: self._lose(str(code))
-        client.on_publish = lambda _c, _u, mid, code, _p: self._answered(mid, (code,))
+        client.on_publish = self._acknowledged
         client.on_subscribe = lambda _c, _u, mid, codes, _p: self._answered(mid, codes)
         client.on_unsubscribe = lambda _c, _u, mid, codes, _p: self._answered(mid, codes)
         client.on_message = self._received
@@ -370,13 +392,20 @@ class Connection:
             )
         )
 
-    async def _answer(self, packet_id: int | None) -> Sequence[ReasonCode]:
+    def _acknowledged(self, client: Any, _userdata: object, mid: int, code: ReasonCode, _properties: object) -> None:
+        if not code.is_failure:
+            self._answered(mid, (code,))
+            return
+        names = [*code.names.get(client.refusal_code, ()), "an unknown reason"]
+        self._resolve(mid, (_Reason(client.refusal_code, f"{names[0]} (reason code {client.refusal_code})"),))
+
+    async def _answer(self, packet_id: int | None) -> Sequence[_Reason]:
         """Returns the broker's reason codes for a packet that was sent."""
         if packet_id is None:
             raise not_connected(self._settings.address)
         if self.lost.done():  # found out when it was written
             raise connection_lost(self._settings.address, self.lost.result())
-        answer: asyncio.Future[Sequence[ReasonCode]] = self._loop.create_future()
+        answer: asyncio.Future[Sequence[_Reason]] = self._loop.create_future()
         # Packets are written and read in other turns of the loop, so no answer can have come before this line.
         self._waiting[packet_id] = answer
         try:
@@ -385,9 +414,12 @@ class Connection:
             self._waiting.pop(packet_id, None)
 
     def _answered(self, packet_id: int, codes: Sequence[ReasonCode]) -> None:
+        self._resolve(packet_id, [_Reason(code.value, str(code)) for code in codes])
+
+    def _resolve(self, packet_id: int, reasons: Sequence[_Reason]) -> None:
         answer = self._waiting.pop(packet_id, None)
         if answer is not None and not answer.done():
-            answer.set_result(codes)
+            answer.set_result(reasons)
 
     def _lose(self, why: str) -> None:
         if self.lost.done():

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from firstline_core import errors
 from firstline_core.errors import LinkDownError
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_connection import Connection, split_publish
@@ -102,6 +103,36 @@ async def test_a_publication_ends_when_the_broker_acknowledges(size_bytes: int) 
         assert not publishing.done()
         broker.writer.write(bytes((PUBACK, 2)) + b"\x7f\xff" + bytes((PUBACK, 2)) + rest[3:5])
         assert await publishing
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "name"),
+    [
+        (0x80, errors.ProtocolError, "Unspecified error"),
+        (0x87, errors.UnauthorizedError, "Not authorized"),
+        (0x95, errors.PayloadTooLargeError, "Packet too large"),  # Mosquitto's message_size_limit
+        (0x96, errors.CapacityError, "Message rate too high"),
+        (0x97, errors.CapacityError, "Quota exceeded"),
+        (0xAF, errors.ProtocolError, "an unknown reason"),
+        (0xFF, errors.ProtocolError, "an unknown reason"),
+    ],
+)
+@pytest.mark.parametrize("properties", [b"", b"\0", b"\x04\x1f\0\x01x"], ids=["none", "empty", "a reason string"])
+async def test_a_refused_publication_fails_alone(
+    code: int, kind: type[errors.FirstlineError], name: str, properties: bytes
+) -> None:
+    async with connected(lambda _: None) as (connection, broker):
+        for reason in (code, 0):
+            publishing = asyncio.create_task(connection.publish(Publication("t", b"x")))
+            _, rest = await broker.packet()
+            body = rest[3:5] + bytes((reason,)) + properties
+            broker.writer.write(bytes((PUBACK, len(body))) + body)
+            if reason:
+                with pytest.raises(kind, match=rf"the publication on 't': {name} \(reason code {code}\)"):
+                    await publishing
+            else:
+                assert await publishing
+        assert connection.alive
 
 
 async def test_a_loss_during_writing_is_reported() -> None:

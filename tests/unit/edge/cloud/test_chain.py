@@ -10,10 +10,10 @@ from support.logs import captured_lines
 
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
-from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy
+from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Status
 from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.cloud.chain import ChainSettings, LinkChain
-from firstline_edge.cloud.link import LinkBusyError, LinkReport, LinkStatus
+from firstline_edge.cloud.link import LinkBusyError, LinkReport, LinkStatus, MessageRefusedError
 
 DOWN = errors.LinkDownError("refused")
 
@@ -208,6 +208,35 @@ async def test_a_request_one_link_refuses_is_tried_on_the_next(house: House, ref
     house.second.error = refused
     with pytest.raises(type(refused)):
         await house.infer()
+
+
+@pytest.mark.parametrize("broker_first", [True, False])
+async def test_a_request_too_large_for_a_link_waits_for_another(house: House, broker_first: bool) -> None:
+    too_large = errors.PayloadTooLargeError("too large for the broker")
+    broker, other = (house.first, house.second) if broker_first else (house.second, house.first)
+    broker.error, other.error, other.probe_error = too_large, DOWN, DOWN
+    for _ in range(3):  # before and after the other link is known to be down
+        with pytest.raises(errors.LinkError) as raised:
+            await house.infer()
+        assert raised.value.retryable
+        await settle()
+    assert house.chain.states() == {broker.name: "closed", other.name: "open"}
+    other.error = other.probe_error = None
+    house.chain.retry_now()
+    await settle()
+    assert (await house.infer()).answer.status is Status.FINAL
+
+
+async def test_a_refused_message_is_retried_and_says_nothing_about_its_link(house: House) -> None:
+    house.first.error = house.second.error = MessageRefusedError("reason code 153")
+    for _ in range(5):
+        with pytest.raises(MessageRefusedError) as raised:
+            await house.infer()
+        assert raised.value.retryable
+    assert house.chain.states() == {"first": "closed", "second": "closed"}
+    house.second.error = None
+    await house.infer()
+    assert house.outcomes == ["protocol_error", "ok"]
 
 
 @pytest.mark.parametrize(

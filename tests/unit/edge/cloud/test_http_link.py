@@ -19,7 +19,7 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.telemetry.trace import received
 from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
-from firstline_edge.cloud.link import LinkBusyError
+from firstline_edge.cloud.link import LinkBusyError, MessageRefusedError
 from firstline_edge.telemetry.link_traffic import counted
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
@@ -271,18 +271,32 @@ async def test_an_error_of_the_gateway_is_raised_unchanged(
         (400, errors.ProtocolError),
         (200, errors.ProtocolError),
         (401, errors.UnauthorizedError),
-        (413, errors.PayloadTooLargeError),
+        (407, errors.ProtocolError),
+        (413, MessageRefusedError),
+        (451, errors.ProtocolError),
+        (500, errors.ProtocolError),
+        (501, errors.ProtocolError),
         (502, errors.LinkError),
         (503, errors.CapacityError),
+        (504, errors.RemoteTimeoutError),
+        (507, errors.ProtocolError),
+        (511, errors.ProtocolError),
+        (521, errors.ProtocolError),
+        (522, errors.ProtocolError),
+        (530, errors.ProtocolError),
+        (599, errors.ProtocolError),
     ],
 )
-async def test_errors_of_a_proxy_are_distinguished(
-    server: Server, link: HttpLink, status: int, kind: type[errors.FirstlineError]
+@pytest.mark.parametrize("page", [b"<html>Welcome to the hotel</html>", b'{"code": "internal", "msg": "origin"}', b""])
+async def test_errors_of_an_intermediary_never_end_a_promise(
+    server: Server, link: HttpLink, status: int, kind: type[errors.FirstlineError], page: bytes
 ) -> None:
-    server.script = always(reply(status, b"<html>Welcome to the hotel</html>", {"Location": "http://portal/"}))
+    server.script = always(reply(status, page, {"Location": "http://portal/"}))
     with pytest.raises(kind) as raised:
         await link.infer(request(), 5.0)
     assert type(raised.value) is kind
+    assert raised.value.retryable or kind is errors.UnauthorizedError  # the outbox retries both
+    assert kind is errors.UnauthorizedError or wire.status_of(raised.value) in (502, 503, 504)
 
 
 async def test_a_key_of_another_scope_is_unauthorized(server: Server, link: HttpLink) -> None:
