@@ -5,6 +5,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,13 +53,22 @@ def _source_prose(path: Path) -> Iterator[tuple[int, str]]:
             yield token.start[0], _CODE_IN_TEXT.sub(" ", token.string)
 
 
+@cache
+def _prose() -> list[tuple[Path, int, str]]:
+    """Returns all prose with its file and line, read once for all rules."""
+    return [
+        (path, line, text)
+        for paths, prose in ((_PAGES, _page_prose), (_SOURCES, _source_prose))
+        for path in paths
+        for line, text in prose(path)
+    ]
+
+
 @pytest.mark.parametrize(("name", "pattern"), _rules().items(), ids=list(_rules()))
 def test_prose_follows_the_rule(name: str, pattern: re.Pattern[str]) -> None:
     breaches = [
         f"{path.relative_to(_ROOT)}:{line}: {match[0]!r}"
-        for paths, prose in ((_PAGES, _page_prose), (_SOURCES, _source_prose))
-        for path in paths
-        for line, text in prose(path)
+        for path, line, text in _prose()
         for match in pattern.finditer(text)
     ]
     assert not breaches, f"{name}:\n" + "\n".join(breaches)
