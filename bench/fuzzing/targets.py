@@ -24,7 +24,7 @@ from firstline_core.protocol.http import error_from
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.mqtt_messages import Message, Publication, Topics, parse_request
 from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request
-from firstline_core.runtime.onnx import has_external_data
+from firstline_core.runtime.onnx import external_data
 from firstline_gateway.identity.ca import requested_key
 
 LIMITS = Limits(body_bytes=65_536, json_bytes=32_768, elements=65_536, byte_elements=4096)
@@ -215,7 +215,7 @@ def _read_small(found: Input) -> object:
     if which == 2:
         return EventReader(1000).read(content)
     try:
-        return has_external_data(content)
+        return external_data(content)
     except ValueError:  # the caller reports that the file is not a model
         return None
 

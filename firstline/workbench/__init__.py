@@ -4,6 +4,7 @@ Create a bundle
     spec          the description of a bundle, from code or a TOML recipe
     step_syntax   the short form of processing steps in flags and recipes
     bundle        copies, hashes and checks model files, and puts the bundle into place
+    ports         the input and output of a model file, and outputs that are not a classifier's
     model_checks  checks that processing, model, labels and value ranges fit together
     precision     the number format of a model file's weights
     golden        golden inputs, and the answers that each device must give

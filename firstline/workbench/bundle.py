@@ -16,6 +16,7 @@ import msgspec
 
 from firstline.workbench.golden import write_golden
 from firstline.workbench.model_checks import check_model, input_of
+from firstline.workbench.ports import input_port, with_output
 from firstline.workbench.precision import precision_of
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, check_spec
 from firstline_core.bundle.manifest import (
@@ -27,9 +28,9 @@ from firstline_core.bundle.manifest import (
     encode_manifest,
 )
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.processing.steps import Graph
-from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.storage.artefact import Artefact
 
 RuntimeName = Literal["onnx", "tflite"]
@@ -67,10 +68,14 @@ def create_bundle(
         ModelLoadError: a model does not load here.
     """
     check_spec(spec)
+    if spec.edge and spec.policy.threshold is None and choose_policy is None:
+        raise ConfigError(
+            "The bundle has no threshold: choose one on data with --calibrate DIR, or state it with --threshold (or "
+            "`threshold` in the recipe's [policy]); with 1 almost every input goes to the full model."
+        )
     refuse_overwriting(out, force)
-    with staged_folder(out) as staged:
-        files = _Files(staged)
-        manifest = _manifest(spec, files, options)
+    with staged_folder(out) as staged, _Files(staged) as files:
+        manifest = _manifest(spec, files, options, warn)
         bundle = _write(staged, manifest)
         for model, source in zip(manifest.models, spec.models, strict=True):
             check_model(bundle, model, source.file, options, warn)
@@ -102,10 +107,26 @@ def runtime_of(file: Path) -> RuntimeName:
 
 @dataclass
 class _Files:
-    """Files copied so far; equal contents are stored once."""
+    """Files copied so far; equal contents are stored once.
+
+    Errors in the block name the user's files instead of their copies.
+    """
 
     folder: Path
     copied: dict[str, Artefact] = field(default_factory=dict)
+    sources: dict[str, Path] = field(default_factory=dict)
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, FirstlineError):
+            return
+        message = error.message
+        for name, source in self.sources.items():
+            message = message.replace(str(self.folder / name), str(source))
+        if message != error.message:
+            raise type(error)(message) from error
 
     def add(self, source: Path, name: str) -> Artefact:
         try:
@@ -115,6 +136,7 @@ class _Files:
         digest = hashlib.sha256(content).hexdigest()
         if digest not in self.copied:
             (self.folder / name).write_bytes(content)
+            self.sources[name] = source
             self.copied[digest] = Artefact(file=name, sha256=digest, size_bytes=len(content))
         return self.copied[digest]
 
@@ -123,13 +145,17 @@ class _Files:
         return self.add(source, f"graph-{digest[:12]}.onnx")
 
 
-def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions) -> Manifest:
+def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Warn) -> Manifest:
     described = [_described(model) for model in spec.models]
     ids = _ids(described, edge_count=len(spec.edge))
-    models = [
-        _model(model, model_id, runtime, files) for (model, runtime), model_id in zip(described, ids, strict=True)
-    ]
-    input_spec = spec.input or input_of(files.folder / models[0].artefact.file, models[0], options)
+    models, inputs = [], []
+    for (model, runtime), model_id in zip(described, ids, strict=True):
+        declared = _model(model, model_id, runtime, files)
+        loaded = load_runtime(files.folder / declared.artefact.file, runtime, options)
+        inputs.append(input_port(loaded, declared))
+        models.append(with_output(declared, loaded, spec.labels, model.file, warn))
+        loaded.close()
+    input_spec = spec.input or input_of(inputs[0], models[0])
     try:
         return Manifest(
             name=spec.name,
@@ -186,10 +212,11 @@ def _with_artefacts(steps: Sequence[Any], files: _Files) -> tuple[Any, ...]:
 
 
 def _policy(spec: PolicySpec, files: _Files) -> Policy:
+    threshold = 1.0 if spec.threshold is None else spec.threshold  # without one it is chosen, or there is no edge model
     if isinstance(spec.score, Path):
         graph = files.add_graph(spec.score)
-        return Policy(score=Score(kind="graph", temperature=spec.temperature, graph=graph), threshold=spec.threshold)
-    return Policy(score=Score(kind=spec.score, temperature=spec.temperature), threshold=spec.threshold)
+        return Policy(score=Score(kind="graph", temperature=spec.temperature, graph=graph), threshold=threshold)
+    return Policy(score=Score(kind=spec.score, temperature=spec.temperature), threshold=threshold)
 
 
 def _write(folder: Path, manifest: Manifest) -> Bundle:

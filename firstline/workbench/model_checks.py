@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from msgspec import Struct
@@ -16,10 +14,9 @@ from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
-from firstline_core.processing.steps import Decode, Graph, InputSpec, LabelOffset, Scale, Softmax
+from firstline_core.processing.steps import Binary, Decode, InputSpec, LabelOffset, Scale, Softmax
 from firstline_core.processing.trial import trial_input
-from firstline_core.runtime.base import pick_port
-from firstline_core.runtime.select import RuntimeOptions, load_runtime
+from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array, Tensor, TensorSpec
 
 IMAGE_INPUT = "image"
@@ -27,18 +24,18 @@ _TRIAL_ROWS = 4
 _SUM_TOLERANCE = 0.02
 
 
-def input_of(file: Path, model: Model, options: RuntimeOptions) -> InputSpec:
+def input_of(spec: TensorSpec, model: Model) -> InputSpec:
     """Returns the bundle's input that follows from its first model, see `BundleSpec.input`.
 
+    Args:
+        spec: the model's own input.
+        model: the first model.
+
     Raises:
-        ModelLoadError: the model does not load.
-        ConfigError: the model has several inputs, or one that clients cannot send.
+        ConfigError: the model has an input that clients cannot send.
     """
     if any(isinstance(step, Decode) for step in model.preprocess):
         return InputSpec(name=IMAGE_INPUT, datatype="BYTES", shape=(-1,))
-    runtime = load_runtime(file, model.runtime, options)
-    spec = _port(runtime.inputs, model.input, model, "input")
-    runtime.close()
     match spec.datatype:
         case "FP32" | "UINT8" | "INT8" | "INT32" | "INT64" | "FP16" | "FP64":
             return InputSpec(name=spec.name, datatype=spec.datatype, shape=(-1, *spec.shape[1:]))
@@ -61,7 +58,6 @@ def check_model(
         ConfigError: the parts do not fit.
         ModelLoadError: the model file itself does not load.
     """
-    _check_classes(bundle, model, source, options)
     try:
         loaded = load_model(bundle, model, options)
     except ModelLoadError as error:
@@ -87,32 +83,6 @@ def noise(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
     return Tensor(spec.name, np.ascontiguousarray(made, dtype))
 
 
-def _check_classes(bundle: Bundle, model: Model, source: Path, options: RuntimeOptions) -> None:
-    """Compares outputs with labels. This is the most common mistake, so the message is detailed."""
-    runtime = load_runtime(bundle.file(model.artefact), model.runtime, options)
-    sizes = _port(runtime.outputs, model.output, model, "output").shape[1:]
-    runtime.close()
-    if any(size < 0 for size in sizes) or any(isinstance(step, Graph) for step in model.postprocess):
-        return  # only a run can tell
-    offset = sum(step.offset for step in model.postprocess if isinstance(step, LabelOffset))
-    labels, outputs = len(bundle.manifest.labels), math.prod(sizes)
-    if outputs - offset == labels:
-        return
-    dropped = f", {outputs - offset} after label_offset:{offset}," if offset else ""
-    counts = f"{source.name} has {outputs} outputs{dropped} and there are {labels} labels"
-    if not offset and outputs == labels + 1:
-        raise ConfigError(
-            f"{counts}: add label_offset:1 to its postprocessing where its first output is a background class, or give "
-            "the label that is missing."
-        )
-    if labels == outputs - offset + 1:
-        raise ConfigError(
-            f"{counts}: leave out the first label (--labels-skip 1) where it is a background class that the model "
-            f"{'does not count' if not offset else 'drops'}, or correct the labels."
-        )
-    raise ConfigError(f"{counts}: give the labels of this model, one for each output.")
-
-
 def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, warn: Callable[[str], None]) -> None:
     if tensor is None:
         warn(f"{source.name}: not tried, because its input's sizes are free; add resize where they should not be.")
@@ -122,12 +92,16 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         if range_error.hopeless:
             raise ConfigError(f"{range_error.sentence}.")
         warn(f"{source.name}: {range_error.sentence}.")
-    output = _port(loaded.runtime.outputs, loaded.model.output, loaded.model, "output")
-    raw = loaded.runtime.run({loaded.input.name: rows})[output.name].reshape(len(rows), -1)
+    raw = loaded.runtime.run({loaded.input.name: rows})[loaded.output_name].reshape(len(rows), -1)
     probabilities = loaded.run(rows)
     if not np.isfinite(probabilities).all():
         raise ConfigError("its outputs are NaN or infinite; check scale (mean, std) against what the model expects.")
     softmax = any(isinstance(step, Softmax) for step in loaded.model.postprocess)
+    if Binary("probability") in loaded.model.postprocess and not may_be_probabilities(probabilities):
+        raise ConfigError(
+            f"its one output is not the probability of a label: a trial run gives {raw.min():.3g} to {raw.max():.3g}; "
+            "write binary:logit as its postprocessing if it is a logit. A bundle cannot have a regression model."
+        )
     if not may_be_probabilities(probabilities):
         advice = "" if softmax else "; if they are logits, add softmax to its postprocessing"
         warn(
@@ -149,13 +123,6 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
 def may_be_probabilities(rows: NDArray[np.floating]) -> bool:
     """Whether the rows (n, classes) can be probabilities. Quantised tails round to 0, so sums may be far below 1."""
     return bool(rows.min() >= -1e-6 and rows.max() <= 1 + 1e-6 and rows.sum(axis=1).max() <= 1 + _SUM_TOLERANCE)
-
-
-def _port(specs: Sequence[TensorSpec], name: str, model: Model, side: Literal["input", "output"]) -> TensorSpec:
-    try:
-        return pick_port(specs, name, f"Model '{model.id}'", side, only=side == "input")
-    except ModelLoadError as error:  # the file loads: it is the caller's spec that does not fit it
-        raise ConfigError(error.message) from error
 
 
 _CLIPPED_SHARE = 0.1

@@ -80,12 +80,13 @@ class PolicySpec:
 
     Args:
         score: a kind of `routing/policy.py`, or a file: an ONNX graph that scores.
-        threshold: in [0, 1] for the kinds; 1 accepts almost nothing, until a better threshold is chosen.
+        threshold: in [0, 1] for the kinds; 1 accepts almost nothing. None if it is chosen on data, or if the bundle has
+            no edge model.
     """
 
     score: ScoreKind | Path = "max_probability"
     temperature: float = 1.0
-    threshold: float = 1.0
+    threshold: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,8 @@ def check_spec(spec: BundleSpec) -> None:
                 f"The {what} '{name}' is not valid: use up to 64 letters, digits, '.', '_' and '-', "
                 "the first a letter or digit."
             )
+    if len(spec.labels) < 2:
+        raise ConfigError("A bundle needs at least two labels; a model with one output has two, for no and for yes.")
     if spec.version < 1:
         raise ConfigError(f"The version {spec.version} is not valid: versions count up from 1.")
     policy, (coldest, hottest) = spec.policy, TEMPERATURES
@@ -133,10 +136,8 @@ def check_spec(spec: BundleSpec) -> None:
         raise ConfigError(
             f"The temperature {policy.temperature:g} is not valid: it is a number from {coldest:g} to {hottest:g}."
         )
-    if isinstance(policy.score, Path) and not math.isfinite(policy.threshold):
-        raise ConfigError(f"The threshold {policy.threshold:g} is not valid: it is a finite number.")
-    if not isinstance(policy.score, Path) and not 0 <= policy.threshold <= 1:
-        raise ConfigError(f"The threshold {policy.threshold:g} is not valid: {policy.score} is from 0 to 1.")
+    if policy.threshold is not None:
+        _check_threshold(policy.threshold, policy.score)
     for model in spec.models:
         for step in model.preprocess:
             if isinstance(step, Scale) and not _fits_fp32(step):
@@ -148,6 +149,13 @@ def check_spec(spec: BundleSpec) -> None:
                 raise ConfigError(
                     f"The figure '{figure}' of {model.file.name} is {value:g}; measured figures are finite."
                 )
+
+
+def _check_threshold(threshold: float, score: ScoreKind | Path) -> None:
+    if isinstance(score, Path) and not math.isfinite(threshold):
+        raise ConfigError(f"The threshold {threshold:g} is not valid: it is a finite number.")
+    if not isinstance(score, Path) and not 0 <= threshold <= 1:
+        raise ConfigError(f"The threshold {threshold:g} is not valid: {score} is from 0 to 1.")
 
 
 def _fits_fp32(step: Scale) -> bool:
@@ -194,7 +202,7 @@ class _Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class _Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     score: str = "max_probability"
     temperature: float = 1.0
-    threshold: float = 1.0
+    threshold: float | None = None
 
 
 class _Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

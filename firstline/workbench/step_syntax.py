@@ -33,6 +33,7 @@ USAGE: Mapping[str, tuple[str, str]] = {
     "graph": ("graph:FILE.onnx", "an ONNX graph with one input and one output"),
     "softmax": ("softmax", "after the model: logits to probabilities"),
     "label_offset": ("label_offset[:COLUMNS]", "after the model: drop leading columns, 1 unless named"),
+    "binary": ("binary[:probability|logit]", "after the model: one output, of the second label, to two"),
 }
 """How each step is spelled, and what it does."""
 
@@ -43,9 +44,10 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "scale": ("mean", "std"),
     "layout": ("to",),
     "label_offset": ("offset",),
+    "binary": ("of",),
 }
 _BEFORE = ("decode", "center_crop", "resize", "scale", "layout", "flatten", "graph")
-_AFTER = ("softmax", "label_offset", "graph")
+_AFTER = ("softmax", "label_offset", "binary", "graph")
 _NUMBERS = {"fraction": float, "offset": int}
 
 

@@ -53,7 +53,7 @@ BUNDLE_VERSION = 1
 
 # The score is taken as it is, without a temperature, so that no scan chooses it. What is promised is agreement, and an
 # answer turns into another where the gap between the two likeliest closes: the margin.
-POLICY = PolicySpec("margin")
+POLICY = PolicySpec("margin", threshold=1.0)
 # The strictest round promise that 300 scans can prove: 1.5 % at 90 % takes 153 edge answers without an error, 1 % takes
 # 230, three quarters of all. So testing must start where a little more than half of them are kept; since scans that
 # trained a model score higher than others, that is where 60 % of the training scans are.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from firstline_core.errors import InvalidTensorError, ModelLoadError
 from firstline_core.processing.steps import (
     CHANNELS,
+    Binary,
     CenterCrop,
     Decode,
     Flatten,
@@ -79,6 +80,8 @@ def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> S
                 functions.append(softmax)
             case LabelOffset():
                 functions.append(_drop_columns(step.offset))
+            case Binary():
+                functions.append(_binary if step.of == "probability" else _binary_of_logit)
             case Graph():
                 functions += [load_graph(step), _to_float_matrix]
     return chain(functions)
@@ -172,6 +175,15 @@ def _flatten(array: Array) -> Array:
 
 def _drop_columns(count: int) -> Step:
     return lambda array: array[:, count:]
+
+
+def _binary(positive: Array) -> Array:
+    """Returns (n, 2) for (n, 1); more columns give more than two, which the check of the labels refuses."""
+    return np.concatenate((1 - positive, positive), axis=1)
+
+
+def _binary_of_logit(logit: Array) -> Array:
+    return softmax(np.concatenate((np.zeros_like(logit), logit), axis=1))
 
 
 def _to_float_matrix(output: Array) -> Array:

@@ -1,6 +1,6 @@
 """The declared processing steps, which are part of the model's digest. `processing/compile.py` implements them.
 
-Order and meaning follow model cards: decode, crop, resize, scale, layout; then softmax and label offset.
+Order and meaning follow model cards: decode, crop, resize, scale, layout; then softmax, label offset or binary.
 """
 
 from __future__ import annotations
@@ -79,6 +79,12 @@ class LabelOffset(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op
     offset: Positive = 1
 
 
+class Binary(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="binary"):
+    """Converts one column, the second label's probability or its logit, to the probabilities of two labels."""
+
+    of: Literal["probability", "logit"] = "probability"
+
+
 class Graph(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="graph"):
     """An ONNX graph with one input and one output, a file of the bundle."""
 
@@ -86,4 +92,4 @@ class Graph(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag
 
 
 PreStep = Decode | CenterCrop | Resize | Scale | Layout | Flatten | Graph
-PostStep = Softmax | LabelOffset | Graph
+PostStep = Softmax | LabelOffset | Binary | Graph

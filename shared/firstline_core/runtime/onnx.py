@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -126,8 +127,9 @@ class OnnxRuntime:
         if unreadable := [f"'{node.name}' ({node.type})" for node in nodes if node.type not in _DATATYPES]:
             raise ModelLoadError(f"{path}: inputs must be tensors of numbers; these are not: {', '.join(unreadable)}.")
         self.inputs = tuple(_specs(nodes))
-        # Sequences and maps (scikit-learn's ZipMap) are not tensors and cannot be sent.
-        self.outputs = tuple(_specs(node for node in self._session.get_outputs() if node.type in _DATATYPES))
+        found = self._session.get_outputs()
+        self.outputs = tuple(_specs(node for node in found if node.type in _DATATYPES))
+        _refuse_maps(found, self.outputs, path)
         if not self.inputs or not self.outputs or any(not spec.shape for spec in self.inputs):
             raise ModelLoadError(f"{path}: a model needs inputs with rows on the first axis, and a tensor as output.")
         self._output_names = [spec.name for spec in self.outputs]
@@ -138,7 +140,7 @@ class OnnxRuntime:
         try:
             session = ort.InferenceSession(model, options, providers=list(providers))
         except self._failures as error:
-            raise ModelLoadError(f"{path}: ONNX Runtime cannot load this model: {error}") from error
+            raise ModelLoadError(f"{path}: {_explained(str(error))}") from error
         session.disable_fallback()  # otherwise a provider that fails later is silently replaced by the CPU
         running = tuple(session.get_providers())
         if running[: len(providers)] != providers:
@@ -160,7 +162,9 @@ class OnnxRuntime:
         try:
             outputs = session.run(self._output_names, feeds)
         except self._failures as error:
-            raise InferenceError(f"ONNX Runtime failed: {error}") from error
+            raise InferenceError(
+                f"ONNX Runtime fails to run this model on rows that fit its declared input: {_shortened(error)}"
+            ) from error
         return dict(zip(self._output_names, outputs, strict=True))
 
     def end_trace(self) -> Path:
@@ -193,17 +197,69 @@ def _failures(ort: ModuleType) -> tuple[type[Exception], ...]:
 def _read(path: Path) -> bytes:
     try:
         model = path.read_bytes()
-        external = has_external_data(model)
+        external = external_data(model)
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
-        raise ModelLoadError(f"{path} is not an ONNX model: {error}.") from error
-    if external:
+        raise ModelLoadError(f"{path} is not an ONNX model, or it is damaged: {error}.") from error
+    if external is not None:
         raise ModelLoadError(
-            f"{path} keeps weights in another file, which the bundle's digest does not cover; save the model as one "
-            "file (onnx.save with save_as_external_data=False)."
+            f"{path} keeps weights in another file, {external[:200]!a}, which the bundle's digest does not cover; save "
+            'the model as one file: onnx.save(onnx.load("MODEL.onnx"), "ONE.onnx").'
         )
     return model
+
+
+_SOURCE_PLACE = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/onnxruntime_src/\S+ .*?\) (?=[A-Z])", re.DOTALL)
+_REPORT_CHARACTERS = 300
+# What ONNX Runtime reports, and what it means for the user.
+_REASONS = (
+    (
+        re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)"),
+        "it has IR version {0}, and this ONNX Runtime reads up to {1}; export the model again for an older version, or "
+        "upgrade onnxruntime on every machine.",
+    ),
+    (
+        re.compile(r"Opset (\d+) is under development.*domain (\S+) is till opset (\d+)", re.DOTALL),
+        "it uses opset {0} of {1}, and this ONNX Runtime supports up to {2}; export the model again with that opset, "
+        "or upgrade onnxruntime on every machine.",
+    ),
+    (
+        re.compile(r"(?:Could not find an implementation for |Fatal error: |No Op registered for )([\w.:]+)"),
+        "this ONNX Runtime does not have its operator {0}; export the model with standard operators.",
+    ),
+)
+
+
+def _explained(report: str) -> str:
+    """Returns a sentence that says why a model does not load."""
+    for pattern, sentence in _REASONS:
+        if found := pattern.search(report):
+            return sentence.format(*found.groups())
+    return (
+        "ONNX Runtime cannot load this model, which may be damaged or made for another version; check it with "
+        f"onnx.checker.check_model, or export it again. ONNX Runtime reports: {_shortened(report)}"
+    )
+
+
+def _shortened(report: object) -> str:
+    """Returns a report of ONNX Runtime without the places in its source, on one line."""
+    text = " ".join(_SOURCE_PLACE.sub("", str(report)).split())
+    return text if len(text) <= _REPORT_CHARACTERS else f"{text[:_REPORT_CHARACTERS]}..."
+
+
+def _refuse_maps(nodes: Any, tensors: Sequence[TensorSpec], path: Path) -> None:
+    """Refuses a model whose probabilities are maps from labels to numbers, which are not tensors.
+
+    Raises:
+        ModelLoadError: no output holds real numbers, and one holds maps; says how to export the model.
+    """
+    maps = [node.name for node in nodes if node.type.startswith("seq(map(")]
+    if maps and not any(DATATYPES[spec.datatype].kind == "f" for spec in tensors):
+        raise ModelLoadError(
+            f"{path}: its output '{maps[0]}' is a list of maps (ZipMap), not a tensor of probabilities; export the "
+            "model again without ZipMap: options={'zipmap': False} for skl2onnx, zipmap=False for onnxmltools."
+        )
 
 
 def _absence(ort: ModuleType, providers: tuple[str, ...]) -> str:
@@ -259,12 +315,12 @@ _PATHS: dict[str, dict[int, str]] = {
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
     "sparse": {1: "tensor", 2: "tensor"},
 }
-_TENSOR_DATA_LOCATION = 14
+_TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION = 13, 14
 _EXTERNAL = 1
 
 
-def has_external_data(model: bytes) -> bool:
-    """Returns whether any tensor of a serialised ONNX ModelProto has its data in another file.
+def external_data(model: bytes) -> str | None:
+    """Returns the other file in which a tensor of a serialised ONNX ModelProto has its data; None without one.
 
     A bundle's digest covers the bytes of the model; it would not cover weights in a second file, whose path could lead
     anywhere. ONNX Runtime cannot report them, and the `onnx` package is too large for a device.
@@ -278,7 +334,17 @@ def has_external_data(model: bytes) -> bool:
         for number, value in fields(data):
             if message == "tensor":
                 if number == _TENSOR_DATA_LOCATION and value == _EXTERNAL:
-                    return True
+                    return _location(data)
             elif (inner := _PATHS[message].get(number)) is not None and isinstance(value, memoryview):
                 found.append((inner, value))
-    return False
+    return None
+
+
+def _location(tensor: memoryview) -> str:
+    """Returns the `location` among a TensorProto's `external_data`, which are pairs of key and value."""
+    for number, entry in fields(tensor):
+        if number == _TENSOR_EXTERNAL_DATA and isinstance(entry, memoryview):
+            pair = {key: bytes(text) for key, text in fields(entry) if isinstance(text, memoryview)}
+            if pair.get(1) == b"location":
+                return pair.get(2, b"").decode(errors="replace")
+    return ""

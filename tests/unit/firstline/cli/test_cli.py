@@ -19,6 +19,7 @@ _CREATE = [
     "--edge", str(_FILES / "edge.onnx"), "--full", str(_FILES / "full.onnx"),
     "--preprocess", "decode:L,resize:8x8,scale:0:255", "--postprocess", "softmax",
 ]  # fmt: skip
+_COMPLETE = [*_CREATE, "--threshold", "0.9"]
 
 
 def _run(*arguments: object, code: int = 0) -> Any:
@@ -55,7 +56,7 @@ def test_bundle_is_created_and_evaluated(tmp_path: Path) -> None:
 
 def test_text_output_shows_the_same_figures(tmp_path: Path) -> None:
     out = tmp_path / "bundle"
-    assert "mine version 1, classification, 10 labels." in _run(*_CREATE, "--out", out).stdout
+    assert "mine version 1, classification, 10 labels." in _run(*_COMPLETE, "--out", out).stdout
     assert "full.onnx" in _run("bundle", "inspect", out).stdout
     assert _run("bundle", "verify", out).stdout.count("ok ") == 4
     text = _run("evaluate", out, "--data", _DIGITS / "heldout", "--limit", 20).stdout
@@ -86,7 +87,7 @@ def test_recipe_creates_a_bundle(tmp_path: Path) -> None:
 
 
 def test_steps_can_differ_by_tier(tmp_path: Path) -> None:
-    made = _json(*_CREATE, "--out", tmp_path / "b", "--edge-preprocess", "decode:L,resize:8x8:nearest,scale")
+    made = _json(*_COMPLETE, "--out", tmp_path / "b", "--edge-preprocess", "decode:L,resize:8x8:nearest,scale")
     edge, full = made["bundle"]["models"]
     assert "nearest" in edge["preprocess"]
     assert "bilinear" in full["preprocess"]
@@ -94,12 +95,12 @@ def test_steps_can_differ_by_tier(tmp_path: Path) -> None:
 
 def test_variants_can_be_named(tmp_path: Path) -> None:
     named = f"tiny={_FILES / 'edge_int8.tflite'}"
-    made = _json(*_CREATE, "--out", tmp_path / "b", "--edge", named)
+    made = _json(*_COMPLETE, "--out", tmp_path / "b", "--edge", named)
     assert [model["id"] for model in made["bundle"]["models"]] == ["edge-onnx-fp32", "tiny", "full"]
 
 
 def test_warnings_go_to_stderr(tmp_path: Path) -> None:
-    result = _run(*_CREATE, "--out", tmp_path / "b", "--full-postprocess", "", "-o", "json")
+    result = _run(*_COMPLETE, "--out", tmp_path / "b", "--full-postprocess", "", "-o", "json")
     assert "Warning: full.onnx: the outputs of a trial run do not look like probabilities" in result.stderr
     assert len(msgspec.json.decode(result.stdout)["warnings"]) == 1
 
@@ -115,6 +116,7 @@ def test_warnings_go_to_stderr(tmp_path: Path) -> None:
         ([*_CREATE, "--out", "x", "--models", "y"], "--models goes with --recipe"),
         ([*_CREATE, "--out", "x", "--calibrate", "y", "--threshold", "0.5"], "drop --threshold"),
         ([*_CREATE, "--out", "x", "--score", "luck"], "'luck' is not a score"),
+        ([*_CREATE, "--out", "x"], "The bundle has no threshold: choose one on data with --calibrate DIR, or state it"),
         (
             [*_CREATE, "--out", "x", "--threshold", "nan"],
             "The threshold nan is not valid: max_probability is fr",
@@ -141,7 +143,7 @@ def test_wrong_usage_prints_one_sentence_and_exits_2(arguments: list[object], sa
 
 def test_verify_fails_on_changed_bytes(tmp_path: Path) -> None:
     out = tmp_path / "bundle"
-    _run(*_CREATE, "--out", out)
+    _run(*_COMPLETE, "--out", out)
     (out / "full.onnx").unlink()  # its absence is not a failure: a device does not need it
     assert {check["what"]: check["outcome"] for check in _json("bundle", "verify", out)["checks"]} == {
         "files": "ok",

@@ -48,7 +48,8 @@ def digits() -> BundleSpec:
 def _bare(file: Path, labels: int, postprocess: str = "softmax", **more: str) -> BundleSpec:
     """A bundle of one edge model that takes numbers as they are."""
     names = tuple(f"class {n}" for n in range(labels))
-    return BundleSpec("bare", 1, names, (ModelSpec(file, postprocess=parse_postprocess(postprocess), **more),))
+    model = ModelSpec(file, postprocess=parse_postprocess(postprocess), **more)
+    return BundleSpec("bare", 1, names, (model,), policy=PolicySpec(threshold=1.0))
 
 
 def test_bundle_contains_what_the_spec_declares(digits: BundleSpec, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from support.sample_models import linear_model
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import evaluate, measure
-from firstline.workbench.spec import BundleSpec, ModelSpec
+from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_edge, load_model
 from firstline_core.bundle.manifest import Score
@@ -100,7 +100,9 @@ def test_invalid_image_is_named(tmp_path: Path) -> None:
 
 def test_bundle_without_image_input_is_refused(tmp_path: Path) -> None:
     model = ModelSpec(linear_model(tmp_path / "m.onnx", pixels=4, classes=10), postprocess=parse_postprocess("softmax"))
-    bundle = create_bundle(BundleSpec("bare", 1, tuple("0123456789"), (model,)), tmp_path / "out")
+    bundle = create_bundle(
+        BundleSpec("bare", 1, tuple("0123456789"), (model,), policy=PolicySpec(threshold=1.0)), tmp_path / "out"
+    )
     with pytest.raises(ConfigError, match="starts with decode"):
         evaluate(bundle, open_dataset(_DIGITS / "heldout", 5))
 
@@ -110,7 +112,10 @@ def test_single_tier_bundle_is_evaluated(tmp_path: Path) -> None:
     before, after = parse_preprocess("decode:L,resize:8x8,scale"), parse_postprocess("softmax")
     edge, full = (ModelSpec(_DIGITS / "artefacts" / file, before, after) for file in ("edge.onnx", "full.onnx"))
     labels = tuple("0123456789")
-    only_edge = evaluate(create_bundle(BundleSpec("edge", 1, labels, (edge,)), tmp_path / "edge"), dataset)
+    only_edge = evaluate(
+        create_bundle(BundleSpec("edge", 1, labels, (edge,), policy=PolicySpec(threshold=1.0)), tmp_path / "edge"),
+        dataset,
+    )
     assert only_edge.full is None
     assert only_edge.variants[0].tiered is None
     only_full = evaluate(create_bundle(BundleSpec("full", 1, labels, (), full), tmp_path / "full"), dataset)

@@ -11,7 +11,7 @@ from support.sample_models import linear_model
 
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.golden import read_inputs
-from firstline.workbench.spec import BundleSpec, ModelSpec
+from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
 from firstline_core.bundle.golden import LIMIT_BYTES, ROWS_LIMIT, deviation, read_golden, tensor_of
 from firstline_core.bundle.loading import load_model
 from firstline_core.errors import ConfigError
@@ -24,7 +24,9 @@ SPEC = InputSpec("image", "FP32", (-1, 5))
 @pytest.fixture
 def spec(tmp_path: Path) -> BundleSpec:
     file = linear_model(tmp_path / "edge.onnx", pixels=5, classes=2, softmax=True)
-    return BundleSpec(name="vector", version=1, labels=("no", "yes"), edge=(ModelSpec(file),))
+    return BundleSpec(
+        name="vector", version=1, labels=("no", "yes"), edge=(ModelSpec(file),), policy=PolicySpec(threshold=1.0)
+    )
 
 
 def rows_at(path: Path, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Path:
@@ -125,7 +127,9 @@ def test_too_large_archive_is_refused(tmp_path: Path) -> None:
 def test_too_large_golden_answers_are_refused(tmp_path: Path) -> None:
     """Rows that are small enough by themselves, and too much in the form of the file."""
     file = linear_model(tmp_path / "edge.onnx", pixels=400_000, classes=2, softmax=True)
-    spec = BundleSpec(name="vector", version=1, labels=("no", "yes"), edge=(ModelSpec(file),))
+    spec = BundleSpec(
+        name="vector", version=1, labels=("no", "yes"), edge=(ModelSpec(file),), policy=PolicySpec(threshold=1.0)
+    )
     rows = rows_at(tmp_path / "rows.npy", np.zeros((5, 400_000), np.float32))
     with pytest.raises(ConfigError, match="golden answers take"):
         create_bundle(spec, tmp_path / "bundle", golden=[rows])

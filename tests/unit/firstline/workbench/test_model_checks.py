@@ -10,7 +10,7 @@ import pytest
 
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.inspect import verify
-from firstline.workbench.spec import BundleSpec, ModelSpec, read_labels
+from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
 from firstline_core.bundle.store import open_bundle
@@ -23,7 +23,9 @@ _AFTER = parse_postprocess("softmax")
 
 def _spec(file: Path, scale: str, labels: tuple[str, ...] = (), offset: str = "") -> BundleSpec:
     model = ModelSpec(file, parse_preprocess(scale), parse_postprocess(offset) if offset else _AFTER)
-    return BundleSpec("tried", 1, labels or read_labels(_DIGITS / "labels.txt"), (model,))
+    return BundleSpec(
+        "tried", 1, labels or read_labels(_DIGITS / "labels.txt"), (model,), policy=PolicySpec(threshold=1.0)
+    )
 
 
 def test_fitting_scale_step_gives_no_warning(tmp_path: Path) -> None:
