@@ -13,9 +13,11 @@ OPSET = 17
 IR_VERSION = 10  # older runtimes read it too
 
 
-def write_graph(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: list[Any]) -> Path:
+def write_graph(
+    path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: list[Any], *, opset: int = OPSET
+) -> Path:
     graph = helper.make_graph(nodes, "small", inputs, outputs, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION)
     path.parent.mkdir(parents=True, exist_ok=True)
     save(model, path)
     return path

@@ -21,6 +21,9 @@ from firstline_core.types import Array, Tensor, TensorSpec
 
 IMAGE_INPUT = "image"
 _TRIAL_ROWS = 4
+# Of `made_up_rows`.
+_ROWS, _FEWEST_ROWS, _ROWS_BYTES = 256, 8, 64 << 20
+_MAGNITUDES = np.array([1.0, 0.5, 0.1])
 _SUM_TOLERANCE = 0.02
 
 
@@ -74,13 +77,29 @@ def check_model(
 
 def noise(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
     """Returns a made-up batch for a trial run, the same on every call; None if the input's sizes are not fixed."""
-    zeros = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
-    if zeros is None:
+    row = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
+    return None if row is None else Tensor(spec.name, _noise(row, _TRIAL_ROWS))
+
+
+def made_up_rows(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
+    """Returns noise of different magnitudes for `row_check`, the same on every call; None if the sizes are not fixed.
+
+    A model that is quantised by the range of each batch shows it only to rows of different ranges.
+    """
+    row = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
+    if row is None:
         return None
-    rng = np.random.default_rng(0)
-    shape, dtype = (_TRIAL_ROWS, *zeros.shape[1:]), zeros.array.dtype
+    made = _noise(row, int(np.clip(_ROWS_BYTES // row.array.nbytes, _FEWEST_ROWS, _ROWS)))
+    if made.dtype.kind == "f" or made.dtype == np.uint8:
+        factors = np.resize(_MAGNITUDES, len(made)).reshape(-1, *(1,) * (made.ndim - 1))
+        made = (made * factors).astype(made.dtype)
+    return Tensor(spec.name, made)
+
+
+def _noise(row: Tensor, rows: int) -> Array:
+    rng, shape, dtype = np.random.default_rng(0), (rows, *row.shape[1:]), row.array.dtype
     made: Array = rng.random(shape) if dtype.kind == "f" else rng.integers(0, 256 if dtype == np.uint8 else 2, shape)
-    return Tensor(spec.name, np.ascontiguousarray(made, dtype))
+    return np.ascontiguousarray(made, dtype)
 
 
 def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, warn: Callable[[str], None]) -> None:

@@ -43,11 +43,79 @@ def dynamically_quantised(file: Path) -> Path:
     return _write(file, nodes, weights=np.rint(_WEIGHTS / scale).astype(np.int8), scale=np.array(scale, np.float32))
 
 
+def normalised_by_the_batch(file: Path) -> Path:
+    """Batch normalisation in training mode: each run changes the mean and the variance for the next one."""
+    names = ("scale", "bias", "mean", "variance")
+    node = helper.make_node(
+        "BatchNormalization", ["product", *names], ["y", "new_mean", "new_variance"], training_mode=1
+    )
+    ones = np.ones(3, np.float32)
+    return _write(file, [_product(), node], weights=_WEIGHTS, scale=ones, bias=ones, mean=ones, variance=ones)
+
+
+def noisy(file: Path) -> Path:
+    """Random numbers are added."""
+    nodes = [
+        _product(),
+        helper.make_node("RandomUniformLike", ["product"], ["noise"]),
+        helper.make_node("Add", ["product", "noise"], ["y"]),
+    ]
+    return _write(file, nodes, weights=_WEIGHTS)
+
+
+def centred_over_rows(file: Path) -> Path:
+    """The mean over axis 0, which is a constant of the graph, is subtracted."""
+    nodes = [
+        _product(),
+        helper.make_node("Constant", [], ["axes"], value=numpy_helper.from_array(np.array([0]))),
+        helper.make_node("ReduceMean", ["product", "axes"], ["mean"]),
+        helper.make_node("Sub", ["product", "mean"], ["y"]),
+    ]
+    return _write(file, nodes, opset=18, weights=_WEIGHTS)
+
+
+def scaled_by_the_batch(file: Path) -> Path:
+    """Divided by the largest value of the batch."""
+    nodes = [
+        _product(),
+        helper.make_node("ReduceMax", ["product"], ["largest"]),
+        helper.make_node("Div", ["product", "largest"], ["y"]),
+    ]
+    return _write(file, nodes, weights=_WEIGHTS)
+
+
+def one_row_at_a_time(file: Path) -> Path:
+    """A shape that was fixed at one row when the model was exported."""
+    nodes = [_product(), helper.make_node("Reshape", ["product", "shape"], ["y"])]
+    return _write(file, nodes, weights=_WEIGHTS, shape=np.array([1, 3]))
+
+
+def pure(file: Path) -> Path:
+    """Softmax over the classes, which mixes no rows."""
+    return _write(file, [_product(), helper.make_node("Softmax", ["product"], ["y"], axis=-1)], weights=_WEIGHTS)
+
+
+DEPENDENT_ON_BATCH = {
+    softmax_over_rows: "Softmax",
+    dynamically_quantised: "DynamicQuantizeLinear",
+    centred_over_rows: "ReduceMean",
+    scaled_by_the_batch: "ReduceMax",
+    one_row_at_a_time: "",
+}
+"""With the operator that causes it; "" if no known one does."""
+
+DEPENDENT_ON_RUN = {
+    dropout_in_training: "Dropout",
+    noisy: "RandomUniformLike",
+    normalised_by_the_batch: "BatchNormalization",
+}
+
+
 def _product() -> Any:
     return helper.make_node("MatMul", ["x", "weights"], ["product"])
 
 
-def _write(file: Path, nodes: list[Any], **constants: NDArray[Any]) -> Path:
+def _write(file: Path, nodes: list[Any], *, opset: int = 17, **constants: NDArray[Any]) -> Path:
     """`x` FP32 [n, 4] to `y` FP32 [n, 3]."""
     return write_graph(
         file,
@@ -55,4 +123,5 @@ def _write(file: Path, nodes: list[Any], **constants: NDArray[Any]) -> Path:
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
+        opset=opset,
     )

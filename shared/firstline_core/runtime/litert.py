@@ -128,6 +128,15 @@ def run_alone(path: Path, delegate: str, feed: Array) -> Array:
     return found
 
 
+def operator_names(path: Path) -> tuple[str, ...]:
+    """Returns the kinds of a model's operators, in order; none if no interpreter loads it."""
+    try:
+        interpreter, _ = _build(path.read_bytes(), path, 1)
+        return tuple(str(operator["op_name"]) for operator in interpreter._get_ops_details())
+    except (OSError, ModelLoadError):
+        return ()
+
+
 def _module(name: str) -> Any:
     try:
         return import_module(name)

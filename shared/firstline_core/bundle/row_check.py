@@ -1,0 +1,158 @@
+"""Checks that a model's answer to a row depends on this row alone: not on other rows, earlier rows or chance.
+
+A request shares its batch with others, and a certificate is computed one row at a time. Both rely on this property.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.bundle.loading import LoadedModel
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import InferenceError
+from firstline_core.processing.steps import Graph
+from firstline_core.routing.policy import Probabilities
+from firstline_core.runtime.row_operators import RowOperator, find_row_operator
+from firstline_core.types import Array, Tensor
+
+TOLERANCE = 1e-3
+"""Largest difference of two outputs that agree: absolute for probabilities, otherwise relative to the row's largest."""
+
+# A large batch shows an effect of many rows; in a small one, each row weighs more.
+_BATCHES = (32, 3)
+_FEWEST_ROWS = 8
+_ROUNDING = 1e-6
+
+Answer = Callable[[Array], Probabilities]
+Clock = Callable[[], float]
+
+
+class Difference(NamedTuple):
+    """The row whose outputs differ most, from 0, and by how much; infinite if the model failed."""
+
+    row: int
+    size: float
+
+
+class RowCheck(NamedTuple):
+    """The result of a check.
+
+    Attributes:
+        rows: number of rows that ran.
+        depends_on: "nothing" else than the row; "batch": the answer changes with the rows that run in the same batch;
+            "run": the answer changes although the row runs alone.
+        difference: see `Difference`; of 0 and below the tolerance if the rows are independent.
+        operator: the operator that probably causes the difference; None if unknown.
+    """
+
+    rows: int
+    depends_on: Literal["nothing", "batch", "run"]
+    difference: Difference
+    operator: RowOperator | None = None
+
+    def sentence(self, model: str) -> str:
+        """Returns what was found and what to export differently.
+
+        Args:
+            model: its id.
+        """
+        if self.depends_on == "nothing":
+            return f"Model '{model}' answers each of {self.rows} rows alike alone, in batches and in another order."
+        row, size = self.difference
+        when = "runs with other rows" if self.depends_on == "batch" else "runs alone a second time"
+        how = f"by {size:.3g}" if np.isfinite(size) else "or not at all"
+        cause = f": {self.operator}" if self.operator is not None else ""
+        return f"Model '{model}' answers row {row} differently ({how}) when it {when}{cause}."
+
+
+def check_model_rows(bundle: Bundle, loaded: LoadedModel, tensor: Tensor, *, limit_s: float = 2.0) -> RowCheck:
+    """Checks a loaded model, as the manifest says that it runs, with its processing.
+
+    Args:
+        bundle: has the model's files, in which the cause of a difference is looked for.
+        loaded: the model.
+        tensor: inputs of the bundle; rows that differ in their magnitudes show more.
+        limit_s: limits the first of four passes over the rows; fewer rows run if they take longer.
+
+    Raises:
+        InvalidTensorError: the tensor does not fit the bundle.
+        InferenceError: the model fails on a single row.
+    """
+
+    def answer(part: Array) -> Probabilities:
+        return loaded.compute(loaded.prepare(Tensor(tensor.name, part))).probabilities
+
+    found = check_rows(answer, tensor.array, limit_s=limit_s)
+    if found.depends_on == "nothing":
+        return found
+    model = loaded.model
+    files = [(bundle.file(model.artefact), model.runtime)]
+    files += [
+        (bundle.file(step.artefact), "onnx")
+        for step in (*model.preprocess, *model.postprocess)
+        if isinstance(step, Graph)
+    ]
+    operators = (find_row_operator(file, runtime, found.depends_on) for file, runtime in files)
+    return found._replace(operator=next(filter(None, operators), None))
+
+
+def check_rows(answer: Answer, rows: Array, *, limit_s: float = 2.0, now_s: Clock = time.monotonic) -> RowCheck:
+    """Runs the rows alone, alone in reverse order, together, and in small batches in another order.
+
+    Args:
+        answer: runs rows and returns one answer for each.
+        rows: (n, ...); at least two show whether rows depend on each other.
+        limit_s: ends the first pass after eight rows or more.
+        now_s: the clock.
+
+    Raises:
+        InferenceError: a single row fails.
+    """
+    alone: list[Probabilities] = []
+    end_s = now_s() + limit_s
+    for position in range(len(rows)):
+        alone.append(answer(rows[position : position + 1]))
+        if len(alone) >= _FEWEST_ROWS and now_s() > end_s:
+            break
+    count, expected = len(alone), np.concatenate(alone)
+    again = np.concatenate([answer(rows[position : position + 1]) for position in reversed(range(count))])[::-1]
+    difference = _difference(expected, again)
+    if difference.size > TOLERANCE:
+        return RowCheck(count, "run", difference)
+    order = np.arange(count)
+    # Other neighbours and other positions, without the random generator, which takes memory on a device.
+    shuffled = np.concatenate([order[1::2], order[::2][::-1]])
+    found = [
+        _difference(expected, _in_batches(answer, rows, each, size))
+        for each, size in zip((order, shuffled), _BATCHES, strict=True)
+    ]
+    difference = max(found, key=lambda one: one.size)
+    return RowCheck(count, "batch" if difference.size > TOLERANCE else "nothing", difference)
+
+
+def _in_batches(answer: Answer, rows: Array, order: NDArray[np.intp], size: int) -> Probabilities | None:
+    """Returns the answers in the rows' own order; None if the model does not take several rows."""
+    try:
+        found = np.concatenate([answer(rows[order[start : start + size]]) for start in range(0, len(order), size)])
+    except InferenceError:
+        return None
+    return found[np.argsort(order)]
+
+
+def _difference(expected: Probabilities, found: Probabilities | None) -> Difference:
+    if found is None or found.shape != expected.shape:
+        return Difference(0, float("inf"))
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        differences = np.abs(expected.astype(np.float64) - found)
+    same = (expected == found) | (np.isnan(expected) & np.isnan(found))
+    differences = np.where(same, 0.0, np.where(np.isfinite(differences), differences, np.inf)).max(axis=1)
+    finite = np.where(np.isfinite(expected), expected, 0.0)
+    if finite.min() < -_ROUNDING or finite.max() > 1 + _ROUNDING:  # not probabilities
+        differences = differences / np.maximum(np.abs(finite).max(axis=1), np.finfo(np.float32).tiny)
+    row = int(differences.argmax())
+    return Difference(row, float(differences[row]))

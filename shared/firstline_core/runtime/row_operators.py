@@ -1,0 +1,221 @@
+"""Finds operators in a model file that mix rows, or whose result is left to chance. For messages only.
+
+The `onnx` package is too large for a device, so the file is read as protobuf; the numbers are those of onnx.proto.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from firstline_core.protocol.protobuf import fields
+from firstline_core.runtime.litert import operator_names
+
+_EVAL = "export the model for inference (in PyTorch: model.eval() and training=TrainingMode.EVAL)"
+_AXIS = "export it with the axis of the classes, for example 1 or -1"
+_STATIC = "quantise statically, for example with `firstline compress`"
+_CONSTANT = "export the model without it, or with a constant in its place"
+_BATCH_FIRST = "export the model with the rows on its batch axis (in PyTorch: batch_first=True)"
+
+_RANDOM = {"RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Bernoulli", "Multinomial"}
+_AXIS_OPERATORS = {"Softmax", "LogSoftmax", "Hardmax", "ArgMax", "ArgMin", "CumSum", "LpNormalization", "TopK"}
+_DYNAMIC = {"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"}
+_LOOPS = {"Loop", "Scan", "LSTM", "GRU", "RNN"}
+_TFLITE_RANDOM = {"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"}
+_TFLITE_VARIABLES = {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"}
+_OLD_SOFTMAX = 13  # before this opset, the default axis was 1 instead of -1
+
+
+class RowOperator(NamedTuple):
+    """An operator, with what it does and what to do about it; `str()` gives a part of a sentence."""
+
+    kind: str
+    name: str
+    does: str
+    remedy: str
+
+    def __str__(self) -> str:
+        named = f" '{self.name}'" if self.name else ""
+        return f"{self.kind}{named} {self.does}; {self.remedy}"
+
+
+def find_row_operator(
+    file: Path, runtime: Literal["onnx", "tflite"], depends_on: Literal["nothing", "batch", "run"]
+) -> RowOperator | None:
+    """Returns the first known operator that makes an answer depend on the batch, or on the run.
+
+    Args:
+        file: of the model.
+        runtime: that loads it.
+        depends_on: what the answer was seen to depend on.
+    """
+    if runtime == "tflite":
+        names = operator_names(file)
+        variables = next((name for name in names if name in _TFLITE_VARIABLES), None)
+        chance = next((name for name in names if name in _TFLITE_RANDOM), None)
+        if chance is not None:
+            return RowOperator(chance, "", "draws random numbers", _CONSTANT)
+        if variables is not None:
+            return RowOperator(variables, "", "keeps state that is not reset", "export the model without state")
+        return None
+    try:
+        found = list(_onnx_operators(file.read_bytes()))
+    except (OSError, ValueError):
+        return None
+    return next((operator for of, operator in found if of == depends_on), None) or next(
+        (operator for of, operator in found if of == "loop"), None
+    )
+
+
+class _Node(NamedTuple):
+    kind: str
+    name: str
+    inputs: list[str]
+    outputs: list[str]
+    attributes: Mapping[str, list[int]]
+
+
+class _Graph(NamedTuple):
+    nodes: list[_Node]
+    constants: dict[str, list[int]]
+
+
+def _onnx_operators(model: bytes) -> Iterator[tuple[str, RowOperator]]:
+    graph, opset = _Graph([], {}), 0
+    for number, value in fields(memoryview(model)):
+        if number in (7, 25) and isinstance(value, memoryview):  # graph, function
+            _read_graph(value, 1 if number == 7 else 7, graph)
+        elif number == 8 and isinstance(value, memoryview):
+            imported = dict(fields(value))
+            if not imported.get(1) and isinstance(version := imported.get(2), int):
+                opset = version
+    for node in graph.nodes:
+        yield from _judged(node, graph.constants, opset)
+
+
+def _judged(node: _Node, constants: Mapping[str, list[int]], opset: int) -> Iterator[tuple[str, RowOperator]]:
+    kind, attributes = node.kind, node.attributes
+    if kind in _RANDOM:
+        yield "run", RowOperator(kind, node.name, "draws random numbers", _CONSTANT)
+    elif kind == "Dropout" and _drops(node, constants, opset):
+        yield "run", RowOperator(kind, node.name, "was exported in training mode", _EVAL)
+    elif kind == "BatchNormalization" and (attributes.get("training_mode") == [1] or len(node.outputs) > 1):
+        trained = RowOperator(kind, node.name, "was exported in training mode", _EVAL)
+        yield from (("batch", trained), ("run", trained))  # ONNX Runtime keeps its averages for the next run
+    elif kind in _DYNAMIC:
+        yield "batch", RowOperator(kind, node.name, "takes its range from the whole batch", _STATIC)
+    elif kind in _AXIS_OPERATORS or kind.startswith("Reduce"):
+        if 0 in (axes := _axes(node, constants, opset)) or (kind.startswith("Reduce") and not axes):
+            yield "batch", RowOperator(kind, node.name, "works over axis 0, the rows", _AXIS)
+    elif kind in _LOOPS:
+        yield "loop", RowOperator(kind, node.name, "may carry state from row to row", _BATCH_FIRST)
+
+
+def _drops(node: _Node, constants: Mapping[str, list[int]], opset: int) -> bool:
+    if opset < 7:
+        return node.attributes.get("is_test", [0]) == [0]
+    return len(node.inputs) > 2 and node.inputs[2] != "" and constants.get(node.inputs[2], [1]) != [0]
+
+
+def _axes(node: _Node, constants: Mapping[str, list[int]], opset: int) -> list[int]:
+    """Returns the axes; [] for all of them, and a negative one if they are not known."""
+    for attribute in ("axis", "axes"):
+        if attribute in node.attributes:
+            return node.attributes[attribute]
+    if node.kind.startswith("Arg"):
+        return [0]
+    if node.kind.startswith("Reduce") or node.kind == "CumSum":
+        if len(node.inputs) > 1 and node.inputs[1]:
+            return constants.get(node.inputs[1], [-1])
+        return [-1] if node.attributes.get("noop_with_empty_axes") == [1] else []
+    return [1 if opset < _OLD_SOFTMAX and node.kind != "TopK" else -1]
+
+
+def _read_graph(data: memoryview, node_number: int, graph: _Graph) -> None:
+    for number, value in fields(data):
+        if not isinstance(value, memoryview):
+            continue
+        if number == node_number:
+            _read_node(value, graph)
+        elif number == 5 and node_number == 1:
+            name, numbers = _tensor(value)
+            graph.constants[name] = numbers
+
+
+def _read_node(data: memoryview, graph: _Graph) -> None:
+    inputs, outputs, texts = list[str](), list[str](), {3: "", 4: ""}
+    attributes, inner = dict[str, list[int]](), list[memoryview]()
+    for number, value in fields(data):
+        if not isinstance(value, memoryview):
+            continue
+        if number in (1, 2):
+            (inputs if number == 1 else outputs).append(_text(value))
+        elif number in texts:
+            texts[number] = _text(value)
+        elif number == 5:
+            name, numbers, graphs = _attribute(value)
+            attributes[name] = numbers
+            inner += graphs
+    graph.nodes.append(_Node(texts[4], texts[3], inputs, [name for name in outputs if name], attributes))
+    if texts[4] == "Constant" and outputs:
+        graph.constants[outputs[0]] = next(iter(attributes.values()), [])
+    for body in inner:
+        _read_graph(body, 1, graph)
+
+
+def _attribute(data: memoryview) -> tuple[str, list[int], list[memoryview]]:
+    """Returns its name, its integers and its graphs; an integer of 0 may be left out of the file."""
+    name, numbers, graphs = "", list[int](), list[memoryview]()
+    for number, value in fields(data):
+        if number == 1 and isinstance(value, memoryview):
+            name = _text(value)
+        elif number in (3, 8):
+            numbers += _integers(value)
+        elif number == 5 and isinstance(value, memoryview):
+            numbers += _tensor(value)[1]
+        elif number in (6, 11) and isinstance(value, memoryview):
+            graphs.append(value)
+    return name, numbers if numbers or name != "axis" else [0], graphs
+
+
+def _tensor(data: memoryview) -> tuple[str, list[int]]:
+    """Returns the name and the values of a tensor of a few integers or booleans; [] for another one."""
+    name, kind, numbers, raw = "", 0, list[int](), b""
+    for number, value in fields(data):
+        if number == 2 and isinstance(value, int):
+            kind = value
+        elif number in (5, 7):
+            numbers += _integers(value)
+        elif number == 8 and isinstance(value, memoryview):
+            name = _text(value)
+        elif number == 9 and isinstance(value, memoryview):
+            raw = bytes(value[:64])
+    form = {6: "i", 7: "q", 9: "?"}.get(kind)
+    if form is None:
+        return name, []
+    size = struct.calcsize(form)
+    return name, numbers or [int(one) for (one,) in struct.iter_unpack(f"<{form}", raw[: len(raw) // size * size])]
+
+
+def _integers(value: int | memoryview) -> list[int]:
+    """Returns one integer, or the packed ones; they are signed numbers of 64 bits."""
+    if isinstance(value, int):
+        return [_signed(value)]
+    numbers, number, shift = list[int](), 0, 0
+    for byte in value[:1024]:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            numbers.append(_signed(number))
+            number = shift = 0
+    return numbers
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _text(value: memoryview) -> str:
+    return bytes(value[:200]).decode(errors="replace")

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.impure_models import DEPENDENT_ON_BATCH, DEPENDENT_ON_RUN, pure
+
+from bench.support.bundles import artefact, model, write_manifest
+from bench.support.onnx_models import linear
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.row_check import TOLERANCE, RowCheck, check_model_rows, check_rows
+from firstline_core.errors import InferenceError
+from firstline_core.processing.steps import Graph, InputSpec, Softmax
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Array, Tensor
+
+MakeModel = Callable[[Path], Path]
+OPTIONS = RuntimeOptions()
+ROWS = np.random.default_rng(0).random((40, 4)) * np.resize([1, 0.1, 4], 40)[:, None]
+
+
+def check(folder: Path, file: Path, **fields: Any) -> RowCheck:
+    declared = model(file, folder, **fields)
+    bundle = write_manifest(folder, [declared], ["a", "b", "c"], input=InputSpec("x", "FP32", (-1, 4)))
+    with closing(load_model(bundle, declared, OPTIONS)) as loaded:
+        return check_model_rows(bundle, loaded, Tensor("x", ROWS.astype(np.float32)))
+
+
+@pytest.mark.parametrize(("make", "operator"), DEPENDENT_ON_BATCH.items())
+@pytest.mark.parametrize("postprocess", [(), (Softmax(),)])
+def test_rows_that_depend_on_the_batch_agree_with_batch_1(
+    tmp_path: Path, make: MakeModel, operator: str, postprocess: tuple[Any, ...]
+) -> None:
+    file = make(tmp_path / "m.onnx")
+    found = check(tmp_path, file, postprocess=postprocess)
+    assert (found.rows, found.depends_on) == (40, "batch")
+    assert found.difference.size > TOLERANCE
+    assert (found.operator.kind if found.operator is not None else "") == operator
+    assert f"when it runs with other rows{f': {operator}' if operator else '.'}" in found.sentence("m")
+    assert check(tmp_path, file, postprocess=postprocess, batch=1).depends_on == "nothing"
+
+
+@pytest.mark.parametrize(("make", "operator"), DEPENDENT_ON_RUN.items())
+@pytest.mark.parametrize("batch", [None, 1])
+def test_answers_left_to_chance_are_found(tmp_path: Path, make: MakeModel, operator: str, batch: int | None) -> None:
+    found = check(tmp_path, make(tmp_path / "m.onnx"), batch=batch)
+    assert found.depends_on == "run"
+    assert f"when it runs alone a second time: {operator} " in found.sentence("m")
+
+
+def test_independent_rows_agree(tmp_path: Path) -> None:
+    found = check(tmp_path, pure(tmp_path / "m.onnx"))
+    assert (found.depends_on, found.operator) == ("nothing", None)
+    assert found.sentence("m") == "Model 'm' answers each of 40 rows alike alone, in batches and in another order."
+
+
+def test_the_graphs_of_the_processing_are_checked_too(tmp_path: Path) -> None:
+    make = next(iter(DEPENDENT_ON_BATCH))
+    before, eye = make(tmp_path / "before.onnx"), linear(tmp_path / "eye.onnx", np.eye(3, dtype=np.float32))
+    found = check(tmp_path, eye, preprocess=(Graph(artefact(before, tmp_path)),))
+    assert found.depends_on == "batch"
+    assert found.operator is not None and found.operator.kind == "Softmax"
+
+
+def test_state_that_survives_a_run_is_found() -> None:
+    runs = count()
+    assert check_rows(lambda rows: rows + 0.01 * next(runs), ROWS).depends_on == "run"
+
+
+def test_the_position_in_a_batch_matters() -> None:
+    found = check_rows(lambda rows: rows + 0.01 * np.arange(len(rows))[:, None], ROWS / 10)
+    assert (found.depends_on, found.difference.size) == ("batch", pytest.approx(0.31))
+
+
+@pytest.mark.parametrize(("scale", "depends_on"), [(1, "batch"), (1000, "nothing")])
+def test_probabilities_differ_absolutely_and_others_relatively(scale: int, depends_on: str) -> None:
+    def answer(rows: Array) -> Array:
+        return rows * scale + (0.002 if len(rows) > 1 else 0)
+
+    assert check_rows(answer, np.full((9, 3), 0.5)).depends_on == depends_on
+
+
+def test_nan_agrees_with_nan_only() -> None:
+    rows = np.array([[0.5, np.nan], [np.inf, 0.5], [0.5, 0.5]])
+    assert check_rows(lambda rows: rows, rows).depends_on == "nothing"
+    found = check_rows(lambda rows: rows if len(rows) == 1 else np.full_like(rows, np.nan), np.full((9, 2), 0.5))
+    assert (found.depends_on, found.difference.size) == ("batch", float("inf"))
+
+
+def test_a_slow_model_runs_fewer_rows() -> None:
+    seconds = count()
+    assert check_rows(lambda rows: rows, ROWS, limit_s=0, now_s=lambda: next(seconds)).rows == 8
+
+
+def test_a_row_that_fails_alone_is_an_error() -> None:
+    def fail(rows: Array) -> Array:
+        raise InferenceError("no")
+
+    with pytest.raises(InferenceError, match="no"):
+        check_rows(fail, ROWS)
