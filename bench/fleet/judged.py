@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bench.fleet.population import BUNDLE, NEW, NOTHING, Effect, population
+import numpy as np
+
+from bench.fleet.alarms import BoundedContract
+from bench.fleet.population import AUDITS_PER_HOUR, BUNDLE, NEW, NOTHING, Effect, population
 from bench.fleet.population import Device as Drawn
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_gateway.fleet.totals import Totals, added
@@ -23,7 +26,14 @@ class Ended(NamedTuple):
 
 
 def judged(
-    seed: int, *, treated: int, control: int, stages: int, effect: Effect = NOTHING, hours: float = 8.0
+    seed: int,
+    *,
+    treated: int,
+    control: int,
+    stages: int,
+    effect: Effect = NOTHING,
+    hours: float = 8.0,
+    contract: bool = False,
 ) -> Ended:
     """One rollout over devices that differ, `stages` times eight looks at groups that chance divided.
 
@@ -33,8 +43,10 @@ def judged(
         control: those without.
         stages: each with other devices, as in a fleet that is large.
         effect: of the model.
-        hours: of observation in each stage; a device is audited 25 times an hour.
+        hours: of observation in each stage; a device is audited `AUDITS_PER_HOUR` times an hour.
+        contract: whether the version has a certificate, whose audits disagree exactly as often as it allows.
     """
+    audits = BoundedContract(np.random.default_rng([18, seed])) if contract else None
     rules = Rules()
     verdict = None
     for stage in range(stages):
@@ -56,6 +68,8 @@ def judged(
             devices: list[Device] = [
                 compared(BUNDLE, was, began, now) for was, began, now in zip(before, start, totals, strict=True)
             ]
+            if audits is not None and audits.audit(round(treated * hours / LOOKS_PER_STAGE * AUDITS_PER_HOUR)):
+                return Ended(True, stage, look, "contract")
             verdict = judge(
                 rules,
                 stages=stages + 1,

@@ -17,6 +17,7 @@ from firstline_core.fleet.twin import Reported
 
 BUNDLE = "cameras"
 OLD, NEW = 1, 2
+AUDITS_PER_HOUR = 25
 SCORE_BINS = 20
 """Bins of scores, as the certificates of this checkout's bundles have."""
 
@@ -86,7 +87,7 @@ class Device:
         rng, new = self.rng, self.version == NEW
         effect = self.effect if new else NOTHING
         rows = int(rng.poisson(self.rows_per_hour * hours))
-        audited = int(25 * hours)
+        audited = int(AUDITS_PER_HOUR * hours)
         escalated = int(rng.binomial(rows, min(1.0, self.escalating * effect.escalations)))
         errors = int(rng.binomial(rows - escalated, self.failing))
         slowness = math.log(self.slowness_ms) + effect.latency

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from support.digits import digits_bundle
 from support.gateway import client_of
+from support.pools import KEY, pool_of
 from support.registry_site import registry_site
 
 from firstline_core.fleet.audit_log import Head, verify_log
@@ -17,6 +18,7 @@ from firstline_core.fleet.rollout import AuditPage, Look, Plan, RolloutSummary
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.app import Gateway
+from firstline_gateway.contracts import records as contract_records
 from firstline_gateway.rollouts import records
 
 ROLLOUTS = "/fleet/v1/rollouts"
@@ -187,3 +189,26 @@ async def test_evaluations_are_paged(gateway: Gateway, cam: httpx.AsyncClient, o
     assert [(look["stage"], look["look"]) for look in found] == [(0, 1), (0, 2), (1, 1), (1, 2)]
     refused = await operator.get(f"{ROLLOUTS}/{made['id']}/looks", params={"after": "a"})
     assert refused.status_code == 400 and refused.json()["detail"]
+
+
+async def test_an_alarm_aborts_the_rollout_of_its_version_and_refuses_the_next(
+    gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient
+) -> None:
+    await report(cam, 1, 0, 1)
+    rules = {"promote_unseen": True}
+    definition = DEFINITION | {"stages": [{"share": 1.0, "soak_s": 600}], "rules": rules}
+    made = (await operator.post(ROLLOUTS, json=definition)).json()
+    one = f"{ROLLOUTS}/{made['id']}"
+    await operator.post(f"{one}/start")
+    await gateway.rollout_driver.drive()
+    wanted = await desired(cam)
+    await report(cam, 2, wanted.revision, 2, Update("digits", 2, UpdateState.COMMITTED, rollout=made["id"]))
+    alarmed = pool_of(20, KEY._replace(version=2), alarmed_s=1.8e9)
+    await gateway.store.write(lambda connection: contract_records.replace_pool(connection, alarmed))
+    await gateway.rollout_driver.drive()
+    found = (await operator.get(one)).json()
+    assert found["state"] == "rolling_back" and "20 of 20 audits disagreed" in found["sentence"]
+    assert (await desired(cam)).models[0].undone
+    again = (await operator.post(ROLLOUTS, json=definition)).json()
+    refused = await operator.post(f"{ROLLOUTS}/{again['id']}/start")
+    assert refused.status_code == 409 and "contract" in refused.json()["detail"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from support.databases import OpenStore, PostgreSql
-from support.pretended_devices import PretendedDevice, pretended_population
 
 from bench.fleet.driven import HOUR_S, definition
 from bench.fleet.population import NEW
+from bench.fleet.pretended import PretendedDevice, pretended_population
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.audit_log import verify_log
 from firstline_core.fleet.twin import Desired

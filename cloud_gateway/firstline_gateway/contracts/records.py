@@ -84,6 +84,13 @@ def pools(connection: Connection) -> list[Pool]:
     return [pool for pool in decoded_pools if pool is not None]
 
 
+def alarmed(connection: Connection, model: ModelKey) -> Pool | None:
+    """Returns a pool of a version whose audits raised the alarm; None while none did."""
+    return next(
+        (pool for pool in pools(connection) if pool.alarmed_s is not None and model_of(pool.key) == model), None
+    )
+
+
 def locked(connection: Connection, key: PoolKey) -> Pool | None:
     """Returns a pool, locked until this transaction ends; None if it does not exist yet."""
     # A row to hold: two replicas must not both open the pool.

@@ -17,9 +17,9 @@ from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView
+from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView, contract_alarm
 from firstline_gateway.rollouts.late_joiners import in_force, join_changes
-from firstline_gateway.rollouts.rollout import Assignment, Rollout
+from firstline_gateway.rollouts.rollout import BEGUN, Assignment, Rollout
 from firstline_gateway.rollouts.step import Changes, Now, step
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
@@ -129,10 +129,13 @@ class RolloutDriver:
             # The snapshot may be old: another replica may have had the lease meanwhile, and carried out the same step.
             if not records.holds(connection, self._holder):
                 return None
+            # An alarm of this moment must not find a stage promoted after it: the step is computed again.
+            if before.state in BEGUN and not changes.alarmed and contract_alarm(connection, before.definition):
+                return None
             return records.apply(connection, before, changes, now.wall_s)
 
         if await self._store.write(carry_out) is None:
-            return True  # another replica was faster
+            return True  # another replica was faster, or an alarm came
         if changes.desired:
             self._on_desired()
         for action, actor, details in changes.notes:
@@ -174,5 +177,5 @@ def _read_fleet(
     connection: Connection, rollout: Rollout, caches: dict[str, FleetCache], now: Now
 ) -> tuple[dict[str, Assignment], FleetView]:
     cache = caches.setdefault(rollout.id, FleetCache(rollout.definition))
-    view = FleetView(connection, rollout.id, cache, now.wall_s)
+    view = FleetView(connection, rollout.id, rollout.definition, cache, now.wall_s)
     return cache.assignments(connection, rollout.id), view

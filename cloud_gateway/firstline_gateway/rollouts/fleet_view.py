@@ -15,13 +15,17 @@ import msgspec
 from sqlalchemy import Connection, Row, Text, select, type_coerce
 
 from firstline_core.fleet.twin import DesiredVersion, Update
+from firstline_core.routing import audit
+from firstline_core.telemetry.wording import counted
+from firstline_core.types import ModelKey
+from firstline_gateway.contracts import records as contract_records
 from firstline_gateway.fleet import totals
 from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.device_progress import DeviceView, desired_of, update_of, version_of
 from firstline_gateway.rollouts.judgement.figures import Period
-from firstline_gateway.rollouts.rollout import Assignment, Definition
+from firstline_gateway.rollouts.rollout import Assignment, Definition, Subject
 from firstline_gateway.store.schema import batched
 
 _C = DEVICES.c
@@ -109,12 +113,16 @@ class FleetView:
     Args:
         connection: within a transaction that sees one moment.
         rollout_id: whose baselines are read; "" for a rollout that is only planned.
+        definition: of that rollout.
         cache: of that rollout.
         wall_s: now.
     """
 
-    def __init__(self, connection: Connection, rollout_id: str, cache: FleetCache, wall_s: float) -> None:
+    def __init__(
+        self, connection: Connection, rollout_id: str, definition: Definition, cache: FleetCache, wall_s: float
+    ) -> None:
         self._connection = connection
+        self._definition = definition
         self._rollout_id = rollout_id
         self._cache = cache
         self._wall_s = wall_s
@@ -122,6 +130,10 @@ class FleetView:
     @cached_property
     def devices(self) -> dict[str, DeviceView]:
         return self._cache.devices(self._connection, self._wall_s)
+
+    @cached_property
+    def alarm(self) -> str:
+        return contract_alarm(self._connection, self._definition)
 
     def totals(self, names: Iterable[str]) -> dict[str, Totals]:
         return {k: v for some in batched(names) for k, v in totals.totals_of(self._connection, some).items()}
@@ -131,6 +143,20 @@ class FleetView:
 
     def baselines(self) -> dict[str, tuple[Period | None, Totals]]:
         return records.baselines(self._connection, self._rollout_id)
+
+
+def contract_alarm(connection: Connection, definition: Definition) -> str:
+    """Returns the contract alarm of the version that a rollout brings, in a sentence; "" without one."""
+    if definition.what is not Subject.MODEL:
+        return ""
+    pool = contract_records.alarmed(connection, ModelKey(definition.bundle, definition.version))
+    if pool is None:
+        return ""
+    audits = counted(pool.state.audits, "audit")
+    return (
+        f"The contract of {definition.title} is broken: {pool.disagreements} of {audits} disagreed, where at most "
+        f"{pool.key.epsilon:.2%} may (e-value {audit.e_value(pool.state):.3g})."
+    )
 
 
 def _edition(row: Row[Any]) -> tuple[object, ...]:

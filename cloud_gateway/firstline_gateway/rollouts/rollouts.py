@@ -21,7 +21,7 @@ from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.commands import Command, command_changes, consequences, state_after
-from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView
+from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView, contract_alarm
 from firstline_gateway.rollouts.plan import no_device_warning, plan
 from firstline_gateway.rollouts.rollout import Definition, DeviceState, Rollout, RolloutState, Subject
 from firstline_gateway.rollouts.step import Now
@@ -146,7 +146,7 @@ class Rollouts:
 
         Raises:
             NotFoundError: the rollout is unknown.
-            ConflictError: the rollout has a newer revision, or its version is not signed.
+            ConflictError: the rollout has a newer revision, its version is not signed, or its contract is broken.
             RequestError: the rollout's state does not allow the command.
             ForbiddenError: its creator may not approve it.
         """
@@ -164,6 +164,7 @@ class Rollouts:
                 raise ForbiddenError(f"{by} made this rollout; a second person has to approve it.")
             changes = command_changes(command, rollout, records.assignments(connection, rollout_id), by, now)
             if command is Command.START:
+                _check_contract(connection, rollout.definition)
                 _supersede(connection, rollout, by, now)
             after = records.apply(connection, rollout, changes, now.wall_s) or rollout
             summary = _summary(after, _counts(connection, rollout_id))
@@ -198,7 +199,7 @@ class Rollouts:
         now = Now(self._service.now_s(), self._clock.wall_s())
 
         def read(connection: Connection) -> Plan:
-            view = FleetView(connection, "", FleetCache(definition), now.wall_s)
+            view = FleetView(connection, "", definition, FleetCache(definition), now.wall_s)
             supersedes = tuple(rollout.id for rollout in _conflicting(connection, definition))
             return replace(plan(definition, view, size_bytes, now), supersedes=supersedes)
 
@@ -218,6 +219,16 @@ class Rollouts:
                 f"The registry's signed targets list {definition.title} with the sha256 {digest}, and this rollout "
                 f"offers {definition.manifest_sha256}, which no device would take; create the rollout again."
             )
+
+
+def _check_contract(connection: Connection, definition: Definition) -> None:
+    alarm = contract_alarm(connection, definition)
+    if alarm:
+        path = f"/firstline/v1/contracts/{definition.bundle}/versions/{definition.version}"
+        raise ConflictError(
+            f"{alarm} Its rollout would be aborted at once: roll out another version. If the model was not the cause, "
+            f"delete its audits (DELETE {path}), and repeat."
+        )
 
 
 def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> None:

@@ -34,6 +34,7 @@ from firstline_gateway.rollouts.judgement.figures import BEFORE_S, Device, Perio
 from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE
 from firstline_gateway.rollouts.judgement.verdict import Decision, Verdict, judge
 from firstline_gateway.rollouts.rollout import (
+    BEGUN,
     EVER_OFFERED,
     UNFINISHED,
     Assignment,
@@ -67,6 +68,11 @@ class View(Protocol):
         """Returns the devices that belong to the fleet."""
         ...
 
+    @property
+    def alarm(self) -> str:
+        """Returns the contract alarm of the version under rollout, in a sentence; "" without one."""
+        ...
+
     def totals(self, names: Iterable[str]) -> Mapping[str, Totals]:
         """Returns the counts of devices so far."""
         ...
@@ -93,6 +99,7 @@ class Changes:
         look: an evaluation.
         notes: for the audit log: an action, its actor, and its details.
         more: whether the next step is due at once.
+        alarmed: whether the step aborted the rollout because of the contract's alarm.
     """
 
     rollout: Rollout
@@ -103,6 +110,7 @@ class Changes:
     look: Look | None = None
     notes: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     more: bool = False
+    alarmed: bool = False
 
     def note(self, action: str, actor: str, **details: Any) -> None:
         """Adds an entry to the audit log."""
@@ -127,12 +135,17 @@ class Changes:
         )
         self.more = True
 
-    def abort(self, verdict: Verdict, now: Now) -> None:
-        """Rolls back every device that was offered the model, because a rule failed the stage."""
-        sentence = f"{self.rollout.stage_title} was aborted: {verdict.sentence}"
-        self.note("abort", f"rule:{verdict.rule}", stage=self.rollout.stage, sentence=sentence)
+    def abort(self, rule: str, why: str, now: Now) -> None:
+        """Rolls back every device that was offered the model, because of a rule."""
+        sentence = f"{self.rollout.stage_title} was aborted: {why}"
+        self.note("abort", f"rule:{rule}", stage=self.rollout.stage, sentence=sentence)
         self.rollout = replace(
-            self.rollout, state=RolloutState.ROLLING_BACK, phase=Phase.NONE, sentence=sentence, since_s=now.service_s
+            self.rollout,
+            state=RolloutState.ROLLING_BACK,
+            phase=Phase.NONE,
+            paused_s=None,
+            sentence=sentence,
+            since_s=now.service_s,
         )
         self.desired = {}  # the next step says what devices run instead
         self.more = True
@@ -163,7 +176,11 @@ def step(rollout: Rollout, assignments: Mapping[str, Assignment], view: View, no
         if after is not assignment:
             changes.assigned[name] = after
     devices = {**assignments, **changes.assigned}
-    if rollout.state is RolloutState.RUNNING:
+    if rollout.state in BEGUN and view.alarm:
+        # Whatever the rules are: the control group's alarm, if there is one too, does not make this version sound.
+        changes.alarmed = True
+        changes.abort("contract", view.alarm, now)
+    elif rollout.state is RolloutState.RUNNING:
         if rollout.phase is Phase.NONE:
             _begin(changes, devices, view, now)
         elif rollout.phase is Phase.INSTALLING:
@@ -343,7 +360,7 @@ def evaluate(changes: Changes, assignments: Mapping[str, Assignment], view: View
     )
     _record(changes, verdict, now)
     if verdict.decision is Decision.ABORT:
-        changes.abort(verdict, now)
+        changes.abort(verdict.rule, verdict.sentence, now)
     elif verdict.decision is Decision.PROMOTE:
         changes.promote(f"rule:{verdict.rule}", verdict.sentence)
     elif over and now.service_s >= patient_s:
@@ -362,7 +379,7 @@ def abort_early(changes: Changes, devices: Iterable[Assignment], now: Now) -> bo
     if verdict.decision is not Decision.ABORT:
         return False
     _record(changes, verdict, now)
-    changes.abort(verdict, now)
+    changes.abort(verdict.rule, verdict.sentence, now)
     return True
 
 

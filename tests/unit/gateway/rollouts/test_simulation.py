@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from support.databases import sqlite_store
-from support.pretended_devices import Pretended, pretended_population
 
 from bench.fleet.driven import HOUR_S, definition, driven
 from bench.fleet.population import NEW, NOTHING, OLD, Effect
+from bench.fleet.pretended import Pretended, pretended_population
 from firstline_core.fleet.audit_log import verify_log
 from firstline_gateway import audit_log
 from firstline_gateway.rollouts.rollout import Stage

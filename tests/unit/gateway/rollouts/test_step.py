@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import pytest
 from msgspec.structs import replace
 
 from firstline_core.fleet.telemetry import ModelCounts
@@ -36,6 +38,7 @@ class SimulatedFleet:
     baseline: dict[str, tuple[Period | None, Totals]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     now_s: float = 0.0
+    alarm: str = ""
 
     def totals(self, names: Iterable[str]) -> Mapping[str, Totals]:
         rows = 100 + int(self.now_s)
@@ -390,3 +393,51 @@ def test_a_plan_warns_that_no_device_is_selected() -> None:
     misspelt = replace(fleet.rollout.definition, selector="site=berlni")
     (warning,) = plan(misspelt, fleet, None, Now(0.0, 1.7e9)).warnings
     assert warning.startswith("No device matches site=berlni now, ")
+
+
+@pytest.mark.parametrize("devices", [1, 2, 5, 40])
+@pytest.mark.parametrize("rules", [Rules(promote_unseen=True), Rules(ignored=tuple(FIGURES)), UNSEEN])
+def test_an_alarm_aborts_and_rolls_back_at_any_fleet_size_and_with_any_flags(devices: int, rules: Rules) -> None:
+    fleet = simulated_fleet(devices, Stage(1.0, soak_s=800), rules=rules)
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
+    fleet.advance(60)
+    fleet.alarm = "The contract is broken."
+    fleet.advance(5)
+    assert fleet.rollout.state is RolloutState.ROLLING_BACK
+    assert "The contract is broken." in fleet.rollout.sentence and "rollout.promote" not in fleet.notes
+    assert all(each.desired == BACK for each in fleet.devices.values())
+
+
+def test_an_alarm_ends_a_paused_rollout_and_one_that_a_person_promotes() -> None:
+    for command in (Command.PAUSE, Command.PROMOTE):
+        fleet = simulated_fleet(20, Stage(0.5, soak_s=800), Stage(1.0))
+        fleet.advance()
+        fleet.report_all(UpdateState.COMMITTED)
+        fleet.advance(60)
+        fleet.command(command)
+        fleet.alarm = "The contract is broken."
+        fleet.advance()
+        assert fleet.rollout.state is RolloutState.ROLLING_BACK and fleet.rollout.paused_s is None
+        assert S.WAITING not in fleet.states()
+
+
+def test_nothing_is_promoted_after_an_alarm_at_any_moment() -> None:
+    rng = random.Random(18)
+    for _ in range(100):
+        rules = rng.choice([Rules(promote_unseen=True), UNSEEN, Rules()])
+        stages = [Stage(share, soak_s=rng.choice([0, 300, 800])) for share in rng.choice([(1.0,), (0.1, 0.5, 1.0)])]
+        fleet = simulated_fleet(rng.randint(1, 12), *stages, rules=rules, held_back=rng.choice([0.0, 0.05, 0.3]))
+        for at in range(rng.randint(1, 30)):
+            fleet.advance(rng.choice([1, 60, 100]))
+            fleet.report_all(UpdateState.COMMITTED)
+            if fleet.rollout.state is RolloutState.RUNNING and rng.random() < 0.1 * at:
+                fleet.command(rng.choice([Command.PAUSE, Command.PROMOTE, Command.RETRY]))
+        if fleet.rollout.state not in (RolloutState.RUNNING, RolloutState.PAUSED):
+            continue
+        promoted = fleet.notes.count("rollout.promote")
+        fleet.alarm = "The contract is broken."
+        for _ in range(20):
+            fleet.advance(100)
+        assert fleet.notes.count("rollout.promote") == promoted
+        assert fleet.rollout.state in (RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK)

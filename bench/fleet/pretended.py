@@ -1,4 +1,4 @@
-"""Simulated devices without an agent, for tests of the gateway alone."""
+"""Simulated devices without an agent, for tests and simulations of the gateway alone."""
 
 from __future__ import annotations
 
