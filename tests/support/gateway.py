@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import numpy as np
@@ -98,6 +98,7 @@ class Doubler:
     def __init__(self, fails_above: float = float("inf"), batch_s: Mapping[int, float] | None = None) -> None:
         self.runs: list[int] = []
         self.batch_s = batch_s or {}
+        self.batch = None
         self._fails_above = fails_above
 
     def prepare(self, tensor: Tensor) -> Array:
@@ -112,9 +113,10 @@ class Doubler:
         return (rows * 2).astype(np.float32)
 
 
-def served_as(key: ModelKey, size_bytes: int = 1) -> ServedModel:
+def served_as(key: ModelKey, size_bytes: int = 1, batch: Literal[1] | None = None) -> ServedModel:
     """A model that needs no file."""
-    full = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, size_bytes), runtime="onnx", precision="fp32")
+    artefact = Artefact("full.onnx", "0" * 64, size_bytes)
+    full = Model(id="full", artefact=artefact, runtime="onnx", precision="fp32", batch=batch)
     spec = InputSpec("x", "FP32", (-1, 1))
     manifest = Manifest(name=key.name, version=key.version, labels=("a", "b"), input=spec, edge=(), full=full)
     return ServedModel(key, Path(), manifest, None, manifest.full_digest)

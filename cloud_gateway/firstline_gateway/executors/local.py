@@ -54,7 +54,8 @@ class LocalExecutor:
         self._threads = ThreadPoolExecutor(sessions, thread_name_prefix="session")
         self._overhead: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
         self._learning = Lock()
-        self._loop_times = {key: LoopTimes(model.batch_s, clock.monotonic_s()) for key, model in models.items()}
+        now_s = clock.monotonic_s()
+        self._loop_times = {key: LoopTimes(model.batch_s, now_s, model.batch) for key, model in models.items()}
         self._running: dict[Future[list[Outcome]], ModelKey] = {}
 
     @property
@@ -118,7 +119,7 @@ class LocalExecutor:
         assert served.loaded is not None  # noqa: S101 (see `Executor.put`)
         before = self._models.get(served.key)
         self._models[served.key] = served.loaded
-        self._loop_times[served.key] = LoopTimes(served.loaded.batch_s, self._clock.monotonic_s())
+        self._loop_times[served.key] = LoopTimes(served.loaded.batch_s, self._clock.monotonic_s(), served.full.batch)
         if before is not None:
             before.close()
 

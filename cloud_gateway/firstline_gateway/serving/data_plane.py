@@ -379,7 +379,8 @@ class GatewayDataPlane:
         return found
 
     def config(self, model: str, version: str) -> dict[str, Any]:
-        return config_json(self.metadata(model, version), self.limits, batching=True)
+        batching = self._repository.resolve(model, version).full.batch is None
+        return config_json(self.metadata(model, version), self.limits, batching=batching)
 
     async def load(self, model: str) -> None:
         await self._residency.orders.load(model)

@@ -64,6 +64,7 @@ class LoadedModel:
 
     Attributes:
         digest: of the model, see `Model.digest`.
+        batch: of the model, see `Model.batch`; `run` obeys it.
         labels: of the bundle, in the order of the probabilities' columns.
         input: of the model, for which `prepare` makes rows.
         output_name: of the model's output that `run` reads.
@@ -87,6 +88,7 @@ class LoadedModel:
     ) -> None:
         self.model = model
         self.digest = model.digest
+        self.batch = model.batch
         self.labels = manifest.labels
         self.runtime = runtime
         self._spec = manifest.input

@@ -158,7 +158,7 @@ def plan(
         profile.machine if profile is not None else "",
         chosen,
         tuple(ranked[1:]),
-        _batch(own, notes),
+        _batch(manifest, own, notes),
         _partition(own, notes),
         _throttled(own, notes),
         _carried(manifest, points, splits, notes),
@@ -238,7 +238,10 @@ def _ranked(manifest: Manifest, points: Sequence[Point], full_ms: float | None, 
     return [*leaders, *sorted(rest, key=lambda one: one.row_ms)]
 
 
-def _batch(own: Sequence[Point], notes: list[str]) -> int | None:
+def _batch(manifest: Manifest, own: Sequence[Point], notes: list[str]) -> int | None:
+    if own and any(model.id == own[0].key.variant and model.batch is not None for model in manifest.models):
+        notes.append(f"{own[0].key.variant} runs row by row, as the bundle declares (`batch: 1`).")
+        return None
     warm = [point for point in own if point.key.condition == "warm"]
     spot = sweet_spot(warm)
     if spot is not None and len(warm) > 1:

@@ -164,7 +164,7 @@ def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> l
         if not options.variants or model.id in options.variants
         for provider in (options.providers if model.runtime == "onnx" else ("tflite",))
         for count in threads
-        for batch in batches_of_condition
+        for batch in (batches_of_condition if model.batch is None else (model.batch,))
     ]
     if len(keys) > POINTS:
         raise ConfigError(f"That would be {len(keys)} points, of at most {POINTS}; name fewer threads or batches.")

@@ -33,11 +33,15 @@ class BatchTimes:
     A table instead of a linear fit: real models have steps (caches, vector widths, several runs for one large request),
     and in a table one size does not distort another. For an unknown size no gain by batching is assumed: a batch takes
     as long as its parts one after the other.
+
+    Args:
+        batch: the most rows that gain by running together, for a model that declares it; None to learn it.
     """
 
-    __slots__ = ("_batches", "_seconds_per_row", "_tried", "ended_s")
+    __slots__ = ("_batches", "_seconds_per_row", "_tried", "batch", "ended_s")
 
-    def __init__(self) -> None:
+    def __init__(self, batch: int | None = None) -> None:
+        self.batch = batch
         self._seconds_per_row: dict[int, float] = {}  # by power of two
         self._tried: dict[int, int] = {}  # number of batches at the last run of this size
         self._batches = 0
@@ -91,6 +95,8 @@ class BatchTimes:
 
         A size that was not tried recently counts as such.
         """
+        if self.batch is not None:
+            max_rows = min(max_rows, self.batch)
         size, largest = 0, size_of(max_rows)
         while size < largest:
             each, doubled = self._seconds_per_row.get(size), self._seconds_per_row.get(size + 1)
@@ -115,15 +121,17 @@ class LoopTimes:
     Args:
         measured: seconds of batches when the model was loaded, by rows; empty if it was not measured.
         now_s: the present, monotonic.
+        batch: see `BatchTimes`.
 
     Attributes:
         measured: the same, or the times of live batches once those show that the model is quick.
     """
 
-    __slots__ = ("_in_threads", "_retry_s", "_times", "measured")
+    __slots__ = ("_batch", "_in_threads", "_retry_s", "_times", "measured")
 
-    def __init__(self, measured: Mapping[int, float], now_s: float) -> None:
+    def __init__(self, measured: Mapping[int, float], now_s: float, batch: int | None = None) -> None:
         self.measured = measured
+        self._batch = batch
         self._in_threads: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._expect(now_s)
 
@@ -150,7 +158,7 @@ class LoopTimes:
     def observe(self, rows: int, seconds: float, now_s: float) -> None:
         """Learns from a batch that ran on the loop."""
         if seconds > _SLOW_S:
-            self._times = BatchTimes()
+            self._times = BatchTimes(self._batch)
             self._retry_s = now_s + _RETRY_S
         self._times.observe(rows, seconds, now_s)
 
@@ -172,5 +180,5 @@ class LoopTimes:
 
     def _expect(self, now_s: float) -> None:
         self._retry_s = now_s + _RETRY_S
-        self._times = BatchTimes()
+        self._times = BatchTimes(self._batch)
         self._times.expect(self.measured)

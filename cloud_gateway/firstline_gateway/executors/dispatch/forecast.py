@@ -44,10 +44,11 @@ class Forecast:
 
     Args:
         seconds: measured seconds of batches, by rows; empty if none was measured.
+        batch: see `BatchTimes`.
     """
 
-    def __init__(self, seconds: Mapping[int, float]) -> None:
-        self._usual = BatchTimes()
+    def __init__(self, seconds: Mapping[int, float], batch: int | None = None) -> None:
+        self._usual = BatchTimes(batch)
         self._usual.expect(seconds)
         self._seen: Counter[int] = Counter({size_of(rows): _LEARNING for rows in seconds})
         self._log_pace = 0.0

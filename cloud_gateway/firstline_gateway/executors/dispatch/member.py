@@ -219,7 +219,7 @@ class Member:
         """Runs a model from now on, at these costs; `memory` has room for it."""
         self.displace(served.key)
         measured = self.in_process.loop_times(served.key).measured if self.in_process is not None else {}
-        forecast = Forecast(costs.seconds or measured)
+        forecast = Forecast(costs.seconds or measured, served.full.batch)
         self.models[served.key] = PlacedModel(served, costs, forecast, Health())
         self.memory.models_bytes += served.memory_bytes
 

@@ -54,6 +54,11 @@ class RemoteModel(Protocol):
     """A model on the servers behind the gateway: the requests for it, and how their answers are read."""
 
     @property
+    def batch(self) -> int | None:
+        """The most rows in one request; None if the model sets no limit."""
+        ...
+
+    @property
     def path(self) -> str:
         """Path of its requests."""
         ...
@@ -96,6 +101,7 @@ class FirstlineModel:
     """A bundle that a Firstline gateway serves: it is asked as a client of this gateway would ask it."""
 
     questions = ("/firstline/v1/models",)
+    batch = None  # that gateway obeys the bundle's
 
     def __init__(self, served: ServedModel, limits: Limits) -> None:
         self._served = served
@@ -162,6 +168,7 @@ class V2Model:
         self._options = options
         self._limits = limits
         self._loaded: LoadedModel | None = None
+        self.batch = served.full.batch
         path = _path_of(served)
         self.path = f"{path}/infer"
         self.questions = (path, f"{path}/ready", f"{path}/config")
@@ -177,6 +184,8 @@ class V2Model:
             self._served.full.artefact.sha256,
         ):
             return f"It was built from the file {shown(declared)}, not {self._served.full.artefact.sha256}."
+        if self.batch is not None and config.status == 200 and "dynamic_batching" in _json_of(config.body):
+            return "It joins requests, but this model's rows run alone: remove dynamic_batching from its config.pbtxt."
         try:
             inputs, outputs = (_specs(metadata.body, key) for key in ("inputs", "outputs"))
             if self._loaded is None:

@@ -243,7 +243,8 @@ class OipServer:
         first_s = min((each for each in due_s if each is not None), default=None)
         try:
             rows = joined_rows(group)
-            steps = [rows[at : at + self._max_batch_rows] for at in range(0, len(rows), self._max_batch_rows)]
+            size = model.batch or self._max_batch_rows
+            steps = [rows[at : at + size] for at in range(0, len(rows), size)]
             parts = [await self._send(key, model, step, first_s, spent) for step in steps]
             return split_results(group, parts[0] if len(parts) == 1 else np.concatenate(parts))
         except DeadlineExceededError as error:

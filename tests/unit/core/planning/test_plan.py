@@ -103,6 +103,19 @@ def test_the_smallest_nearly_best_batch_is_planned() -> None:
     assert plan(_MANIFEST, _profile(*batches)).batch == 4
 
 
+def test_no_batch_is_planned_for_a_model_that_runs_row_by_row() -> None:
+    edge = tuple(structs.replace(model, batch=1) for model in _MANIFEST.edge)
+    point = _point("edge-onnx", 1.0)
+    digest = next(model.digest for model in edge if model.id == "edge-onnx")
+    found = plan(
+        structs.replace(_MANIFEST, edge=edge),
+        _profile(structs.replace(point, key=structs.replace(point.key, model_digest=digest))),
+    )
+    assert found.chosen is not None and found.batch is None
+    assert "edge-onnx runs row by row, as the bundle declares (`batch: 1`)." in found.open
+    assert not any("profile --batches" in sentence for sentence in found.open)
+
+
 def test_the_smaller_of_input_and_tensor_is_sent() -> None:
     full = _point("full", 1.0)
     small = structs.replace(full, moved=Moved(5000, 256, 40, 1))

@@ -223,6 +223,11 @@ class TestKeys:
         assert {(key.threads, key.batch) for key in found} == {(1, 1), (1, 2), (2, 1), (2, 2)}
         assert len(found) == len(set(found)) == 4 * len(bundle.manifest.models)
 
+    def test_a_model_that_runs_row_by_row_is_measured_with_one_row(self, bundle: Bundle) -> None:
+        manifest = replace(bundle.manifest, edge=tuple(replace(each, batch=1) for each in bundle.manifest.edge))
+        found = profile_keys(manifest, ProfileOptions(batches=(1, 4), variants=("small",)), cores=1.0)
+        assert [key.batch for key in found] == [1]
+
     def test_an_unknown_variant_is_refused(self, bundle: Bundle) -> None:
         with pytest.raises(ConfigError, match="has no model 'other'; it has: small, large"):
             profile_keys(bundle.manifest, ProfileOptions(variants=("other",)), cores=1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from firstline_core.runtime.batch_times import BatchTimes
+from firstline_core.runtime.batch_times import BatchTimes, LoopTimes
 
 
 @pytest.mark.parametrize("smallest", [1, 2])
@@ -21,3 +21,19 @@ def test_batches_that_gain_nothing_stay_small() -> None:
     for rows in (1, 2):
         times.observe(rows, 0.001 * rows, now_s=0)
     assert times.worthwhile_rows(32) == 1
+
+
+def test_a_declared_batch_size_is_not_exceeded() -> None:
+    times = BatchTimes(batch=1)
+    assert times.worthwhile_rows(32) == 1
+    for rows in (1, 2, 4):
+        times.observe(rows, 0.01, now_s=0)
+    assert times.worthwhile_rows(32) == 1
+
+
+def test_a_declared_batch_size_holds_on_the_loop_after_a_slow_batch() -> None:
+    times = LoopTimes({1: 0.0001, 2: 0.0001, 4: 0.0001}, 0.0, batch=1)
+    assert times.worthwhile_rows(4) == 1
+    times.observe(1, 1.0, now_s=0.0)
+    times.retry_if_due(100.0)
+    assert times.worthwhile_rows(4) == 1

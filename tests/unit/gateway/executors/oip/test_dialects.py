@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
+from msgspec import structs
 from support.gateway import DIGITS
 from support.images import encode, images
 
@@ -147,6 +149,15 @@ def test_all_servers_must_take_and_give_the_same(served: ServedModel) -> None:
 def test_a_servers_file_digest_is_compared_with_the_bundle(served: ServedModel) -> None:
     said = {"parameters": {"sha256": {"string_value": served.full.artefact.sha256.upper()}}}
     assert V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(questions(config=said)) == ""
+
+
+def test_a_server_that_joins_requests_is_refused_for_a_model_that_runs_row_by_row(served: ServedModel) -> None:
+    joins = questions(config={"dynamic_batching": {}})
+    assert V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(joins) == ""
+    alone = structs.replace(served.manifest, full=structs.replace(served.full, batch=1))
+    model = V2Model(replace(served, manifest=alone), RuntimeOptions(), DEFAULT_LIMITS)
+    assert "remove dynamic_batching" in model.check(joins)
+    assert model.check(questions(config={"max_batch_size": 8})) == ""
 
 
 def test_models_that_run_elsewhere_need_no_files_here(tmp_path: Path) -> None:

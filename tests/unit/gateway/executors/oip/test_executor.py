@@ -132,6 +132,16 @@ async def test_more_rows_than_a_batch_may_have_travel_in_steps() -> None:
         assert [request.rows for request in far.servers[0].requests] == [8, 8, 4]
 
 
+async def test_a_model_that_runs_row_by_row_gets_one_row_in_a_request() -> None:
+    class RowByRow(FirstlineModel):
+        batch = 1
+
+    async with site(1, model=RowByRow) as far:
+        one, two = await far.ask((0.25,), (0.5, 0.75))
+        assert [values(one), values(two)] == [[row(0.25)], [row(0.5), row(0.75)]]
+        assert [request.rows for request in far.servers[0].requests] == [1, 1, 1]
+
+
 async def test_one_bad_request_fails_alone() -> None:
     async with site(1) as far:
         good, bad, also_good = await far.ask((0.25,), (-1.0,), (0.5,))

@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import pytest
-from support.gateway import GatedExecutor, pool_of, request_of
+from support.gateway import GatedExecutor, request_of, served_as
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, QueueFullError
 from firstline_core.telemetry.trace import CURRENT, received
 from firstline_core.types import AuditNote, InferRequest, ModelKey, TraceContext
 from firstline_gateway.executors.base import Outcome, Probabilities
+from firstline_gateway.executors.dispatch.dispatcher import single_executor
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
@@ -27,14 +29,16 @@ class Bench:
         rows: int = 4,
         requests: int = 100,
         size_bytes: int = 1 << 20,
+        *,
         concurrency_of: Mapping[str, int] | None = None,
+        batch: Literal[1] | None = None,
     ) -> None:
         self.clock = SimulatedClock()
         self.executor = GatedExecutor(slots)
         self.rows_run: list[int] = []
         self.late = 0
         self.batcher = Batcher(
-            pool_of(self.executor, M, N, clock=self.clock),
+            single_executor(self.executor, [served_as(key, batch=batch) for key in (M, N)], clock=self.clock),
             clock=self.clock,
             bounds=Bounds(requests=requests, size_bytes=size_bytes, seconds=100.0, batch_rows=rows),
             concurrency_of=concurrency_of or {},
@@ -98,6 +102,16 @@ async def test_waiting_requests_are_the_next_batch_in_order() -> None:
     await bench.release()
     assert [(await task).tolist() for task in rest] == [[[2 * n]] for n in range(2, 8)]
     assert bench.rows_run == [1, 4, 2]
+
+
+async def test_requests_of_a_model_that_runs_row_by_row_are_not_gathered() -> None:
+    bench = Bench(rows=4, batch=1)
+    await bench.warm(1, 2, 4)
+    tasks = [await bench.submit(request_of(float(n))) for n in range(5)]
+    for _ in tasks:
+        await bench.release()
+    assert [(await task).tolist() for task in tasks] == [[[2 * n]] for n in range(5)]
+    assert bench.rows_run == [1] * 5
 
 
 async def test_a_batch_takes_whole_requests_up_to_its_rows_and_a_large_one_alone() -> None:
