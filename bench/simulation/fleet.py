@@ -39,6 +39,7 @@ _ROUND_TRIP_S = 0.05
 _DEADLINE_S = 2.0
 _MAX_AGE_S = 86_400.0
 _IMAGE = Tensor("image", np.zeros((1, 1), np.uint8))
+_PROBABILITIES = Tensor("probabilities", np.array([[0.75, 0.25]], np.float32))
 
 
 class NoContracts:
@@ -131,6 +132,9 @@ class _Link:
     async def close(self) -> None:
         pass
 
+    async def discard_connections(self) -> None:
+        pass
+
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         await self._cross()
         response = await self._gateway.answer(request, timeout_s)
@@ -215,9 +219,7 @@ async def _ask(request: InferRequest, chain: LinkChain, outbox: MemoryOutbox, cl
         await outbox.put(OutboxItem(request, (0,), provisional, clock.wall_s()))
 
 
-def _merge(
-    provisional: InferResponse, _rows: tuple[int, ...], correction: InferResponse, _digest: str
-) -> InferResponse:
+def _merge(provisional: InferResponse, _rows: tuple[int, ...], correction: InferResponse) -> InferResponse:
     answer = provisional.answer
     return replace(correction, answer=replace(answer, status=Status.FINAL)) if answer is not None else correction
 
@@ -230,4 +232,4 @@ def _response(
     attempts: tuple[Attempt, ...] = (),
 ) -> InferResponse:
     answer = Answer(request.request_id, status, False, False, tier, reason, 0.5, "", attempts)
-    return InferResponse(request.model, "1", (), answer=answer)
+    return InferResponse(request.model, "1", (_PROBABILITIES,), id=request.id, answer=answer)

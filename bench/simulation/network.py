@@ -89,6 +89,9 @@ class SimulatedLink:
     async def close(self) -> None:
         pass
 
+    async def discard_connections(self) -> None:
+        pass
+
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """The full model's answer.
 

@@ -164,6 +164,7 @@ def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Wa
             input=input_spec,
             edge=tuple(models[: len(spec.edge)]),
             full=models[-1] if spec.full is not None else None,
+            independent_labels=spec.independent_labels,
             policy=_policy(spec.policy, files),
         )
     except ValueError as error:

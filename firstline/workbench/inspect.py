@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from firstline.workbench.model_checks import may_be_probabilities, misfit, noise
+from firstline.workbench.model_checks import misfit, noise
 from firstline.workbench.step_syntax import spell
 from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import Model, Policy, certificate_problem
@@ -18,6 +18,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.certificate import Certificate
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.classification import fault
 
 Outcome = Literal["ok", "absent", "failed"]
 
@@ -130,7 +131,7 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
             if tensor is None:
                 return Check(what, "ok", f"loads on {loaded.runtime.provider}; its input's sizes are free, so not run")
             rows = loaded.prepare(tensor)
-            probabilities = loaded.run(rows)
+            probabilities = loaded.compute(rows).probabilities
             range_error = misfit(loaded, tensor, rows)
         finally:
             loaded.close()
@@ -142,7 +143,7 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
         return Check(what, "failed", range_error.sentence)
     shape = f"{list(probabilities.shape)} on {loaded.runtime.provider}"
     noted = f"; {range_error.sentence}" if range_error is not None else ""
-    if not may_be_probabilities(probabilities):
+    if fault(probabilities, loaded.outputs):
         return Check(what, "ok", f"gives {shape}, which do not look like probabilities{noted}")
     return Check(what, "ok", f"gives probabilities {shape}{noted}")
 

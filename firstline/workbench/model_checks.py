@@ -17,6 +17,7 @@ from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
 from firstline_core.processing.steps import Binary, Decode, InputSpec, LabelOffset, Scale, Softmax
 from firstline_core.processing.trial import trial_input
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.classification import fault
 from firstline_core.types import Array, Tensor, TensorSpec
 
 IMAGE_INPUT = "image"
@@ -112,7 +113,7 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
             raise ConfigError(f"{range_error.sentence}.")
         warn(f"{source.name}: {range_error.sentence}.")
     raw = loaded.runtime.run({loaded.input.name: rows})[loaded.output_name].reshape(len(rows), -1)
-    probabilities = loaded.run(rows)
+    probabilities = loaded.compute(rows).probabilities
     if not np.isfinite(probabilities).all():
         raise ConfigError("its outputs are NaN or infinite; check scale (mean, std) against what the model expects.")
     softmax = any(isinstance(step, Softmax) for step in loaded.model.postprocess)
@@ -121,7 +122,7 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
             f"its one output is not the probability of a label: a trial run gives {raw.min():.3g} to {raw.max():.3g}; "
             "write binary:logit as its postprocessing if it is a logit. A bundle cannot have a regression model."
         )
-    if not may_be_probabilities(probabilities):
+    if fault(probabilities, loaded.outputs):
         advice = "" if softmax else "; if they are logits, add softmax to its postprocessing"
         warn(
             f"{source.name}: the outputs of a trial run do not look like probabilities (from "

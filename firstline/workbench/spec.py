@@ -8,6 +8,7 @@ A recipe declares a bundle:
     labels_skip = 1                # leading lines that are no labels, e.g. a background class
     preprocess = "decode:RGB,resize:224x224,scale"      # for every model that does not say its own
     postprocess = "softmax"
+    independent_labels = false     # true: each label has a probability of its own (sigmoid)
 
     [[edge]]                       # variants in order of preference
     file = "small_int8.tflite"
@@ -98,6 +99,7 @@ class BundleSpec:
         edge: variants in order of preference.
         input: as clients see it; None follows from the first model: encoded images where its processing starts with
             `decode`, else what the model takes.
+        independent_labels: whether each label has a probability of its own; otherwise a row's sum to about 1.
     """
 
     name: str
@@ -107,6 +109,7 @@ class BundleSpec:
     full: ModelSpec | None = None
     policy: PolicySpec = PolicySpec()
     input: InputSpec | None = None
+    independent_labels: bool = False
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
@@ -212,6 +215,7 @@ class _Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     labels_skip: int = 0
     preprocess: str = ""
     postprocess: str = ""
+    independent_labels: bool = False
     input: InputSpec | None = None
     edge: tuple[_Model, ...] = ()
     full: _Model | None = None
@@ -255,6 +259,7 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
         full=model(recipe.full) if recipe.full is not None else None,
         policy=PolicySpec(parse_score(recipe.policy.score, folder), recipe.policy.temperature, recipe.policy.threshold),
         input=recipe.input,
+        independent_labels=recipe.independent_labels,
     )
 
 

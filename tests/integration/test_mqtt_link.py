@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,10 +17,13 @@ from support.escalations import request, response
 from support.waiting import until
 
 from firstline_core import errors
+from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Topics, parse_request, shared_requests
 from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
+from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.mqtt_link import MqttLink
 from firstline_edge.telemetry.link_traffic import counted
 
@@ -161,6 +165,22 @@ async def test_concurrent_requests_get_their_own_answers(mosquitto: Broker, link
         asked = [request() for _ in range(100)]
         answers = await asyncio.gather(*(link.infer(one, 10.0) for one in asked))
     assert [found.answer.request_id for found in answers if found.answer] == [one.request_id for one in asked]
+
+
+async def test_swapped_answers_are_not_accepted(mosquitto: Broker, link: MqttLink) -> None:
+    """Each request gets the genuine answer to the one before."""
+    earlier: list[InferResponse] = []
+
+    async def swap(asked: InferRequest) -> InferResponse:
+        earlier.append(response(asked))
+        return earlier[max(0, len(earlier) - 2)]
+
+    breaker = CircuitBreaker(SYSTEM_CLOCK, random.Random(0), BreakerSettings(failure_threshold=1000))
+    chain = LinkChain([link], [breaker], SYSTEM_CLOCK)
+    async with gateway(mosquitto, swap):
+        await chain.infer(request(), None, [])
+        found = await asyncio.gather(*(chain.infer(request(), None, []) for _ in range(5)), return_exceptions=True)
+    assert [type(error) for error in found] == [errors.ProtocolError] * 5
 
 
 async def test_error_of_the_gateway_is_raised(mosquitto: Broker, link: MqttLink) -> None:

@@ -19,12 +19,13 @@ from firstline_core.bundle.loading import Prediction
 from firstline_core.bundle.manifest import Manifest, Model, Policy
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError
+from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError, ProtocolError
 from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing import policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.classification import Outputs
 from firstline_core.types import (
     Answer,
     Attempt,
@@ -52,6 +53,7 @@ from firstline_edge.models.models import DeviceModel, EdgeModel, Models
 from firstline_edge.models.workers import Workers
 from firstline_edge.outbox.outbox import OutboxItem
 from firstline_edge.requests.context import RequestContext, Row
+from firstline_edge.requests.full_answers import check_answer
 from firstline_edge.settings.settings import AuditSection
 
 THRESHOLD = 0.8
@@ -122,7 +124,13 @@ class FakeCloud:
     def predicted_s(self, size_bytes: int, quantile: float = 0.95) -> float | None:
         return self.p95_s
 
-    async def infer(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
+    async def infer(
+        self,
+        request: InferRequest,
+        deadline_s: float | None,
+        attempts: list[Attempt],
+        outputs: Outputs | None = None,
+    ) -> InferResponse:
         self.requests.append(request)
         self.deadlines_s.append(deadline_s)
         if self.gate is not None:
@@ -133,11 +141,18 @@ class FakeCloud:
                 raise
         if self.error is not None:
             raise self.error
-        attempts.append(Attempt(Tier.CLOUD, "ok", 1.0))
         answer = full_answer(request, self.digest, self.agrees)
         if self.notice is not None and answer.answer is not None:
             answer = replace(answer, answer=replace(answer.answer, contract=self.notice))
-        return answer if self.spoil is None else self.spoil(answer)
+        if self.spoil is not None:
+            answer = self.spoil(answer)
+        try:
+            check_answer(request, answer, outputs)
+        except ProtocolError as error:
+            attempts.append(Attempt(Tier.CLOUD, error.code, 1.0))
+            raise
+        attempts.append(Attempt(Tier.CLOUD, "ok", 1.0))
+        return answer
 
 
 def full_answer(request: InferRequest, digest: str, agrees: Callable[[float], bool] = lambda _: False) -> InferResponse:
@@ -145,7 +160,8 @@ def full_answer(request: InferRequest, digest: str, agrees: Callable[[float], bo
     yes = [agrees(round(float(value), 3)) for value in request.inputs[0].array[:, 0]]
     probabilities[yes] = probabilities[yes][:, ::-1]
     answer = Answer(request.request_id, Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, None, digest)
-    return InferResponse(request.model, "3", (Tensor("probabilities", probabilities),), answer=answer)
+    outputs = (Tensor("probabilities", probabilities),)
+    return InferResponse(request.model, "3", outputs, id=request.request_id, answer=answer)
 
 
 class FakePromises:

@@ -72,6 +72,7 @@ class ScriptedLink:
         self.calls: list[tuple[InferRequest, float]] = []
         self.probes = 0
         self.started = self.closed = False
+        self.discarded = 0
         self.probe_wanted = asyncio.Event()
 
     async def _succeed(self, asked: InferRequest, _timeout_s: float) -> InferResponse:
@@ -90,6 +91,9 @@ class ScriptedLink:
         self.probes += 1
         if self.probe_error is not None:
             raise self.probe_error
+
+    async def discard_connections(self) -> None:
+        self.discarded += 1
 
     async def close(self) -> None:
         self.closed = True

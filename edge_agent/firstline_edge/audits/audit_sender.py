@@ -15,15 +15,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, LinkDownError, ModelMismatchError
+from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, InferRequest
+from firstline_core.types import PROBABILITIES, Attempt, InferRequest
 from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.client import LiveTraffic
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.requests.context import ModelOutput, result_key
-from firstline_edge.requests.full_answers import checked
 
 log = logger(__name__)
 
@@ -175,12 +174,11 @@ class AuditSender:
             raise LinkDownError("This device has no link to a gateway.")
         manifest, attempts = audit.monitored.model.manifest, list[Attempt]()
         sent = replace(audit.sent, alarm=self._certificates.alarm_of(audit.monitored.model))
-        response = await self._cloud.infer(sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts)
-        full = checked(response, 1, len(manifest.labels), manifest.full_digest)
-        if full.digest != manifest.full_digest:
-            raise ModelMismatchError("The gateway does not say which model answered; let the link lead to a gateway.")
-        self._cache.put(result_key(audit.content, full.digest), ModelOutput(full.probabilities[0]))
-        agree = int(np.argmax(full.probabilities[0]) == audit.predicted)
+        outputs = manifest.outputs_of(manifest.full)
+        response = await self._cloud.infer(sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts, outputs)
+        full = response.output(PROBABILITIES)[0]
+        self._cache.put(result_key(audit.content, manifest.full_digest), ModelOutput(full))
+        agree = int(np.argmax(full) == audit.predicted)
         # Before its own result can raise an alarm: the certificate was valid when the note was sent.
         self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))
         sample = audit.monitored.sample(self._clock.wall_s(), audit.score, agree, audit.propensity, kept=audit.covered)

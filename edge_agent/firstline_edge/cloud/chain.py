@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from firstline_core.clock import Clock, end_tasks, first_of
 from firstline_core.errors import (
     BudgetExceededError,
@@ -14,15 +16,18 @@ from firstline_core.errors import (
     FirstlineError,
     LinkDownError,
     PayloadTooLargeError,
+    ProtocolError,
     RemoteTimeoutError,
     RequestError,
     UnauthorizedError,
 )
 from firstline_core.routing.timing import Flight, LinkTiming, TimingReport
+from firstline_core.tasks.classification import Outputs
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
 from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget, State
 from firstline_edge.cloud.link import Link, LinkBusyError, LinkReport, LinkStatus, MessageRefusedError, is_link_fault
+from firstline_edge.requests.full_answers import check_answer
 
 log = logger(__name__)
 
@@ -89,6 +94,7 @@ class LinkState:
         used: whether the link has worked or failed at all.
         refused: whether the gateway refuses this device's credentials.
         problem: the last failure as a sentence; "" for none.
+        rejected_answers: answers so far that were not accepted.
     """
 
     link: Link
@@ -99,6 +105,7 @@ class LinkState:
     used: bool = False
     refused: bool = False
     problem: str = ""
+    rejected_answers: int = 0
 
     def __post_init__(self) -> None:
         self.timing = LinkTiming(in_turn=self.link.in_turn)
@@ -112,6 +119,16 @@ class LinkState:
         if refused and not self.refused:  # once, not for each request
             log.warning("device refused by gateway", link=self.link.name, error=error.message)
         self.used, self.refused, self.problem = True, refused, error.message
+
+    async def check_answer(self, request: InferRequest, response: InferResponse, outputs: Outputs | None) -> None:
+        """Accepts an answer of the gateway, or raises an error of this link; see `full_answers.check_answer`."""
+        try:
+            check_answer(request, response, outputs)
+        except ProtocolError as error:
+            self.rejected_answers += 1
+            log.warning("answer not accepted", link=self.link.name, address=self.link.address, error=error.message)
+            await self.link.discard_connections()
+            raise ProtocolError(f"{self.link.address} gave an answer that is not accepted. {error.message}") from error
 
     def retry_now(self) -> None:
         """Forgets earlier failures, because the device has a new certificate."""
@@ -226,6 +243,10 @@ class LinkChain:
             return None
         return min(seconds for seconds in found if seconds is not None)
 
+    def rejected_answers(self) -> dict[str, int]:
+        """Returns how many answers of each link were not accepted, by name."""
+        return {state.link.name: state.rejected_answers for state in self._links}
+
     def timings(self) -> dict[str, TimingReport | None]:
         """Returns the response times of each link, by name; None without recent measurements."""
         now_s = self._clock.monotonic_s()
@@ -250,8 +271,16 @@ class LinkChain:
         for state in self._links:
             state.retry_now()
 
-    async def infer(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
+    async def infer(
+        self,
+        request: InferRequest,
+        deadline_s: float | None,
+        attempts: list[Attempt],
+        outputs: Outputs | None = None,
+    ) -> InferResponse:
         """Returns the gateway's answer, over one link after the other until one works.
+
+        An answer that `check_answer` does not accept is a failure of its link.
 
         Links are tried in order of preference, but those that would probably be too slow come last (`_in_order`). If a
         link fails, or refuses the size or the credentials, the next link is tried while there is time. Any other error
@@ -264,6 +293,7 @@ class LinkChain:
             request: not `local_only`.
             deadline_s: on this chain's clock; None for `settings.timeout_s` from now.
             attempts: each try is appended as it ends, even if this raises.
+            outputs: what the full model's outputs satisfy; None if this device does not hold the bundle.
 
         Raises:
             LinkDownError: no link may be used (raised at once), or the last one failed, or the request is too large
@@ -278,9 +308,12 @@ class LinkChain:
         if request.privacy is Privacy.LOCAL_ONLY:
             raise RequestError(f"Request {request.request_id} is local_only and must not leave this device.")
         ends_s = self._clock.monotonic_s() + self._settings.timeout_s if deadline_s is None else deadline_s
-        return await self._ask(request, ends_s, attempts)
+        # V2's `id` is echoed for every caller; the gateway keeps the request id of devices only.
+        return await self._ask(replace(request, id=request.request_id), ends_s, attempts, outputs)
 
-    async def _ask(self, request: InferRequest, ends_s: float, attempts: list[Attempt]) -> InferResponse:
+    async def _ask(
+        self, request: InferRequest, ends_s: float, attempts: list[Attempt], outputs: Outputs | None
+    ) -> InferResponse:
         error: FirstlineError
         error = nowhere = LinkDownError("No link to the gateway works at the moment.")
         tried, too_large = False, 0
@@ -303,6 +336,7 @@ class LinkChain:
             try:
                 with self._budget_gate(request, state.link.name), state.timing.carrying(size_bytes) as flight:
                     response = await state.link.infer(request, granted_s)
+                await state.check_answer(request, response, outputs)
             except asyncio.CancelledError as gone:
                 self._time(state, flight, started_s, gone)
                 raise

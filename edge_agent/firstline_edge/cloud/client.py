@@ -1,4 +1,4 @@
-"""The client of the gateway: sends rows to the full model, shares equal requests, and checks and caches the answers.
+"""The client of the gateway: sends rows to the full model, shares equal requests, and caches the answers.
 
 `cascade.py` decides when to ask the gateway, and what a failure means for the caller.
 """
@@ -24,14 +24,25 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.protocol.tensors import shown
+from firstline_core.tasks.classification import Outputs
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Answer, Attempt, ContractNotice, InferRequest, InferResponse, Reason, Status, Tier
+from firstline_core.types import (
+    PROBABILITIES,
+    Answer,
+    Attempt,
+    ContractNotice,
+    InferRequest,
+    InferResponse,
+    Reason,
+    Status,
+    Tier,
+)
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, Row, attempt, flight_key, result_key
 from firstline_edge.requests.deadline import within
-from firstline_edge.requests.full_answers import FullAnswer, checked, checked_digest, escalation_of
+from firstline_edge.requests.full_answers import digest_of, escalation_of
 from firstline_edge.requests.single_flight import SingleFlight
 
 log = logger(__name__)
@@ -258,7 +269,7 @@ class CloudClient:
         """
         if deadline_s <= self._clock.monotonic_s():
             raise DeadlineExceededError("The request's deadline leaves no time to ask the full model.")
-        digest = model.manifest.full_digest
+        manifest, digest = model.manifest, model.manifest.full_digest
         tried_before = len(attempts)
         started_s = self._clock.monotonic_s()
 
@@ -266,18 +277,18 @@ class CloudClient:
             escalated = request.take([rows[index].position for index in indices])
             sent = escalation_of(escalated, model.version, digest, self._contracts.alarm_of(model))
             try:
-                response = await self._call(sent, deadline_s, attempts)
-                full = self._accepted(response, len(indices), model, attempts)
+                response = await self._call(sent, deadline_s, attempts, manifest.outputs_of(manifest.full))
             except FirstlineError as error:
-                self._refusals.record(model.manifest.name, model.version, error)
+                self._refusals.record(manifest.name, model.version, error)
                 raise
-            self._refusals.clear(model.manifest.name, model.version)
+            self._refusals.clear(manifest.name, model.version)
             self._contracts.apply_notice(model, response.answer.contract if response.answer is not None else None)
-            outputs = [ModelOutput(probabilities) for probabilities in full.probabilities]
-            if digest and full.digest:
+            ran = digest_of(response)
+            outputs = [ModelOutput(probabilities) for probabilities in response.output(PROBABILITIES)]
+            if digest and ran:
                 for index, output in zip(indices, outputs, strict=True):
                     self._cache.put(result_key(rows[index].content, digest), output)
-            return [(output, full.digest) for output in outputs]
+            return [(output, ran) for output in outputs]
 
         flight = self._flights.run(_flight_keys(model, rows), compute, keep=keep)
         try:
@@ -313,20 +324,14 @@ class CloudClient:
             tier=Tier.CLOUD,
             reason=Reason.HEAVY,
             confidence=None,
-            model_digest=checked_digest(response),
+            model_digest=digest_of(response),
             attempts=tuple(attempts),
         )
         return replace(response, model=request.model, id=request.id, answer=answer)
 
-    def _accepted(self, response: InferResponse, rows: int, model: DeviceModel, attempts: list[Attempt]) -> FullAnswer:
-        try:
-            return checked(response, rows, len(model.manifest.labels), model.manifest.full_digest)
-        except FirstlineError as error:
-            if attempts:  # the link did its part
-                attempts[-1] = replace(attempts[-1], outcome=error.code)
-            raise
-
-    async def _call(self, request: InferRequest, deadline_s: float, attempts: list[Attempt]) -> InferResponse:
+    async def _call(
+        self, request: InferRequest, deadline_s: float, attempts: list[Attempt], outputs: Outputs | None = None
+    ) -> InferResponse:
         """One escalation over whichever link answers; every link tried leaves an attempt."""
         if self._cloud is None:  # no Retry-After: time does not change it
             raise LinkDownError(
@@ -335,7 +340,7 @@ class CloudClient:
             )
         try:
             with self._traffic:
-                return await self._cloud.infer(request, deadline_s, attempts)
+                return await self._cloud.infer(request, deadline_s, attempts, outputs)
         except UnauthorizedError as error:  # the operator can renew the credentials, so the promise is kept
             raise LinkError(f"The gateway refuses this device: {error.message}") from error
 

@@ -167,6 +167,8 @@ class _Pool:
             connect_s=settings.connect_timeout_s,
         )
         self._free = asyncio.Semaphore(connections)
+        self._exchanges = 0  # in progress, or waiting for a connection
+        self._retired = False
 
     async def exchange(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float, *, payer: str = ""
@@ -185,6 +187,20 @@ class _Pool:
             LinkBusyError: no connection became free in time; nothing was sent.
             LinkError: no answer, or not an HTTP answer.
         """
+        self._exchanges += 1
+        try:
+            reply = await self._exchange(method, path, headers, body, timeout_s, payer)
+        finally:
+            self._exchanges -= 1
+            if self._retired:
+                await self.retire()
+        if self._settings.credentials is not None and "date" in reply.headers:
+            self._settings.credentials.observe_date(reply.headers["date"])
+        return reply
+
+    async def _exchange(  # noqa: PLR0917
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float, payer: str
+    ) -> HttpReply:
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + timeout_s
         url = self._settings.url
@@ -201,16 +217,19 @@ class _Pool:
 
         try:
             left_s = ends_s - loop.time()
-            reply = await self._client.exchange(method, path, headers, body, left_s, count=count_bytes)
+            return await self._client.exchange(method, path, headers, body, left_s, count=count_bytes)
         except RemoteTimeoutError as error:
             raise RemoteTimeoutError(f"{url} did not answer within {timeout_s:.3g} s.") from error
         except LinkError as error:
             raise type(error)(f"{url}: {error.message}.") from error
         finally:
             self._free.release()
-        if self._settings.credentials is not None and "date" in reply.headers:
-            self._settings.credentials.observe_date(reply.headers["date"])
-        return reply
+
+    async def retire(self) -> None:
+        """Closes the connections once the requests in progress have ended, without waiting; no new one may begin."""
+        self._retired = True
+        if not self._exchanges:
+            await self.close()
 
     async def drain(self) -> None:
         """Closes the connections once the requests in progress have ended; no new one may begin."""
@@ -244,10 +263,8 @@ class HttpLink:
         self._clock = clock
         self._limits = limits
         self._token = settings.token
-        # For an application's key the gateway creates another request id, but echoes the client's id.
-        self._uses_client_id = False
         self._tls = tls_context(settings)
-        self._pool, self._probing_pool = self._make_pools()
+        self._pool, self._probing_pool = self._make_pool(), self._make_probing_pool()
         self.probe_wanted = asyncio.Event()
 
     @property
@@ -263,8 +280,6 @@ class HttpLink:
         now_s = self._clock.monotonic_s()
         # The gateway gets the time that is granted here as the deadline, and answers in binary.
         granted = replace(request, deadline_s=now_s + timeout_s, binary_output=True, outputs=())
-        if self._uses_client_id:
-            granted = replace(granted, id=request.request_id)
         encoded = encode_request(granted, binary=True, now_s=now_s)
         path = f"/v2/models/{quote(request.model, safe='')}"
         if request.version:
@@ -287,15 +302,7 @@ class HttpLink:
             length = header_length(reply.headers)
         except RequestError as error:
             raise ProtocolError(error.message) from error
-        response = decode_response(reply.body, length, self._limits)
-        answer = response.answer
-        # Bytes that an earlier answer left on the connection are not this answer.
-        if answer is not None and request.request_id not in (answer.request_id, response.id):
-            self._uses_client_id = bool(self._token)  # from the next request on
-            raise ProtocolError(f"{self.address} answered request {answer.request_id}, not this one.")
-        if answer is not None:
-            answer = replace(answer, request_id=request.request_id)
-        return replace(response, id=request.id, answer=answer)
+        return decode_response(reply.body, length, self._limits)
 
     async def probe(self, timeout_s: float) -> None:
         """Requests `GET /v2/health/live`; the page of a captive portal is not an answer."""
@@ -312,20 +319,24 @@ class HttpLink:
     async def reconnect(self) -> None:
         """Uses new connections from now on; returns once the requests on the old ones have ended."""
         old = (self._pool, self._probing_pool)
-        self._pool, self._probing_pool = self._make_pools()
+        self._pool, self._probing_pool = self._make_pool(), self._make_probing_pool()
         for pool in old:
             await pool.drain()
+
+    async def discard_connections(self) -> None:
+        """See `Link.discard_connections`: requests in progress end on the old connections."""
+        old, self._pool = self._pool, self._make_pool()
+        await old.retire()
 
     async def close(self) -> None:
         await self._pool.close()
         await self._probing_pool.close()
 
-    def _make_pools(self) -> tuple[_Pool, _Pool]:
-        """For requests, and for probes."""
-        return (
-            _Pool(self._settings, self._settings.connections, self._tls, self._limits),
-            _Pool(self._settings, 1, self._tls, self._limits),
-        )
+    def _make_pool(self) -> _Pool:
+        return _Pool(self._settings, self._settings.connections, self._tls, self._limits)
+
+    def _make_probing_pool(self) -> _Pool:
+        return _Pool(self._settings, 1, self._tls, self._limits)
 
     def _authorization(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}

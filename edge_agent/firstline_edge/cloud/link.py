@@ -15,6 +15,7 @@ from firstline_core.errors import (
     ProtocolError,
     RemoteTimeoutError,
 )
+from firstline_core.tasks.classification import Outputs
 from firstline_core.types import Attempt, InferRequest, InferResponse
 
 
@@ -53,8 +54,17 @@ class LinkReport:
 class Uplink(Protocol):
     """The connection to the gateway, over whichever link works; `LinkChain` implements it."""
 
-    async def infer(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
-        """Returns the gateway's answer; appends each try to `attempts` as it ends, even if this raises."""
+    async def infer(
+        self,
+        request: InferRequest,
+        deadline_s: float | None,
+        attempts: list[Attempt],
+        outputs: Outputs | None = None,
+    ) -> InferResponse:
+        """Returns the gateway's answer, which `check_answer` accepts with these `outputs`.
+
+        Appends each try to `attempts` as it ends, even if this raises.
+        """
         ...
 
     def predicted_s(self, size_bytes: int, quantile: float = 0.95) -> float | None:
@@ -90,7 +100,7 @@ class Link(Protocol):
         ...
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
-        """Asks the gateway and waits up to `timeout_s`; ignores the request's own deadline.
+        """Returns the gateway's answer, unchecked; waits up to `timeout_s` and ignores the request's own deadline.
 
         Raises:
             LinkDownError, RemoteTimeoutError, ProtocolError: the link's fault.
@@ -104,6 +114,10 @@ class Link(Protocol):
         Raises:
             FirstlineError: it does not.
         """
+        ...
+
+    async def discard_connections(self) -> None:
+        """Uses other connections for new requests, because one of them carried an answer that was not accepted."""
         ...
 
     async def close(self) -> None: ...

@@ -211,6 +211,13 @@ def register_metrics(metrics: RequestMetrics, links: Links, client: CloudClient)
     """Registers availability and times of the links, retries, and requests that were held back."""
     metrics.gauge("link_available", "1 while a link to a gateway may be used.", lambda: float(links.chain.available))
     metrics.readings(
+        "rejected_answers_total",
+        "Answers of a gateway that were not accepted: of another request or model, or impossible.",
+        ("link",),
+        lambda: {(name,): float(count) for name, count in links.chain.rejected_answers().items()},
+        counts=True,
+    )
+    metrics.readings(
         "link_seconds",
         "Recent times of a link's calls, for payloads of the usual size.",
         ("link", "part", "quantile"),

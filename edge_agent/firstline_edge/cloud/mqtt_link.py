@@ -184,6 +184,9 @@ class MqttLink:
         await self._client.first_attempt()
         await self._client.publish(Publication(topic, content, retain=retain))
 
+    async def discard_connections(self) -> None:
+        """Does nothing: every message is complete, so an answer cannot be the rest of another one."""
+
     async def reconnect(self) -> None:
         """Replaces the connection by one with newer credentials, without losing a request.
 

@@ -8,17 +8,19 @@ from msgspec.structs import replace
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
+from firstline_core.tasks import classification
+from firstline_core.tasks.classification import Outputs
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, InferResponse, Reason
+from firstline_core.types import PROBABILITIES, Attempt, InferResponse, Reason
 from firstline_edge.cloud.client import Contracts, ModelRefusals
 from firstline_edge.cloud.link import Uplink
-from firstline_edge.models.models import Models
+from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.requests.full_answers import merge
 
 log = logger(__name__)
 
-Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
+Merge = Callable[[InferResponse, tuple[int, ...], InferResponse], InferResponse]
 
 _TIMEOUT_S = 30.0
 _REFUSALS = 5
@@ -34,8 +36,7 @@ class CorrectionClient:
         model_refusals: records the gateway's refusals of models.
         clock: for timeouts.
         refusals: failures of the gateway's own (not of the link) after which a promise expires.
-        merge: puts the corrected rows into the provisional answer, if the full model of that digest gave them; its
-            result is final.
+        merge: puts the corrected rows into the provisional answer; its result is final.
     """
 
     def __init__(
@@ -69,12 +70,11 @@ class CorrectionClient:
         try:
             correction = await self._ask(item)
             answered = True
-            merged = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
+            merged = self._merge(item.provisional, item.rows, correction)
             self._model_refusals.clear(model, version)
             return merged, ""
         except FirstlineError as error:
-            # The operator can correct a refused token, so the item is retried. A wrong answer is the gateway's fault,
-            # not the link's.
+            # The operator can correct a refused token, so the item is retried.
             if not answered and (error.retryable or isinstance(error, UnauthorizedError)):
                 raise
             refusal = error
@@ -96,11 +96,18 @@ class CorrectionClient:
         device_model = self._models.find(item.request.model, item.request.version)
         alarm = self._contracts.alarm_of(device_model) if device_model is not None else ""
         attempts: list[Attempt] = []
-        correction = await self._cloud.infer(
-            replace(item.request, alarm=alarm, promised=True), self._clock.monotonic_s() + _TIMEOUT_S, attempts
-        )
+        request = replace(item.request, alarm=alarm, promised=True)
+        ends_s = self._clock.monotonic_s() + _TIMEOUT_S
+        correction = await self._cloud.infer(request, ends_s, attempts, _outputs_of(item, device_model))
         if correction.answer is None:
             return correction
         if device_model is not None:
             self._contracts.apply_notice(device_model, correction.answer.contract)
         return replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
+
+
+def _outputs_of(item: OutboxItem, model: DeviceModel | None) -> Outputs:
+    """Returns what the full model's outputs satisfy; the device may have replaced the bundle since the promise."""
+    if model is not None and model.manifest.full_digest == item.request.full_model_digest:
+        return model.manifest.outputs_of(model.manifest.full)
+    return classification.independent(item.provisional.output(PROBABILITIES).shape[1])

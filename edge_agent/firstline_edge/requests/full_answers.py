@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from firstline_core.errors import (
     BudgetExceededError,
@@ -15,10 +14,12 @@ from firstline_core.errors import (
     FirstlineError,
     InferenceError,
     LinkError,
-    ModelMismatchError,
     ProtocolError,
     RemoteTimeoutError,
 )
+from firstline_core.protocol.tensors import shown
+from firstline_core.tasks import classification
+from firstline_core.tasks.classification import Outputs
 from firstline_core.types import (
     PROBABILITIES,
     InferRequest,
@@ -30,21 +31,9 @@ from firstline_core.types import (
     Tensor,
     Tier,
     Wait,
+    all_finite,
 )
 from firstline_edge.requests.context import summarise
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FullAnswer:
-    """The full model's answer after its checks.
-
-    Args:
-        probabilities: (rows, classes) float32, finite.
-        digest: of the full model that answered; "" if the server does not say.
-    """
-
-    probabilities: NDArray[np.float32]
-    digest: str
 
 
 def escalation_of(request: InferRequest, version: str, full_digest: str, alarm: str = "") -> InferRequest:
@@ -70,54 +59,53 @@ def escalation_of(request: InferRequest, version: str, full_digest: str, alarm: 
     )
 
 
-def checked(response: InferResponse, rows: int, classes: int, digest: str) -> FullAnswer:
-    """Returns the gateway's answer if it is the full model's final answer for these rows.
+def check_answer(request: InferRequest, response: InferResponse, outputs: Outputs | None) -> None:
+    """Accepts an answer of the gateway, or raises an error of the link that carried it.
 
-    The errors are not the link's fault, and a retry would fail too.
+    An intermediary may swap, repeat or alter answers, and bytes that an earlier answer left on a connection may look
+    like one. The gateway refuses a model's output that is not as declared, so such an answer was altered as well.
 
     Args:
+        request: as it was sent; the gateway echoes its request id as V2's `id`.
         response: from the gateway.
-        rows: number of rows sent.
-        classes: of the bundle.
-        digest: of the full model that the bundle names; "" if it names none.
+        outputs: what the full model's outputs satisfy; None if this device does not hold the bundle.
 
     Raises:
-        ModelMismatchError: another model answered, or one with other outputs.
-        InferenceError: the answer is provisional, or has a probability that is not a number.
+        ProtocolError: the answer is another request's or another model's, is not final, or has impossible outputs.
     """
-    ran = checked_digest(response, digest)
-    found = next((tensor.array for tensor in response.outputs if tensor.name == PROBABILITIES), None)
-    if found is None or found.dtype != np.float32 or found.shape != (rows, classes):
-        got = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
-        raise ModelMismatchError(
-            f"The gateway answered '{PROBABILITIES}' with {got}, expected float32 {[rows, classes]}; "
-            "it does not run the same bundle."
+    if response.id != request.request_id:
+        raise ProtocolError(f"It answers request {shown(response.id)}, not {request.request_id}.")
+    answer, digest = response.answer, request.full_model_digest
+    if answer is not None and answer.status is not Status.FINAL:
+        raise ProtocolError(f"It is {answer.status}, not final; let the link lead to a gateway, not to an agent.")
+    ran = "" if answer is None else answer.model_digest
+    if digest and ran != digest:
+        by = f"by model {shown(ran[:12])}" if ran else "without the digest of a model"
+        raise ProtocolError(
+            f"It was given {by}, and this device's bundle names {digest[:12]}; let the link lead to a gateway with the "
+            "same bundle."
         )
-    if not np.isfinite(found).all():
-        raise InferenceError("The gateway answered with a probability that is not a number; its model is broken.")
-    return FullAnswer(found, ran)
+    if outputs is None:
+        _check_any(response.outputs, request.rows)
+        return
+    try:
+        classification.check(response.outputs, outputs, request.rows)
+    except InferenceError as error:
+        raise ProtocolError(error.message) from error
 
 
-def checked_digest(response: InferResponse, digest: str = "") -> str:
-    """Returns the digest of the model that gave the final answer; "" if the server does not say.
+def _check_any(outputs: Sequence[Tensor], rows: int) -> None:
+    """Checks what holds for the outputs of every model."""
+    for tensor in outputs:
+        if tensor.shape[:1] != (rows,):
+            raise ProtocolError(f"Output {shown(tensor.name)} has shape {list(tensor.shape)} for {rows} rows.")
+        if tensor.array.dtype.kind == "f" and not all_finite(tensor.array):
+            raise ProtocolError(f"Output {shown(tensor.name)} has NaN or infinity.")
 
-    Raises:
-        ModelMismatchError: another model answered than the one that is named.
-        InferenceError: the answer is not final.
-    """
-    answer = response.answer
-    if answer is None:
-        return ""
-    if answer.status is not Status.FINAL:
-        raise InferenceError(
-            f"The gateway's answer is {answer.status}, not final; let the link lead to a gateway, not to an agent."
-        )
-    if digest and answer.model_digest and answer.model_digest != digest:
-        raise ModelMismatchError(
-            f"The gateway answered with model {answer.model_digest[:12]}, this device's bundle names "
-            f"{digest[:12]}; give both the same bundle."
-        )
-    return answer.model_digest
+
+def digest_of(response: InferResponse) -> str:
+    """Returns the digest of the model that answered; "" if the server does not say."""
+    return response.answer.model_digest if response.answer is not None else ""
 
 
 def reason_for(error: FirstlineError) -> Reason:
@@ -148,9 +136,7 @@ def can_be_promised(error: FirstlineError) -> bool:
     return isinstance(error, LinkError | CapacityError) and not isinstance(error, BudgetExceededError)
 
 
-def merge(
-    provisional: InferResponse, rows: tuple[int, ...], correction: InferResponse, digest: str = ""
-) -> InferResponse:
+def merge(provisional: InferResponse, rows: tuple[int, ...], correction: InferResponse) -> InferResponse:
     """Puts the full model's rows into a provisional answer, which makes it final.
 
     The answer is `changed` where a corrected row's likeliest class is another than before. A corrected row's reason is
@@ -159,21 +145,19 @@ def merge(
     Args:
         provisional: all rows, as they were first answered.
         rows: positions, in the order of the correction's rows.
-        correction: the gateway's answer.
-        digest: of the full model that the request named, "" if it named none.
+        correction: the gateway's answer, accepted by `check_answer`.
 
     Raises:
-        FirstlineError: the correction is refused, see `checked`.
         ProtocolError: the provisional answer does not say how it came about.
     """
     first = provisional.answer
     if first is None:
         raise ProtocolError("The provisional answer does not say how it came about; it cannot be corrected.")
     probabilities = np.array(provisional.output(PROBABILITIES))
-    full = checked(correction, len(rows), probabilities.shape[1], digest)
+    full, digest = correction.output(PROBABILITIES), digest_of(correction)
     before = probabilities[list(rows)].argmax(axis=1)
-    changed = bool((before != full.probabilities.argmax(axis=1)).any())
-    probabilities[list(rows)] = full.probabilities
+    changed = bool((before != full.argmax(axis=1)).any())
+    probabilities[list(rows)] = full
     row_answers = list(first.rows) or [
         RowAnswer(first.tier, first.reason, first.status, first.certified, first.confidence, first.model_digest)
     ]
@@ -183,8 +167,8 @@ def merge(
             tier=Tier.CLOUD,
             reason=Reason.UNCERTAIN,
             status=Status.FINAL,
-            certified=bool(full.digest),
-            model_digest=full.digest,
+            certified=bool(digest),
+            model_digest=digest,
         )
     attempts = (*first.attempts, *(correction.answer.attempts if correction.answer is not None else ()))
     return replace(

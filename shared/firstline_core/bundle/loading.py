@@ -26,6 +26,7 @@ from firstline_core.routing.policy import Probabilities, Scores
 from firstline_core.runtime.base import RowByRow, Runtime, fits, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
+from firstline_core.tasks import classification
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import DATATYPES, PROBABILITIES, Array, InferRequest, Tensor, all_finite
 
@@ -66,6 +67,7 @@ class LoadedModel:
         digest: of the model, see `Model.digest`.
         batch: of the model, see `Model.batch`; `run` obeys it.
         labels: of the bundle, in the order of the probabilities' columns.
+        outputs: what the probabilities satisfy.
         input: of the model, for which `prepare` makes rows.
         output_name: of the model's output that `run` reads.
         passed_over: of an edge variant: the preferred variants that do not load here, each with the reason.
@@ -91,6 +93,7 @@ class LoadedModel:
         self.batch = model.batch
         self.labels = manifest.labels
         self.runtime = runtime
+        self.outputs = manifest.outputs_of(model)
         self._spec = manifest.input
         self._dtype = DATATYPES[manifest.input.datatype]
         self._floats = self._dtype.kind == "f"
@@ -131,9 +134,9 @@ class LoadedModel:
 
         Raises:
             InvalidTensorError: rows that are not from `prepare`.
-            InferenceError: the runtime failed, or did not return one finite probability per label and row.
+            InferenceError: the runtime failed, or the output is not as the bundle declares it.
         """
-        return self._finite(self.compute(rows)).probabilities
+        return self._checked(self.compute(rows)).probabilities
 
     def predict(self, tensor: Tensor) -> Probabilities:
         """Returns `run(prepare(tensor))`: (n, classes) float32."""
@@ -141,7 +144,7 @@ class LoadedModel:
 
     def predict_with_logits(self, tensor: Tensor) -> Prediction:
         """Like `predict`, with the logits before the softmax step, if there is one."""
-        return self._finite(self.compute(self.prepare(tensor)))
+        return self._checked(self.compute(self.prepare(tensor)))
 
     def finish(self, output: Array, rows: int) -> Probabilities:
         """Postprocesses the output of a model that ran elsewhere, like `run`.
@@ -153,19 +156,18 @@ class LoadedModel:
         Raises:
             InferenceError: see `run`.
         """
-        return self._finite(self._post_processed(output, rows)).probabilities
+        return self._checked(self._post_processed(output, rows)).probabilities
 
-    def _finite(self, prediction: Prediction) -> Prediction:
-        if not all_finite(prediction.probabilities):
-            finite = np.isfinite(prediction.probabilities)
+    def _checked(self, prediction: Prediction) -> Prediction:
+        if problem := classification.fault(prediction.probabilities, self.outputs):
             raise InferenceError(
-                f"Model '{self.model.id}' gave NaN or infinity for {len(finite) - int(finite.all(axis=1).sum())} of "
-                f"{len(finite)} rows; such an input is outside of what it computes."
+                f"Model '{self.model.id}' gave {problem}; such an input is outside of what it computes, "
+                "or the bundle's postprocessing does not fit the model."
             )
         return prediction
 
     def compute(self, rows: Array) -> Prediction:
-        """Like `run`, without the check for finite numbers, for inputs of zeros."""
+        """Like `run`, without the check of the values, for made-up inputs."""
         return self._post_processed(self.runtime.run({self.input.name: rows})[self.output_name], len(rows))
 
     def _post_processed(self, output: Array, rows: int) -> Prediction:

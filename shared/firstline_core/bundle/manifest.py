@@ -13,10 +13,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from firstline_core.errors import IntegrityError
-from firstline_core.processing.steps import Graph, InputSpec, PostStep, PreStep, Softmax
+from firstline_core.processing.steps import Graph, InputSpec, LabelOffset, PostStep, PreStep, Softmax
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic, feature_count
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks import classification
 from firstline_core.types import PROBABILITIES, Name, Sha256, TensorSpec
 
 Text = Annotated[str, Meta(max_length=4096)]
@@ -44,6 +45,7 @@ FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT_BYTES = 4 * 1024 * 1024
 _FORMAT_JSON = str(FORMAT).encode()
+_FLOATS = ("fp32", "fp16", "bf16", "fp64")
 
 ScoreKind = Literal["max_probability", "margin", "entropy", "energy", "learned", "graph"]
 TEMPERATURES = (0.01, 100.0)
@@ -177,6 +179,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         edge: variants in order of preference; a device takes the first that it can load.
         full: the full model, if the bundle has one.
         golden: the data of the device's self-test; None if the bundle has none.
+        independent_labels: whether each label has a probability of its own; otherwise the probabilities of a row sum to
+            about 1.
     """
 
     name: Name
@@ -188,6 +192,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     policy: Policy = Policy()
     golden: Golden | None = None
     task: Literal["classification"] = "classification"
+    independent_labels: bool = False
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -232,6 +237,14 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def output_spec(self) -> TensorSpec:
         return TensorSpec(PROBABILITIES, "FP32", (-1, len(self.labels)))
+
+    def outputs_of(self, model: Model | None) -> classification.Outputs:
+        """Returns what the outputs of one of the bundle's models satisfy; None is a full model without declaration."""
+        labels = len(self.labels)
+        if self.independent_labels or model is None:
+            return classification.independent(labels)
+        cut = any(isinstance(step, LabelOffset) for step in model.postprocess)
+        return classification.single_label(labels, rounded=model.precision not in _FLOATS, cut=cut)
 
     @property
     def full_digest(self) -> str:

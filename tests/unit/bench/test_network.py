@@ -25,7 +25,7 @@ BACK_S = 1200 * 8 / 1e6
 
 class Instant:
     async def answer(self, request: InferRequest) -> InferResponse:
-        return InferResponse(request.model, "1", ())
+        return InferResponse(request.model, "1", (), id=request.id)
 
 
 def request(size_bytes: int = SIZE) -> InferRequest:

@@ -29,9 +29,14 @@ from firstline_core.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
+from firstline_core.ids import new_request_id
 from firstline_core.types import InferResponse, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier, Wait
 
 MakeScene = Callable[..., Scene]
+
+
+def with_probabilities(response: InferResponse, probabilities: Any) -> InferResponse:
+    return replace(response, outputs=(Tensor("probabilities", np.array(probabilities, np.float32)),))
 
 
 @pytest.fixture
@@ -198,15 +203,14 @@ class TestCache:
         scene = make_scene()
         scene.cloud.digest = "f" * 64
         answer = answer_of(await scene.infer(UNSURE))
-        assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.CLOUD_ERROR, Status.FINAL)
+        assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LINK_DOWN, Status.PROVISIONAL)
         scene.cloud.digest = scene.held.manifest.full_digest
         assert answer_of(await scene.infer(UNSURE)).tier is Tier.CLOUD
 
-    async def test_an_answer_without_a_digest_is_given_but_neither_certified_nor_kept(
+    async def test_answer_for_a_bundle_without_full_model_is_neither_certified_nor_cached(
         self, make_scene: MakeScene
     ) -> None:
-        scene = make_scene()
-        scene.cloud.digest = ""
+        scene = make_scene(full=False)
         assert [answer_of(await scene.infer(UNSURE)).certified for _ in range(2)] == [False, False]
         assert len(scene.cloud.requests) == 2
 
@@ -215,32 +219,49 @@ class TestTheFarSide:
     """An answer of the gateway is checked before it is used."""
 
     @pytest.mark.parametrize(
-        ("spoil", "outcome"),
+        "spoil",
         [
-            (lambda r: replace(r, outputs=(Tensor("probabilities", np.ones((1, 3), np.float32)),)), "model_mismatch"),
-            (lambda r: replace(r, outputs=()), "model_mismatch"),
-            (lambda r: replace(r, answer=replace(r.answer, model_digest="f" * 64)), "model_mismatch"),
-            (lambda r: replace(r, outputs=(Tensor("probabilities", r.outputs[0].array * np.nan),)), "inference_failed"),
-            (lambda r: replace(r, answer=replace(r.answer, status=Status.PROVISIONAL)), "inference_failed"),
+            pytest.param(lambda r: replace(r, id=new_request_id()), id="another request"),
+            pytest.param(lambda r: replace(r, id=""), id="no id"),
+            pytest.param(lambda r: replace(r, answer=None), id="no answer's parameters"),
+            pytest.param(lambda r: replace(r, answer=replace(r.answer, model_digest="f" * 64)), id="another model"),
+            pytest.param(lambda r: replace(r, answer=replace(r.answer, model_digest="")), id="no digest"),
+            pytest.param(lambda r: replace(r, answer=replace(r.answer, status=Status.PROVISIONAL)), id="provisional"),
+            pytest.param(lambda r: replace(r, outputs=()), id="no output"),
+            pytest.param(lambda r: with_probabilities(r, np.ones((1, 3))), id="other labels"),
+            pytest.param(lambda r: with_probabilities(r, [[np.nan, 1]]), id="not a number"),
+            pytest.param(lambda r: with_probabilities(r, [[-0.5, -0.5]]), id="negative"),
+            pytest.param(lambda r: with_probabilities(r, [[0.9, 0.9]]), id="sum of 1.8"),
         ],
     )
-    async def test_a_wrong_answer_is_refused_for_good_and_not_kept(
-        self, make_scene: MakeScene, spoil: Callable[[InferResponse], InferResponse], outcome: str
+    async def test_a_wrong_answer_is_a_failure_of_the_link(
+        self, make_scene: MakeScene, spoil: Callable[[InferResponse], InferResponse]
     ) -> None:
         scene = make_scene()
         scene.cloud.spoil = spoil
         response = await scene.infer(UNSURE)
         answer = answer_of(response)
-        assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.CLOUD_ERROR, Status.FINAL)
-        assert (answer.certified, yes(response), scene.promises.items) == (False, [UNSURE], [])
-        assert outcomes(response)[-1] == ("cloud", outcome)
+        assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LINK_DOWN, Status.PROVISIONAL)
+        assert (answer.certified, yes(response), len(scene.promises.items)) == (False, [UNSURE], 1)
+        assert outcomes(response)[-1] == ("cloud", "protocol_error")
         scene.cloud.spoil = None
         assert answer_of(await scene.infer(UNSURE)).tier is Tier.CLOUD  # nothing of it was remembered
 
-    async def test_a_provisional_answer_is_not_passed_on_as_final(self, make_scene: MakeScene) -> None:
+    @pytest.mark.parametrize(
+        ("spoil", "said"),
+        [
+            (lambda r: replace(r, id=new_request_id()), "It answers request"),
+            (lambda r: replace(r, answer=replace(r.answer, status=Status.PROVISIONAL)), "not final"),
+            (lambda r: with_probabilities(r, [[np.inf, 1]]), "has NaN or infinity"),
+            (lambda r: with_probabilities(r, np.ones((2, 2))), "for 1 rows"),
+        ],
+    )
+    async def test_a_wrong_answer_is_not_passed_on(
+        self, make_scene: MakeScene, spoil: Callable[[InferResponse], InferResponse], said: str
+    ) -> None:
         scene = make_scene()
-        scene.cloud.spoil = lambda r: replace(r, answer=replace(answer_of(r), status=Status.PROVISIONAL))
-        with pytest.raises(InferenceError, match="not final"):
+        scene.cloud.spoil = spoil
+        with pytest.raises(ProtocolError, match=said):
             await scene.infer(SURE, model="other")
 
 
@@ -663,8 +684,7 @@ class TestTogether:
         assert [(await task).model for task in tasks] == ["m", "other", "m"]
 
     async def test_a_joined_answer_is_not_more_certified_than_the_first(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
-        scene.cloud.digest = ""  # a server that does not say what ran
+        scene = make_scene(full=False)  # the gateway need not say which model answered
         scene.cloud.gate = asyncio.Event()
         tasks = [asyncio.create_task(scene.infer(UNSURE)) for _ in range(2)]
         await settle()

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from msgspec.structs import replace
 from support.escalations import ScriptedLink, request, response, settle
 from support.logs import captured_lines
 
@@ -77,8 +78,25 @@ async def test_the_preferred_link_answers(house: House) -> None:
     answer = await house.infer(asked)
     assert answer.answer.request_id == asked.request_id
     assert house.outcomes == ["ok"]
-    assert house.first.calls == [(asked, 15.0)]
+    assert house.first.calls == [(replace(asked, id=asked.request_id), 15.0)]
     assert house.second.calls == []
+
+
+async def test_an_answer_to_another_request_is_a_failure_of_its_link(house: House) -> None:
+    async def swap(_asked: InferRequest, _timeout_s: float) -> InferResponse:
+        return response(request(id="another"))
+
+    house.first.answer = swap
+    with captured_lines() as lines:
+        found = await house.infer()
+    assert house.outcomes == ["protocol_error", "ok"]
+    assert found.id == house.second.calls[0][0].request_id
+    assert (house.first.discarded, house.second.discarded) == (1, 0)
+    assert house.chain.rejected_answers() == {"first": 1, "second": 0}
+    (line,) = (line for line in lines if line["event"] == "answer not accepted")
+    assert line["link"] == "first" and "another" in line["error"]
+    await house.infer()
+    assert house.chain.states()["first"] != "closed"  # as after two other failures in a row
 
 
 async def test_a_link_fault_moves_on_to_the_next_within_the_deadline(house: House) -> None:

@@ -3,21 +3,24 @@
 import asyncio
 import contextlib
 import json
+import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from support.escalations import request, response
 
 from firstline_core import errors
+from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol import http
 from firstline_core.protocol import http as wire
 from firstline_core.protocol.http import error_body
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.telemetry.trace import received
+from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
+from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
 from firstline_edge.cloud.link import LinkBusyError, MessageRefusedError
 from firstline_edge.telemetry.link_traffic import counted
@@ -312,7 +315,13 @@ async def test_an_answer_over_the_limit_is_not_read(server: Server, link: HttpLi
         await link.infer(request(), 5.0)
 
 
-async def test_the_answer_to_another_request_is_refused(server: Server, link: HttpLink) -> None:
+def chain_of(link: HttpLink) -> LinkChain:
+    """The link alone, with a breaker that stays closed."""
+    breaker = CircuitBreaker(SYSTEM_CLOCK, random.Random(0), BreakerSettings(failure_threshold=1000))
+    return LinkChain([link], [breaker], SYSTEM_CLOCK)
+
+
+async def test_the_answer_to_another_request_is_refused_with_its_connection(server: Server, link: HttpLink) -> None:
     """Bytes that an earlier answer left behind are not the answer to this request."""
 
     async def answer_twice(reader: Reader, writer: Writer) -> None:
@@ -323,12 +332,35 @@ async def test_the_answer_to_another_request_is_refused(server: Server, link: Ht
         await reader.read()
 
     server.script = answer_twice
-    await link.infer(request(), 5.0)
-    with pytest.raises(errors.ProtocolError, match="not this one"):
-        await link.infer(request(), 5.0)
+    chain = chain_of(link)
+    await chain.infer(request(), None, [])
+    with pytest.raises(errors.ProtocolError, match="gave an answer that is not accepted"):
+        await chain.infer(request(), None, [])
+    await chain.infer(request(), None, [])
+    assert server.connections == 2
 
 
-async def test_an_answer_with_another_request_id_is_matched_by_the_clients_id(server: Server) -> None:
+async def test_swapped_answers_are_not_accepted(server: Server, link: HttpLink) -> None:
+    """An intermediary gives each request the genuine answer to the one before."""
+    earlier: list[bytes] = []
+
+    async def swap(reader: Reader, writer: Writer) -> None:
+        while True:
+            _, headers, body = await read_request(reader)
+            asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), trust_request_id=True)
+            encoded = encode_response(asked, response(asked))
+            earlier.append(reply(200, encoded.body, wire.headers_for(encoded)))
+            writer.write(earlier[max(0, len(earlier) - 2)])
+
+    server.script = swap
+    chain = chain_of(link)
+    await chain.infer(request(), None, [])
+    accepted = await asyncio.gather(*(chain.infer(request(), None, []) for _ in range(5)), return_exceptions=True)
+    assert [type(found) for found in accepted] == [errors.ProtocolError] * 5
+    assert chain.rejected_answers() == {"http": 5}
+
+
+async def test_a_gateway_that_makes_request_ids_of_its_own_is_accepted(server: Server) -> None:
     """As it does for an application's key."""
 
     async def answer(reader: Reader, writer: Writer) -> None:
@@ -340,11 +372,9 @@ async def test_an_answer_with_another_request_id_is_matched_by_the_clients_id(se
 
     server.script = answer
     link = HttpLink(HttpLinkSettings(server.url, token="flk_shop"))
-    asked = replace(request(), id="mine")
-    with pytest.raises(errors.ProtocolError, match="not this one"):
-        await link.infer(asked, 5.0)  # shows that the key is an application's
-    found = await link.infer(asked, 5.0)
-    assert (found.answer.request_id, found.id) == (asked.request_id, "mine")
+    asked = request(id="mine")
+    found = await chain_of(link).infer(asked, None, [])
+    assert found.id == asked.request_id != found.answer.request_id
     await link.close()
 
 

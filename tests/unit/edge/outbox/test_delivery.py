@@ -347,6 +347,29 @@ async def test_a_full_gateway_does_not_get_every_promise_in_turn(house: House) -
     assert len(house.link.calls) <= 30
 
 
+async def test_swapped_corrections_are_refused_and_the_promises_wait(house: House) -> None:
+    answers: dict[str, InferResponse] = {}
+
+    async def swap(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        """Gives each request the answer to the latest other one."""
+        earlier = [found for request_id, found in answers.items() if request_id != asked.request_id]
+        answers[asked.request_id] = response(asked)
+        return earlier[-1] if earlier else answers[asked.request_id]
+
+    house.link.answer = swap
+    first = await house.promise()
+    await house.until_empty()
+    assert await house.status(first) is Status.FINAL
+    promised = [await house.promise() for _ in range(6)]
+    await house.pass_time(60)
+    assert [await house.status(request_id) for request_id in promised] == [Status.PROVISIONAL] * 6
+    assert len(house.link.calls) > 6  # again and again
+    assert house.chain.rejected_answers() == {"link": len(house.link.calls) - 1} == {"link": house.link.discarded}
+    house.link.answer = house.link._succeed
+    await house.until_empty()
+    assert [await house.status(request_id) for request_id in promised] == [Status.FINAL] * 6
+
+
 @pytest.mark.parametrize("spoilt", [np.ones((2, 3), np.float32), np.full((2, 10), np.nan, np.float32)])
 async def test_an_answer_that_cannot_be_merged_does_not_block_the_others(house: House, spoilt: Any) -> None:
     async def spoil(asked: InferRequest, _timeout_s: float) -> InferResponse:
@@ -356,10 +379,9 @@ async def test_an_answer_that_cannot_be_merged_does_not_block_the_others(house: 
     house.link.answer = spoil
     bad = [await house.promise(model="bad") for _ in range(4)]
     good = [await house.promise() for _ in range(4)]
-    await house.until_empty()
+    await house.pass_time(120)
     for request_id in bad:
-        found = (await house.outbox.answer(request_id, "local")).answer
-        assert (found.status, found.reason) == (Status.EXPIRED, Reason.CLOUD_ERROR)
+        assert await house.status(request_id) is Status.PROVISIONAL  # its true answer may come yet
     for request_id in good:
         assert await house.status(request_id) is Status.FINAL
 
@@ -377,9 +399,9 @@ async def test_a_failed_merge_is_not_the_links_fault(house: House) -> None:
 
 async def test_an_answer_of_another_model_is_refused(house: House) -> None:
     request_id = await house.promise(full_model_digest="a" * 64)
-    await house.until_empty()
-    assert await house.status(request_id) is Status.EXPIRED
-    assert len(house.link.calls) == 1
+    await house.pass_time(60)
+    assert await house.status(request_id) is Status.PROVISIONAL
+    assert house.chain.rejected_answers()["link"] == len(house.link.calls) > 1
 
 
 async def test_an_answer_the_disk_refuses_is_fetched_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

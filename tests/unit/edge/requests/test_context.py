@@ -7,7 +7,6 @@ import pytest
 from msgspec.structs import replace
 from support import escalations
 
-from firstline_core.errors import InferenceError, ModelMismatchError
 from firstline_core.types import Array, Attempt, Reason, RowAnswer, Status, Tensor, Tier
 from firstline_edge.requests.context import summarise
 from firstline_edge.requests.full_answers import merge
@@ -77,26 +76,3 @@ class TestMerge:
         merged = merge(first, (0, 2), replace(correction, outputs=(Tensor("probabilities", one_hot(*likeliest)),)))
         assert merged.answer is not None and first.answer is not None
         assert (first.answer.changed, merged.answer.changed) == (None, changed)
-
-    @pytest.mark.parametrize(
-        "probabilities",
-        [np.zeros((2, 10), np.float32), np.zeros((1, 9), np.float32), np.zeros((1, 10), np.float64)],
-    )
-    def test_a_correction_that_does_not_fit_is_refused(self, probabilities: Array) -> None:
-        asked = escalations.request()
-        first = escalations.response(asked, Status.PROVISIONAL)
-        wrong = replace(escalations.response(asked), outputs=(Tensor("probabilities", probabilities),))
-        with pytest.raises(ModelMismatchError, match="does not run the same bundle"):
-            merge(first, (0,), wrong)
-        with pytest.raises(ModelMismatchError, match="nothing"):
-            merge(first, (0,), replace(wrong, outputs=(Tensor("logits", probabilities),)))
-
-    def test_a_correction_is_looked_at_as_closely_as_an_answer(self) -> None:
-        asked = escalations.request()
-        first = escalations.response(asked, Status.PROVISIONAL)
-        with pytest.raises(ModelMismatchError, match="this device's bundle names eeee"):
-            merge(first, (0,), escalations.response(asked), "e" * 64)
-        with pytest.raises(InferenceError, match="not a number"):
-            merge(first, (0,), escalations.response(asked, value=float("nan")), "f" * 64)
-        with pytest.raises(InferenceError, match="is provisional, not final"):
-            merge(first, (0,), escalations.response(asked, Status.PROVISIONAL), "f" * 64)

@@ -7,9 +7,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from support.images import encode
 from support.sample_models import first_column_graph, linear_model, reversing_graph, two_inputs
 
+from bench.support.onnx_models import write_graph
 from firstline.workbench import bundle as making
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
@@ -18,7 +20,7 @@ from firstline_core.bundle.golden import deviation, read_golden, tensor_of
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, InferenceError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
@@ -207,6 +209,30 @@ def test_logits_without_softmax_give_a_warning(tmp_path: Path) -> None:
     assert len(warnings) == 1
     assert "do not look like probabilities" in warnings[0]
     assert "add softmax" in warnings[0]
+
+
+def test_independent_labels_need_no_sum(tmp_path: Path) -> None:
+    sigmoid = write_graph(
+        tmp_path / "m.onnx",
+        [helper.make_node("Sigmoid", ["x"], ["y"])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        [],
+    )
+    likely = Tensor("x", np.full((1, 3), 2.0, np.float32))
+    warnings: list[str] = []
+    for independent_labels in (False, True):
+        spec = replace(_bare(sigmoid, 3, ""), independent_labels=independent_labels)
+        bundle = create_bundle(spec, tmp_path / f"{independent_labels}", warn=warnings.append)
+        loaded = load_edge(bundle, RuntimeOptions())
+        if independent_labels:
+            np.testing.assert_allclose(loaded.predict(likely), [[0.880797] * 3], rtol=1e-5)
+        else:
+            with pytest.raises(InferenceError, match=r"sums to 2\.64, outside of 0\.85 to 1\.05"):
+                loaded.predict(likely)
+        loaded.close()
+    assert len(warnings) == 1
+    assert "do not look like probabilities" in warnings[0]
 
 
 def test_second_softmax_gives_a_warning(tmp_path: Path) -> None:

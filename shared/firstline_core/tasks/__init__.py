@@ -1,0 +1,5 @@
+"""Tasks: the outputs of a model and what they must satisfy.
+
+Modules
+    classification      one probability per label
+"""
