@@ -11,10 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from firstline_core.bundle.golden import deviation, read_golden, tensor_of
+from firstline_core.bundle.manifest import Golden
+from firstline_core.bundle.row_check import check_model_rows
+from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError, IntegrityError, SelfTestError
 from firstline_core.fleet.target import Hardware
 from firstline_core.processing.steps import InputSpec
-from firstline_edge.models.models import DeviceModel
+from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.models.reloading import Reloading
 
 SLOWDOWN_LIMIT = 10.0
@@ -125,14 +128,15 @@ def has_failed(before: tuple[int, int], now: tuple[int, int]) -> bool:
 
 
 def self_test(device_model: DeviceModel, running: DeviceModel | None) -> None:
-    """Compares a model with its golden answers and with the running model; blocks for as long as some rows take.
+    """Tests a model on its golden rows and compares it with the running model; blocks for as long as some rows take.
 
     Args:
         device_model: loaded, and not yet answering requests.
         running: the model that answers now; None if there is none.
 
     Raises:
-        SelfTestError: the model does not run, takes another input, answers differently, or is too slow.
+        SelfTestError: the model does not run, takes another input, answers differently, is too slow, or a row's answer
+            depends on other rows or on chance.
     """
     name = f"{device_model.manifest.name} version {device_model.version}"
     edge = device_model.edge
@@ -146,27 +150,38 @@ def self_test(device_model: DeviceModel, running: DeviceModel | None) -> None:
             f"{_described(running.manifest.input)}: all that applications send would be refused. Give a bundle that "
             "takes something else another name."
         )
-    golden = device_model.manifest.golden
-    if golden is not None:
-        try:
-            answers = read_golden(device_model.bundle, golden.artefact)
-            rows = edge.run(tensor_of(answers, device_model.manifest.input))
-        except IntegrityError:
-            raise
-        except FirstlineError as error:
-            raise SelfTestError(f"{name} fails on its golden inputs: {error.message}") from error
-        variant = edge.loaded.model.id
-        difference = deviation(answers, variant, np.stack([row.probabilities for row in rows]))
-        if difference is not None and difference > golden.tolerance:
-            raise SelfTestError(
-                f"{name} ({variant}) answers its golden inputs otherwise than where it was made: a probability differs "
-                f"by {difference:.3g}, and {golden.tolerance:g} is allowed."
-            )
+    if device_model.manifest.golden is not None:
+        _test_golden_rows(name, device_model.bundle, edge, device_model.manifest.golden)
     before_ms = running.edge.row_ms if running is not None and running.edge is not None else math.inf
     if edge.row_ms > QUICK_MS and edge.row_ms > SLOWDOWN_LIMIT * before_ms:
         raise SelfTestError(
             f"{name} takes {edge.row_ms:.0f} ms a row on this device, and what runs takes {before_ms:.1f} ms; at most "
             f"{SLOWDOWN_LIMIT:g} times as long is allowed."
+        )
+
+
+def _test_golden_rows(name: str, bundle: Bundle, edge: EdgeModel, golden: Golden) -> None:
+    """Runs the golden rows alone, together, in another order and twice, and compares them with their answers."""
+    try:
+        answers = read_golden(bundle, golden.artefact)
+        tensor = tensor_of(answers, bundle.manifest.input)
+        rows = edge.run(tensor)
+        check = check_model_rows(bundle, edge.loaded, tensor)
+    except IntegrityError:
+        raise
+    except FirstlineError as error:
+        raise SelfTestError(f"{name} fails on its golden inputs: {error.message}") from error
+    variant = edge.loaded.model.id
+    if check.depends_on != "nothing":
+        remedy = (
+            " Or create the bundle again: its manifest then says `batch: 1`." if check.depends_on == "batch" else ""
+        )
+        raise SelfTestError(f"{name}, golden inputs: {check.sentence(variant)}{remedy}")
+    difference = deviation(answers, variant, np.stack([row.probabilities for row in rows]))
+    if difference is not None and difference > golden.tolerance:
+        raise SelfTestError(
+            f"{name} ({variant}) answers its golden inputs otherwise than where it was made: a probability differs "
+            f"by {difference:.3g}, and {golden.tolerance:g} is allowed."
         )
 
 

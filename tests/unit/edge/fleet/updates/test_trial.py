@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
 import pytest
+from support.impure_models import dropout_in_training, dynamically_quantised, softmax_over_rows
 from support.updates import bundle_at
 
-from bench.support.bundles import artefact
+from bench.support.bundles import artefact, model, write_manifest
 from firstline_core.bundle.golden import GOLDEN_NAME, GoldenAnswers, encode_golden
 from firstline_core.bundle.manifest import MANIFEST_NAME, Golden, encode_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import IntegrityError, SelfTestError
+from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_edge.fleet.updates.trial import self_test
 from firstline_edge.models.loading import load_bundle
@@ -87,3 +90,34 @@ def test_a_bundle_without_a_usable_variant_fails(tmp_path: Path, workers: Worker
     held = held_with(tmp_path / "a", workers, (0.5, 0.5))
     with pytest.raises(SelfTestError, match="does not run here: no runtime"):
         self_test(DeviceModel(held.bundle, None, "no runtime"), None)
+
+
+def impure_bundle(
+    folder: Path, write: Callable[[Path], Path], workers: Workers, batch: Literal[1] | None = None
+) -> DeviceModel:
+    """A bundle that says how its model runs, and has golden inputs without answers."""
+    folder.mkdir()
+    edge = model(write(folder / "edge.onnx"), folder, batch=batch)
+    rows = np.random.default_rng(1).standard_normal((16, 4)).astype(np.float32) * 2
+    golden = GoldenAnswers(tuple(row.tobytes() for row in rows), {}, (4,))
+    (folder / GOLDEN_NAME).write_bytes(encode_golden(golden))
+    spec = InputSpec("x", "FP32", (-1, 4))
+    write_manifest(
+        folder, [edge], ("a", "b", "c"), input=spec, golden=Golden(artefact(folder / GOLDEN_NAME, folder), 0.01)
+    )
+    return load_bundle(folder, RuntimeOptions(), workers)
+
+
+@pytest.mark.parametrize("write", [softmax_over_rows, dynamically_quantised])
+def test_rows_that_depend_on_each_other_fail_unless_they_run_alone(
+    tmp_path: Path, workers: Workers, write: Callable[[Path], Path]
+) -> None:
+    with pytest.raises(SelfTestError, match=r"differently .* when it runs with other rows.*`batch: 1`"):
+        self_test(impure_bundle(tmp_path / "together", write, workers), None)
+    self_test(impure_bundle(tmp_path / "alone", write, workers, batch=1), None)
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+def test_an_answer_that_chance_decides_fails(tmp_path: Path, workers: Workers, batch: Literal[1] | None) -> None:
+    with pytest.raises(SelfTestError, match=r"differently .* when it runs alone a second time: Dropout"):
+        self_test(impure_bundle(tmp_path / "bundle", dropout_in_training, workers, batch), None)
