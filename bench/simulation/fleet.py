@@ -188,7 +188,7 @@ async def come_back(fleet: Fleet, clock: Clock, seed: int = 0) -> Seen:
 async def _device(name: str, outbox: MemoryOutbox, gateway: _Gateway, clock: Clock, rng: random.Random) -> None:
     """One that escalates now and then, and promises what fails; what is left of the agent is its delivery."""
     chain = LinkChain([_Link(gateway, clock)], [CircuitBreaker(clock, rng)], clock)
-    client = CorrectionClient(chain, Models([]), NoContracts(), ModelRefusals(), clock, merge=_merge)
+    client = CorrectionClient(chain, Models([]), NoContracts(), ModelRefusals(clock), clock, merge=_merge)
     settings = DeliverySettings(max_age_s=_MAX_AGE_S)
     delivery = Delivery(outbox, asyncio.Queue(), client, chain, clock=clock, rng=rng, settings=settings)  # type: ignore[arg-type]
     await chain.start()

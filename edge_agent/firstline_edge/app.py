@@ -304,7 +304,7 @@ class EdgeAgent:
         settings, clock, traffic = self._configured, self._clock, LiveTraffic()
         policy, spending, uplink = policy_from(settings.policy), self.spending, self.links.uplink
         reserve_s = settings.policy.deadline_reserve_ms / 1000
-        self.model_refusals = ModelRefusals()
+        self.model_refusals = ModelRefusals(clock)
         self.audit_sender = AuditSender(
             uplink,
             self.cache,

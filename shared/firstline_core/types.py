@@ -173,7 +173,7 @@ class Reason(StrEnum):
         "outbox_full",
         "The full model could not answer, and the outbox or the disk had no room for a promise.",
     )
-    CLOUD_ERROR = "cloud_error", "The full model was to answer, but the gateway refused; this device's answer stands."
+    CLOUD_ERROR = "cloud_error", "The full model was to answer, but the gateway refused; this device answered."
 
 
 LOWEST_PRIORITY = 3

@@ -275,7 +275,7 @@ class Scene:
             self.cloud if linked else None,
             self.cache,
             clock,
-            ModelRefusals(),
+            ModelRefusals(clock),
             contracts=self.certificates if self.certificates is not None else NoContracts(),
             traffic=traffic,
         )

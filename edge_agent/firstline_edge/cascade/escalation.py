@@ -14,7 +14,7 @@ from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.requests.context import RequestContext, Row
-from firstline_edge.requests.full_answers import can_be_promised, escalation_of, reason_for
+from firstline_edge.requests.full_answers import escalation_of, reason_for
 
 log = logger(__name__)
 
@@ -109,7 +109,7 @@ class Escalation:
             self._audits.observe_escalations(model, escalated)
             return context.answer(model.version)
         except FirstlineError as error:
-            reason, promised = reason_for(error), can_be_promised(error)
+            reason, promised = reason_for(error), self._client.can_be_promised(model, error)
             context.cause = error.message
 
         # The edge answer now; the correction later, if one may come.

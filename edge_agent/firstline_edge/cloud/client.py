@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
@@ -42,7 +43,7 @@ from firstline_edge.cloud.link import Uplink
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, Row, attempt, flight_key, result_key
 from firstline_edge.requests.deadline import within
-from firstline_edge.requests.full_answers import digest_of, escalation_of
+from firstline_edge.requests.full_answers import can_be_promised, digest_of, escalation_of
 from firstline_edge.requests.single_flight import SingleFlight
 
 log = logger(__name__)
@@ -50,8 +51,13 @@ log = logger(__name__)
 EXPLORE_EVERY = 50
 """One in so many requests that would be late is sent anyway, because estimates may be wrong."""
 
+BUNDLE_GRACE_S = 3600.0
+"""Promises wait so long for a gateway that lacks their bundle: devices may be upgraded before their gateway."""
+
+# The gateway does not serve this device's bundle.
+_LACKS_BUNDLE = (ModelMismatchError, UnknownModelError)
 # Of a model, and so of every request to it; what else is refused may be one request's own.
-_OF_THE_MODEL = (ModelMismatchError, UnknownModelError, RuntimeFailure)
+_OF_THE_MODEL = (*_LACKS_BUNDLE, RuntimeFailure)
 _LATE = "The full model's answer did not come before the request's deadline."
 
 
@@ -73,8 +79,10 @@ class ModelRefusals:
     Examples: the gateway holds another bundle with that name, or none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._errors: dict[tuple[str, str], FirstlineError] = {}
+        self._since_s: dict[tuple[str, str], float] = {}  # when the gateway first lacked the bundle
 
     def record(self, model: str, version: str, error: FirstlineError) -> None:
         """Stores an error that concerns the model; warns when it is new, not for every request."""
@@ -82,18 +90,37 @@ class ModelRefusals:
             return
         before = self._errors.get((model, version))
         self._errors[model, version] = error
+        if isinstance(error, _LACKS_BUNDLE):
+            self._since_s.setdefault((model, version), self._clock.monotonic_s())
         if type(before) is not type(error):
             log.warning("model not served by gateway", model=model, version=version, error=error.message)
 
     def clear(self, model: str, version: str) -> None:
         """Forgets the refusal: the gateway answered."""
+        self._since_s.pop((model, version), None)
         if self._errors.pop((model, version), None) is not None:
             log.info("model served by gateway again", model=model, version=version)
 
+    def may_end(self, model: str, version: str, error: FirstlineError) -> bool:
+        """Returns whether the gateway refuses because it lacks the bundle, and may still get it.
+
+        Until `BUNDLE_GRACE_S` after the first such refusal, corrections are promised, and promises wait.
+        """
+        return isinstance(error, _LACKS_BUNDLE) and self._left_s(model, version) > 0
+
     def message_of(self, model: str, version: str) -> str:
-        """Returns the refusal as a sentence; "" for none."""
+        """Returns the refusal in sentences, and for how long corrections wait; "" for none."""
         error = self._errors.get((model, version))
-        return error.message if error is not None else ""
+        if error is None:
+            return ""
+        if not self.may_end(model, version, error):
+            return error.message
+        left_min = math.ceil(self._left_s(model, version) / 60)
+        return f"{error.message} Corrections wait {left_min} more min for the gateway to get this device's bundle."
+
+    def _left_s(self, model: str, version: str) -> float:
+        now_s = self._clock.monotonic_s()
+        return self._since_s.get((model, version), now_s) + BUNDLE_GRACE_S - now_s
 
 
 class LatenessGate:
@@ -198,6 +225,10 @@ class CloudClient:
     async def close(self) -> None:
         """Cancels requests whose callers have left."""
         await self._flights.close()
+
+    def can_be_promised(self, model: DeviceModel, error: FirstlineError) -> bool:
+        """Returns whether a correction can be promised after this failure to get the full model's answer."""
+        return can_be_promised(error) or self._refusals.may_end(model.manifest.name, model.version, error)
 
     def predicted_s(self, request: InferRequest, rows: int) -> float | None:
         """Returns the seconds within which most requests with so many rows are answered; None if unknown."""

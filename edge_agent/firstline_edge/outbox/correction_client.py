@@ -81,10 +81,13 @@ class CorrectionClient:
         except Exception as error:  # the outermost loop of a promise: it must not block those behind it
             log.exception("outbox delivery failed unexpectedly", request_id=request_id)
             refusal = RuntimeFailure(f"The correction cannot be had: {error!r}.")
-        self._refused[request_id] = self._refused.get(request_id, 0) + 1
-        if not isinstance(refusal, RequestError) and self._refused[request_id] < self._refusals:
-            raise refusal
+        if not isinstance(refusal, RequestError):
+            self._refused[request_id] = self._refused.get(request_id, 0) + 1
+            if self._refused[request_id] < self._refusals:
+                raise refusal
         self._model_refusals.record(model, version, refusal)
+        if self._model_refusals.may_end(model, version, refusal):
+            raise refusal
         return expire(item.provisional, Reason.CLOUD_ERROR), refusal.message
 
     def ended(self, request_id: str) -> None:

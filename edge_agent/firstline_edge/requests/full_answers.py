@@ -132,7 +132,10 @@ def reason_for(error: FirstlineError) -> Reason:
 
 
 def can_be_promised(error: FirstlineError) -> bool:
-    """Returns whether a correction can be promised: not for refusals (a retry fails too) or a spent budget."""
+    """Returns whether a correction can be promised: not for refusals (a retry fails too) or a spent budget.
+
+    A gateway that lacks the bundle may get it soon: see `ModelRefusals`.
+    """
     return isinstance(error, LinkError | CapacityError) and not isinstance(error, BudgetExceededError)
 
 

@@ -92,7 +92,7 @@ class Device:
         link = GatewayLink(plan.weather, self._cloud, clock, rng, self._book)
         self.chain = chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock)
         cache = ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
-        model_refusals = ModelRefusals()
+        model_refusals = ModelRefusals(clock)
         gateway = CloudClient(chain, cache, clock, model_refusals, contracts=NoContracts(), traffic=LiveTraffic())
         hedging = Hedging(gateway, clock, HedgeOptions())
         held, stored = Models(models.held(plan.row_ms, clock)), asyncio.Queue[OutboxItem]()

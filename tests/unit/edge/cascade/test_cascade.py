@@ -31,6 +31,7 @@ from firstline_core.errors import (
 )
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferResponse, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier, Wait
+from firstline_edge.cloud.client import BUNDLE_GRACE_S
 
 MakeScene = Callable[..., Scene]
 
@@ -293,7 +294,7 @@ class TestOffline:
         assert (item.request.request_id, item.request.principal) == (asked.request_id, "local")
         assert (item.request.version, item.request.full_model_digest) == ("3", scene.cloud.digest)
 
-    @pytest.mark.parametrize("error", [RequestError("no"), ModelMismatchError("no"), FirstlineError("broken")])
+    @pytest.mark.parametrize("error", [RequestError("no"), InferenceError("no"), FirstlineError("broken")])
     async def test_a_refusal_is_final(self, make_scene: MakeScene, error: FirstlineError) -> None:
         scene = make_scene()
         scene.cloud.error = error
@@ -301,6 +302,19 @@ class TestOffline:
         assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.CLOUD_ERROR, False)
         assert not answer.certified
         assert scene.promises.items == []
+
+    @pytest.mark.parametrize("error", [ModelMismatchError("no"), UnknownModelError("no")])
+    async def test_a_gateway_that_lacks_the_bundle_may_correct_later(
+        self, make_scene: MakeScene, error: FirstlineError
+    ) -> None:
+        clock = SimulatedClock()
+        scene = make_scene(clock=clock)
+        scene.cloud.error = error
+        expected = [(Status.PROVISIONAL, True), (Status.FINAL, False)]
+        for status, durable in expected:
+            answer = answer_of(await scene.infer(UNSURE))
+            assert (answer.status, answer.reason, answer.durable) == (status, Reason.CLOUD_ERROR, durable)
+            await clock.advance(BUNDLE_GRACE_S)
 
     @pytest.mark.parametrize("error", [QueueFullError("full"), CapacityError("the disk refuses")])
     async def test_a_full_outbox_promises_nothing(self, make_scene: MakeScene, error: FirstlineError) -> None:

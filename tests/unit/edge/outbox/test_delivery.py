@@ -90,7 +90,7 @@ class House:
         self.outbox = BusyOutbox(path, clock=self.clock)
         self.announced: list[InferResponse] = []
         self.causes: list[str] = []
-        self.model_refusals = ModelRefusals()
+        self.model_refusals = ModelRefusals(self.clock)
         self.merge: Merge = merge
         client = CorrectionClient(
             self.chain,
@@ -211,7 +211,7 @@ async def test_a_promise_expires_by_age_also_while_the_link_is_down(house: House
 
 
 async def test_a_permanent_refusal_ends_at_once_as_a_cloud_error(house: House) -> None:
-    house.link.error = errors.ModelMismatchError("another bundle")
+    house.link.error = errors.InvalidTensorError("not an image")
     request_id = await house.promise()
     await house.until_empty()
     found = await house.outbox.answer(request_id, "local")
@@ -558,7 +558,7 @@ async def test_promises_expire_on_a_device_whose_links_are_gone(tmp_path: Path) 
     asked = request()
     await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), clock.wall_s()))
     chain = LinkChain([], [], clock)
-    client = CorrectionClient(chain, Models([]), NoContracts(), ModelRefusals(), clock)
+    client = CorrectionClient(chain, Models([]), NoContracts(), ModelRefusals(clock), clock)
     delivery = Delivery(
         outbox,
         asyncio.Queue(),
@@ -611,16 +611,34 @@ async def test_waiting_corrections_are_logged_once_per_cause(house: House) -> No
     assert "outbox promise ended" not in {line["event"] for line in lines}
 
 
-async def test_a_mismatch_is_logged_once_and_reported_with_the_answer(house: House) -> None:
-    house.link.error = errors.ModelMismatchError("Other digests.")
+@pytest.mark.parametrize(
+    "error", [errors.ModelMismatchError("Other digests."), errors.UnknownModelError("No such version.")]
+)
+async def test_promises_wait_for_a_gateway_that_lacks_the_bundle(house: House, error: errors.FirstlineError) -> None:
+    house.link.error = error
     with captured_lines() as lines:
         promised = [await house.promise() for _ in range(3)]
+        await house.pass_time(1800.0)
+        assert house.model_refusals.message_of("digits", "1") == (
+            f"{error.message} Corrections wait 30 more min for the gateway to get this device's bundle."
+        )
+        assert house.outbox.depth == 3
+        assert len(house.link.calls) < 1800 / 60 * 8  # at most some each minute, not each promise at once
+        house.mend()
         await house.until_empty()
-    assert [await house.status(request_id) for request_id in promised] == [Status.EXPIRED] * 3
-    assert house.causes == ["Other digests."] * 3
-    assert [line["error"] for line in lines if line["level"] == "warning"] == ["Other digests."]
-    assert house.model_refusals.message_of("digits", "1") == "Other digests."
-    house.mend()
-    await house.promise()
-    await house.until_empty()
+    assert [await house.status(request_id) for request_id in promised] == [Status.FINAL] * 3
+    assert [line["error"] for line in lines if line["level"] == "warning"] == [error.message] * 2
     assert house.model_refusals.message_of("digits", "1") == ""
+
+
+async def test_promises_end_if_the_gateway_lacks_the_bundle_for_long(house: House) -> None:
+    house.link.error = errors.ModelMismatchError("Other digests.")
+    await house.promise()
+    await house.pass_time(1800.0)
+    late = [await house.promise() for _ in range(2)]
+    await house.pass_time(1900.0)
+    assert [(await house.outbox.answer(request_id, "local")).answer.reason for request_id in late] == [
+        Reason.CLOUD_ERROR
+    ] * 2
+    assert house.causes[-2:] == ["Other digests."] * 2
+    assert house.model_refusals.message_of("digits", "1") == "Other digests."
