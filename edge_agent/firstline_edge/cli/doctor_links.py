@@ -19,6 +19,7 @@ from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, RemoteTimeoutError
+from firstline_core.protocol.happy_eyeballs import DELAY_S
 from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client
 from firstline_core.protocol.limits import DEFAULT_LIMITS
@@ -126,6 +127,7 @@ class _BrokerHandshake:
                     self._section.host,
                     self._section.port,
                     ssl=self._credentials.context,
+                    happy_eyeballs_delay=DELAY_S,
                     server_hostname=self._section.host,
                 )
                 try:
@@ -181,7 +183,7 @@ async def _unreachable(subject: str, section: LinkSection, host: str, port: int)
     server = "the gateway" if section.kind == "http" else "mosquitto"
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(host, port)
+            _, writer = await asyncio.open_connection(host, port, happy_eyeballs_delay=DELAY_S)
             writer.close()
     except (OSError, TimeoutError) as error:
         why = str(error) or f"nothing answered within {_TIMEOUT_S:.0f} s"

@@ -26,7 +26,15 @@ from firstline_core.tasks.classification import Outputs
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
 from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget, State
-from firstline_edge.cloud.link import Link, LinkBusyError, LinkReport, LinkStatus, MessageRefusedError, is_link_fault
+from firstline_edge.cloud.link import (
+    Link,
+    LinkBusyError,
+    LinkReport,
+    LinkStaleError,
+    LinkStatus,
+    MessageRefusedError,
+    is_link_fault,
+)
 from firstline_edge.requests.full_answers import check_answer
 
 log = logger(__name__)
@@ -39,7 +47,7 @@ _TRY_NEXT_LINK = (PayloadTooLargeError, UnauthorizedError)
 # The answer did not come in time, on either side.
 _TOO_LATE = (RemoteTimeoutError, DeadlineExceededError)
 # Possibly detected on this device, without an answer of the gateway.
-_SAYS_NOTHING_ABOUT_LINK = (PayloadTooLargeError, LinkBusyError, MessageRefusedError)
+_SAYS_NOTHING_ABOUT_LINK = (PayloadTooLargeError, LinkBusyError, LinkStaleError, MessageRefusedError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +159,7 @@ class LinkState:
             return
         if isinstance(outcome, InferResponse):
             self.timing.answered(flight.size_bytes, seconds, now_s, _service_s(outcome), flight.ahead_bytes)
-        elif isinstance(outcome, (*_TOO_LATE, asyncio.CancelledError)):
+        elif isinstance(outcome, (*_TOO_LATE, asyncio.CancelledError)) and not isinstance(outcome, LinkStaleError):
             self.timing.waited(flight.size_bytes, seconds, now_s, flight.ahead_bytes)
 
     @property
@@ -286,8 +294,9 @@ class LinkChain:
         link fails, or refuses the size or the credentials, the next link is tried while there is time. Any other error
         of the gateway is final. The request may therefore reach the gateway twice, with the same id. Every link but the
         last usable one gets half of the remaining time, so that a hanging link leaves time for the next. Each link
-        after the first uses the retry budget. A link that this device cannot afford is skipped, because another one may
-        cost less.
+        after the first uses the retry budget. A link whose kept connection was silent is tried once more, over a new
+        connection; the silence is not learned as latency. A link that this device cannot afford is skipped, because
+        another one may cost less.
 
         Args:
             request: not `local_only`.
@@ -318,7 +327,7 @@ class LinkChain:
         error = nowhere = LinkDownError("No link to the gateway works at the moment.")
         tried, too_large = False, 0
         size_bytes = request.size_bytes
-        candidates = self._in_order(size_bytes, ends_s)
+        candidates = list(self._in_order(size_bytes, ends_s))
         for position, state in enumerate(candidates):
             if not state.breaker.allows_requests:
                 continue
@@ -348,6 +357,9 @@ class LinkChain:
                 self._time(state, flight, started_s, failure)
                 attempts.append(self._attempt(failure.code, started_s))
                 self._judge(state, failure, granted_s)
+                if isinstance(failure, LinkStaleError) and candidates.count(state) == 1:
+                    candidates.insert(position + 1, state)
+                    state.link.probe_wanted.set()
                 if not is_link_fault(failure) and not isinstance(failure, _TRY_NEXT_LINK):
                     break
             else:

@@ -30,13 +30,19 @@ from firstline_core.errors import (
     UnauthorizedError,
 )
 from firstline_core.protocol.http import error_from, header_length, headers_for
-from firstline_core.protocol.http_client import ClientSettings, HttpClient, HttpReply
+from firstline_core.protocol.http_client import (
+    SHORTEST_IDLE_S,
+    ClientSettings,
+    HttpClient,
+    HttpReply,
+    StaleConnectionError,
+)
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.oip import decode_response, encode_request
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.cloud.link import LinkBusyError, MessageRefusedError
+from firstline_edge.cloud.link import LinkBusyError, LinkStaleError, MessageRefusedError
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import LinkSection
 from firstline_edge.telemetry.link_traffic import count
@@ -46,6 +52,10 @@ log = logger(__name__)
 USER_AGENT = "firstline-edge"
 
 _REFUSES_DEVICE = (401, 403)
+# Below what NATs and load balancers remember, from 30 s.
+_IDLE_S = 15.0
+# A probe after a while makes a connection of its own, so that it does not test one that the network has forgotten.
+_PROBE_IDLE_S = SHORTEST_IDLE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +105,7 @@ def http_link_settings(section: LinkSection, credentials: Credentials | None) ->
 
 
 def client_settings(
-    settings: HttpLinkSettings, tls: ssl.SSLContext | None, connections: int, idle_s: float | None = None
+    settings: HttpLinkSettings, tls: ssl.SSLContext | None, connections: int, idle_s: float = _IDLE_S
 ) -> ClientSettings:
     """Returns the settings of an HTTP client for the gateway.
 
@@ -103,7 +113,7 @@ def client_settings(
         settings: how to reach it.
         tls: see `tls_context`; one for all clients, because loading the authorities takes 50 ms.
         connections: the most at the same moment.
-        idle_s: how long an unused connection stays open; None until the gateway closes it.
+        idle_s: how long an unused connection stays open.
 
     Raises:
         ConfigError: a URL that cannot be used.
@@ -157,14 +167,15 @@ class _Pool:
     """
 
     def __init__(
-        self, settings: HttpLinkSettings, connections: int, tls: ssl.SSLContext | None, limits: Limits
+        self, settings: HttpLinkSettings, connections: int, tls: ssl.SSLContext | None, limits: Limits, idle_s: float
     ) -> None:
         self._settings = settings
         self._connections = connections
         self._client = HttpClient(
-            client_settings(settings, tls, connections),
+            client_settings(settings, tls, connections, idle_s),
             limit_bytes=limits.body_bytes,
             connect_s=settings.connect_timeout_s,
+            doubts_idle=True,
         )
         self._free = asyncio.Semaphore(connections)
         self._exchanges = 0  # in progress, or waiting for a connection
@@ -185,6 +196,7 @@ class _Pool:
 
         Raises:
             LinkBusyError: no connection became free in time; nothing was sent.
+            LinkStaleError: see `StaleConnectionError`; raised after half of the time, if that is enough to tell.
             LinkError: no answer, or not an HTTP answer.
         """
         self._exchanges += 1
@@ -218,6 +230,8 @@ class _Pool:
         try:
             left_s = ends_s - loop.time()
             return await self._client.exchange(method, path, headers, body, left_s, count=count_bytes)
+        except StaleConnectionError as error:
+            raise LinkStaleError(f"{url}: {error.message}.") from error
         except RemoteTimeoutError as error:
             raise RemoteTimeoutError(f"{url} did not answer within {timeout_s:.3g} s.") from error
         except LinkError as error:
@@ -333,10 +347,10 @@ class HttpLink:
         await self._probing_pool.close()
 
     def _make_pool(self) -> _Pool:
-        return _Pool(self._settings, self._settings.connections, self._tls, self._limits)
+        return _Pool(self._settings, self._settings.connections, self._tls, self._limits, _IDLE_S)
 
     def _make_probing_pool(self) -> _Pool:
-        return _Pool(self._settings, 1, self._tls, self._limits)
+        return _Pool(self._settings, 1, self._tls, self._limits, _PROBE_IDLE_S)
 
     def _authorization(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}

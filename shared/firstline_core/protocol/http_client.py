@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
+from firstline_core.clock import end_tasks
 from firstline_core.errors import (
     ConfigError,
     LinkDownError,
@@ -25,12 +26,16 @@ from firstline_core.errors import (
     RemoteTimeoutError,
 )
 from firstline_core.protocol.http import read_body
+from firstline_core.protocol.http_transport import SOCKET_OPTIONS, AsyncTransport, KeepingTransport, Transport
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.proxies import check_proxy, environment_proxy
 
 _Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)
 
 USER_AGENT = "firstline"
 CONNECT_TIMEOUT_S = 2.0
+SHORTEST_IDLE_S = 0.5
+"""No network is assumed to forget connections sooner."""
 
 HTTP_FAILURES = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
 """Everything that httpx raises when there is no usable answer."""
@@ -50,10 +55,11 @@ class ClientSettings:
         tls: verifies the server and may present a client certificate; True uses httpx's default authorities; False
             verifies nothing, for http:// and for the first contact with an authority.
         proxy: URL of an HTTP proxy; "" for none.
-        use_environment: read proxies (HTTPS_PROXY, NO_PROXY) and SSL_CERT_FILE from the environment.
+        use_environment: read proxies (HTTPS_PROXY, NO_PROXY) and SSL_CERT_FILE from the environment; this machine is
+            always reached without a proxy.
         timeout: for each step of an exchange (seconds).
         connections: the most at the same moment; None for no limit.
-        idle_s: how long an unused connection stays open; None until the server closes it.
+        idle_s: how long an unused connection stays open.
         socket: path of a Unix socket that is used instead of the host and port in `url`; "" for none.
     """
 
@@ -64,7 +70,7 @@ class ClientSettings:
     use_environment: bool = False
     timeout: httpx.Timeout | float | None = None
     connections: int | None = 100
-    idle_s: float | None = 5.0
+    idle_s: float = 5.0
     socket: str = ""
 
 
@@ -72,10 +78,9 @@ def open_client(settings: ClientSettings) -> httpx.Client:
     """Returns a blocking client; the caller closes it.
 
     Raises:
-        ConfigError: a URL that cannot be used.
+        ConfigError: a URL, a proxy or a variable of the environment that cannot be used.
     """
-    transport = httpx.HTTPTransport(uds=settings.socket) if settings.socket else None
-    return _without_cookies(httpx.Client(**_arguments(settings), transport=transport))
+    return _without_cookies(httpx.Client(**_arguments(settings), transport=Transport(**_transport(settings))))
 
 
 def open_async_client(settings: ClientSettings, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
@@ -83,14 +88,15 @@ def open_async_client(settings: ClientSettings, transport: httpx.AsyncBaseTransp
 
     Args:
         settings: settings of the server.
-        transport: sends the requests instead of httpx's own transport.
+        transport: sends the requests instead of `AsyncTransport`.
 
     Raises:
-        ConfigError: a URL that cannot be used.
+        ConfigError: a URL, a proxy or a variable of the environment that cannot be used.
     """
-    if settings.socket:
-        transport = httpx.AsyncHTTPTransport(uds=settings.socket)
-    return _without_cookies(httpx.AsyncClient(**_arguments(settings), transport=transport))
+    arguments = _arguments(settings)
+    return _without_cookies(
+        httpx.AsyncClient(**arguments, transport=transport or AsyncTransport(**_transport(settings)))
+    )
 
 
 def _without_cookies(client: _Client) -> _Client:
@@ -101,19 +107,31 @@ def _without_cookies(client: _Client) -> _Client:
 
 def _arguments(settings: ClientSettings) -> dict[str, Any]:
     check_url(settings.url)
+    return {
+        "base_url": settings.url,
+        "headers": {"User-Agent": USER_AGENT, **(settings.headers or {})},
+        "trust_env": False,  # httpx would use a proxy for this machine too, and raises errors of several kinds
+        "timeout": settings.timeout,
+    }
+
+
+def _transport(settings: ClientSettings) -> dict[str, Any]:
+    if settings.proxy:
+        check_proxy(settings.proxy, "The proxy setting")
+    use_environment = settings.use_environment and not settings.socket
+    proxy = settings.proxy or (environment_proxy(settings.url) if use_environment else "")
     limits = httpx.Limits(
         max_connections=settings.connections,
         max_keepalive_connections=settings.connections,
         keepalive_expiry=settings.idle_s,
     )
     return {
-        "base_url": settings.url,
-        "headers": {"User-Agent": USER_AGENT, **(settings.headers or {})},
         "verify": settings.tls,
-        "proxy": settings.proxy or None,
-        "trust_env": settings.use_environment,
-        "timeout": settings.timeout,
+        "trust_env": settings.use_environment,  # SSL_CERT_FILE and SSL_CERT_DIR
         "limits": limits,
+        "proxy": proxy or None,
+        "uds": settings.socket or None,
+        "socket_options": None if settings.socket else SOCKET_OPTIONS,
     }
 
 
@@ -156,8 +174,51 @@ class HttpReply(NamedTuple):
     body: bytes
 
 
+class StaleConnectionError(RemoteTimeoutError):
+    """A kept connection gave no byte after it had been idle; the network may have forgotten it."""
+
+
+class IdleLimit:
+    """How long a kept connection may be idle; learns when the network forgets connections sooner.
+
+    A NAT or a load balancer may forget a connection without a word. If one gives no byte after it was idle and a new
+    one is answered, connections are closed after half of that time from then on.
+
+    Args:
+        limit_s: the longest.
+
+    Attributes:
+        limit_s: the current limit (seconds).
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._survived_s = SHORTEST_IDLE_S
+        self._suspected_s: float | None = None
+
+    def doubts(self, idle_s: float) -> bool:
+        """Returns whether no connection was ever answered after it had been idle for so long."""
+        return idle_s > self._survived_s
+
+    def silent(self, idle_s: float) -> None:
+        """Records that a kept connection gave no byte after so many seconds without use."""
+        self._suspected_s = idle_s
+
+    def answered(self, idle_s: float, *, new: bool) -> None:
+        """Records an answer, over a new connection or after so many seconds without use."""
+        if not new:
+            self._survived_s = min(max(self._survived_s, idle_s), self.limit_s)
+        elif self._suspected_s is not None:
+            self.limit_s = max(SHORTEST_IDLE_S, min(self.limit_s, self._suspected_s / 2))
+            self._survived_s = min(self._survived_s, self.limit_s)
+        self._suspected_s = None
+
+
 class _Progress:
     """The progress of one try, reported by the transport's `trace` extension.
+
+    Args:
+        moved: called when the try does not depend on a kept connection, or that connection gives a byte.
 
     Attributes:
         connecting: whether it needed a new connection.
@@ -165,12 +226,14 @@ class _Progress:
         answered: whether the head of an answer was read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, moved: Callable[[], None]) -> None:
         self.connecting = self.sent = self.answered = False
+        self.moved = moved
 
     async def __call__(self, event: str, _info: object) -> None:
         if event.endswith("connect_tcp.started"):
             self.connecting = True
+            self.moved()
         elif event.endswith("send_request_headers.complete"):
             self.sent = True
 
@@ -186,10 +249,12 @@ class HttpClient:
         settings: how to reach the server; `timeout` is not used.
         limit_bytes: the largest body of an answer.
         connect_s: for TCP, TLS and the proxy together.
-        transport: see `open_async_client`.
+        transport: sends the requests; None for `AsyncTransport`.
+        doubts_idle: give a connection only half of the time if it was idle for longer than any that was answered, so
+            that the caller has time to send the request again.
 
     Raises:
-        ConfigError: a URL that cannot be used.
+        ConfigError: see `open_async_client`.
     """
 
     def __init__(
@@ -198,13 +263,20 @@ class HttpClient:
         *,
         limit_bytes: int,
         connect_s: float = CONNECT_TIMEOUT_S,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: KeepingTransport | None = None,
+        doubts_idle: bool = False,
     ) -> None:
         self.url = settings.url
         self._limits = Limits(body_bytes=limit_bytes)
         self._connect_s = connect_s
-        self._client = open_async_client(settings, transport)
+        self._transport = transport or AsyncTransport(**_transport(settings))
+        self._client = open_async_client(settings, self._transport)
         self._client.headers["Accept-Encoding"] = "identity"
+        self._doubts_idle = doubts_idle
+        self._idle = IdleLimit(settings.idle_s)
+        self._used_s = 0.0  # when an answer last came, on the event loop's clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     async def exchange(
         self,
@@ -230,8 +302,12 @@ class HttpClient:
             count: called after each try with the bytes sent and received, heads included (estimated).
 
         Raises:
+            StaleConnectionError: a kept connection gave no byte after it had been idle.
             LinkError: no answer within `timeout_s`, or not an HTTP answer; see `link_error` for the message.
         """
+        loop = asyncio.get_running_loop()
+        ends_s, idle_s = loop.time() + timeout_s, loop.time() - self._used_s
+        granted_s = timeout_s / 2 if self._doubts_idle and self._idle.doubts(idle_s) else timeout_s
         # If the whole exchange has less time than a connection, the time of the whole exchange runs out.
         timeout = httpx.Timeout(None, connect=self._connect_s if self._connect_s < timeout_s else None)
         sent_headers = {**headers, "Content-Length": str(len(body))}
@@ -243,26 +319,48 @@ class HttpClient:
                 method, path, headers=sent_headers, content=content, timeout=timeout, extensions=extensions
             )
 
+        def grant_all() -> None:
+            if not limit.expired():
+                limit.reschedule(ends_s)
+
+        progress = _Progress(grant_all)
         try:
-            async with asyncio.timeout(timeout_s):
-                progress = _Progress()
+            async with asyncio.timeout_at(ends_s - timeout_s + granted_s) as limit:
                 try:
-                    return await self._send(request(progress), len(body), progress, count)
+                    reply = await self._send(request(progress), len(body), progress, count)
                 except HTTP_FAILURES as error:
                     if progress.connecting or progress.answered or not _is_disconnection(error):
                         raise
-                progress = _Progress()
-                return await self._send(request(progress), len(body), progress, count)
+                    progress = _Progress(grant_all)
+                    reply = await self._send(request(progress), len(body), progress, count)
+            self._idle.answered(idle_s, new=progress.connecting)
+            return reply
         except TimeoutError as error:
-            raise RemoteTimeoutError(f"it did not answer within {timeout_s:.3g} s") from error
+            await self._transport.close_idle()
+            if progress.connecting or progress.answered or idle_s < SHORTEST_IDLE_S:
+                raise RemoteTimeoutError(f"it did not answer within {timeout_s:.3g} s") from error
+            self._idle.silent(idle_s)
+            raise StaleConnectionError(
+                f"it gave no byte within {granted_s:.3g} s over a connection that was idle for {idle_s:.3g} s"
+            ) from error
         except PayloadTooLargeError as error:
             raise ProtocolError(f"it answered with too much, more than {self._limits.body_bytes} bytes") from error
         except HTTP_FAILURES as error:
             raise link_error(error) from error
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(self._idle.limit_s, self._close_idle)
 
     async def close(self) -> None:
         """Closes all connections; exchanges in progress fail."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await end_tasks(self._closing)
         await self._client.aclose()
+
+    def _close_idle(self) -> None:
+        self._closing = asyncio.create_task(self._transport.close_idle())
 
     async def _send(
         self, request: httpx.Request, body_bytes: int, progress: _Progress, count: Callable[[int, int], None]
@@ -272,12 +370,14 @@ class HttpClient:
         finally:
             if progress.sent:  # bytes that were sent in vain count as well
                 count(_head_bytes(request.headers.raw) + body_bytes, 0)
-        progress.answered = True
+        progress.answered, self._used_s = True, asyncio.get_running_loop().time()
+        progress.moved()
         async with contextlib.aclosing(response):
             if response.status_code < 200:
                 raise ProtocolError(f"it does not speak HTTP/1.1 (status {response.status_code})")
             try:
                 answer = await read_body(response.aiter_raw(), response.headers, self._limits)
+                self._used_s = asyncio.get_running_loop().time()
             finally:
                 count(0, _head_bytes(response.headers.raw) + response.num_bytes_downloaded)
         return HttpReply(response.status_code, response.headers, answer)

@@ -25,6 +25,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from firstline_core.errors import ConfigError, LinkDownError, PayloadTooLargeError, ProtocolError, QueueFullError
+from firstline_core.protocol import happy_eyeballs
 from firstline_core.protocol.mqtt_messages import (
     Message,
     MqttSettings,
@@ -83,13 +84,18 @@ class _Client(paho.Client):
     for 20 seconds. So the length of the properties is checked first, and paho decodes their bytes alone.
     paho ends the connection on a reason code that the standard does not list for a PUBACK, but Mosquitto sends one
     (149, packet too large). So paho reads "unspecified error" instead, and `refusal_code` has the broker's code.
-    `_handle_publish`, `_handle_pubackcomp` and `_in_packet` are private to paho: hence the upper bound on its version.
+    It connects by Happy Eyeballs, which paho does not.
+    `_handle_publish`, `_handle_pubackcomp`, `_in_packet` and `_create_socket_connection` are private to paho: hence the
+    upper bound on its version.
 
     Attributes:
         refusal_code: of the PUBACK that is being handled.
     """
 
     refusal_code = _UNSPECIFIED_ERROR
+
+    def _create_socket_connection(self) -> socket.socket:
+        return happy_eyeballs.connect(self.host, self.port, self.connect_timeout)
 
     def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
         packet = self._in_packet["packet"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import aiohttp
 import httpx
@@ -14,13 +16,13 @@ from httpx_aiohttp import AiohttpTransport
 
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.http_client import ClientSettings, HttpClient
+from firstline_core.protocol.http_transport import SOCKET_OPTIONS, KeepingTransport
 from firstline_core.protocol.limits import Limits
 from firstline_core.storage.secrets import read_secret
 from firstline_gateway.settings.settings import Oip
 
 _USER_AGENT = "firstline-gateway"
-# In practice the server decides how long an idle connection stays open.
-_IDLE_S = 3600.0
+_IDLE_S = 15.0  # below what NATs and load balancers remember, from 30 s
 
 Trace = Callable[[str, object], Awaitable[None]]
 _trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
@@ -42,13 +44,15 @@ def open_transports(settings: Oip, limits: Limits) -> dict[str, HttpClient]:
     headers = {"User-Agent": _USER_AGENT} | ({"Authorization": f"Bearer {token}"} if token else {})
     return {
         url: HttpClient(
-            ClientSettings(url, headers=headers, tls=tls), limit_bytes=limits.body_bytes, transport=Transport(tls)
+            ClientSettings(url, headers=headers, tls=tls, idle_s=_IDLE_S),
+            limit_bytes=limits.body_bytes,
+            transport=Transport(tls),
         )
         for url in (url.rstrip("/") for url in settings.endpoints)
     }
 
 
-class Transport(AiohttpTransport):
+class Transport(AiohttpTransport, KeepingTransport):
     """`httpx_aiohttp.AiohttpTransport` without cookies or a limit of connections, and with httpx's own exceptions.
 
     It reports new connections to the request's `trace` extension, as httpx's default transport does.
@@ -58,7 +62,21 @@ class Transport(AiohttpTransport):
     """
 
     def __init__(self, tls: ssl.SSLContext | bool) -> None:
-        super().__init__(client=lambda: _session(tls))
+        self._connector: _Connector | None = None
+        super().__init__(client=lambda: self._open_session(tls))
+
+    async def close_idle(self) -> None:
+        """See `KeepingTransport.close_idle`."""
+        if self._connector is not None:
+            self._connector.close_idle()
+
+    def _open_session(self, tls: ssl.SSLContext | bool) -> aiohttp.ClientSession:
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_create_start.append(_report_connection)
+        self._connector = _Connector(limit=0, ssl=tls, keepalive_timeout=_IDLE_S, socket_factory=_socket)
+        return aiohttp.ClientSession(
+            connector=self._connector, cookie_jar=aiohttp.DummyCookieJar(), trace_configs=[tracing]
+        )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Sends the request; the answer's body is still to be read."""
@@ -77,7 +95,18 @@ class Transport(AiohttpTransport):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Drops a connection on which the server has sent something while it was idle: it is not the next answer."""
+    """Drops a connection on which the server has sent something while it was idle: it is not the next answer.
+
+    After `close_idle`, it also drops the connections that were open then.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._generation = 0
+        self._generations: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+
+    def close_idle(self) -> None:
+        self._generation += 1
 
     async def connect(
         self,
@@ -87,19 +116,22 @@ class _Connector(aiohttp.TCPConnector):
     ) -> aiohttp.connector.Connection:
         while True:
             connection = await super().connect(req, traces, timeout)
-            if connection.protocol is None or not connection.protocol.should_close:
+            protocol = connection.protocol
+            if protocol is None:
+                return connection
+            is_current = self._generations.setdefault(protocol, self._generation) == self._generation
+            if is_current and not protocol.should_close:
                 return connection
             connection.close()
 
 
-def _session(tls: ssl.SSLContext | bool) -> aiohttp.ClientSession:
-    tracing = aiohttp.TraceConfig()
-    tracing.on_connection_create_start.append(_report_connection)
-    return aiohttp.ClientSession(
-        connector=_Connector(limit=0, ssl=tls, keepalive_timeout=_IDLE_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trace_configs=[tracing],
-    )
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Returns an unconnected socket for one of the server's addresses."""
+    family, kind, protocol, _, _ = address
+    connecting = socket.socket(family, kind, protocol)
+    for option in SOCKET_OPTIONS:
+        connecting.setsockopt(*option)
+    return connecting
 
 
 async def _report_connection(_session: aiohttp.ClientSession, _context: SimpleNamespace, _parameters: object) -> None:

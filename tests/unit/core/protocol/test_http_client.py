@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -11,7 +14,14 @@ import pytest
 import uvloop
 
 from firstline_core.errors import ConfigError, LinkDownError, LinkError, ProtocolError, RemoteTimeoutError
-from firstline_core.protocol.http_client import ClientSettings, HttpClient
+from firstline_core.protocol import http_client
+from firstline_core.protocol.http_client import (
+    ClientSettings,
+    HttpClient,
+    IdleLimit,
+    StaleConnectionError,
+    open_client,
+)
 from firstline_gateway.executors.oip.http_transport import Transport
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: a\r\n\r\nhi"
@@ -301,6 +311,118 @@ async def test_an_answer_s_ornaments_are_bounded(connect: Connect, said: bytes, 
 async def test_an_answer_that_ends_with_its_connection_is_whole(connect: Connect) -> None:
     async with serving(connect, lambda *_: b"HTTP/1.0 200 OK\r\n\r\nhi", ends_after=1) as (_, client):
         assert await post(client) == (200, b"hi")
+
+
+async def test_a_timeout_discards_every_idle_connection(connect: Connect) -> None:
+    silent = False
+
+    async with serving(connect, lambda connection, _: b"" if silent and connection <= 3 else OK) as (server, client):
+        await asyncio.gather(*(post(client) for _ in range(3)))
+        assert server.connections == 3
+        silent = True  # as behind a network that forgot its connections
+        with pytest.raises(RemoteTimeoutError):
+            await post(client, timeout_s=0.05)
+        assert await asyncio.gather(*(post(client) for _ in range(3))) == [(200, b"hi")] * 3
+        assert server.connections == 6
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    def connect(url: str) -> HttpClient:
+        return HttpClient(ClientSettings(url, tls=False, idle_s=0.05), limit_bytes=1000)
+
+    async with serving(connect, lambda *_: OK) as (server, client), asyncio.timeout(5):
+        await post(client)
+        while not server.ended:  # noqa: ASYNC110 (streams give no signal)
+            await asyncio.sleep(0.005)
+        assert await post(client) == (200, b"hi")
+
+
+@pytest.mark.parametrize("over", ["httpx", "aiohttp"])
+async def test_connections_that_a_network_forgets_are_not_used_again(
+    over: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network forgets a connection that was idle, as a NAT does, and the client gives one only half of its time."""
+    monkeypatch.setattr(http_client, "SHORTEST_IDLE_S", 0.02)
+
+    def connect(url: str) -> HttpClient:
+        transport = None if over == "httpx" else Transport(tls=False)
+        return HttpClient(ClientSettings(url, tls=False), limit_bytes=1000, transport=transport, doubts_idle=True)
+
+    async with serving(connect, lambda _, count: b"" if count else OK) as (server, client):
+        await post(client)
+        await asyncio.sleep(0.06)
+        started_s = time.monotonic()
+        with pytest.raises(
+            StaleConnectionError, match=r"no byte within 0\.1 s over a connection that was idle for 0\."
+        ):
+            await post(client, timeout_s=0.2)
+        assert time.monotonic() - started_s < 0.19
+        for used in range(2, 5):  # the client has learned how soon they are forgotten
+            assert await post(client, timeout_s=1) == (200, b"hi")
+            assert server.connections == used
+            await asyncio.sleep(0.06)
+
+
+async def test_a_slow_answer_over_a_new_connection_has_all_the_time() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"body")
+        await asyncio.sleep(0.3)
+        writer.write(OK)
+        await reader.read()
+        writer.close()
+        ended.set()
+
+    ended = asyncio.Event()
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = HttpClient(ClientSettings(url, tls=False), limit_bytes=1000, doubts_idle=True)
+        assert await post(client, timeout_s=0.5) == (200, b"hi")
+        await client.close()
+        await asyncio.wait_for(ended.wait(), 5)
+
+
+class TestIdleLimit:
+    def test_only_unproven_idle_times_are_doubted(self) -> None:
+        limit = IdleLimit(15)
+        assert [limit.doubts(idle_s) for idle_s in (0.4, 3, 10)] == [False, True, True]
+        limit.answered(5, new=False)
+        assert [limit.doubts(idle_s) for idle_s in (0.4, 3, 10)] == [False, False, True]
+
+    def test_it_becomes_half_of_the_time_after_which_a_connection_was_forgotten(self) -> None:
+        limit = IdleLimit(15)
+        limit.silent(2.5)
+        limit.answered(0, new=True)
+        assert limit.limit_s == 1.25
+        limit.silent(0.6)
+        limit.answered(0, new=True)
+        assert limit.limit_s == 0.5
+
+    def test_a_server_that_answers_over_a_kept_connection_was_only_slow(self) -> None:
+        limit = IdleLimit(15)
+        limit.silent(2.5)
+        limit.answered(0.1, new=False)
+        limit.answered(0, new=True)
+        assert limit.limit_s == 15
+
+
+def test_kept_connections_probe_the_far_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            accepted, _ = listening.accept()
+            with accepted:
+                accepted.recv(1000)
+                accepted.sendall(OK)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        settings = ClientSettings(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=5)
+        with open_client(settings) as client, client.stream("GET", "/") as response:
+            connection = response.extensions["network_stream"].get_extra_info("socket")
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 30
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+        thread.join()
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b"])

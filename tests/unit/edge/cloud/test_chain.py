@@ -14,7 +14,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Status
 from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.cloud.chain import ChainSettings, LinkChain
-from firstline_edge.cloud.link import LinkBusyError, LinkReport, LinkStatus, MessageRefusedError
+from firstline_edge.cloud.link import LinkBusyError, LinkReport, LinkStaleError, LinkStatus, MessageRefusedError
 
 DOWN = errors.LinkDownError("refused")
 
@@ -243,6 +243,39 @@ async def test_a_request_too_large_for_a_link_waits_for_another(house: House, br
     house.chain.retry_now()
     await settle()
     assert (await house.infer()).answer.status is Status.FINAL
+
+
+async def test_a_silent_kept_connection_is_replaced_and_not_learned_from(house: House) -> None:
+    house.second.error = house.second.probe_error = DOWN
+    answers = iter([LinkStaleError("no byte"), None] * 3)
+
+    async def stale_then_fine(asked: InferRequest, timeout_s: float) -> InferResponse:
+        error = next(answers)
+        await house.clock.sleep(timeout_s / 2 if error else 0.01)
+        if error:
+            raise error
+        return response(asked)
+
+    house.first.answer = stale_then_fine
+    for _ in range(3):
+        asking = asyncio.create_task(house.infer(timeout_s=4.0))
+        await settle()
+        while not asking.done():
+            await house.clock.advance(0.01)
+        await asking
+        assert house.outcomes == ["remote_timeout", "ok"]
+    assert house.chain.states()["first"] == "closed"
+    timing = house.chain.timings()["first"]
+    assert timing is not None
+    assert timing.total_p95_ms < 30
+
+
+async def test_a_connection_that_stays_silent_is_the_links_fault(house: House) -> None:
+    house.first.error = LinkStaleError("no byte")
+    await house.infer()
+    assert house.outcomes == ["remote_timeout", "remote_timeout", "ok"]
+    await settle()
+    assert house.first.probes == 2  # it is probed at once, over a connection of its own
 
 
 async def test_a_refused_message_is_retried_and_says_nothing_about_its_link(house: House) -> None:
