@@ -15,6 +15,7 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions, check_name
 from firstline.cli.output import Output, OutputOption, date, print_json, table
 from firstline.fleet import wording
+from firstline.workbench.csv_files import open_csv
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.rest import FleetDevice, Tag
 from firstline_core.hardware.catalogue import catalogue_lines
@@ -198,8 +199,7 @@ def _names_in(file: Path) -> list[str]:
     try:
         if file.stat().st_size > _CSV_LIMIT_BYTES:
             raise ConfigError(f"{file} is larger than {_CSV_LIMIT_BYTES} bytes; split it.")
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            rows = csv.DictReader(stream)
+        with open_csv(file) as rows:
             if "name" not in (rows.fieldnames or ()):
                 columns = ", ".join(rows.fieldnames or ()) or "nothing"
                 raise ConfigError(

@@ -20,7 +20,7 @@ from firstline.cli.output import date, size, table
 from firstline.fleet.rollouts import Rollouts
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError
 from firstline_core.fleet.rollout import Look, Plan, RolloutSummary
-from firstline_core.storage.files import read_limited
+from firstline_core.storage.files import read_text
 from firstline_core.telemetry.wording import counted
 
 EXIT_ENDED_OTHERWISE = 1
@@ -127,7 +127,7 @@ class RolloutOptions:
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_limited(file, _FILE_BYTES).decode())
+        return tomllib.loads(read_text(file, _FILE_BYTES))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read as TOML: {error}.") from error
 

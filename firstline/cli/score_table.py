@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from firstline.workbench.csv_files import csv_reader
 from firstline_core.errors import ConfigError
 
 _STDIN = "-"
@@ -55,9 +56,12 @@ def read_table(source: str) -> list[ScoredRow]:
 
 
 def _rows(lines: Iterable[str], source: str) -> Iterator[ScoredRow]:
-    reader = csv.DictReader(lines, strict=True, skipinitialspace=True)
     try:
-        names = [name.strip() for name in reader.fieldnames or ()]
+        reader = csv_reader(lines)
+    except csv.Error as error:
+        raise ConfigError(f"{source}:1 is not CSV: {error}.") from error
+    try:
+        names = reader.fieldnames or ()
         missing = [name for name in ("score", "agree") if name not in names]
         if missing:
             raise ConfigError(
@@ -66,7 +70,6 @@ def _rows(lines: Iterable[str], source: str) -> Iterator[ScoredRow]:
         twice = [name for name in ("score", "agree", "weight") if names.count(name) > 1]
         if twice:
             raise ConfigError(f"{source}:1 has the column {twice[0]} more than once; keep the one that counts.")
-        reader.fieldnames = names
         count = 0
         for row in reader:
             where = f"{source}:{reader.line_num}"

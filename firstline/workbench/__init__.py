@@ -18,6 +18,7 @@ Certify
     detections    compares the boxes of two detectors, and writes a table of scores
 
 Measure
+    csv_files     CSV files that people write
     dataset       labelled images on disk, and the group of each
     observe       runs models image by image, and times each answer
     accuracy      counts the right answers of each model

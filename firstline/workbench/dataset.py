@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
+from firstline.workbench.csv_files import open_csv
 from firstline_core.errors import ConfigError
 from firstline_core.storage.files import read_limited
 from firstline_core.telemetry.wording import counted
@@ -118,8 +119,8 @@ def open_dataset(folder: Path, limit: int | None = None, *, labelled: bool = Tru
             with _opened(folder) as images:
                 samples = tuple(Sample(name, UNLABELLED, "", 0) for name in _listed(images))
         else:
-            with file.open(newline="", encoding="utf-8-sig") as stream:
-                samples = tuple(_samples(csv.DictReader(stream, strict=True), file, labelled=labelled))
+            with open_csv(file) as rows:
+                samples = tuple(_samples(rows, file, labelled=labelled))
     except OSError as error:
         raise ConfigError(
             f"{file} cannot be read: {error.strerror}; a data folder has {LABELS_NAME} (columns file, label) and "
@@ -241,8 +242,7 @@ def read_groups(file: Path, dataset: Dataset) -> list[str]:
         ConfigError: the file or a column is missing, a line is not valid, or an image has no group.
     """
     try:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.DictReader(stream, strict=True)
+        with open_csv(file) as reader:
             missing = {"file", "group"} - set(reader.fieldnames or ())
             if missing:
                 raise ConfigError(f"{file}:1 has no column {' and '.join(sorted(missing))}; it needs file and group.")

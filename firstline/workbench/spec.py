@@ -43,7 +43,7 @@ from firstline_core.bundle.manifest import TEMPERATURES
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec, Scale
 from firstline_core.storage import settings
-from firstline_core.storage.files import read_limited
+from firstline_core.storage.files import read_text
 from firstline_core.types import NAME_PATTERN
 
 ScoreKind = Literal["max_probability", "margin", "entropy"]
@@ -176,7 +176,7 @@ def read_labels(file: Path, skip: int = 0) -> tuple[str, ...]:
         ConfigError: the file cannot be read, or a label is empty.
     """
     try:
-        lines = read_limited(file, _LABELS_LIMIT_BYTES).decode("utf-8-sig").rstrip().splitlines()
+        lines = read_text(file, _LABELS_LIMIT_BYTES).rstrip().splitlines()
     except OSError as error:
         raise ConfigError(f"The labels {file} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:

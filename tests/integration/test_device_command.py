@@ -59,7 +59,7 @@ async def test_printed_token_lets_the_device_join(gateway: TlsSite, tmp_path: Pa
 
 async def test_tokens_are_written_to_files_or_one_csv(gateway: TlsSite, tmp_path: Path) -> None:
     names = [f"cam-{number}" for number in range(1200)]
-    (tmp_path / "list.csv").write_text("site,name\n" + "".join(f"hall,{name}\n" for name in names))
+    (tmp_path / "list.csv").write_text("\ufeffsite, name \n" + "".join(f"hall,{name}\n" for name in names))
     made = await command(gateway, "enroll", "--csv", tmp_path / "list.csv", "--out", tmp_path / "tokens")
     assert made.exit_code == 0, made.output
     assert made.stdout == ""

@@ -11,8 +11,11 @@ from typing import Protocol
 
 from firstline_core.errors import ConfigError, ForbiddenError, RequestError, UnauthorizedError
 from firstline_core.protocol.tensors import shown
+from firstline_core.storage.files import read_text
 from firstline_edge.settings.check import LOOPBACK_NAMES
 from firstline_edge.settings.settings import ApiSection
+
+_TOKENS_LIMIT_BYTES = 1024 * 1024
 
 LOCAL_PRINCIPAL = "local"
 """The caller of an agent without a token file."""
@@ -80,7 +83,7 @@ def parse_tokens(file: str, setting: str) -> dict[str, str]:
 
 def _token_lines(file: str, setting: str) -> str:
     try:
-        return Path(file).read_text()
+        return read_text(Path(file), _TOKENS_LIMIT_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{setting}: {file} cannot be read: {error}.") from error
 

@@ -124,7 +124,7 @@ def parse_configuration(content: bytes, where: str) -> Configuration:
     if len(content) > LIMIT_BYTES:
         raise ConfigError(f"{where} has more than {LIMIT_BYTES} bytes, and is no configuration.")
     try:
-        text = content.decode()
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8 text; save it as UTF-8.") from error
     configuration = settings.load(Configuration, file=Path(where), text=text)

@@ -71,6 +71,16 @@ def read_limited(path: Path, limit_bytes: int) -> bytes:
     return content
 
 
+def read_text(path: Path, limit_bytes: int) -> str:
+    """Returns the content of a text file that a person wrote: UTF-8, with or without a byte order mark.
+
+    Raises:
+        OSError: see `read_limited`.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return read_limited(path, limit_bytes).decode("utf-8-sig")
+
+
 def write_whole(path: Path, content: bytes, *, folder_owners_mode: int | None = None) -> os.stat_result:
     """Replaces a file: after a power cut it has the old or the new content.
 

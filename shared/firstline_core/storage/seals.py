@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from firstline_core.errors import ConfigError, IntegrityError
-from firstline_core.storage.files import read_limited
+from firstline_core.storage.files import read_text
 
 OVERHEAD_BYTES = 33
 HEAD_BYTES = 5
@@ -137,7 +137,7 @@ def read_keys(file: str, setting: str) -> tuple[bytes, ...]:
         return ()
     path = _credential(file.removeprefix(CREDENTIAL), setting) if file.startswith(CREDENTIAL) else Path(file)
     try:
-        lines = read_limited(path, _KEYS_LIMIT_BYTES).decode().split()
+        lines = read_text(path, _KEYS_LIMIT_BYTES).split()
         keys = tuple(bytes.fromhex(line) for line in lines)
     except OSError as error:
         raise ConfigError(f"{setting}: {path} cannot be read: {error.strerror}.") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import read_limited
+from firstline_core.storage.files import read_text
 
 _LIMIT_BYTES = 4096
 
@@ -23,7 +23,7 @@ def read_secret(file: str, setting: str) -> str:
     if not file:
         return ""
     try:
-        text = read_limited(Path(file), _LIMIT_BYTES).decode()
+        text = read_text(Path(file), _LIMIT_BYTES)
     except OSError as error:
         raise ConfigError(f"{setting}: {file} cannot be read: {error.strerror}.") from error
     except ValueError as error:  # a path with a NUL, or bytes that are not UTF-8

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import read_limited
+from firstline_core.storage import files
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -152,7 +152,7 @@ def read_text(file: Path) -> str:
         ConfigError: it is missing, too large, not text, or cannot be read.
     """
     try:
-        return read_limited(file, _FILE_LIMIT_BYTES).decode()
+        return files.read_text(file, _FILE_LIMIT_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(f"There is no configuration file {file}; create it or name another with --config.") from error
     except UnicodeDecodeError as error:

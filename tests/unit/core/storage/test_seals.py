@@ -64,7 +64,7 @@ def test_a_new_first_key_replaces_the_old_one() -> None:
 
 def test_keys_are_read_from_a_file_or_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "key"
-    file.write_text(f"{OTHER.hex()}\n{KEY.hex()}\n")
+    file.write_text(f"\ufeff{OTHER.hex()}\n{KEY.hex()}\n")
     assert read_keys(str(file), "encryption.key_file") == (OTHER, KEY)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     assert read_keys("credential:key", "encryption.key_file") == (OTHER, KEY)

@@ -8,7 +8,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.storage.secrets import read_secret
 
 
-@pytest.mark.parametrize("content", ["hush", "hush\n", "  hush\r\n", "\nhush\n\n"])
+@pytest.mark.parametrize("content", ["hush", "hush\n", "  hush\r\n", "\nhush\n\n", "\ufeffhush\n"])
 def test_the_secret_is_the_one_line(tmp_path: Path, content: str) -> None:
     file = tmp_path / "secret"
     file.write_bytes(content.encode())

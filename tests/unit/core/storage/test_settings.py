@@ -56,6 +56,11 @@ def test_each_source_wins_over_the_one_before(tmp_path: Path) -> None:
     assert load(Settings, overrides={"api.port": None}).api.port == 8080
 
 
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
+    file = written(tmp_path, "\ufeff[api]\nport = 1\n")
+    assert load(Settings, file=file).api.port == 1
+
+
 def test_lists_in_the_environment_are_json() -> None:
     settings = load(Settings, environ={"X_LINKS": '[{"kind": "http", "url": "u"}]'}, prefix="X_")
     assert settings.links == (Link(kind="http", url="u"),)

@@ -102,7 +102,7 @@ def test_a_policy_by_price_needs_a_price(price: dict[str, Any]) -> None:
 class TestSecrets:
     def test_tokens(self, tmp_path: Path) -> None:
         file = tmp_path / "tokens"
-        file.write_text("# who may call\n\ncamera: 0123456789abcdef \nphone:fedcba9876543210\n")
+        file.write_text("\ufeffcamera: 0123456789abcdef \n# who may call\n\nphone:fedcba9876543210\n")
         tokens = read_tokens(str(file), "api.token_file")
         assert tokens.principal("Bearer fedcba9876543210") == "phone"
         assert tokens.principal("bearer  0123456789abcdef") == "camera"

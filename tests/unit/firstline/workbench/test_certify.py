@@ -404,6 +404,8 @@ def test_groups_are_read_from_a_file(tmp_path: Path) -> None:
         "group,file\n" + "".join(f"site {at % 2},{name}\n" for at, name in enumerate(names)) + "a,other.png\n"
     )
     assert read_groups(file, dataset) == ["site 0", "site 1"] * 2
+    file.write_text(file.read_text().replace("group,file", "\ufeff group, file"))
+    assert read_groups(file, dataset) == ["site 0", "site 1"] * 2
     for text, says in (
         ("file,site\n", "has no column group"),
         (f"file,group\n{names[0]},\n", ":2 needs both"),

@@ -27,6 +27,13 @@ def test_folder_of_images_is_read(tmp_path: Path) -> None:
     assert found.samples[0].name == "cat, tabby"
 
 
+@pytest.mark.parametrize("header", ["file, label , name", "\ufefffile,label,name", ' "file", "label","name"'])
+def test_header_of_a_spreadsheet_is_read(tmp_path: Path, header: str) -> None:
+    folder = _folder(tmp_path, f"{header}\na.png, 3, dog\n", {"a.png": b"first"})
+    assert list(open_dataset(folder).read()) == [(b"first", 3)]
+    assert open_dataset(folder).samples[0].name == "dog"
+
+
 def test_digest_covers_images_and_labels(tmp_path: Path) -> None:
     images = {"a.png": b"first", "b.png": b"second"}
     first = open_dataset(_folder(tmp_path / "first", "file,label\na.png,0\nb.png,1\n", images)).digest()
