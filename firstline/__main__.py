@@ -5,17 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
-_NEEDED = (
-    "typer",
-    "rich",
-    "PIL",
-    "onnxruntime",
-    "starlette",
-    "fastapi",
-    "tuf",
-    "securesystemslib",
-    "cryptography",
-)
+from firstline_core.errors import missing_package
 
 
 def main() -> int:
@@ -32,10 +22,8 @@ def main() -> int:
         else:
             from firstline.cli.app import run
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _NEEDED:
-            raise
-        extra = "console" if alone else "workbench"
-        sys.stderr.write(f"The firstline command needs more than the client library: install firstline[{extra}].\n")
+        program, extra = ("firstline console", "console") if alone else ("firstline", "workbench")
+        sys.stderr.write(f"{missing_package(error, program, extra).message}\n")
         return 2
     finally:
         gc.freeze()

@@ -9,10 +9,8 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import ConfigError, FirstlineError, missing_package
 from firstline_gateway import __version__
-from firstline_gateway.commands import authority, broker, keys, run, status
-from firstline_gateway.commands.backup import command as backup
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,10 +19,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if all is well; 1 if not; 2 if the configuration or the command line is wrong.
     """
-    arguments = parser().parse_args(argv)
-    command: Callable[[argparse.Namespace], int] = arguments.command
     try:
+        arguments = parser().parse_args(argv)
+        command: Callable[[argparse.Namespace], int] = arguments.command
         return command(arguments)
+    except ModuleNotFoundError as error:
+        lacking = missing_package(error, "firstline-gateway", "gateway")
+        print(f"firstline-gateway: {lacking.message}", file=sys.stderr)  # noqa: T201
+        return 2
     except FirstlineError as error:
         print(f"firstline-gateway: {error.message}", file=sys.stderr)  # noqa: T201
         return 2 if isinstance(error, ConfigError) else 1
@@ -34,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
+    # Imported here, so that `main` reports a missing package.
+    from firstline_gateway.commands import authority, broker, keys, run, status
+    from firstline_gateway.commands.backup import command as backup
+
     root = argparse.ArgumentParser(
         prog="firstline-gateway", description="Run full models for devices and applications."
     )

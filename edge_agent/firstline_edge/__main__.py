@@ -14,7 +14,7 @@ from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
 
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import ConfigError, FirstlineError, missing_package
 from firstline_edge.cli.output import print_error
 from firstline_edge.cli.parser import FAILED, OK, USAGE, parse
 
@@ -35,6 +35,9 @@ def main() -> int:
         gc.enable()
         code = command(arguments)
         sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        print_error(missing_package(error, f"edge-agent {arguments.command}", "edge").message)
+        return USAGE
     except FirstlineError as error:
         print_error(error.message)
         return USAGE if isinstance(error, ConfigError) else FAILED

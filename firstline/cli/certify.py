@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from firstline.cli.command import Report
+from firstline.cli.command import EXIT_FAILED, Report
 from firstline.cli.options import require_bundle
 from firstline.cli.output import confidence, percent, progress, table, warn
 from firstline.cli.score_table import read_table
@@ -219,6 +219,7 @@ def certify_command(
         typer.Option(help="Folder for the certified bundle, as the next version; without it, no bundle is written."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle at --out.")] = False,
+    require: Annotated[bool, typer.Option("--require", help="Exit with 1 if nothing is certified.")] = False,
     score: Annotated[
         Choice, typer.Option(help="Score to certify: the best on the rows set aside, the bundle's own, or one by name.")
     ] = Choice.BEST,
@@ -235,7 +236,7 @@ def certify_command(
 
     An edge answer is accepted if its score is at least the threshold. The rows must be drawn at random from the
     inputs of the field, and none may have been used before to choose the model or its score. Exits 0 whether or not a
-    threshold is certified; a bundle is written only if one is.
+    threshold is certified, unless --require is given; a bundle is written only if one is.
     """
     if (data is None) == (scores is None) or (scores is None and bundle is None):
         raise ConfigError(
@@ -264,7 +265,8 @@ def certify_command(
     if opened is not None and certification is not None and certification.certificate is not None and out is not None:
         made = write_certified(opened, certification, out, force=force)
         written = f"{out}: {made.manifest.name} version {made.manifest.version}, {certification.variant.id} certified."
-    return _report(result, certification, terms, written, plain=contract.plain)
+    report = _report(result, certification, terms, written, plain=contract.plain)
+    return report._replace(exit_code=EXIT_FAILED) if require and not result.certified else report
 
 
 def _open(bundle: Path, out: Path | None, *, force: bool) -> Bundle:

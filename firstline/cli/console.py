@@ -13,11 +13,10 @@ from firstline.cli.command import command, command_line, run_command_line
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import Output, OutputOption
 from firstline.console.settings import DEFAULT_PORT, Settings
-from firstline_core.errors import ConfigError
+from firstline_core.errors import missing_package
 from firstline_core.storage.secrets import read_secret
 
 _PASSWORD = "FIRSTLINE_CONSOLE_PASSWORD"  # noqa: S105 (the name of a variable)
-_NEEDED = ("nicegui", "uvicorn", "fastapi", "starlette")
 
 
 def console(
@@ -55,9 +54,7 @@ def console(
     try:
         from firstline.console.service import run as serve
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _NEEDED:
-            raise
-        raise ConfigError("The console needs more than is installed: install firstline[console].") from error
+        raise missing_package(error, "firstline console", "console") from error
     serve(settings, lambda url: _print_url(url, output))
 
 

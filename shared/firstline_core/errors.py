@@ -47,6 +47,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+_OWN_PACKAGES = ("firstline", "firstline_core", "firstline_edge", "firstline_gateway")
+
 
 class FirstlineError(Exception):
     """An error with a sentence for people and a code for programs.
@@ -230,3 +232,22 @@ BY_CODE: dict[str, type[FirstlineError]] = _leaves(FirstlineError)
 """Every class by its code, so that a client can raise the server's error."""
 
 __all__ = [error.__name__ for error in BY_CODE.values()]
+
+
+def missing_package(error: ModuleNotFoundError, program: str, extra: str) -> ConfigError:
+    """Returns the error of a program that lacks a package.
+
+    Args:
+        error: of the import.
+        program: as it is typed.
+        extra: of the distribution, which installs all packages of the program.
+
+    Raises:
+        ModuleNotFoundError: the module is one of the project, which is a fault of the installation or of the code.
+    """
+    package = (error.name or "").partition(".")[0]
+    if package in _OWN_PACKAGES:
+        raise error
+    return ConfigError(
+        f"{program} needs the package '{package}', which is not installed: pip install 'firstline[{extra}]'."
+    )

@@ -25,7 +25,7 @@ from firstline_core.protocol.enrolment import parse_join_token
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.doctor_device import identity_findings
 from firstline_edge.cli.doctor_links import link_findings
-from firstline_edge.cli.findings import State
+from firstline_edge.cli.findings import Severity
 from firstline_edge.cloud.link import LinkStatus
 from firstline_edge.identity import renewal as identity_renewal
 from firstline_edge.identity.credentials import DeviceIdentity
@@ -155,11 +155,11 @@ async def test_doctor_checks_the_identity_without_disturbing_the_agent(gateway: 
         (link,) = agent.links.mqtt
         connections = link.connections
         findings = {one.subject: one for one in identity_findings(DeviceIdentity(agent.settings, SYSTEM_CLOCK))}
-        assert findings["identity"].state is State.OK
+        assert findings["identity"].severity is Severity.OK
         assert "patient at https://" in findings["identity"].detail
         credentials = DeviceIdentity(agent.settings, SYSTEM_CLOCK).credentials
         found, offset_s = await link_findings(agent.settings, credentials)
-        assert {one.state for one in found} == {State.OK}, found
+        assert {one.severity for one in found} == {Severity.OK}, found
         assert offset_s is not None
         assert await asked(agent) == "cloud"
         assert link.connections == connections
@@ -169,7 +169,7 @@ async def test_doctor_reports_a_revoked_device(gateway: TlsSite, tmp_path: Path)
     async with joined(gateway, tmp_path, "banned") as agent:
         await gateway.revoke("banned")
         findings, _ = await link_findings(agent.settings, DeviceIdentity(agent.settings, SYSTEM_CLOCK).credentials)
-        assert any(one.state is State.MISSING and "was revoked" in one.detail for one in findings), findings
+        assert any(one.severity is Severity.ERROR and "was revoked" in one.detail for one in findings), findings
 
 
 async def test_a_device_that_has_not_joined_is_refused(gateway: TlsSite, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from firstline_core.protocol.mqtt_messages import Message, MqttSettings
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.doctor_device import outbox_findings
 from firstline_edge.cli.doctor_links import link_findings, served_findings
-from firstline_edge.cli.findings import State
+from firstline_edge.cli.findings import Severity
 
 ACL = Path(__file__).parents[2] / "cloud_gateway" / "mosquitto" / "acl"
 
@@ -58,7 +58,7 @@ async def test_doctor_does_not_disconnect_the_agent(start_mosquitto: Callable[..
         await asyncio.wait_for(mqtt.wait_connected(), 5)
         connection = mqtt._client._connection
         [finding], _ = await link_findings(settings)
-        assert finding.state is State.OK, finding
+        assert finding.severity is Severity.OK, finding
         assert "ms (p50)" in finding.detail
         assert mqtt._client._connection is connection
         assert mqtt.connected
@@ -76,7 +76,7 @@ async def test_invalid_credentials_are_reported_without_a_server(tmp_path: Path,
     link = {"kind": kind, "url": "http://127.0.0.1:9", "host": "127.0.0.1", "port": 9}
     link |= {"token_file": str(empty), "password_file": str(empty)}
     [finding], _ = await link_findings(edge_settings(tmp_path / "state", links=[link]))
-    assert finding.state is State.MISSING
+    assert finding.severity is Severity.ERROR
     assert f"{empty} is empty" in finding.detail
 
 
@@ -95,7 +95,7 @@ async def test_bundles_of_the_gateway_are_compared(digest: str, version: str, sa
     async with httpx.AsyncClient(base_url="http://gateway/", transport=httpx.MockTransport(answer)) as client:
         [finding] = await served_findings("links[0]", client, edge_settings(tmp_path / "state"))
     assert finding.subject == "links[0] model digits 1"
-    assert finding.state is (State.MISSING if says else State.OK)
+    assert finding.severity is (Severity.ERROR if says else Severity.OK)
     assert says in finding.detail
     assert bool(says) == ("give both the same bundle" in finding.advice)
 
@@ -104,8 +104,8 @@ async def test_a_gateway_with_the_same_bundles_is_ok(tmp_path: Path) -> None:
     async with serving_gateway(tmp_path, auth__mode="off") as (_, url):
         settings = edge_settings(tmp_path / "state", links=[{"kind": "http", "url": url}])
         *_, token, bundle = (await link_findings(settings))[0]
-        assert token.subject.endswith("token") and token.state is State.OK
-        assert bundle.subject.endswith("model digits 1") and bundle.state is State.OK
+        assert token.subject.endswith("token") and token.severity is Severity.OK
+        assert bundle.subject.endswith("model digits 1") and bundle.severity is Severity.OK
 
 
 async def test_doctor_reports_an_outbox_that_refuses(tmp_path: Path) -> None:
@@ -119,5 +119,5 @@ async def test_doctor_reports_an_outbox_that_refuses(tmp_path: Path) -> None:
         with pytest.raises(CapacityError):
             await agent.outbox.current().delete_old_answers()
         [finding] = await asyncio.to_thread(outbox_findings, settings)
-    assert finding.state is State.SLOW
+    assert finding.severity is Severity.WARNING
     assert "The outbox could not be written" in finding.detail

@@ -1,4 +1,4 @@
-"""`edge-agent doctor`: reports what is missing or slow on this device, and what to type. Needs no wheel to start."""
+"""`edge-agent doctor`: reports errors, warnings and hints, and what to type. Needs no wheel to start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from firstline_edge.cli.findings import Finding, State, missing, ok, slow
+from firstline_edge.cli.findings import Finding, Severity, ok, problem, warning
 from firstline_edge.cli.output import print_error, print_json, print_line
 from firstline_edge.cli.parser import FAILED, OK, USAGE, load_settings
 
@@ -41,19 +41,19 @@ _NEEDED = {
 def command(arguments: argparse.Namespace) -> int:
     """Checks the machine first, then runs the checks that need installed packages."""
     findings = [*machine_findings(), *package_findings()]
-    if not any(finding.state is State.MISSING for finding in findings):
+    if not any(finding.severity is Severity.ERROR for finding in findings):
         from firstline_core.errors import ConfigError
 
         try:
             settings = load_settings(arguments)
         except ConfigError as error:
-            findings.append(missing("configuration", error.message))
+            findings.append(problem("configuration", error.message))
             _print(findings, arguments.output)
             print_error(error.message)
             return USAGE
         findings += _package_dependent_findings(settings)
     _print(findings, arguments.output)
-    return FAILED if any(finding.state is State.MISSING for finding in findings) else OK
+    return FAILED if any(finding.severity is Severity.ERROR for finding in findings) else OK
 
 
 def _package_dependent_findings(settings: EdgeSettings) -> list[Finding]:
@@ -83,11 +83,11 @@ def _print(findings: list[Finding], form: str) -> None:
         print_json([asdict(finding) for finding in findings])
         return
     for finding in findings:
-        print_line(f"{finding.state:7}  {finding.subject}: {finding.detail}")
+        print_line(f"{finding.severity:7}  {finding.subject}: {finding.detail}")
         if finding.advice:
             print_line(f"         {finding.advice}")
-    counts = Counter(finding.state for finding in findings)
-    print_line(", ".join(f"{counts[state]} {state}" for state in State))
+    counts = Counter(finding.severity for finding in findings)
+    print_line(", ".join(f"{counts[severity]} {severity}" for severity in Severity))
 
 
 def machine_findings() -> list[Finding]:
@@ -97,7 +97,7 @@ def machine_findings() -> list[Finding]:
     findings = []
     if bits == 32:
         findings.append(
-            slow(
+            warning(
                 "processor",
                 f"{machine}, a 32-bit system: PyPI has no numpy, Pillow or ONNX Runtime wheels for it",
                 "install a 64-bit system (on a Raspberry Pi: Raspberry Pi OS 64-bit), or the packages of your "
@@ -111,7 +111,7 @@ def machine_findings() -> list[Finding]:
     findings.append(
         Finding(
             "python",
-            State.OK if supported else State.MISSING,
+            Severity.OK if supported else Severity.ERROR,
             f"{platform.python_version()} ({platform.python_implementation()})",
             "" if supported else "install Python 3.11, 3.12 or 3.13",
         )
@@ -127,7 +127,7 @@ def package_findings() -> list[Finding]:
         try:
             import_module(module)
         except (ImportError, OSError) as error:  # OSError: a wheel for another C library or processor
-            findings.append(missing(distribution, f"cannot be imported: {error}", _INSTALL))
+            findings.append(problem(distribution, f"cannot be imported: {error}", _INSTALL))
         else:
             installed.append(f"{distribution} {version(distribution)}")
     if installed:

@@ -28,7 +28,7 @@ from firstline_core.storage.secrets import read_secret
 from firstline_edge.api.access import read_tokens
 from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.agent_api import agent_status
-from firstline_edge.cli.findings import Finding, missing, ok, slow, slow_if
+from firstline_edge.cli.findings import Finding, hint, hint_if, ok, problem, warning, warning_if
 from firstline_edge.fleet.updates.registry import HTTP_REQUIRED
 from firstline_edge.hardware.sampler import missing_kernel_files
 from firstline_edge.hardware.surveyor import Surveyor
@@ -54,7 +54,7 @@ _BELOW_C = 4.0
 
 def identity_findings(identity: DeviceIdentity) -> list[Finding]:
     """Checks the device's identity and its validity."""
-    findings = [missing("identity", problem) for problem in identity.problems]
+    findings = [problem("identity", each) for each in identity.problems]
     described, credentials = identity.describe(), identity.credentials
     if described is None or credentials is None:
         return findings
@@ -67,7 +67,7 @@ def identity_findings(identity: DeviceIdentity) -> list[Finding]:
         advice = (
             "start the agent, which renews it; where the gateway refuses: edge-agent join URL --token-file FILE --force"
         )
-        return [*findings, slow("identity", f"{detail}: it has ended", advice)]
+        return [*findings, warning("identity", f"{detail}: it has ended", advice)]
     return [*findings, ok("identity", detail)]
 
 
@@ -81,7 +81,7 @@ def state_findings(settings: EdgeSettings) -> list[Finding]:
         fsync_ms = _fsync_ms(folder)
     except OSError as error:
         advice = _WRITE_ADVICE.get(error.errno or 0, "sudo install -d -m 700 -o $USER {path}").format(path=path)
-        return [missing("state directory", f"{path} cannot be written: {error.strerror}", advice)]
+        return [problem("state directory", f"{path} cannot be written: {error.strerror}", advice)]
     limits_bytes = settings.outbox.limit_bytes + settings.outbox.answers_limit_bytes + settings.cache.disk_limit_bytes
     needed_bytes = max(0, limits_bytes - _stored_bytes(path))
     enough = free_bytes >= needed_bytes + _DISK_SPARE_BYTES
@@ -90,11 +90,11 @@ def state_findings(settings: EdgeSettings) -> list[Finding]:
     faster = "set agent.state_dir to a faster disk (SD cards are slow), or raise policy.deadline_reserve_ms"
     fsync = f"{fsync_ms:.2f} ms (median), which every promised correction waits for"
     findings = [
-        slow_if(not enough, "disk space", space, lower),
-        slow_if(fsync_ms > _FSYNC_SLOW_MS, "fsync", fsync, faster),
+        warning_if(not enough, "disk space", space, lower),
+        hint_if(fsync_ms > _FSYNC_SLOW_MS, "fsync", fsync, faster),
     ]
     if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
-        findings.append(slow("state directory", f"others may read {path}", f"chmod 700 {path}"))
+        findings.append(warning("state directory", f"others may read {path}", f"chmod 700 {path}"))
     return findings
 
 
@@ -104,14 +104,14 @@ def outbox_findings(settings: EdgeSettings) -> list[Finding]:
     aside = path.with_name(path.name + DAMAGED)
     if aside.exists():
         detail = f"a damaged outbox was set aside as {aside}; corrections that it promised may be lost"
-        findings.append(slow("outbox", detail, "check the disk; delete that file once it is of no use"))
+        findings.append(warning("outbox", detail, "check the disk; delete that file once it is of no use"))
     try:
         _, status = agent_status(settings)
     except FirstlineError:  # no agent runs, or it does not answer
         return findings
     advice = "check the disk, and start the agent again: it replaces an outbox that is damaged"
-    problems = [problem for problem in status.get("problems", ()) if problem["path"] == str(path)]
-    return findings + [slow("outbox", problem["message"], advice) for problem in problems]
+    problems = [each for each in status.get("problems", ()) if each["path"] == str(path)]
+    return findings + [warning("outbox", each["message"], advice) for each in problems]
 
 
 def _stored_bytes(state_dir: Path) -> int:
@@ -133,10 +133,10 @@ def clock_finding(offset_s: float | None) -> Finding:
     now = datetime.now(UTC)
     now_text = now.isoformat(timespec="seconds")
     if now.timestamp() < EARLIEST_PLAUSIBLE_WALL_S:
-        return slow("clock", f"{now_text} was never set", "sudo timedatectl set-ntp true")
+        return warning("clock", f"{now_text} was never set", "sudo timedatectl set-ntp true")
     if offset_s is not None and abs(offset_s) > 60:
         detail = f"{now_text} is {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} the gateway's"
-        return slow("clock", detail, "sudo timedatectl set-ntp true")
+        return warning("clock", detail, "sudo timedatectl set-ntp true")
     return ok("clock", now_text)
 
 
@@ -160,14 +160,16 @@ def secret_findings(settings: EdgeSettings) -> list[Finding]:
             mode = stat.S_IMODE(Path(file).stat().st_mode)
             readable = os.access(file, os.R_OK)
         except OSError as error:
-            findings.append(missing(setting, f"{file}: {error.strerror}", f"write the secret into {file}"))
+            findings.append(problem(setting, f"{file}: {error.strerror}", f"write the secret into {file}"))
             continue
         if not readable:
-            findings.append(missing(setting, f"{file} may not be read by this user", f"sudo chown $USER {file}"))
+            findings.append(problem(setting, f"{file} may not be read by this user", f"sudo chown $USER {file}"))
         elif read is not None and (fault := _fault(read, file, setting)):
-            findings.append(missing(setting, fault))
-        elif mode & 0o077:
-            findings.append(slow(setting, f"others may read {file}", f"chmod 600 {file}"))
+            findings.append(problem(setting, fault))
+        elif mode & stat.S_IRWXO:
+            findings.append(problem(setting, f"every user may read {file}", f"chmod 600 {file}"))
+        elif mode & stat.S_IRWXG:
+            findings.append(warning(setting, f"its group may read {file}", f"chmod 600 {file}"))
         else:
             findings.append(ok(setting, f"{file} is private"))
     return findings
@@ -200,8 +202,8 @@ def hardware_findings(settings: EdgeSettings) -> list[Finding]:
     engines = engine_findings(
         Surveyor(tree, folder, StatePaths(folder).hardware_path).read_stored(), settings.models.providers
     )
-    if problem := missing_kernel_files(tree):
-        return [missing("hardware.root", problem), *engines]
+    if absent := missing_kernel_files(tree):
+        return [problem("hardware.root", absent), *engines]
     return [*_sensor_findings(settings, tree), *engines]
 
 
@@ -212,7 +214,7 @@ def _sensor_findings(settings: EdgeSettings, tree: Tree) -> list[Finding]:
         zones = read_in_time(tree, partial(thermal_zones, tree))
     except DeadlineExceededError as error:
         advice = "until then no guard of heat, battery or memory acts; edge-agent doctor says when it is well again"
-        return [slow("hardware", error.message, advice)]
+        return [warning("hardware", error.message, advice)]
     return [
         sensor_finding(now, limit_c),
         *limit_findings(zones, now, limit_c),
@@ -229,7 +231,7 @@ def sensor_finding(now: Snapshot, heat_limit_c: float) -> Finding:
     """
     causes = [cause for cause, reading in now.throttling.items() if measured(reading) == 1]
     if causes:
-        return slow(
+        return warning(
             "hardware",
             f"it is held back now: {', '.join(causes)}",
             "see to its supply and cooling; edge-agent hardware shows its sensors",
@@ -239,7 +241,7 @@ def sensor_finding(now: Snapshot, heat_limit_c: float) -> Finding:
         return ok("hardware", f"temperature {describe(now.hottest_c)}")
     if hottest_c >= heat_limit_c:
         advice = "see to its cooling, or raise costs.heat_limit_c"
-        return slow("hardware", f"{hottest_c:.0f} C, and the limit is {heat_limit_c:g} C", advice)
+        return warning("hardware", f"{hottest_c:.0f} C, and the limit is {heat_limit_c:g} C", advice)
     return ok("hardware", f"{hottest_c:.0f} C")
 
 
@@ -263,7 +265,7 @@ def limit_findings(zones: Sequence[ThermalZone], now: Snapshot, heat_limit_c: fl
         return []
     from_c, zone = min(early)
     detail = f"the kernel throttles from {from_c:g} C ({zone}), and the agent acts by {heat_limit_c:g} C"
-    return [slow("heat limit", detail, f"set costs.heat_limit_c = {from_c - _BELOW_C:g}, or less")]
+    return [hint("heat limit", detail, f"set costs.heat_limit_c = {from_c - _BELOW_C:g}, or less")]
 
 
 def engine_findings(catalogue: Catalogue | None, providers: tuple[str, ...]) -> list[Finding]:
@@ -280,7 +282,7 @@ def engine_findings(catalogue: Catalogue | None, providers: tuple[str, ...]) -> 
         if engine.runtime == "onnx" and engine.works and engine.name not in providers
     ]
     return idle + [
-        slow(
+        warning(
             engine.name,
             f"did not run a trial model: {engine.reason}",
             "repair its installation and try again (edge-agent hardware --measure), or set models.providers",
@@ -296,17 +298,17 @@ def fleet_findings(settings: EdgeSettings) -> list[Finding]:
         return []
     findings = []
     if not any(link.kind == "http" for link in settings.links):
-        findings.append(slow("fleet", *HTTP_REQUIRED.split("; ", 1)))
+        findings.append(warning("fleet", *HTTP_REQUIRED.split("; ", 1)))
     root = settings.fleet.root_file
     if not root:
         advice = "set fleet.root_file to the root metadata that `firstline keys init` wrote (1.root.json)"
-        findings.append(slow("fleet.root_file", "not set, so that no model comes from the fleet", advice))
+        findings.append(warning("fleet.root_file", "not set, so that no model comes from the fleet", advice))
         return findings
     try:
         with Path(root).open("rb") as stream:
             stream.read(1)
     except OSError as error:
-        findings.append(missing("fleet.root_file", f"{root} cannot be read: {error.strerror}", "put root.json there"))
+        findings.append(problem("fleet.root_file", f"{root} cannot be read: {error.strerror}", "put root.json there"))
     else:
         findings.append(ok("fleet.root_file", f"{root} says whose signatures count"))
     return findings

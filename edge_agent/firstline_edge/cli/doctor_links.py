@@ -24,7 +24,7 @@ from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.mqtt_messages import Publication, Topics, handshake_problem
-from firstline_edge.cli.findings import Finding, State, missing, ok, slow, slow_if
+from firstline_edge.cli.findings import Finding, Severity, hint_if, ok, problem, warning
 from firstline_edge.cloud.http_link import client_settings, http_link_settings, tls_context
 from firstline_edge.cloud.links import make_http_link, mqtt_settings
 from firstline_edge.identity.credentials import Credentials
@@ -50,7 +50,7 @@ async def link_findings(
     """
     if not settings.links:
         advice = "add a [[links]] section, or uncertain answers are never corrected"
-        return [slow("links", "none configured", advice)], None
+        return [warning("links", "none configured", advice)], None
     findings: list[Finding] = []
     offset_s: float | None = None
     for number, section in enumerate(settings.links):
@@ -59,7 +59,7 @@ async def link_findings(
         try:
             probe = _open_probe(section, settings, credentials)
         except ConfigError as error:  # what `run` would refuse
-            findings.append(missing(subject, error.message))
+            findings.append(problem(subject, error.message))
             continue
         failure = await _unreachable(subject, section, host, port)
         if failure is not None:
@@ -179,7 +179,7 @@ async def _unreachable(subject: str, section: LinkSection, host: str, port: int)
         async with asyncio.timeout(_TIMEOUT_S):
             await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError) as error:
-        return missing(subject, f"the name {host} has no address: {error}", f"getent hosts {host}")
+        return problem(subject, f"the name {host} has no address: {error}", f"getent hosts {host}")
     server = "the gateway" if section.kind == "http" else "mosquitto"
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -187,7 +187,7 @@ async def _unreachable(subject: str, section: LinkSection, host: str, port: int)
             writer.close()
     except (OSError, TimeoutError) as error:
         why = str(error) or f"nothing answered within {_TIMEOUT_S:.0f} s"
-        return missing(
+        return problem(
             subject, f"no connection: {why}", f"start {server}, or let the firewall pass: nc -vz {host} {port}"
         )
     return None
@@ -203,13 +203,13 @@ async def _round_trip_finding(subject: str, probe: _Probe, settings: EdgeSetting
             await probe.probe(_TIMEOUT_S)
             spent_ms.append((time.perf_counter() - started_s) * 1000)
     except FirstlineError as error:
-        return missing(subject, error.message)
+        return problem(subject, error.message)
     finally:
         await probe.close()
     p50_ms = statistics.median(spent_ms)
     is_slow = p50_ms > settings.policy.default_timeout_ms / 2
     advice = "raise policy.default_timeout_ms: half of it goes to one round trip"
-    return slow_if(is_slow, subject, f"answers in {p50_ms:.3g} ms (p50)", advice)
+    return hint_if(is_slow, subject, f"answers in {p50_ms:.3g} ms (p50)", advice)
 
 
 async def _access_findings(
@@ -232,10 +232,10 @@ async def _access_findings(
                 else _token_finding(f"{subject} token", link.token, response.status_code)
             )
             findings = [finding]
-            if finding.state is State.OK:
+            if finding.severity is Severity.OK:
                 findings += await served_findings(subject, client, settings)
     except (*HTTP_FAILURES, OSError) as error:
-        return [missing(f"{subject} token", f"the gateway did not answer: {error}")], None
+        return [problem(f"{subject} token", f"the gateway did not answer: {error}")], None
     date = response.headers.get("date")
     try:
         offset_s = time.time() - parsedate_to_datetime(date).timestamp() if date else None
@@ -247,18 +247,18 @@ async def _access_findings(
 def _certificate_finding(subject: str, response: httpx.Response) -> Finding:
     if response.status_code == 200:
         return ok(subject, "is accepted")
-    return missing(subject, error_from(response.status_code, response.content).message)
+    return problem(subject, error_from(response.status_code, response.content).message)
 
 
 def _token_finding(subject: str, token: str, status: int) -> Finding:
     if status in (401, 403):
-        return missing(
+        return problem(
             subject,
             "is refused" if token else "is missing, and the gateway requires one",
             "on the gateway: firstline-gateway key create NAME --device; then put it into token_file",
         )
     if status != 200:
-        return missing(subject, f"the gateway answers /v2 with status {status}")
+        return problem(subject, f"the gateway answers /v2 with status {status}")
     return ok(subject, "is accepted" if token else "is not needed")
 
 
@@ -284,7 +284,7 @@ async def served_findings(subject: str, client: httpx.AsyncClient, settings: Edg
     except (*HTTP_FAILURES, ValueError, KeyError, TypeError, AttributeError):
         served = None
     if served is None:
-        return [missing(f"{subject} models", "the gateway does not say which models it serves")]
+        return [problem(f"{subject} models", "the gateway does not say which models it serves")]
     return [
         _compared(f"{subject} model {manifest.name} {manifest.version}", path, manifest, served)
         for path, manifest in own
@@ -303,12 +303,12 @@ def _compared(subject: str, path: Path, manifest: Manifest, served: dict[str, di
     advice = _ADVICE.format(path=path)
     versions = served.get(manifest.name, {})
     if not versions:
-        return missing(subject, f"the gateway does not serve {manifest.name} at all", advice)
+        return problem(subject, f"the gateway does not serve {manifest.name} at all", advice)
     digest = versions.get(str(manifest.version))
     if digest is None:
         others = ", ".join(sorted(versions))
-        return missing(subject, f"the gateway serves {manifest.name} only in version {others}", advice)
+        return problem(subject, f"the gateway serves {manifest.name} only in version {others}", advice)
     if digest != manifest.full_digest:
         detail = f"the gateway's full model is {digest[:12]}, this bundle names {manifest.full_digest[:12] or 'none'}"
-        return missing(subject, detail, advice)
+        return problem(subject, detail, advice)
     return ok(subject, f"the gateway serves the same bundle, full model {digest[:12]}")

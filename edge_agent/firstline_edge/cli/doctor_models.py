@@ -20,7 +20,7 @@ from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.wording import counted
 from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, key_of
-from firstline_edge.cli.findings import Finding, State, missing, ok, slow, slow_if
+from firstline_edge.cli.findings import Finding, Severity, hint, hint_if, ok, problem, warning
 from firstline_edge.models.loading import bundle_paths, quickest_ms
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
@@ -41,14 +41,14 @@ def model_findings(settings: EdgeSettings) -> list[Finding]:
     directories = [Path(directory) for directory in settings.models.directories]
     if not directories:
         advice = "name a bundle's folder in models.directories, or every request goes to the cloud"
-        return [slow("models", "none configured", advice)]
+        return [warning("models", "none configured", advice)]
     options = RuntimeOptions(providers=settings.models.providers, threads=settings.models.threads)
     try:
         check_options(options, "models.providers")
     except ConfigError as error:  # the agent does not start, whatever the models
-        return [missing("execution providers", error.message, _PROVIDERS)]
+        return [problem("execution providers", error.message, _PROVIDERS)]
     findings = [
-        missing("models", f"{directory} holds no bundle", "copy a bundle there: a folder with manifest.json")
+        problem("models", f"{directory} holds no bundle", "copy a bundle there: a folder with manifest.json")
         for directory in directories
         if not bundle_paths([directory])
     ]
@@ -57,7 +57,7 @@ def model_findings(settings: EdgeSettings) -> list[Finding]:
             bundle = open_bundle(path)
         except FirstlineError as error:
             advice = f"copy the bundle again, whole: rsync -a --delete BUNDLE/ {path}/"
-            findings.append(missing(f"bundle {path.name}", error.message, advice))
+            findings.append(problem(f"bundle {path.name}", error.message, advice))
             continue
         findings += _bundle_findings(bundle, options, settings.policy.default_timeout_ms)
     return findings
@@ -69,9 +69,9 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -
     try:
         load_scorer(bundle, options)
     except FirstlineError as error:
-        return [missing(name, error.message, _INSTALL["onnx"])]
+        return [problem(name, error.message, _INSTALL["onnx"])]
     if not manifest.edge:
-        return [slow(name, "has no edge variant; every request goes to the cloud")]
+        return [hint(name, "has no edge variant; every request goes to the cloud")]
     findings: list[Finding] = []
     used = ""
     for model in manifest.edge:
@@ -79,18 +79,18 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -
         try:
             p50_ms, provider = _measure(bundle, model, options)
         except FirstlineError as error:
-            findings.append(missing(subject, error.message, _INSTALL[model.runtime]))
+            findings.append(problem(subject, error.message, _INSTALL[model.runtime]))
             continue
         used = used or model.id
         pace = f"{p50_ms:.3g} ms a row (p50)" if p50_ms is not None else "loads; not measured, its sizes are free"
         role = f"the one in use; {_certification(manifest, model)}" if used == model.id else "a spare"
         is_slow = used == model.id and p50_ms is not None and p50_ms > timeout_ms / 2
         advice = "use a smaller edge model, or raise policy.default_timeout_ms"
-        findings.append(slow_if(is_slow, subject, f"{pace} on {provider}, {role}", advice))
+        findings.append(hint_if(is_slow, subject, f"{pace} on {provider}, {role}", advice))
     if not used:
         return findings
     return [  # a variant that does not load is not missed if another one does
-        slow(f.subject, f.detail, f"{f.advice}; until then {used} is used") if f.state is State.MISSING else f
+        warning(f.subject, f.detail, f"{f.advice}; until then {used} is used") if f.severity is Severity.ERROR else f
         for f in findings
     ]
 
@@ -118,7 +118,7 @@ def contract_findings(settings: EdgeSettings) -> list[Finding]:
     try:
         stored = records.read(path)
     except (IntegrityError, OSError) as error:
-        return [slow("audits", f"{error}", "certify the models again: nothing is certified until then")]
+        return [warning("audits", f"{error}", "certify the models again: nothing is certified until then")]
     findings = []
     for folder in bundle_paths([Path(directory) for directory in settings.models.directories]):
         try:
@@ -144,4 +144,4 @@ def _contract_finding(subject: str, record: Record) -> Finding:
     if not record.alarmed:
         return ok(subject, audits)
     advice = "certify again, with the output of `edge-agent audits`, and copy the new bundle here"
-    return slow(subject, f"{audits}; an alarm voids its certificate: {record.cause}", advice)
+    return warning(subject, f"{audits}; an alarm voids its certificate: {record.cause}", advice)

@@ -1,4 +1,4 @@
-"""The findings of `doctor`: a subject, its state, and what to type."""
+"""The findings of `doctor`: a subject, its severity, and what to type."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class Severity(StrEnum):
     OK = "ok"
-    SLOW = "slow"  # it works, worse than it could
-    MISSING = "missing"  # something that is configured or needed does not work
+    HINT = "hint"  # it works, and could work better
+    WARNING = "warning"  # it works with a restriction, or will fail
+    ERROR = "error"  # something that is configured or needed does not work, or a secret is exposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,32 +19,42 @@ class Finding:
 
     Args:
         subject: the part that was checked.
-        state: how it is.
+        severity: how it is.
         detail: the finding, with figures.
         advice: what to type, or "" if nothing needs to be done.
     """
 
     subject: str
-    state: State
+    severity: Severity
     detail: str
     advice: str = ""
 
 
 def ok(subject: str, detail: str) -> Finding:
     """Returns a finding about a part that works."""
-    return Finding(subject, State.OK, detail)
+    return Finding(subject, Severity.OK, detail)
 
 
-def slow(subject: str, detail: str, advice: str = "") -> Finding:
-    """Returns a finding about a part that works worse than it could."""
-    return Finding(subject, State.SLOW, detail, advice)
+def hint(subject: str, detail: str, advice: str = "") -> Finding:
+    """Returns a finding about a part that could work better."""
+    return Finding(subject, Severity.HINT, detail, advice)
 
 
-def missing(subject: str, detail: str, advice: str = "") -> Finding:
+def hint_if(could_be_better: bool, subject: str, detail: str, advice: str) -> Finding:
+    """Returns a finding about a part that works; with the advice if it could work better."""
+    return hint(subject, detail, advice) if could_be_better else ok(subject, detail)
+
+
+def warning(subject: str, detail: str, advice: str = "") -> Finding:
+    """Returns a finding about a part that works with a restriction."""
+    return Finding(subject, Severity.WARNING, detail, advice)
+
+
+def warning_if(is_restricted: bool, subject: str, detail: str, advice: str) -> Finding:
+    """Returns a finding about a part that works; with the advice if there is a restriction."""
+    return warning(subject, detail, advice) if is_restricted else ok(subject, detail)
+
+
+def problem(subject: str, detail: str, advice: str = "") -> Finding:
     """Returns a finding about a part that does not work; the project's error messages contain their own advice."""
-    return Finding(subject, State.MISSING, detail, advice)
-
-
-def slow_if(is_slow: bool, subject: str, detail: str, advice: str) -> Finding:
-    """Returns a finding about a part that works; with the advice if it is slow."""
-    return slow(subject, detail, advice) if is_slow else ok(subject, detail)
+    return Finding(subject, Severity.ERROR, detail, advice)

@@ -23,7 +23,7 @@ _MAX_COUNT = 1024
 _EPILOG = """\
 exit codes:
   0  done; `run` ends with it after SIGTERM or SIGINT, also while it starts
-  1  failure: the port is taken, no agent answers, no such request, doctor found something missing
+  1  failure: the port is taken, no agent answers, no such request, doctor found an error
   2  the command line or the configuration is invalid; one sentence on stderr says why
   130  another command than `run` was interrupted with Ctrl-C
 
@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     _add_agent_commands(commands)
     _add_fleet_commands(commands)
     _add_hardware_commands(commands)
-    _command(commands, "doctor", "find what is missing or slow on this device, and print what to type")
+    _command(commands, "doctor", "find errors on this device and what could be better, and print what to type")
     return parser.parse_args(arguments)
 
 

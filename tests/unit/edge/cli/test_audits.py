@@ -20,7 +20,7 @@ from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.cli import audits
 from firstline_edge.cli.doctor_models import contract_findings
 from firstline_edge.cli.explain import describe
-from firstline_edge.cli.findings import State
+from firstline_edge.cli.findings import Severity
 from firstline_edge.cli.parser import parse
 from firstline_edge.cli.status import _contract_lines
 from firstline_edge.state import StatePaths
@@ -144,11 +144,11 @@ def test_doctor_reports_an_alarm_of_a_bundle_in_use(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     records.RecordFile(path).write(records.encode({key: record, "gone": record}))
     (finding,) = contract_findings(settings)
-    assert (finding.state, finding.detail) == (State.OK, "10 audits, 3 disagreed")
+    assert (finding.severity, finding.detail) == (Severity.OK, "10 audits, 3 disagreed")
     record.alarmed, record.cause = True, "because"
     records.RecordFile(path).write(records.encode({key: record}))
     (finding,) = contract_findings(settings)
-    assert finding.state is State.SLOW and "an alarm voids its certificate: because" in finding.detail
+    assert finding.severity is Severity.WARNING and "an alarm voids its certificate: because" in finding.detail
     path.write_text("{")
     (finding,) = contract_findings(settings)
-    assert finding.state is State.SLOW and str(path) in finding.detail
+    assert finding.severity is Severity.WARNING and str(path) in finding.detail

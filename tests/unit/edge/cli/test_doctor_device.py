@@ -24,24 +24,24 @@ from firstline_edge.cli.doctor_device import (
     limit_findings,
     sensor_finding,
 )
-from firstline_edge.cli.findings import State
+from firstline_edge.cli.findings import Severity
 
 
 @pytest.mark.parametrize(
-    ("name", "limit_c", "state", "words"),
+    ("name", "limit_c", "severity", "words"),
     [
-        ("raspberry-pi-4", 80.0, State.SLOW, "held back now: under_voltage, throttled"),
-        ("raspberry-pi-5", 80.0, State.OK, "49 C"),
-        ("raspberry-pi-5", 45.0, State.SLOW, "49 C, and the limit is 45 C"),
-        ("virtual-machine", 80.0, State.OK, "no thermal zone"),
+        ("raspberry-pi-4", 80.0, Severity.WARNING, "held back now: under_voltage, throttled"),
+        ("raspberry-pi-5", 80.0, Severity.OK, "49 C"),
+        ("raspberry-pi-5", 45.0, Severity.WARNING, "49 C, and the limit is 45 C"),
+        ("virtual-machine", 80.0, Severity.OK, "no thermal zone"),
     ],
 )
-def test_a_throttled_device_is_slow(tmp_path: Path, name: str, limit_c: float, state: State, words: str) -> None:
+def test_a_throttled_device_is_slow(tmp_path: Path, name: str, limit_c: float, severity: Severity, words: str) -> None:
     with board(name, tmp_path):
         found = sensor_finding(Sensors(Tree(tmp_path)).read(1.0), limit_c)
-    assert found.state is state
+    assert found.severity is severity
     assert words in found.detail
-    assert bool(found.advice) is (state is State.SLOW)
+    assert bool(found.advice) is (severity is Severity.WARNING)
 
 
 def test_a_failed_provider_is_named(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_failed_provider_is_named(tmp_path: Path) -> None:
     with board("laptop", tmp_path):
         catalogue = replace(describe_device(Tree(tmp_path), tmp_path), engines=engines, measured=True)
     (found,) = engine_findings(catalogue, ("CUDAExecutionProvider", "CPUExecutionProvider"))
-    assert (found.subject, found.state) == ("CUDAExecutionProvider", State.SLOW)
+    assert (found.subject, found.severity) == ("CUDAExecutionProvider", Severity.WARNING)
     assert "SIGSEGV" in found.detail
     assert engine_findings(catalogue, ("CPUExecutionProvider",)) == []
     assert engine_findings(None, ("CUDAExecutionProvider",)) == []
@@ -66,7 +66,7 @@ def test_an_unused_working_provider_is_named(tmp_path: Path) -> None:
     with board("jetson-orin-nano", tmp_path):
         catalogue = replace(describe_device(Tree(tmp_path), tmp_path), engines=engines, measured=True)
     (found,) = engine_findings(catalogue, ("CPUExecutionProvider",))
-    assert (found.subject, found.state) == ("TensorrtExecutionProvider", State.OK)
+    assert (found.subject, found.severity) == ("TensorrtExecutionProvider", Severity.OK)
     assert "models.providers does not have it" in found.detail
 
 
@@ -77,7 +77,7 @@ def test_a_heat_limit_above_the_kernels_is_too_high(tmp_path: Path, limit_c: flo
         found = limit_findings(thermal_zones(tree), Sensors(tree).read(1.0), limit_c)
     assert bool(found) is expected
     if found:
-        assert (found[0].state, found[0].advice) == (State.SLOW, "set costs.heat_limit_c = 95, or less")
+        assert (found[0].severity, found[0].advice) == (Severity.HINT, "set costs.heat_limit_c = 95, or less")
 
 
 def test_a_zone_above_its_own_limit_is_ignored(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_power_is_reported_or_how_to_measure_it(tmp_path: Path, name: str, words
     with board(name, tmp_path / "root"):
         found = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "root")))
     (power,) = (one for one in found if one.subject == "power")
-    assert (power.state, words in power.detail) == (State.OK, True)
+    assert (power.severity, words in power.detail) == (Severity.OK, True)
 
 
 def test_a_hanging_driver_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_a_hanging_driver_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         patched.setattr(read_in_time, "__defaults__", (0.2,))
         (found,) = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(root)))
         ends.set()
-    assert found.state is State.SLOW
+    assert found.severity is Severity.WARNING
     assert "/sys/class/thermal/thermal_zone0/temp was not read" in found.detail
 
 
@@ -125,7 +125,7 @@ def test_a_root_without_kernel_files_lists_the_disabled_guards(
     for folder in there:
         (tmp_path / "hsot" / folder).mkdir(parents=True)
     (found,) = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "hsot")))
-    assert (found.subject, found.state) == ("hardware.root", State.MISSING)
+    assert (found.subject, found.severity) == ("hardware.root", Severity.ERROR)
     assert blind in found.detail
 
 
@@ -144,9 +144,9 @@ MQTT = {"kind": "mqtt", "host": "broker"}
 HTTP = {"kind": "http", "url": "http://gateway:8080"}
 
 
-def states(tmp_path: Path, links: list[dict[str, Any]], **fleet: Any) -> list[tuple[str, State]]:
+def states(tmp_path: Path, links: list[dict[str, Any]], **fleet: Any) -> list[tuple[str, Severity]]:
     settings = edge_settings(tmp_path, links=links, **{f"fleet__{key}": value for key, value in fleet.items()})
-    return [(finding.subject, finding.state) for finding in fleet_findings(settings)]
+    return [(finding.subject, finding.severity) for finding in fleet_findings(settings)]
 
 
 def test_a_device_without_a_fleet_has_no_findings(tmp_path: Path) -> None:
@@ -158,13 +158,13 @@ def test_a_device_without_an_http_link_gets_advice(tmp_path: Path) -> None:
     root.write_text("{}")
     settings = edge_settings(tmp_path, links=[MQTT], fleet__enabled=True, fleet__root_file=str(root))
     link, root_finding = fleet_findings(settings)
-    assert (link.subject, link.state) == ("fleet", State.SLOW)
+    assert (link.subject, link.severity) == ("fleet", Severity.WARNING)
     assert "fetched over HTTP" in link.detail and 'add [[links]] with kind = "http"' in link.advice
-    assert root_finding.state is State.OK
-    assert states(tmp_path, [MQTT, HTTP], enabled=True, root_file=str(root)) == [("fleet.root_file", State.OK)]
+    assert root_finding.severity is Severity.OK
+    assert states(tmp_path, [MQTT, HTTP], enabled=True, root_file=str(root)) == [("fleet.root_file", Severity.OK)]
 
 
 def test_the_root_metadata_is_checked(tmp_path: Path) -> None:
-    assert states(tmp_path, [HTTP], enabled=True) == [("fleet.root_file", State.SLOW)]
+    assert states(tmp_path, [HTTP], enabled=True) == [("fleet.root_file", Severity.WARNING)]
     absent = str(tmp_path / "absent")
-    assert states(tmp_path, [HTTP], enabled=True, root_file=absent) == [("fleet.root_file", State.MISSING)]
+    assert states(tmp_path, [HTTP], enabled=True, root_file=absent) == [("fleet.root_file", Severity.ERROR)]

@@ -29,7 +29,7 @@ from firstline_core.types import Reason
 from firstline_edge.__main__ import main
 from firstline_edge.cli import doctor, doctor_device
 from firstline_edge.cli.explain import describe
-from firstline_edge.cli.findings import State
+from firstline_edge.cli.findings import Severity
 from firstline_edge.cli.status import describe as describe_status
 from firstline_edge.state import StateDirectory
 
@@ -301,11 +301,11 @@ class TestDoctor:
         code, found = findings()
         assert code == 0
         assert next(iter(found)) == "processor"
-        assert found["model digits 1 edge-onnx"]["state"] == "ok"
+        assert found["model digits 1 edge-onnx"]["severity"] == "ok"
         assert "ms a row (p50)" in found["model digits 1 edge-onnx"]["detail"]
         assert "certified: at most 1.5 % of edge answers disagree" in found["model digits 1 edge-onnx"]["detail"]
-        assert found["fsync"]["detail"] and found["clock"]["state"] == "ok"
-        assert found["links"]["state"] == "slow"
+        assert found["fsync"]["detail"] and found["clock"]["severity"] == "ok"
+        assert found["links"]["severity"] == "warning"
 
     def test_missing_parts_come_with_advice(self, config: Path, tmp_path: Path, findings: Findings) -> None:
         http, mqtt = free_port(), free_port()
@@ -320,10 +320,21 @@ class TestDoctor:
         config.write_text(config.read_text().replace(str(DIGITS), str(tmp_path / "nowhere")))
         code, found = findings()
         assert code == 1
-        assert found["models"]["state"] == "missing"
+        assert found["models"]["severity"] == "error"
         assert found[f"links[0] http 127.0.0.1:{http}"]["advice"].startswith("start the gateway")
         assert found[f"links[1] mqtt 127.0.0.1:{mqtt}"]["advice"].startswith("start mosquitto")
         assert found["links[0].token_file"]["advice"] == f"chmod 600 {token}"
+
+    @pytest.mark.parametrize(("mode", "severity"), [(0o600, "ok"), (0o640, "warning"), (0o604, "error")])
+    def test_a_secret_that_every_user_may_read_is_an_error(
+        self, config: Path, tmp_path: Path, findings: Findings, mode: int, severity: str
+    ) -> None:
+        token = tmp_path / "tokens"
+        token.write_text("camera:0123456789abcdef\n")
+        token.chmod(mode)
+        config.write_text(config.read_text() + 'token_file = "tokens"\n')
+        code, found = findings()
+        assert (code, found["api.token_file"]["severity"]) == (1 if severity == "error" else 0, severity)
 
     def test_settings_that_run_would_refuse_are_missing(self, config: Path, tmp_path: Path, findings: Findings) -> None:
         tokens = tmp_path / "tokens"
@@ -335,7 +346,7 @@ class TestDoctor:
         config.write_text(config.read_text().replace(str(DIGITS), str(bundle)) + 'token_file = "tokens"\n')
         code, found = findings()
         assert code == 1
-        assert found["api.token_file"]["state"] == "missing"
+        assert found["api.token_file"]["severity"] == "error"
         assert "holds no token" in found["api.token_file"]["detail"]
         assert found["bundle bundle"]["advice"] == f"copy the bundle again, whole: rsync -a --delete BUNDLE/ {bundle}/"
 
@@ -351,7 +362,7 @@ class TestDoctor:
 
         monkeypatch.setattr(doctor_device, "_fsync_ms", refuse)
         _, found = findings()
-        assert found["state directory"]["state"] == "missing" and advice in found["state directory"]["advice"]
+        assert found["state directory"]["severity"] == "error" and advice in found["state directory"]["advice"]
 
     def test_stored_bytes_reduce_the_needed_space(self, tmp_path: Path, findings: Findings) -> None:
         outbox = tmp_path / "state" / "outbox"
@@ -374,7 +385,7 @@ class TestDoctor:
         monkeypatch.setattr(doctor.struct, "calcsize", lambda _: 4)
         monkeypatch.setattr(doctor.platform, "machine", lambda: "armv7l")
         first = doctor.machine_findings()[0]
-        assert (first.subject, first.state) == ("processor", State.SLOW)
+        assert (first.subject, first.severity) == ("processor", Severity.WARNING)
         assert "armv7l, a 32-bit system" in first.detail and "64-bit" in first.advice
 
     def test_doctor_runs_without_any_package(self) -> None:
@@ -390,7 +401,7 @@ class TestDoctor:
         done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (1, "")
         assert done.stdout.startswith("ok       processor")
-        assert "missing  numpy: cannot be imported" in done.stdout
+        assert "error    numpy: cannot be imported" in done.stdout
         assert "pip install 'firstline[edge-core]'" in done.stdout
 
     def test_an_absent_provider_is_missing_despite_a_tflite_variant(
@@ -399,6 +410,6 @@ class TestDoctor:
         monkeypatch.setenv("FIRSTLINE_EDGE_MODELS__PROVIDERS", '["CUDAExecutionProvider"]')
         code, found = findings()
         finding = found["execution providers"]
-        assert (code, finding["state"]) == (1, "missing")
+        assert (code, finding["severity"]) == (1, "error")
         assert "names CUDAExecutionProvider" in finding["detail"] and "CPUExecutionProvider" in finding["detail"]
         assert "firstline[edge-core]" in finding["advice"]

@@ -170,14 +170,3 @@ def test_command_runs_as_a_process() -> None:
     assert wrong.stderr.splitlines() == [
         "/nowhere is not a bundle: it has no manifest.json (make one: firstline bundle create)."
     ]
-
-
-@pytest.mark.parametrize("absent", ["typer", "rich"])
-def test_missing_workbench_extra_is_reported(absent: str) -> None:
-    code = f"import sys; sys.modules[{absent!r}] = None; from firstline.__main__ import main; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.splitlines() == [
-        "The firstline command needs more than the client library: install firstline[workbench]."
-    ]

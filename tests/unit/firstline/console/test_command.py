@@ -45,5 +45,5 @@ def test_invalid_options_are_refused_with_a_sentence(
 def test_missing_packages_are_named_in_the_error() -> None:
     command, environment = without({"nicegui"}, *GATEWAY, "--port", "0"), {**os.environ, "FIRSTLINE_TOKEN": "key"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert done.returncode == 2 and "install firstline[console]" in done.stderr
+    assert done.returncode == 2 and "pip install 'firstline[console]'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -72,6 +72,8 @@ def test_uncertified_result_exits_0() -> None:
         "certified": False, "threshold": None, "kept": 0.0, "risk_upper": None, "n": 100, "n_needed": 199,
     }  # fmt: skip
     assert "at least 199 more rows" in _run(*promise, table=_table(100)).stdout
+    assert "at least 199 more rows" in _run(*promise, "--require", table=_table(100), code=1).stdout
+    assert "Certified on 299 rows" in _run(*promise, "--require", table=_table(299)).stdout
     assert "Certified on 299 rows" in _run(*promise, table="\ufeff" + _table(299)).stdout
 
 
