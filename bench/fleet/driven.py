@@ -82,7 +82,9 @@ class Driven:
         self._counts: dict[str, tuple[Telemetry | None, Totals]] = {}
         self._sessions: dict[str, str] = {}
         service = ServiceClock(store.database, self.clock)
-        self.rollouts = Rollouts(store, clock=self.clock, service=service, on_change=lambda: None)
+        self.rollouts = Rollouts(
+            store, clock=self.clock, service=service, delta=settings.Contracts().delta, on_change=lambda: None
+        )
         self.driver = RolloutDriver(store, clock=self.clock, service=service, on_desired=lambda: None)
 
     async def pass_time(self, hours: float) -> None:

@@ -309,7 +309,7 @@ def _plan_text(plan: Plan) -> Iterator[str | Table]:
             *map(str, (stage.stage + 1, stage.devices, stage.away, stage.control)),
             _size(stage.bytes),
             _duration(stage.offered_s),
-            _duration(stage.earliest_s),
+            "-" if stage.earliest_s is None else _duration(stage.earliest_s),
         )
         for stage in plan.stages
     )
@@ -327,8 +327,9 @@ def _plan_text(plan: Plan) -> Iterator[str | Table]:
     )
     yield table(">stage", "figure", ">accepted", ">to find", ">can see", ">sees that after", rows=figures)
     sent = "-" if plan.bytes is None else f"at most {size(plan.bytes)}"
-    devices, complete = counted(plan.devices, "device"), _duration(plan.earliest_s)
-    yield f"{devices}, {plan.rest} of them held back; {sent}; complete after {complete}"
+    complete = "" if plan.earliest_s is None else f"; complete after {_duration(plan.earliest_s)} at the earliest"
+    yield f"{counted(plan.devices, 'device')}, {plan.rest} of them held back; {sent}{complete}"
+    yield f"{plan.detects}\n{plan.false_aborts}"
     yield from (f"its start ends rollout {rollout}" for rollout in plan.supersedes)
     yield from (f"mind: {warning}" for warning in plan.warnings)
     yield f"abort: {plan.abort}\nrollback: {plan.rollback}"

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import itertools
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +38,7 @@ from firstline_gateway.app import open_gateway
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.full_models import FullModels
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
-from firstline_gateway.rollouts.rollout import Definition, Stage, place
+from firstline_gateway.rollouts.rollout import Definition, Stage
 
 DEVICES = ("device-1", "device-2", "device-3")
 OLD, NEW = ModelKey("digits", 1), ModelKey("digits", 2)
@@ -163,15 +163,10 @@ def keeper_of(site: RegistrySite) -> FullModels:
     return site.gateway.full_models
 
 
-def salts() -> Iterator[str]:
-    """Of rollouts whose first third is one of the three devices."""
-    return (salt for salt in map(str, range(100)) if sum(place(salt, name) < 1 / 3 for name in DEVICES) == 1)
-
-
 def definition(bundle: Path) -> Definition:
     stages = Stage(1 / 3, soak_s=3600.0), Stage(1.0, soak_s=3600.0)
     sha256 = manifest_sha256(bundle)
-    return Definition("digits", NEW.version, sha256, stages, UNSEEN, held_back=0.0, salt=next(salts()))
+    return Definition("digits", NEW.version, sha256, stages, UNSEEN, held_back=0.0)
 
 
 async def test_both_full_models_answer_until_the_rollout_ends(

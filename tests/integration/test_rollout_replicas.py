@@ -41,7 +41,7 @@ class Replica:
         self.opened = OpenStore(store)
         self.database = self.opened.database
         service = ServiceClock(self.database, clock)
-        self.rollouts = Rollouts(self.opened.store, clock=clock, service=service, on_change=lambda: None)
+        self.rollouts = Rollouts(self.opened.store, clock=clock, service=service, delta=0.05, on_change=lambda: None)
         self.driver = RolloutDriver(self.opened.store, clock=clock, service=service, on_desired=lambda: None)
 
     def close(self) -> None:
@@ -178,7 +178,8 @@ async def test_a_failing_rollout_does_not_delay_the_others(store: Store, monkeyp
     async with replicas(store, clock) as (first, _):
         live(first.database, fleet, clock.wall_s())
         broken, sound = [
-            await first.rollouts.create(definition(Stage(1.0), version=version), OPS) for version in (2, 3)
+            await first.rollouts.create(definition(Stage(1.0), version=version, held_back=0.0), OPS)
+            for version in (2, 3)
         ]
         real = driver._compute_step
 
@@ -200,7 +201,7 @@ async def test_late_joiner_takes_part_in_the_rollback(store: Store) -> None:
     late = fleet.pop("camera-00004")
     async with replicas(store, clock) as (first, second):
         live(first.database, fleet, clock.wall_s())
-        found = definition(Stage(1.0, soak_s=0.0), rules=Rules(promote_unseen=True))
+        found = definition(Stage(1.0, soak_s=0.0), rules=Rules(promote_unseen=True), held_back=0.0)
         made = await first.rollouts.create(found, OPS)
         await first.rollouts.command(made.id, Command.START, OPS)
         for _ in range(4):

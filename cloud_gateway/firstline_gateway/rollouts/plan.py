@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
+from firstline_core.telemetry.wording import counted, duration_text
 from firstline_gateway.rollouts.device_progress import is_reachable
 from firstline_gateway.rollouts.judgement.figures import FIGURES, between
 from firstline_gateway.rollouts.judgement.statistics import (
@@ -27,7 +28,7 @@ _Spreads = Mapping[int, Mapping[str, float]]
 """Known standard deviations between devices over the last hours, by hours and figure."""
 
 
-def plan(definition: Definition, view: View, size_bytes: int | None, now: Now) -> Plan:
+def plan(definition: Definition, view: View, size_bytes: int | None, now: Now, delta: float) -> Plan:
     """Returns the effects of a rollout on the current fleet.
 
     Args:
@@ -35,19 +36,22 @@ def plan(definition: Definition, view: View, size_bytes: int | None, now: Now) -
         view: of the fleet.
         size_bytes: that one device fetches; None if unknown.
         now: the time.
+        delta: the probability with which a contract that holds may ever alarm.
     """
-    # The rollout has no id yet. Without a salt, its id will divide the devices: the numbers are those of another salt.
     rollout = Rollout("plan", definition, RolloutState.DRAFT, "", now.wall_s, seed=0)
     devices = selected(rollout, view)
     spreads = _spreads(definition.judged_bundle, [name for name, _ in devices], view, now)
     level = definition.rules.level(len(definition.stages) + 1, LOOKS_PER_STAGE)
     stages, taken = [], set[str]()
     for number, stage in enumerate(definition.stages):
-        groups = divide(rollout.salt, definition.stages, number, devices, definition.held_back)
-        treated, control = ([name for name in group if name not in taken] for group in groups)
+        treated, control, _ = divide(definition.places_salt, stage, devices, definition.held_back, taken)
         taken |= set(treated)
         sizes = _reachable(treated, view, definition), _reachable(control, view, definition)
         offered_s = _offered_s(stage, len(treated))
+        figures = tuple(
+            _figure(name, limit, spreads, soak_s=stage.soak_s, groups=sizes, level=level)
+            for name, limit in definition.rules.judged.items()
+        )
         stages.append(
             StagePlan(
                 stage=number,
@@ -56,38 +60,89 @@ def plan(definition: Definition, view: View, size_bytes: int | None, now: Now) -
                 control=len(control),
                 bytes=size_bytes * len(treated) if size_bytes is not None else None,
                 offered_s=offered_s,
-                earliest_s=offered_s + stage.soak_s,
-                figures=tuple(
-                    _figure(name, limit, spreads, soak_s=stage.soak_s, groups=sizes, level=level)
-                    for name, limit in definition.rules.judged.items()
-                ),
+                earliest_s=_earliest_s(offered_s, stage, figures),
+                figures=figures,
             )
         )
     rest = len(devices) - len(taken)
+    sees = any(figure.detectable is not None for stage in stages for figure in stage.figures)
+    times = [stage.earliest_s for stage in stages]
+    rest_s = _offered_s(definition.stages[-1], rest)
     return Plan(
         devices=len(devices),
         rest=rest,
         bytes=size_bytes * len(devices) if size_bytes is not None else None,
-        earliest_s=sum(stage.earliest_s for stage in stages) + _offered_s(definition.stages[-1], rest),
+        earliest_s=sum(filter(None, times)) + rest_s if sees and None not in times else None,
         stages=tuple(stages),
         supersedes=(),
         abort="Those done keep the new version, those under way stop and keep the old one, those waiting hear nothing.",
         rollback="Those done and those under way run again what they ran before, those waiting hear nothing.",
         warnings=tuple(_warnings(definition, len(devices))),
+        sees=sees,
+        detects=_detects(stages, definition),
+        false_aborts=_false_aborts(definition.rules.alpha, delta),
     )
 
 
-def no_device_warning(definition: Definition, devices: int) -> tuple[str, ...]:
-    """Returns a warning if a rollout selects no device at present; later devices may still match."""
-    if devices:
-        return ()
+def _false_aborts(alpha: float, delta: float) -> str:
+    return (
+        f"A model that changes nothing is aborted with a probability of at most {alpha + delta:.3g}: {alpha:.3g} by "
+        f"the comparison of its stages (alpha), and {delta:.3g} by the alarm of its contract (delta)."
+    )
+
+
+def _earliest_s(offered_s: float, stage: Stage, figures: Sequence[FigurePlan]) -> float | None:
+    """Returns the time until a stage can be promoted; None if it cannot, as far as the fleet's past shows."""
+    soak_s = stage.soak_s
+    for figure in figures:
+        if figure.must_detect is not None and (figure.detectable is None or figure.detectable > figure.must_detect):
+            if figure.after_s is None:
+                return None
+            soak_s = max(soak_s, figure.after_s)
+    return offered_s + soak_s
+
+
+def _detects(stages: Sequence[StagePlan], definition: Definition) -> str:
+    """Returns in one sentence what the judgement of these stages can detect, and when."""
+    names = list(definition.rules.judged)
+    found, unseen, elapsed_s = list[str](), names, 0.0
+    for stage, rules in zip(stages, definition.stages, strict=True):
+        elapsed_s += stage.offered_s + rules.soak_s
+        seen = {figure.figure: figure.detectable for figure in stage.figures if figure.detectable is not None}
+        new = [f"{name} (+{seen[name]:.3g})" for name in unseen if name in seen]
+        if new:
+            found.append(f"{', '.join(new)} in stage {stage.stage + 1}, after {duration_text(elapsed_s)}")
+        unseen = [name for name in unseen if name not in seen]
+    if found:
+        blind = f", and cannot detect {', '.join(unseen)}" if unseen else ""
+        return f"This fleet can detect a rise of {'; of '.join(found)}{blind}."
+    return (
+        f"This fleet can detect nothing by comparison, because {_blindness(stages, definition)}: only failed "
+        "installations and the alarm of a contract can abort the rollout."
+    )
+
+
+def _blindness(stages: Sequence[StagePlan], definition: Definition) -> str:
+    """Returns why no stage detects anything."""
+    if not definition.rules.judged:
+        return "its rules ignore all figures"
+    if not any(stage.devices - stage.away and stage.control for stage in stages):
+        return "no stage has both a device that would run the model and one that would not"
+    if not any(figure.spread is not None for stage in stages for figure in stage.figures):
+        return f"fewer than {counted(_FEWEST, 'device')} have reported counts for the length of a stage"
+    return "its groups are too small for a difference to be more than chance"
+
+
+def no_device_warning(definition: Definition) -> tuple[str, ...]:
+    """Returns the warning about a rollout that selects no device at present; later devices may still match."""
     which = f"matches {definition.selector}" if definition.selector else "belongs to the fleet"
     return (f"No device {which} now, so no device would try the model.",)
 
 
 def _warnings(definition: Definition, devices: int) -> Iterable[str]:
     """Yields the effects that a rollout's stages cannot detect, and a warning if it selects no device."""
-    yield from no_device_warning(definition, devices)
+    if not devices:
+        yield from no_device_warning(definition)
     if "silence" not in definition.rules.judged:
         return
     short = [str(number) for number, each in enumerate(definition.stages, 1) if each.soak_s <= definition.silent_s]

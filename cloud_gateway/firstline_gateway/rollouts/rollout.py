@@ -1,8 +1,9 @@
 """A rollout: its subject, rules and stages, which devices each stage takes, and its states and those of its devices.
 
 Chance divides the devices: each has a place in [0, 1) by a hash of the rollout's salt and its name. A stage takes the
-places below its share, so that a growing share keeps its devices, and devices that join later have a place too.
-The places at the upper end are held back until the last stage was judged: without them it would have no control group.
+devices with the lowest places, so that a growing share keeps its devices, and devices that join later have a place too.
+The devices with the highest places are held back until the last stage was judged: without them it would have no control
+group.
 
     DRAFT -> APPROVED -> RUNNING <-> PAUSED
                             |           |
@@ -18,7 +19,8 @@ after which those that are done go back to what they ran before; a verdict to ab
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import combinations
 from typing import Annotated, NamedTuple
@@ -85,7 +87,8 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
         rules: of the judgement.
         selector: of the devices; "" for all.
         held_back: the share of devices that no stage takes, so that there is always a control group.
-        salt: of the hash that gives devices their places; "" for the rollout's id. The same salt keeps the places.
+        salt: of the hash that gives devices their places; "" for `manifest_sha256`, so that the plan of a rollout has
+            the devices of its start. The same salt keeps the places.
         approval: whether a second person has to approve it.
         silent_s: a device that was last seen so long ago is away before the offer, and has failed after it.
         what: whether it brings a bundle or a configuration.
@@ -116,6 +119,11 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
         check_growing(self.stages)
 
     @property
+    def places_salt(self) -> str:
+        """Returns the salt of the devices' places."""
+        return self.salt or self.manifest_sha256
+
+    @property
     def title(self) -> str:
         """Returns what it brings, in words."""
         what = "" if self.what is Subject.MODEL else f"{self.what} "
@@ -138,10 +146,12 @@ class StageGroups(NamedTuple):
     Attributes:
         treated: the devices that take the model in this stage.
         control: the control group.
+        members: number of devices of the stage's group, including those that took the model in earlier stages.
     """
 
     treated: tuple[str, ...]
     control: tuple[str, ...]
+    members: int
 
 
 def place(salt: str, device: str) -> float:
@@ -167,31 +177,36 @@ def check_growing(stages: Sequence[Stage]) -> None:
 
 def divide(
     salt: str,
-    stages: Sequence[Stage],
-    number: int,
+    stage: Stage,
     devices: Iterable[tuple[str, Mapping[str, str]]],
     held_back: float,
+    taken: Collection[str],
 ) -> StageGroups:
-    """Returns a stage's devices and its control group.
+    """Returns a stage's devices and its control group; counts whole devices.
+
+    A stage takes its share of the devices of its group, rounded up, and at least one device that no earlier stage took.
+    The share that is held back is rounded up too, but leaves one device for the stage. So any group that has two
+    devices gets a control group, and the number of devices does not depend on the salt.
 
     Args:
         salt: of the rollout.
-        stages: of the rollout.
-        number: of the stage, from 0.
+        stage: that begins.
         devices: names and tags of the rollout's devices.
-        held_back: the share of places, at the upper end, that no stage takes.
+        held_back: the share of its group that no stage takes.
+        taken: the devices that took the model in earlier stages.
     """
-    treated: list[tuple[float, str]] = []
-    control: list[tuple[float, str]] = []
-    stage = stages[number]
     group = parse_selector(stage.group)
-    earlier = [(parse_selector(each.group), _upper(each, held_back)) for each in stages[:number]]
-    for name, tags in devices:
-        at = place(salt, name)
-        if not group.matches(tags) or any(before.matches(tags) and at < upper for before, upper in earlier):
-            continue
-        (treated if at < _upper(stage, held_back) else control).append((at, name))
-    return StageGroups(*(tuple(name for _, name in sorted(found)) for found in (treated, control)))
+    members = sorted((place(salt, name), name) for name, tags in devices if group.matches(tags))
+    untaken = [name for _, name in members if name not in taken]
+    earlier = len(members) - len(untaken)
+    most = len(members) - min(_whole(held_back, len(members)), max(0, len(members) - 1))
+    number = max(0, min(max(_whole(stage.share, len(members)), earlier + 1), most) - earlier)
+    return StageGroups(tuple(untaken[:number]), tuple(untaken[number:]), len(members))
+
+
+def _whole(share: float, devices: int) -> int:
+    """Returns a share of devices, rounded up; a rounding error of the product does not add a device."""
+    return math.ceil(share * devices - 1e-9)
 
 
 def due(stage: Stage, devices: int, elapsed_s: float) -> int:
@@ -199,10 +214,6 @@ def due(stage: Stage, devices: int, elapsed_s: float) -> int:
     if stage.per_minute is None:
         return devices
     return min(devices, int(elapsed_s / 60 * stage.per_minute) + 1)
-
-
-def _upper(stage: Stage, held_back: float) -> float:
-    return min(stage.share, 1.0 - held_back)
 
 
 class RolloutState(StrEnum):
@@ -228,6 +239,8 @@ class Phase(StrEnum):
     """The phase of a running rollout."""
 
     NONE = ""
+    EMPTY = "empty"
+    """The stage has no device; it begins with the first one."""
     INSTALLING = "installing"
     OBSERVING = "observing"
 
@@ -273,10 +286,6 @@ class Rollout(Struct, frozen=True):
     unsettled: bool = False
     attempt: int = 1
     started_s: float = 0.0
-
-    @property
-    def salt(self) -> str:
-        return self.definition.salt or self.id
 
     @property
     def is_rest(self) -> bool:

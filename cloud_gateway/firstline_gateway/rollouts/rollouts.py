@@ -42,6 +42,7 @@ class Rollouts:
         store: reads and writes it.
         clock: for wall time.
         service: measures the durations of rollouts.
+        delta: the probability with which a contract that holds may ever alarm.
         signed_digest: returns the signed digest of a version; None if this gateway has no registry.
         on_change: called when a step is due.
         before_start: prepares the start; a rollout does not start if it raises.
@@ -53,6 +54,7 @@ class Rollouts:
         *,
         clock: Clock,
         service: ServiceClock,
+        delta: float,
         signed_digest: SignedDigest | None = None,
         on_change: Callable[[], None],
         before_start: Callable[[Definition], Awaitable[None]] | None = None,
@@ -60,6 +62,7 @@ class Rollouts:
         self._store = store
         self._clock = clock
         self._service = service
+        self._delta = delta
         self._signed_digest = signed_digest
         self._on_change = on_change
         self._before_start = before_start
@@ -150,8 +153,7 @@ class Rollouts:
             RequestError: the rollout's state does not allow the command.
             ForbiddenError: its creator may not approve it.
         """
-        if command is Command.START:
-            await self._prepare(rollout_id)
+        warnings = await self._prepare(rollout_id) if command is Command.START else ()
         now = Now(self._service.now_s(), self._clock.wall_s())
 
         def apply(connection: Connection) -> RolloutSummary:
@@ -167,23 +169,23 @@ class Rollouts:
                 _check_contract(connection, rollout.definition)
                 _supersede(connection, rollout, by, now)
             after = records.apply(connection, rollout, changes, now.wall_s) or rollout
-            summary = _summary(after, _counts(connection, rollout_id))
-            if command is Command.START:
-                selected = len(_selected_tags(connection, rollout.definition))
-                summary = replace(summary, warnings=no_device_warning(rollout.definition, selected))
-            return summary
+            return replace(_summary(after, _counts(connection, rollout_id)), warnings=warnings)
 
         summary = await self._store.write(apply)
         self._on_change()
         return summary
 
-    async def _prepare(self, rollout_id: str) -> None:
-        """Does the slow part of a start, before its transaction."""
+    async def _prepare(self, rollout_id: str) -> tuple[str, ...]:
+        """Does the slow part of a start, before its transaction; returns what the rollout cannot achieve."""
         rollout = await self._store.read(partial(_existing, rollout_id=rollout_id))
         state_after(Command.START, rollout.state)
         await self._check_signed(rollout.definition)
         if self._before_start is not None:
             await self._before_start(rollout.definition)
+        planned = await self._planned(rollout.definition, None)
+        if not planned.devices:
+            return no_device_warning(rollout.definition)
+        return () if planned.sees else (planned.detects,)
 
     async def plan(self, definition: Definition, size_bytes: int | None) -> Plan:
         """Returns the plan of a rollout.
@@ -196,12 +198,15 @@ class Rollouts:
             RequestError: as `create` does.
         """
         definition.check()
+        return await self._planned(definition, size_bytes)
+
+    async def _planned(self, definition: Definition, size_bytes: int | None) -> Plan:
         now = Now(self._service.now_s(), self._clock.wall_s())
 
         def read(connection: Connection) -> Plan:
             view = FleetView(connection, "", definition, FleetCache(definition), now.wall_s)
             supersedes = tuple(rollout.id for rollout in _conflicting(connection, definition))
-            return replace(plan(definition, view, size_bytes, now), supersedes=supersedes)
+            return replace(plan(definition, view, size_bytes, now, self._delta), supersedes=supersedes)
 
         return await self._store.read(read)
 

@@ -1,5 +1,6 @@
 """One step of a rollout: computes the changes from its state, its devices' reports and the time. Pure.
 
+empty           the stage waits for its first device; it is never promoted by a rule
 installing      the stage's devices are offered the model, at its pace, until they finish or its patience ends
 observing       both groups are observed, and the stage is judged
 going back      devices under way stop after an abort; those that are done go back after a rollback, too
@@ -42,6 +43,7 @@ from firstline_gateway.rollouts.rollout import (
     Phase,
     Rollout,
     RolloutState,
+    StageGroups,
     divide,
     due,
     place,
@@ -181,7 +183,7 @@ def step(rollout: Rollout, assignments: Mapping[str, Assignment], view: View, no
         changes.alarmed = True
         changes.abort("contract", view.alarm, now)
     elif rollout.state is RolloutState.RUNNING:
-        if rollout.phase is Phase.NONE:
+        if rollout.phase in (Phase.NONE, Phase.EMPTY):
             _begin(changes, devices, view, now)
         elif rollout.phase is Phase.INSTALLING:
             _install(changes, devices, view, now)
@@ -200,30 +202,55 @@ def selected(rollout: Rollout, view: View) -> list[tuple[str, Mapping[str, str]]
     return [(name, device.tags) for name, device in sorted(view.devices.items()) if selector.matches(device.tags)]
 
 
-def _stage_groups(
-    rollout: Rollout, assignments: Mapping[str, Assignment], view: View
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _stage_groups(rollout: Rollout, assignments: Mapping[str, Assignment], view: View) -> StageGroups:
     """Returns the stage's devices in order, and its control group; the devices held back come last."""
     definition, devices = rollout.definition, selected(rollout, view)
     taken = {name for name, assignment in assignments.items() if assignment.treated}
     if rollout.is_rest:
-        rest = sorted((name for name, _ in devices if name not in taken), key=lambda name: place(rollout.salt, name))
-        return tuple(rest), ()
-    treated, control = divide(rollout.salt, definition.stages, rollout.stage, devices, definition.held_back)
-    return tuple(name for name in treated if name not in taken), tuple(name for name in control if name not in taken)
+        rest = sorted(
+            (name for name, _ in devices if name not in taken), key=lambda name: place(definition.places_salt, name)
+        )
+        return StageGroups(tuple(rest), (), len(devices))
+    return divide(definition.places_salt, rollout.current, devices, definition.held_back, taken)
+
+
+def _without_devices(changes: Changes, now: Now, *, members: int) -> None:
+    """Skips a stage whose devices all took the model in earlier stages; otherwise waits for its first device."""
+    rollout = changes.rollout
+    if members:
+        sentence = f"{rollout.stage_title} is skipped: earlier stages took its devices, and the others are held back."
+        changes.note("skip", "rule:order", stage=rollout.stage, sentence=sentence)
+        changes.rollout = replace(rollout, stage=rollout.stage + 1, phase=Phase.NONE, sentence=sentence)
+        changes.more = True
+        return
+    group = " and ".join(filter(None, (rollout.definition.selector, rollout.current.group)))
+    sentence = f"{rollout.stage_title} has no device, because no device {f'matches {group}' if group else 'is here'}"
+    if rollout.phase is Phase.NONE:
+        changes.rollout = replace(
+            rollout,
+            phase=Phase.EMPTY,
+            since_s=now.service_s,
+            patience_s=now.service_s,
+            sentence=f"{sentence}; it waits for one.",
+        )
+    elif now.service_s - rollout.patience_s > rollout.current.patience_s:
+        changes.pause(f"{sentence}; resume waits for as long again, promote and abort do not.", now)
 
 
 def _begin(changes: Changes, assignments: Mapping[str, Assignment], view: View, now: Now) -> None:
     """Assigns the stage's devices, and stores their counts of the time before."""
     rollout = changes.rollout
-    treated, control = _stage_groups(rollout, assignments, view)
+    treated, control, members = _stage_groups(rollout, assignments, view)
+    # Devices that still waited when a person promoted the stage before come first; chance did not put them here, so
+    # they are not compared.
+    left = [each for each in assignments.values() if each.treated and each.state is _S.WAITING]
+    if not (treated or left or rollout.is_rest):
+        _without_devices(changes, now, members=members)
+        return
     for group, state in ((treated, _S.WAITING), (control, _S.CONTROL)):
         for number, name in enumerate(group):
             reachable = is_reachable(view.devices.get(name), rollout.definition.silent_s)
             changes.assigned[name] = Assignment(name, rollout.stage, state is _S.WAITING, reachable, number, state)
-    # Devices that still waited when a person promoted the stage before come first; chance did not put them here, so
-    # they are not compared.
-    left = [each for each in assignments.values() if each.treated and each.state is _S.WAITING]
     for number, each in enumerate(sorted(left, key=lambda each: (each.stage, each.place))):
         changes.assigned[each.device] = replace(each, stage=rollout.stage, reachable=False, place=number - len(left))
     names = [] if rollout.is_rest else [*treated, *control]  # the devices held back are not observed

@@ -142,7 +142,8 @@ class StagePlan(Struct, frozen=True):
         control: devices in the control group meanwhile.
         bytes: sent to devices; null if the size of the bundle is unknown.
         offered_s: time until the last device is offered the model.
-        earliest_s: time until the stage can be promoted, without installations.
+        earliest_s: time until the stage can be promoted, without installations; null if the fleet's past shows that it
+            cannot detect what its rules must.
     """
 
     stage: int
@@ -151,7 +152,7 @@ class StagePlan(Struct, frozen=True):
     control: int
     bytes: int | None
     offered_s: float
-    earliest_s: float
+    earliest_s: float | None
     figures: tuple[FigurePlan, ...]
 
 
@@ -162,21 +163,28 @@ class Plan(Struct, frozen=True):
         devices: of the rollout.
         rest: devices held back until all stages were evaluated.
         bytes: sent to all devices; null if unknown.
-        earliest_s: time until it can be complete, without installations.
+        earliest_s: time until it can be complete, without installations; null if a stage cannot be promoted, or if no
+            stage can detect anything.
         supersedes: ids of the rollouts that it would end.
         abort: the effect of an abort on finished, running and waiting devices.
         rollback: the same for a rollback.
+        sees: whether a stage can detect any difference from its control group.
+        detects: a sentence about the differences that this fleet can detect, and when.
+        false_aborts: the probability that a model that changes nothing is aborted, in one sentence.
         warnings: sentences about what the plan cannot achieve.
     """
 
     devices: int
     rest: int
     bytes: int | None
-    earliest_s: float
+    earliest_s: float | None
     stages: tuple[StagePlan, ...]
     supersedes: tuple[str, ...]
     abort: str
     rollback: str
+    sees: bool
+    detects: str
+    false_aborts: str
     warnings: tuple[str, ...] = ()
 
 

@@ -3,7 +3,7 @@
 - **abort**: more installations failed than are accepted, or a figure is worse than the control group's by more than its
   tolerance, at the p-value at which this evaluation may abort.
 - **hold**: no figure is worse, but the stage's time is not over; or there is too little data to detect the difference
-  that the rollout must find; or none of the few devices that tried could install it.
+  that the rollout must find; or no device of the stage runs the model.
 - **promote**: the stage's time is over, and every difference that had to be found would have been detected.
 
 Both groups are as chance made them: all devices of the stage that were online at the offer, whether they run the model
@@ -181,8 +181,12 @@ def judge(
             return Verdict(Decision.ABORT, finding.figure, _worse(finding), look, findings)
     if not over:
         return Verdict(Decision.HOLD, "time", "Nothing is worse so far; the stage's time is not over.", look, findings)
-    if failed and not installed:  # with few devices even that may be chance, but no device runs the model
-        sentence = f"Of {counted(failed, 'device')} that tried, none could install it."
+    if not installed:  # with few devices even that may be chance
+        sentence = (
+            f"Of {counted(failed, 'device')} that tried, none could install it."
+            if failed
+            else "No device of the stage runs the model yet."
+        )
         return Verdict(Decision.HOLD, INSTALLATIONS, sentence, look, findings)
     unclear = [
         one

@@ -264,12 +264,15 @@ def test_a_report_from_before_a_retry_does_not_count() -> None:
 def test_a_plan_has_the_devices_of_each_stage_and_the_detectable_effects() -> None:
     fleet = simulated_fleet(40, Stage(0.25, per_minute=2), Stage(1.0), held_back=0.2)
     fleet.devices["d00"] = replace(fleet.devices["d00"], online=False)
-    planned = plan(fleet.rollout.definition, fleet, 1000, Now(0.0, 1.7e9))
+    planned = plan(fleet.rollout.definition, fleet, 1000, Now(0.0, 1.7e9), 0.05)
     assert planned.devices == 40 and planned.bytes == 40_000
     assert sum(stage.devices for stage in planned.stages) + planned.rest == 40
     assert sum(stage.away for stage in planned.stages) <= 1
     first = planned.stages[0]
     assert first.offered_s == (first.devices - 1) * 30 and first.control == 40 - first.devices
+    assert planned.sees and planned.earliest_s is not None and "at most 0.06:" in planned.false_aborts
+    assert planned.detects.startswith("This fleet can detect a rise of crashes (+")
+    assert "in stage 1, after 64 minutes, and cannot detect latency, drift" in planned.detects
     drift = next(figure for figure in first.figures if figure.figure == "drift")
     assert drift.spread is None and drift.detectable is None
 
@@ -382,16 +385,16 @@ def test_stranded_devices_are_reported_and_do_not_delay_a_rollback() -> None:
 
 def test_a_plan_warns_of_a_stage_that_is_too_short_to_detect_silence() -> None:
     fleet = simulated_fleet(4, Stage(0.5, soak_s=900), Stage(1.0, soak_s=901))
-    (warning,) = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9)).warnings
+    (warning,) = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), 0.05).warnings
     assert warning.startswith("Stage 1 is observed for no longer than the 900 s")
     ignored = replace(fleet.rollout.definition, rules=Rules(ignored=("silence",)))
-    assert plan(ignored, fleet, None, Now(0.0, 1.7e9)).warnings == ()
+    assert plan(ignored, fleet, None, Now(0.0, 1.7e9), 0.05).warnings == ()
 
 
 def test_a_plan_warns_that_no_device_is_selected() -> None:
     fleet = simulated_fleet(4, Stage(1.0, soak_s=901))
     misspelt = replace(fleet.rollout.definition, selector="site=berlni")
-    (warning,) = plan(misspelt, fleet, None, Now(0.0, 1.7e9)).warnings
+    (warning,) = plan(misspelt, fleet, None, Now(0.0, 1.7e9), 0.05).warnings
     assert warning.startswith("No device matches site=berlni now, ")
 
 
@@ -441,3 +444,54 @@ def test_nothing_is_promoted_after_an_alarm_at_any_moment() -> None:
             fleet.advance(100)
         assert fleet.notes.count("rollout.promote") == promoted
         assert fleet.rollout.state in (RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK)
+
+
+@pytest.mark.parametrize("devices", [0, 1, 2])
+def test_a_plan_that_detects_nothing_says_so_instead_of_when_it_is_complete(devices: int) -> None:
+    fleet = simulated_fleet(devices, Stage(0.5, soak_s=60), rules=Rules(promote_unseen=True), held_back=0.05)
+    planned = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), 0.05)
+    assert planned.earliest_s is None and not planned.sees
+    assert planned.detects.startswith("This fleet can detect nothing by comparison, because ")
+
+
+def test_a_stage_without_devices_waits_and_is_never_promoted() -> None:
+    fleet = simulated_fleet(
+        4, Stage(1.0, group="site=paris", patience_s=300), Stage(1.0), rules=Rules(promote_unseen=True)
+    )
+    for _ in range(5):
+        fleet.advance(100)
+        assert fleet.states() == {} and "Stage 1 of 2 has no device" in fleet.rollout.sentence
+    assert fleet.rollout.state is RolloutState.PAUSED and "rollout.promote" not in fleet.notes
+    fleet.command(Command.RESUME)
+    fleet.devices["d01"] = replace(fleet.devices["d01"], tags={"site": "paris"})
+    fleet.advance(5)
+    assert fleet.states() == {S.OFFERED: 1} and fleet.rollout.phase is Phase.INSTALLING
+
+
+def test_a_stage_on_which_no_device_runs_the_model_is_not_promoted() -> None:
+    fleet = simulated_fleet(4, Stage(1.0, soak_s=60, patience_s=300), rules=Rules(promote_unseen=True))
+    fleet.devices = {name: replace(each, online=False) for name, each in fleet.devices.items()}
+    for _ in range(3):
+        fleet.advance(60)
+    assert fleet.rollout.state is RolloutState.RUNNING and "No device of the stage runs" in fleet.rollout.sentence
+    fleet.devices = {name: replace(each, online=True) for name, each in fleet.devices.items()}
+    fleet.advance(1)
+    fleet.report_all(UpdateState.COMMITTED)
+    fleet.advance(60)
+    assert fleet.rollout.state is RolloutState.COMPLETED
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 5, 8, 40])
+def test_a_plan_has_as_many_devices_in_each_stage_as_the_start(devices: int) -> None:
+    stages = [Stage(share, soak_s=800) for share in (0.01, 0.1, 1.0)]
+    fleet = simulated_fleet(devices, *stages, held_back=0.05)
+    fleet.rollout = replace(fleet.rollout, definition=replace(fleet.rollout.definition, salt=""))
+    planned = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), 0.05)
+    for _ in range(60):
+        fleet.advance(100)
+        fleet.report_all(UpdateState.COMMITTED)
+    assert fleet.rollout.state is RolloutState.COMPLETED
+    taken = [sum(each.stage == stage for each in fleet.assignments.values()) for stage in range(4)]
+    assert taken == [*(stage.devices for stage in planned.stages), planned.rest]
+    assert taken[0] == 1 and sum(taken) == devices
+    assert all(stage.control for stage in planned.stages) or devices == 1
