@@ -112,7 +112,8 @@ class Gateway:
         self.metrics = RequestMetrics("gateway")
         self.bodies = BodyBudget(settings.api.bodies_limit_bytes, fair=True)
         self._dispatcher = dispatcher
-        self.store = Store(open_database(settings.store))
+        authority = AuthorityFolder(Path(settings.identity.directory), clock)
+        self.store = Store(open_database(settings.store, must_exist=authority.had_store))
         service = ServiceClock(self.store.database, clock)
         self.identity = Identity(settings, self.store, clock=clock)
         self._build_serving(service, load)
@@ -205,9 +206,7 @@ class Gateway:
         if self._broker is not None:
             self._broker.refresh()
         self._mqtt = (
-            MqttConsumer(
-                self.plane, settings.mqtt, metrics=self.metrics, clock=clock, is_revoked=credentials.is_revoked
-            )
+            MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock, admit=self.identity.admit_device)
             if settings.mqtt.enabled
             else None
         )
@@ -256,7 +255,7 @@ class Gateway:
                 self.fleet,
                 mqtt.connection_settings(settings.mqtt, LIMIT_BYTES),
                 settings.mqtt.prefix,
-                self.identity.gatekeeper.credentials.is_revoked,
+                self.identity.admit_device,
                 desired_changed,
                 metrics=self.metrics,
                 clock=clock,
@@ -474,10 +473,10 @@ def open_gateway(settings: Settings) -> Gateway:
         budget_bytes=settings.models.memory_budget_mb << 20 if here else 0,
         fetched=settings.fetched_models,
     )
-    had_authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK).exists
     load = partial(load_full, options=options) if here else None
     if settings.executors:
-        open_database(settings.store).close()  # creates the schema before profiles are read
+        authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK)
+        open_database(settings.store, must_exist=authority.had_store).close()  # creates the schema for the profiles
     dispatcher = open_executors(settings, repository, options, priors_in(settings.store))
     gateway = Gateway(settings, repository, dispatcher, load=load)
     if not repository.models:
@@ -488,11 +487,6 @@ def open_gateway(settings: Settings) -> Gateway:
         log.warning(
             "no API key and no device yet, so no caller can authenticate", create="firstline-gateway key create NAME"
         )
-        if had_authority:
-            log.warning(
-                "enrolled devices are in another store: check store.url, or restore a backup",
-                store=gateway.store.database.shown,
-            )
     return gateway
 
 

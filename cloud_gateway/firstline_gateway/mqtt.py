@@ -15,7 +15,7 @@ import hmac
 import math
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from firstline_core.errors import (
     LinkDownError,
     ProtocolError,
     RequestError,
-    UnauthorizedError,
 )
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.data_plane import DataPlane
@@ -67,8 +66,8 @@ class MqttConsumer:
     Args:
         plane: answers.
         settings: the broker, the topics and how many requests may be in work.
-        is_revoked: whether a device of this name was revoked: its requests are not answered even if the broker passes
-            them on.
+        admit: returns if a device of this name may call, and raises otherwise: its requests are not answered even if
+            the broker passes them on.
 
     Raises:
         ConfigError: the password file or a topic is invalid.
@@ -81,13 +80,13 @@ class MqttConsumer:
         *,
         metrics: RequestMetrics,
         clock: Clock,
-        is_revoked: Callable[[str], bool] = lambda _: False,
+        admit: Callable[[str], Awaitable[None]],
     ) -> None:
         self._plane = plane
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
-        self._is_revoked = is_revoked
+        self._admit = admit
         self.connection = connection_settings(settings, plane.limits.body_bytes)
         self._filter = shared_requests(_group(settings.group, self.connection.password), settings.prefix)
         self._in_work = 0
@@ -143,8 +142,10 @@ class MqttConsumer:
         except (ProtocolError, ConfigError) as fault:
             self._drop(message, fault)
             return
-        if self._is_revoked(device):
-            self._drop(message, UnauthorizedError(f"The device '{device}' was revoked."))
+        try:
+            await self._admit(device)
+        except FirstlineError as refusal:
+            self._drop(message, refusal)
             return
         if message.response_topic != own:
             asked = f"'{message.response_topic}'" if message.response_topic else "none"

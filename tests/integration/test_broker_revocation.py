@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.broker import HOST
-from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
+from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer, Revocations
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol.mqtt_messages import MqttSettings
@@ -48,18 +48,6 @@ def gateways(broker: GeneratedBroker) -> MqttSettings:
         password=broker.files.password_file.read_text().strip(),
         tls_ca_file=broker.files.path / BROKER_AUTHORITIES_FILE,
     )
-
-
-class Revocations:
-    """The credentials of the gateway; a test changes them."""
-
-    def __init__(self) -> None:
-        self.certificates: list[RevokedCertificate] = []
-        self.revoked_devices: set[str] = set()
-        self.version = 1
-
-    def revoked_certificates(self) -> list[RevokedCertificate]:
-        return list(self.certificates)
 
 
 class Room:

@@ -17,6 +17,7 @@ from support.broker import Broker
 from support.gateway import GatedExecutor, digits_repository, gateway_of, gateway_settings, wait_for_gauge
 from support.images import grey, images
 from support.inference import digits_request
+from support.keys import create_key
 from support.logs import captured_lines
 from support.mqtt_device import device_at
 from support.waiting import until
@@ -164,6 +165,19 @@ async def test_no_answer_goes_to_another_devices_topic(mosquitto: Broker, tmp_pa
         await device.ask(device.publication(request_of()))  # it still answers who asks properly
         assert other.got.empty()
         assert counted(gateway, ANSWERED) == 1
+
+
+async def test_device_that_the_store_does_not_know_gets_no_answer(mosquitto: Broker, tmp_path: Path) -> None:
+    async with (
+        gateway_at(mosquitto, tmp_path, auth__mode="tokens") as gateway,
+        device_at(mosquitto, "press-7") as device,
+        device_at(mosquitto, "stranger") as stranger,
+    ):
+        await stranger.client.publish(stranger.publication(request_of()))
+        await until(lambda: counted(gateway, 'firstline_gateway_errors_total{code="unauthorized"}') == 1)
+        create_key(gateway.settings.store, "press-7", "device")  # which the gateway looks up
+        assert (await device.infer(request_of())).answer is not None
+        assert stranger.got.empty()
 
 
 async def test_replicas_share_requests_without_duplicates(mosquitto: Broker, tmp_path: Path) -> None:

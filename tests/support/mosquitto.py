@@ -51,6 +51,21 @@ class Issuer:
         return file
 
 
+class Revocations:
+    """The credentials of a gateway that had issued certificates to every device; a test changes them."""
+
+    def __init__(self) -> None:
+        self.certificates: list[RevokedCertificate] = []
+        self.revoked_devices: set[str] = set()
+        self.version = 1
+
+    def revoked_certificates(self) -> list[RevokedCertificate]:
+        return list(self.certificates)
+
+    def knows(self, _device: str) -> bool:
+        return True
+
+
 class GeneratedBroker:
     """A broker on generated files; `revoke` rewrites them and signals the broker, as a gateway does."""
 
@@ -67,8 +82,7 @@ class GeneratedBroker:
             **plan,
         )
         self.files = BrokerFolder(files, self.plan, PREFIX, (HOST,))
-        self._revoked: list[RevokedCertificate] = []
-        self._denied: set[str] = set()
+        self._revocations = Revocations()
         self.refresh()
         config = folder / "mosquitto.conf"
         # Only so that it can read a test's folder where the tests run as root; ignored for others.
@@ -76,14 +90,15 @@ class GeneratedBroker:
         self.broker = Broker(folder, config=config, port=self.plan.gateway_port)  # the one that it opens last
 
     def refresh(self) -> set[str]:
-        return self.files.refresh(Authorities(self.issuer.authority), self._revoked, self._denied, time.time())
+        return self.files.refresh(Authorities(self.issuer.authority), self._revocations, time.time())
 
     def revoke(self, device: str, *, certificate: bool = True, name: bool = True) -> set[str]:
         """Refuses a device's certificate, its name, or both."""
         if certificate:
-            self._revoked.append(RevokedCertificate(self.issuer.serials[device], time.time(), device))
+            revoked = RevokedCertificate(self.issuer.serials[device], time.time(), device)
+            self._revocations.certificates.append(revoked)
         if name:
-            self._denied.add(device)
+            self._revocations.revoked_devices.add(device)
         return self.refresh()
 
     def __enter__(self) -> GeneratedBroker:

@@ -9,19 +9,24 @@ import os
 import secrets
 import signal
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-
-from cryptography import x509
 
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.broker import config
 from firstline_gateway.broker.config import Plan
 from firstline_gateway.identity import ca
-from firstline_gateway.identity.authorities import Authorities, is_current, revocation_lists, write
-from firstline_gateway.identity.credentials import RevokedCertificate
+from firstline_gateway.identity.authorities import (
+    Authorities,
+    RevocationLists,
+    is_current,
+    parse_lists,
+    revocation_lists,
+    write,
+)
+from firstline_gateway.identity.credentials import Credentials, RevokedCertificate
 from firstline_gateway.settings.settings import (
     BROKER_AUTHORITIES_FILE,
     BROKER_PASSWORD_FILE,
@@ -50,15 +55,13 @@ class BrokerFolder:
     prefix: str
     hosts: Sequence[str]
 
-    def refresh(
-        self, authorities: Authorities, revoked: Iterable[RevokedCertificate], devices: Iterable[str], now_s: float
-    ) -> set[str]:
+    def refresh(self, authorities: Authorities, credentials: Credentials, now_s: float) -> set[str]:
         """Writes missing and changed files, and makes the broker reload them. Blocks.
 
         Args:
             authorities: the authorities of devices' certificates; the active one signs the broker's certificate.
-            revoked: certificates that would still be valid otherwise.
-            devices: that may do nothing, whatever certificate they show.
+            credentials: have the revoked certificates and devices. Those that only the present files have stay
+                refused: a store that does not know them has lost them.
             now_s: the wall time.
 
         Returns:
@@ -68,20 +71,21 @@ class BrokerFolder:
             ConfigError: the folder cannot be written.
         """
         self._make()
-        denied, listed = set(devices), sorted(revoked)
+        listed = sorted(credentials.revoked_certificates())
         denied_before = config.denied_devices(self._text(config.ACCESS_LIST))
-        serials_before, _ = _listed(self._text(config.REVOCATIONS))
+        denied = credentials.revoked_devices | {device for device in denied_before if not credentials.knows(device)}
+        before = parse_lists(self._text(config.REVOCATIONS), authorities)
         changed = [
             self._put(config.ACCESS_LIST, config.access_list(self.prefix, denied)),
             self._put(BROKER_AUTHORITIES_FILE, authorities.pem),
-            self._revocations(authorities, listed, now_s),
+            self._revocations(authorities, listed, before, now_s),
             self._certificate(authorities, now_s),
             self._password(),
         ]
         self._put(config.CONFIGURATION, config.configuration(self.plan))
         if any(changed):
             self._reload()
-        lost = {one.device for one in listed if int(one.serial, 16) not in serials_before}
+        lost = {one.device for one in listed if one.serial not in before.revoked}
         return lost | (denied - denied_before)
 
     @property
@@ -102,14 +106,15 @@ class BrokerFolder:
         if self._has_group:
             self._hand_on(data, 0o2770)  # the broker writes here
 
-    def _revocations(self, authorities: Authorities, revoked: list[RevokedCertificate], now_s: float) -> bool:
-        """Writes the lists if their content changes; their dates alone do not count."""
-        serials = {int(one.serial, 16) for one in revoked}
+    def _revocations(
+        self, authorities: Authorities, revoked: list[RevokedCertificate], before: RevocationLists, now_s: float
+    ) -> bool:
+        """Writes the lists if they lack an authority or a certificate."""
         issuers = {authority.certificate.subject for authority in authorities}
-        if _listed(self._text(config.REVOCATIONS)) == (serials, issuers):
+        if before.issuers == issuers and all(one.serial in before.revoked for one in revoked):
             return False
         dated = [(one.serial, one.revoked_s) for one in revoked]
-        return self._put(config.REVOCATIONS, revocation_lists(authorities, dated, now_s))
+        return self._put(config.REVOCATIONS, revocation_lists(authorities, dated, before, now_s))
 
     def _certificate(self, authorities: Authorities, now_s: float) -> bool:
         if not self.hosts:
@@ -199,13 +204,3 @@ def broker_folder(settings: Settings) -> BrokerFolder:
         pid_file=broker.pid_file,
     )
     return BrokerFolder(broker.folder, plan, settings.mqtt.prefix, broker.hosts)
-
-
-def _listed(crls_pem: str) -> tuple[set[int], set[x509.Name]]:
-    """Serial numbers and issuers of revocation lists."""
-    end = "-----END X509 CRL-----\n"
-    try:
-        lists = [x509.load_pem_x509_crl((part + end).encode()) for part in crls_pem.split(end)[:-1]]
-    except ValueError:
-        return set(), set()
-    return {entry.serial_number for found in lists for entry in found}, {found.issuer for found in lists}

@@ -106,9 +106,7 @@ class BrokerUpdater:
             ConfigError: the folder cannot be written.
         """
         now_s = self._clock.wall_s()
-        refused = self._folder.refresh(
-            self._authorities.open(), self._credentials.revoked_certificates(), self._credentials.revoked_devices, now_s
-        )
+        refused = self._folder.refresh(self._authorities.open(), self._credentials, now_s)
         self._open_sessions |= refused
         return refused
 

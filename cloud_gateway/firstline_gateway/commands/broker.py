@@ -47,14 +47,11 @@ def _write(arguments: argparse.Namespace) -> int:
     if not settings.broker.directory:
         raise ConfigError("broker.directory is empty; name the folder for the broker's files.")
     folder, now_s, credentials = broker_folder(settings), time.time(), Credentials()
-    with closing(open_database(settings.store)) as database, database.reading() as connection:
+    authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK)
+    opened = open_database(settings.store, must_exist=authority.had_store)
+    with closing(opened) as database, database.reading() as connection:
         credentials.apply(read_changes(connection, 0))
-    folder.refresh(
-        AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK).open(),
-        credentials.revoked_certificates(),
-        credentials.revoked_devices,
-        now_s,
-    )
+    folder.refresh(authority.open(), credentials, now_s)
     conf = folder.plan.folder / config.CONFIGURATION
     mqtt = {
         "host": folder.hosts[0],

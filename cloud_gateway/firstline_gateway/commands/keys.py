@@ -6,8 +6,10 @@ import argparse
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import iso_time
 from firstline_gateway.commands.base import add_command, settings_of, show
@@ -101,9 +103,13 @@ def _revoke(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _transaction(arguments: argparse.Namespace) -> Iterator[Connection]:
     """Opens the store and yields one transaction that writes."""
+    from firstline_gateway.identity.authorities import AuthorityFolder
     from firstline_gateway.store.database import open_database
 
-    with closing(open_database(settings_of(arguments).store)) as database, database.begin() as connection:
+    settings = settings_of(arguments)
+    authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK)
+    opened = open_database(settings.store, must_exist=authority.had_store)
+    with closing(opened) as database, database.begin() as connection:
         yield connection
 
 

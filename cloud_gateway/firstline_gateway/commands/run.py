@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.telemetry import logs
 from firstline_gateway.commands.base import add_command, settings_of, show
 
@@ -57,6 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from firstline_core.errors import ModelLoadError
     from firstline_gateway.app import check_files, runtime_options
+    from firstline_gateway.identity.authorities import AuthorityFolder
     from firstline_gateway.models.folder import load_repository
     from firstline_gateway.models.repository import check_size
     from firstline_gateway.store import database
@@ -64,7 +66,8 @@ def _check(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
     logs.configure("error", settings.log.format)
     check_files(settings)
-    database.check(settings.store)
+    authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK)
+    database.check(settings.store, must_exist=authority.had_store)
     options = runtime_options(settings)
     here = settings.loads_here
     repository = load_repository(

@@ -7,13 +7,13 @@ messages only to subscriptions that are not shared, and a gateway needs them aft
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import msgspec
 
 from firstline_core.clock import Clock
-from firstline_core.errors import CapacityError, ConfigError, FirstlineError, ProtocolError
+from firstline_core.errors import CapacityError, ConfigError, FirstlineError, ProtocolError, UnauthorizedError
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import LIMIT_BYTES, Reported, read_document
 from firstline_core.protocol.mqtt import MqttClient
@@ -52,7 +52,7 @@ class FleetBroker:
         fleet: stores the reports of devices, and their desired documents.
         connection: to the broker, with a client id of its own.
         prefix: first levels of every topic.
-        is_revoked: returns whether the messages of a device are ignored.
+        admit: returns if the messages of a device are heard, and raises otherwise.
         due: set when the desired state of devices has changed; cleared here.
         metrics: the gateway's; this adds its own.
         clock: paces the look-ups of documents that another replica has changed.
@@ -63,7 +63,7 @@ class FleetBroker:
         fleet: Fleet,
         connection: MqttSettings,
         prefix: str,
-        is_revoked: Callable[[str], bool],
+        admit: Callable[[str], Awaitable[None]],
         due: asyncio.Event,
         *,
         metrics: RequestMetrics,
@@ -71,7 +71,7 @@ class FleetBroker:
     ) -> None:
         self._fleet = fleet
         self._prefix = prefix
-        self._is_revoked = is_revoked
+        self._admit = admit
         self._client = MqttClient(connection)
         metrics.gauge(
             "fleet_mqtt_connected",
@@ -95,8 +95,10 @@ class FleetBroker:
         """Handles one message; an unreadable message is logged and dropped, as no sender waits for an answer."""
         try:
             topic = parse_topic(message.topic, self._prefix)
-            if not self._is_revoked(topic.device):
-                await self._take(topic, message.payload)
+            await self._admit(topic.device)
+            await self._take(topic, message.payload)
+        except UnauthorizedError as error:
+            log.info("device message refused", topic=ascii(message.topic), error=error.message)
         except CapacityError as error:
             log.warning("device message not stored", topic=ascii(message.topic), error=error.message)
         except FirstlineError as error:

@@ -4,7 +4,7 @@
     next.key            the authority that signs after `ca switch`: devices learn of it when they renew
     previous.key        the authority that signed before: devices that have not renewed yet are still trusted
     authorities.pem     the certificates of all of them, for a broker or a proxy
-    crl.pem             the certificates that they have revoked, likewise
+    crl.pem             the certificates that they have revoked, likewise; only a gateway that has a store writes it
     server.pem          the gateway's own certificate, with its key
 
 Every file is replaced atomically. An interrupted `switch` is completed when the folder is opened next.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +34,12 @@ CRL_FILE = "crl.pem"
 BUNDLE_FILE = "authorities.pem"
 SERVER_FILE = "server.pem"
 
+_CRL_END = "-----END X509 CRL-----\n"
 _ACTIVE, _NEXT, _PREVIOUS = "ca.key", "next.key", "previous.key"
 # A certificate lives 90 days; a month is enough for an operator who has to find out why it was not renewed.
 _RENEW_BEFORE_S = 30 * 86_400.0
+# A certificate is valid for `identity.certificate_days` and can be renewed for `renew_grace_days`: 825 each at most.
+_LISTED_S = 2 * 825 * 86_400.0
 
 log = logger(__name__)
 
@@ -188,21 +191,72 @@ def is_current(certificate_pem: bytes, authority: Authority, hosts: Sequence[str
     )
 
 
-def revocation_lists(authorities: Authorities, revoked: Iterable[tuple[str, float]], now_s: float) -> str:
-    """Returns a list of each authority, each with all serial numbers, which match only their own authority."""
-    serials = sorted(revoked)
+@dataclass(frozen=True, slots=True)
+class RevocationLists:
+    """The lists in a file.
+
+    Args:
+        revoked: serial numbers in hexadecimal, and when they were revoked (seconds since 1970).
+        issuers: the authorities whose lists are in the file and are genuine.
+    """
+
+    revoked: Mapping[str, float]
+    issuers: frozenset[x509.Name]
+
+
+def parse_lists(lists_pem: str, authorities: Authorities) -> RevocationLists:
+    """Returns the lists that these authorities signed; a damaged list counts as missing."""
+    revoked: dict[str, float] = {}
+    issuers: set[x509.Name] = set()
+    for part in lists_pem.split(_CRL_END)[:-1]:
+        try:
+            found = x509.load_pem_x509_crl((part + _CRL_END).encode())
+            if any(found.is_signature_valid(authority.key.public_key()) for authority in authorities):
+                issuers.add(found.issuer)
+                revoked |= {f"{one.serial_number:x}": one.revocation_date_utc.timestamp() for one in found}
+        except (ValueError, TypeError):  # the latter for a signature of another kind
+            continue
+    return RevocationLists(revoked, frozenset(issuers))
+
+
+def revocation_lists(
+    authorities: Authorities, revoked: Iterable[tuple[str, float]], before: RevocationLists, now_s: float
+) -> str:
+    """Returns a list of each authority, each with all serial numbers, which match only their own authority.
+
+    Args:
+        authorities: sign the lists.
+        revoked: serial numbers and times in the store.
+        before: the lists that are replaced. Their certificates stay, as long as one of them may be valid: a store that
+            does not know them has lost them.
+        now_s: the wall time.
+    """
+    lost = {serial: when_s for serial, when_s in before.revoked.items() if when_s > now_s - _LISTED_S}
+    serials = sorted((lost | dict(revoked)).items())
     return "".join(ca.revocation_list(authority, serials, now_s) for authority in authorities)
 
 
 def write_revocations(
     directory: Path, authorities: Authorities, revoked: Iterable[tuple[str, float]], now_s: float
 ) -> None:
-    """Writes the file of revocation lists.
+    """Writes the file of revocation lists; certificates that are on them already stay there.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
-    write(directory / CRL_FILE, revocation_lists(authorities, revoked, now_s).encode())
+    with locked(directory):
+        lists = revocation_lists(authorities, revoked, read_lists(directory, authorities), now_s)
+        write(directory / CRL_FILE, lists.encode())
+
+
+def read_lists(directory: Path, authorities: Authorities) -> RevocationLists:
+    """Returns the revocation lists in a folder of authorities.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    file = directory / CRL_FILE
+    return parse_lists(read(file).decode(errors="replace") if file.exists() else "", authorities)
 
 
 def write(path: Path, content: bytes, *, private: bool = False) -> None:
@@ -297,6 +351,11 @@ class AuthorityFolder:
         """Whether an authority was created or imported."""
         return (self.directory / BUNDLE_FILE).exists()
 
+    @property
+    def had_store(self) -> bool:
+        """Whether a gateway has used the authority, and so had a store: an empty store has lost its content."""
+        return (self.directory / CRL_FILE).exists()
+
     def open(self) -> Authorities:
         """Returns the authorities; creates the first one if missing.
 
@@ -308,10 +367,20 @@ class AuthorityFolder:
             while self._authorities is None or self._versions != present:  # a command may change them meanwhile
                 self._authorities = open_authorities(self.directory, self._clock.wall_s())
                 self._versions, present = present, self._file_versions()
+            if not self.had_store:
+                write_revocations(self.directory, self._authorities, (), self._clock.wall_s())
             return self._authorities
 
+    def listed(self) -> Mapping[str, float]:
+        """Returns the serial numbers on the list of revoked certificates, and when they were revoked.
+
+        Raises:
+            ConfigError: the folder cannot be used.
+        """
+        return read_lists(self.directory, self.open()).revoked if self.had_store else {}
+
     def write_revocations(self, revoked: Iterable[RevokedCertificate]) -> None:
-        """Writes the list of revoked certificates for the broker, if there is an authority; logs why it cannot."""
+        """Writes the list of revoked certificates for a proxy, if there is an authority; logs why it cannot."""
         if not self.exists:
             return
         try:

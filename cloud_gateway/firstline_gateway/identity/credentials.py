@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Table, select
@@ -70,9 +71,11 @@ class Credentials:
     def __init__(self) -> None:
         self.version = 0
         self._service_s = 0.0
-        self._revoked_devices: set[str] = set()
+        self._devices: dict[str, bool] = {}  # whether it was revoked, and has not enrolled again since
         self._certificates: dict[str, Row[Any]] = {}
+        self._serials: defaultdict[str, set[str]] = defaultdict(set)  # by device
         self._keys: dict[str, ApiKey] = {}
+        self._device_keys: dict[str, str] = {}  # by device, the index of its key
 
     @property
     def is_empty(self) -> bool:
@@ -81,12 +84,26 @@ class Credentials:
 
     def is_revoked(self, device: str) -> bool:
         """Returns whether a device was revoked, and has not enrolled again since."""
-        return device in self._revoked_devices
+        return self._devices.get(device, False)
 
     @property
     def revoked_devices(self) -> frozenset[str]:
         """Devices that were revoked, and have not enrolled again since."""
-        return frozenset(self._revoked_devices)
+        return frozenset(name for name, revoked in self._devices.items() if revoked)
+
+    def knows(self, device: str) -> bool:
+        """Returns whether a device has enrolled here, revoked or not."""
+        return device in self._devices
+
+    def admits(self, device: str, now_s: float) -> bool:
+        """Returns whether a device has a certificate or an API key that is valid at a wall time."""
+        if self.is_revoked(device):
+            return False
+        certificates = (self._certificates[serial] for serial in self._serials.get(device, ()))
+        key = self._keys.get(self._device_keys.get(device, ""))
+        return any(one.revoked_s is None and now_s <= one.not_after_s for one in certificates) or (
+            key is not None and (key.expires_s is None or now_s < key.expires_s)
+        )
 
     def revoked_certificates(self) -> list[RevokedCertificate]:
         """Returns the revoked certificates, expired ones included: a verifier's clock may be behind."""
@@ -113,20 +130,25 @@ class Credentials:
             Serial numbers of the certificates that are revoked now and were not before.
         """
         for row in changes.devices:
-            (self._revoked_devices.discard if row.revoked_s is None else self._revoked_devices.add)(row.name)
+            self._devices[row.name] = row.revoked_s is not None
         newly_revoked = []
         for row in changes.certificates:
             before = self._certificates.get(row.serial)
             if row.revoked_s is not None and (before is None or before.revoked_s is None):
                 newly_revoked.append(row.serial)
             self._certificates[row.serial] = row
+            self._serials[row.device].add(row.serial)
         for row in changes.api_keys:
             index = row.sha256[:_INDEX_CHARACTERS]
             if row.revoked_s is not None:
                 self._keys.pop(index, None)
+                if row.kind == "device" and self._device_keys.get(row.name, "") == index:
+                    del self._device_keys[row.name]
             else:
                 scopes = frozenset(row.scopes.split())
                 self._keys[index] = ApiKey(row.sha256, row.name, row.kind, scopes, row.expires_s, row.requests_per_s)
+                if row.kind == "device":
+                    self._device_keys[row.name] = index
         self.version = max(self.version, changes.version)
         self._service_s = max(self._service_s, changes.service_s)
         return newly_revoked
@@ -138,3 +160,6 @@ class Credentials:
             for serial, one in self._certificates.items()
             if one.not_after_s >= now_s - retention_s or one.retained_until_service_s >= self._service_s - retention_s
         }
+        self._serials.clear()
+        for serial, one in self._certificates.items():
+            self._serials[one.device].add(serial)

@@ -7,7 +7,7 @@ that hold what the other waits for, PostgreSQL would undo one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
@@ -156,6 +156,22 @@ def revoke(connection: Connection, device: str, now_s: float) -> bool:
         .values(revoked_s=now_s, changed=version)
     ).rowcount
     return bool(updated or invited or keys)
+
+
+def revoke_listed(connection: Connection, serials: Mapping[str, float]) -> None:
+    """Revokes certificates that were revoked before, as a list of them shows, and that the store has as valid.
+
+    Args:
+        connection: within a transaction.
+        serials: serial numbers, and when each was revoked (seconds since 1970).
+    """
+    version = next_version(connection)
+    statement = (
+        update(CERTIFICATES)
+        .where(CERTIFICATES.c.serial == bindparam("listed"), CERTIFICATES.c.revoked_s.is_(None))
+        .values(revoked_s=bindparam("when_s"), changed=version)
+    )
+    connection.execute(statement, [{"listed": serial, "when_s": when_s} for serial, when_s in serials.items()])
 
 
 def list_devices(connection: Connection, after: str, limit: int, now_s: float) -> list[DeviceState]:

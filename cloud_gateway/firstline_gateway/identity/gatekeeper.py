@@ -19,6 +19,7 @@ from firstline_core.protocol import http_server
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import iso_time
 from firstline_gateway.background import PeriodicTask
+from firstline_gateway.identity import enrolment
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.credentials import ApiKey, Changes, Credentials, read_changes
@@ -113,6 +114,7 @@ class Gatekeeper:
 
     Raises:
         CapacityError: the store refuses.
+        ConfigError: the folder cannot be used.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class Gatekeeper:
         self._task = PeriodicTask("revocations", self._keep_fresh, interval_s=refresh_s, clock=clock)
         with readers.database.reading() as connection:
             self.credentials.apply(self._read(connection))
+        self._revoke_listed()
 
     def start(self) -> None:
         """Starts to read changes."""
@@ -224,6 +227,22 @@ class Gatekeeper:
             )
         return device
 
+    async def admit_device(self, device: str) -> None:
+        """Returns if a device may call over MQTT, where the broker checked its certificate or password.
+
+        Raises:
+            UnauthorizedError: the device is not known, was revoked, or its certificate or key is not valid any more.
+            CapacityError: it is not known here, and the store cannot be read.
+        """
+        if self.credentials.admits(device, self._clock.wall_s()):
+            return
+        if not self.credentials.is_revoked(device):
+            await self.refreshed()
+        if not self.credentials.admits(device, self._clock.wall_s()):
+            raise UnauthorizedError(
+                f"The device '{device}' has no certificate or key that is valid here; enrol it with a new join token."
+            )
+
     async def refreshed(self) -> None:
         """Returns once all changes that were made before this call are applied.
 
@@ -250,6 +269,20 @@ class Gatekeeper:
             aborted = self.connections.abort(revoked)
             log.info("certificates revoked", certificates=len(revoked), connections=aborted)
             await asyncio.to_thread(self._folder.write_revocations, self.credentials.revoked_certificates())
+
+    def _revoke_listed(self) -> None:
+        """Revokes the certificates that are on the list of revoked ones and valid in the store, which has lost that."""
+        listed = self._folder.listed()
+        lost = {
+            serial: when_s
+            for serial, when_s in listed.items()
+            if (issued := self.credentials.certificate(serial)) is not None and issued.revoked_s is None
+        }
+        if lost:
+            with self._readers.database.begin() as connection:
+                enrolment.revoke_listed(connection, lost)
+                self.credentials.apply(self._read(connection))
+            log.error("revocations restored from the list that the store has lost", certificates=len(lost))
 
     def _read(self, connection: Connection) -> Changes:
         return read_changes(connection, self.credentials.version)

@@ -79,6 +79,16 @@ class Identity:
         if self.tls is not None:
             await self.tls.close()
 
+    async def admit_device(self, device: str) -> None:
+        """Returns if a device of this name may call over MQTT.
+
+        Raises:
+            UnauthorizedError: authentication is on, and the device has no valid certificate or key.
+            CapacityError: it is not known here, and the store cannot be read.
+        """
+        if self.requires_credentials:
+            await self.gatekeeper.admit_device(device)
+
     def trusts(self, address: str) -> bool:
         """Returns whether a connection from this address may forward a client's certificate."""
         return client_certificate.is_trusted(address, self._trusted)

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from firstline_core.errors import ConfigError, RequestError, StoreUnavailableError
+from firstline_core.errors import ConfigError, FirstlineError, RequestError, StoreUnavailableError
 from firstline_core.storage.files import sync_folder
 from firstline_core.storage.secrets import read_secret
 from firstline_gateway.settings import settings
-from firstline_gateway.store.migrate import upgrade
+from firstline_gateway.store.migrate import schema_of, upgrade
 
 # How long a writer waits for another process that writes.
 _BUSY_TIMEOUT_S = 5.0
@@ -30,6 +32,9 @@ _STATEMENT_TIMEOUT_S = 10
 # A server that disappeared without closing: after 10 s the connection is given up (tcp(7), TCP_USER_TIMEOUT).
 _SILENCE_TIMEOUT_S = 10
 _RETRY_AFTER_S = 5.0
+# SQLite's smallest page: SQLite takes a smaller file for a new one, and would delete the log that belongs to it.
+_LEAST_BYTES = 512
+_RESTORE = "Put it aside, and `firstline-gateway restore FILE --store-only` a backup."
 _READS = "firstline_reads"
 
 
@@ -104,6 +109,8 @@ class Database:
                 f"The store {self.shown} refuses: {reason_of(error)}. {_advice(error)}",
                 retry_after_s=_RETRY_AFTER_S,
             ) from error
+        except (UnicodeDecodeError, msgspec.MsgspecError) as error:  # sqlite3 raises the first for a damaged schema
+            raise StoreUnavailableError(_damaged(self.shown, error), retry_after_s=_RETRY_AFTER_S) from error
 
 
 def connect(found: settings.Store) -> Database:
@@ -121,41 +128,82 @@ def sqlite_file(found: settings.Store) -> Path | None:
     return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
 
 
-def open_database(found: settings.Store) -> Database:
+def open_database(found: settings.Store, *, must_exist: bool = False) -> Database:
     """Connects, and migrates the schema; of several replicas that start at once, one migrates.
 
     Args:
         found: as `settings/load.py` returns it; an SQLite file is made here, for this user alone.
+        must_exist: refuse a store without tables instead of creating them, because its content was lost.
 
     Raises:
-        ConfigError: there is no such database, it is damaged, or a newer version wrote it.
+        ConfigError: there is no such database, it is damaged, it lost its content, or a newer version wrote it.
     """
+    if must_exist and (file := sqlite_file(found)) is not None and not file.exists():
+        raise ConfigError(f"store.url: {_lost(str(file))}")
     database = connect(found)
     try:
         with database.begin() as connection:
+            _check_pages(connection, database.shown)
+            if must_exist and schema_of(connection) is None:
+                raise ConfigError(f"store.url: {_lost(database.shown)}")
             upgrade(connection, database.shown)
     except StoreUnavailableError as error:
         database.close()
         raise ConfigError(f"store.url: {error.message}") from error
-    except BaseException:
+    except FirstlineError:
         database.close()
         raise
+    except Exception as error:  # whatever a damaged file makes the driver or Alembic raise
+        database.close()
+        raise ConfigError(f"store.url: {_damaged(database.shown, error)}") from error
     return database
 
 
-def check(found: settings.Store) -> None:
-    """Checks that the store answers, and creates nothing: a file that does not exist yet is accepted.
+def _check_pages(connection: Connection, shown: str) -> None:
+    """Checks the pages and the indexes of an SQLite file, which SQLite itself reads without a check.
 
     Raises:
-        ConfigError: there is no such database, or it refuses.
+        ConfigError: they are damaged.
+    """
+    if connection.dialect.name == "sqlite":
+        result = str(connection.execute(text("PRAGMA integrity_check(1)")).scalar())
+        if result != "ok":
+            raise ConfigError(f"store.url: The store {shown} is damaged: {result.splitlines()[-1]}. {_RESTORE}")
+
+
+def _damaged(shown: str, error: Exception) -> str:
+    return f"The store {shown} is damaged: {type(error).__name__}, {reason_of(error)}. {_RESTORE}"
+
+
+def _lost(shown: str) -> str:
+    return (
+        f"The store {shown} is missing or empty, but the authority in identity.directory was used with a store. Check "
+        f"store.url. If the store is lost: {_RESTORE} Without a backup, put identity.directory aside, too; then all "
+        "devices have to enrol again."
+    )
+
+
+def check(found: settings.Store, *, must_exist: bool = False) -> None:
+    """Checks that the store answers, and creates nothing: a file that does not exist yet is accepted.
+
+    Args:
+        found: as `settings/load.py` returns it.
+        must_exist: refuse a store without tables.
+
+    Raises:
+        ConfigError: there is no such database, it is damaged, it lost its content, or it refuses.
     """
     existing = sqlite_file(found)
     if existing is not None and not existing.exists():
+        if must_exist:
+            raise ConfigError(f"store.url: {_lost(str(existing))}")
         return
     database = connect(found)
     try:
         with database.reading() as connection:
-            connection.execute(text("SELECT 1"))
+            _check_pages(connection, database.shown)
+            if schema_of(connection) is None and must_exist:
+                raise ConfigError(f"store.url: {_lost(database.shown)}")
     except StoreUnavailableError as error:
         raise ConfigError(f"store.url: {error.message}") from error
     finally:
@@ -169,9 +217,12 @@ def reason_of(error: Exception) -> str:
 
 
 def _advice(error: Exception) -> str:
-    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", sqlite3.SQLITE_OK)
-    if code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return "It is damaged: put it aside, and `firstline-gateway restore` a backup."
+    cause = getattr(error, "orig", None)
+    # sqlite3 itself, which gives no code, refuses text that is not UTF-8; SQLITE_ERROR: a table or column is missing.
+    code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    damage = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+    if isinstance(cause, sqlite3.DatabaseError) and code in damage:
+        return f"It is damaged. {_RESTORE}"
     return "Is it away, full or read-only?"
 
 
@@ -192,21 +243,40 @@ def _sqlite(url: URL) -> Engine:
         path.parent.mkdir(parents=True, exist_ok=True)
         for folder in missing:  # SQLite syncs the names in the file's own folder, and none above it
             sync_folder(folder.parent)
-        # SQLite gives its journal the file's mode and owner.
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            if os.geteuid() == 0:  # an administrator's command must not take the file away from the gateway's user
-                owner = path.parent.stat()
-                if os.fstat(descriptor).st_size == 0:
-                    os.fchown(descriptor, owner.st_uid, owner.st_gid)
-        finally:
-            os.close(descriptor)
+        if not path.exists():
+            _begin(path)
+        with path.open("r+b") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise ConfigError(f"store.url: {path} cannot be opened: {error.strerror}.") from error
+    if size_bytes < _LEAST_BYTES:
+        raise ConfigError(f"store.url: The store {path} is damaged: it was cut off at {size_bytes} bytes. {_RESTORE}")
     engine = create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S})
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _begin(path: Path) -> None:
+    """Makes an SQLite file under another name, then links it: so a shorter file in its place was cut off.
+
+    SQLite gives its journal the file's mode and owner.
+    """
+    descriptor, begun = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
+    try:
+        if os.geteuid() == 0:  # an administrator's command must not take the file away from the gateway's user
+            owner = path.parent.stat()
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        os.close(descriptor)
+        with closing(sqlite3.connect(begun)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")  # writes the first page
+        with suppress(FileExistsError):  # another process was faster
+            os.link(begun, path)
+        sync_folder(path.parent)
+    except sqlite3.Error as error:
+        raise ConfigError(f"store.url: {path} cannot be made: {error}.") from error
+    finally:
+        Path(begun).unlink(missing_ok=True)
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -231,27 +231,27 @@ def back_up(settings: Settings, path: Path) -> Manifest:
         return file.finish(datetime.now(UTC).replace(microsecond=0), schema)
 
 
-def restore(settings: Settings, path: Path, *, authority_only: bool = False) -> Restored:
+def restore(settings: Settings, path: Path, *, only: Literal["store", "authority"] | None = None) -> Restored:
     """Restores a backup; the store may be on another database than it was.
 
     Args:
-        settings: of a gateway that does not run, whose store and authority are not there.
+        settings: of a gateway that does not run; what is restored must not be there.
         path: of the backup.
-        authority_only: restore only the authority; the store is newer than the backup.
+        only: restore one of both; the other is newer than the backup.
 
     Raises:
         ConfigError: the file is damaged, or the target is not empty; nothing was restored.
     """
     with reading(path) as (archive, manifest):
         directory = Path(settings.identity.directory)
-        names = _identity_names(manifest, path)
+        names = [] if only == "store" else _identity_names(manifest, path)
         if names and directory.exists() and any(not one.name.startswith(".") for one in directory.iterdir()):
             raise ConfigError(
                 f"identity.directory {directory} is not empty; a restore overwrites nothing. Put it aside."
             )
-        if authority_only and not names:
+        if only == "authority" and not names:
             raise ConfigError(f"{path} holds no authority; the gateway had none when it was backed up.")
-        rows = {} if authority_only else _restore_store(archive, manifest, settings.store)
+        rows = {} if only == "authority" else _restore_store(archive, manifest, settings.store)
         for name in names:
             mode = manifest.members[name].mode
             _write(directory / PurePosixPath(name).name, archive.read(name), mode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.commands.base import add_command, settings_of, show
@@ -16,7 +16,9 @@ def add_commands(commands: Any) -> None:
     backup.add_argument("file", type=Path, metavar="FILE", help="file to write; must not exist; contains private keys")
     restore = add_command(commands, "restore", _restore, "restore a backup where there is no store and no authority")
     restore.add_argument("file", type=Path, metavar="FILE")
-    restore.add_argument("--authority-only", action="store_true", help="restore only the authority, keep the store")
+    one = restore.add_mutually_exclusive_group()
+    one.add_argument("--authority-only", action="store_true", help="restore only the authority, keep the store")
+    one.add_argument("--store-only", action="store_true", help="restore only the store, keep the authority")
 
 
 def _backup(arguments: argparse.Namespace) -> int:
@@ -35,7 +37,10 @@ def _backup(arguments: argparse.Namespace) -> int:
 def _restore(arguments: argparse.Namespace) -> int:
     from firstline_gateway.commands.backup.backup import restore
 
-    restored = restore(settings_of(arguments), arguments.file, authority_only=arguments.authority_only)
+    only: Literal["store", "authority"] | None = (
+        "authority" if arguments.authority_only else "store" if arguments.store_only else None
+    )
+    restored = restore(settings_of(arguments), arguments.file, only=only)
     created = restored.manifest.created.isoformat()
     what = "the authority" if arguments.authority_only else counted(sum(restored.rows.values()), "row")
     show(

@@ -6,21 +6,25 @@ import base64
 import os
 import stat
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from firstline_gateway.broker.config import Plan, password_line
+from firstline_gateway.broker.config import ACCESS_LIST, REVOCATIONS, Plan, denied_devices, password_line
 from firstline_gateway.broker.files import BrokerFolder
-from firstline_gateway.identity.authorities import Authorities, open_authorities
+from firstline_gateway.identity.authorities import Authorities, open_authorities, parse_lists
+from firstline_gateway.identity.credentials import Changes, Credentials
 from firstline_gateway.settings.settings import BROKER_USER
 
 NOW_S = 1_800_000_000.0
+NO_CREDENTIALS = Credentials()
 
 
-def refreshed(path: Path) -> dict[str, int]:
+def refreshed(path: Path, credentials: Credentials = NO_CREDENTIALS) -> dict[str, int]:
     authorities: Authorities = open_authorities(path.parent / "identity", NOW_S)
     plan = Plan(PurePosixPath(path), PurePosixPath(path) / "data")
-    BrokerFolder(path, plan, "firstline/v1", ("127.0.0.1",)).refresh(authorities, [], [], NOW_S)
+    BrokerFolder(path, plan, "firstline/v1", ("127.0.0.1",)).refresh(authorities, credentials, NOW_S)
     return {one.name: stat.S_IMODE(one.stat().st_mode) for one in path.iterdir()}
 
 
@@ -64,3 +68,39 @@ def test_damaged_files_are_rewritten(tmp_path: Path, damage: bytes) -> None:
     password, line = (path / "gateway_password").read_text().strip(), (path / "passwords").read_text()
     salt = base64.b64decode(line.split("$")[3])
     assert line == password_line(BROKER_USER, password, salt)
+
+
+def credentials_of(*devices: tuple[str, str, float | None]) -> Credentials:
+    """Credentials with a certificate per device: its name, serial number, and when both were revoked."""
+    found = Credentials()
+    rows: list[Any] = [
+        SimpleNamespace(name=name, device=name, serial=serial, revoked_s=revoked_s, not_after_s=NOW_S + 1)
+        for name, serial, revoked_s in devices
+    ]
+    found.apply(Changes(1, 0.0, rows, rows, []))
+    return found
+
+
+def refused_by(path: Path) -> tuple[set[str], set[str]]:
+    authorities = open_authorities(path.parent / "identity", NOW_S)
+    lists = parse_lists((path / REVOCATIONS).read_text(), authorities)
+    return set(lists.revoked), denied_devices((path / ACCESS_LIST).read_text())
+
+
+def test_a_store_that_lost_a_revocation_does_not_shorten_the_lists(tmp_path: Path) -> None:
+    path = tmp_path / "broker"
+    refreshed(path, credentials_of(("a", "1a", NOW_S - 5), ("b", "2b", None)))
+    assert refused_by(path) == ({"1a"}, {"a"})
+    refreshed(path)  # an empty store
+    assert refused_by(path) == ({"1a"}, {"a"})
+    refreshed(path, credentials_of(("c", "3c", NOW_S)))
+    assert refused_by(path) == ({"1a", "3c"}, {"a", "c"})
+    refreshed(path, credentials_of(("a", "4d", None), ("c", "3c", NOW_S)))  # a has enrolled again
+    assert refused_by(path) == ({"1a", "3c"}, {"c"})
+
+
+def test_a_revocation_leaves_the_list_when_no_certificate_can_be_valid(tmp_path: Path) -> None:
+    path, long_ago_s = tmp_path / "broker", NOW_S - 2000 * 86_400.0
+    refreshed(path, credentials_of(("a", "1a", long_ago_s)))
+    refreshed(path, credentials_of(("b", "2b", NOW_S)))
+    assert refused_by(path)[0] == {"2b"}

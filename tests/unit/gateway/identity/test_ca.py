@@ -174,6 +174,29 @@ def test_the_next_authority_has_a_list_of_revocations_before_it_signs(tmp_path: 
     assert list(listed) == []
 
 
+def test_a_list_is_never_shortened(tmp_path: Path) -> None:
+    first = open_authorities(tmp_path, NOW_S)
+    authorities.write_revocations(tmp_path, first, [("1a", NOW_S)], NOW_S)
+    authorities.write_revocations(tmp_path, first, [], NOW_S + 1)
+    authorities.write_revocations(tmp_path, first, [("2b", NOW_S + 2)], NOW_S + 2)
+    assert authorities.read_lists(tmp_path, first).revoked == {"1a": NOW_S, "2b": NOW_S + 2}
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 300, b"-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"])
+def test_a_damaged_list_is_written_again(tmp_path: Path, damage: bytes) -> None:
+    first = open_authorities(tmp_path, NOW_S)
+    (tmp_path / "crl.pem").write_bytes(damage)
+    authorities.write_revocations(tmp_path, first, [("1a", NOW_S)], NOW_S)
+    assert authorities.read_lists(tmp_path, first).revoked == {"1a": NOW_S}
+
+
+def test_a_list_of_another_authority_does_not_count(tmp_path: Path) -> None:
+    first = open_authorities(tmp_path / "here", NOW_S)
+    other = open_authorities(tmp_path / "there", NOW_S)
+    authorities.write_revocations(tmp_path / "here", other, [("1a", NOW_S)], NOW_S)
+    assert not authorities.read_lists(tmp_path / "here", first).revoked
+
+
 def test_the_gateways_own_certificate_is_made_anew_when_it_has_to_be(tmp_path: Path) -> None:
     active = open_authorities(tmp_path, NOW_S).active
 

@@ -103,6 +103,41 @@ def test_enrolling_again_revokes_earlier_certificates(database: Database, issue:
     assert not memory.is_revoked("a")
 
 
+def test_a_device_is_admitted_while_a_certificate_is_valid(database: Database, issue: Callable[[str], Issued]) -> None:
+    memory = known(database)
+    assert not memory.admits("a", NOW_S), "the store does not know it"
+    redeemed(database, invited(database, "a", "first"), issue)
+    memory = known(database, memory)
+    assert memory.admits("a", NOW_S)
+    assert not memory.admits("b", NOW_S)
+    assert not memory.admits("a", NOW_S + 1e9), "its certificate has expired"
+    with database.begin() as on:
+        enrolment.revoke_listed(on, {"1": NOW_S + 1, "2": NOW_S + 1})
+    memory = known(database, memory)
+    assert memory.revoked_certificates() == [("1", NOW_S + 1, "a")]
+    assert not memory.is_revoked("a")
+    assert not memory.admits("a", NOW_S), "its only certificate was revoked"
+    redeemed(database, invited(database, "a", "second"), issue)
+    memory = known(database, memory)
+    assert memory.admits("a", NOW_S)
+    with database.begin() as on:
+        enrolment.revoke(on, "a", NOW_S)
+    assert not known(database, memory).admits("a", NOW_S)
+
+
+def test_a_device_with_a_key_is_admitted_while_the_key_is_valid(database: Database) -> None:
+    with database.begin() as on:
+        keys.create_key(on, "a", ["infer"], now_s=NOW_S, kind="device", expires_s=NOW_S + 5)
+        keys.create_key(on, "b", ["infer"], now_s=NOW_S)
+    memory = known(database)
+    assert memory.admits("a", NOW_S)
+    assert not memory.admits("a", NOW_S + 6)
+    assert not memory.admits("b", NOW_S), "an application"
+    with database.begin() as on:
+        keys.revoke_key(on, "a", NOW_S)
+    assert not known(database, memory).admits("a", NOW_S)
+
+
 def test_a_revoked_device_needs_a_new_token(database: Database, issue: Callable[[str], Issued]) -> None:
     first = invited(database, "a", "first")
     redeemed(database, first, issue)

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from support.broker import free_port
 import firstline_gateway
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_gateway.settings.settings import Store as StoreSettings
-from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.database import Database, check, open_database
 from firstline_gateway.store.schema import METADATA
 from firstline_gateway.store.store import Store
 
@@ -113,9 +114,46 @@ def test_a_commit_is_synced(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gateway.db").write_bytes(b"not a database at all" * 100)
-    said = r"file is not a database\. It is damaged: .* `firstline-gateway restore` a backup"
+    said = r"file is not a database\. It is damaged\. Put it aside, and `firstline-gateway restore FILE --store-only`"
     with pytest.raises(ConfigError, match=said):
         open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The closed file of a store."""
+    path = tmp_path / "gateway.db"
+    open_database(StoreSettings(url=f"sqlite:///{path}")).close()
+    return path
+
+
+@pytest.mark.parametrize("size_bytes", [0, 100, 511, 512, 4096, 40_960])
+def test_a_file_that_was_cut_off_is_refused(file: Path, size_bytes: int) -> None:
+    os.truncate(file, size_bytes)
+    with pytest.raises(ConfigError, match=r"damaged.* `firstline-gateway restore FILE --store-only`"):
+        open_database(StoreSettings(url=f"sqlite:///{file}"))
+    assert file.stat().st_size == size_bytes
+
+
+@pytest.mark.parametrize("byte", [b"CREATE TABLE", b"alembic_version"])
+@pytest.mark.parametrize("bit", [0, 3, 6, 7])
+def test_a_flipped_bit_in_the_schema_is_refused(file: Path, byte: bytes, bit: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[content.index(byte)] ^= 1 << bit
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"damaged.* `firstline-gateway restore FILE --store-only`"):
+        open_database(StoreSettings(url=f"sqlite:///{file}"))
+
+
+@pytest.mark.parametrize("look", [open_database, check])
+def test_a_store_that_lost_its_tables_is_refused(
+    empty_store: StoreSettings, look: Callable[..., Database | None]
+) -> None:
+    with pytest.raises(ConfigError, match=r"missing or empty, but the authority.* restore FILE --store-only"):
+        look(empty_store, must_exist=True)
+    open_database(empty_store).close()
+    if (found := look(empty_store, must_exist=True)) is not None:
+        found.close()
 
 
 def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -116,12 +116,25 @@ def test_the_authority_alone_is_restored_next_to_an_existing_store(filled: Setti
     back_up(filled, path)
     before = contents(filled.store)
     with pytest.raises(ConfigError, match="is not empty; a restore overwrites nothing"):
-        restore(filled, path, authority_only=True)
+        restore(filled, path, only="authority")
     for one in ("active.pem", "crl.pem"):
         (identity / one).unlink()
-    assert restore(filled, path, authority_only=True).rows == {}
+    assert restore(filled, path, only="authority").rows == {}
     assert (identity / "active.pem").read_bytes() == b"active.pem" * 1000
     assert contents(filled.store) == before
+
+
+def test_the_store_alone_is_restored_next_to_an_existing_authority(filled: Settings, tmp_path: Path) -> None:
+    path, identity, store = tmp_path / "gateway.backup", Path(filled.identity.directory), filled.store
+    back_up(filled, path)
+    before = contents(store)
+    (identity / "crl.pem").write_bytes(b"newer")
+    with pytest.raises(ConfigError, match="overwrites nothing"):
+        restore(filled, path, only="store")
+    lost = Store(url=f"sqlite:///{tmp_path / 'again.db'}")
+    assert restore(msgspec.structs.replace(filled, store=lost), path, only="store").rows["contract_pools"] == ROWS
+    assert contents(lost) == before
+    assert (identity / "crl.pem").read_bytes() == b"newer"
 
 
 def test_a_backup_is_of_one_moment(filled: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
