@@ -16,6 +16,7 @@ from support.broker import Broker
 from support.commands import gateway_status
 from support.escalations import response
 from support.gateway import client_of, http_link, mqtt_link, serving_gateway
+from support.keys import create_keys
 from support.waiting import until
 
 from bench.support.bundles import model, with_certificate, write_manifest
@@ -85,6 +86,8 @@ class Fleet:
                     contracts__delta=self._delta,
                 )
             )
+            if self._broker is not None:
+                create_keys(self.gateway.settings.store, (f"cam{number}" for number in range(self._devices)), "device")
             self.agents = [
                 await stack.enter_async_context(self.agent(name, name))
                 for name in (f"cam{number}" for number in range(self._devices))

@@ -54,7 +54,9 @@ class Fleet:
 async def fleet(broker: Broker | None, tmp_path: Path) -> AsyncIterator[Fleet]:
     async with serving_gateway(tmp_path, broker=broker) as (gateway, url):
         store = gateway.settings.store
-        link = mqtt_link(broker) if broker is not None else http_link(store, url, "device-1", tmp_path)
+        link = http_link(store, url, "device-1", tmp_path)
+        if broker is not None:
+            link = mqtt_link(broker)
         settings = edge_settings(
             tmp_path / "state",
             links=[link],

@@ -100,9 +100,10 @@ async def site_at(
     folder: Path, broker: Broker | None = None, *, bytes_by_http: bool = True, age_s: float = 86_400.0
 ) -> AsyncIterator[Site]:
     async with serving_gateway(folder, broker=broker, fleet__profile_requests_age_s=age_s) as (gateway, url):
+        http = http_link(gateway.settings.store, url, "device-1", folder)
         links = [mqtt_link(broker)] if broker is not None else []
         if bytes_by_http:
-            links.append(http_link(gateway.settings.store, url, "device-1", folder))
+            links.append(http)
         bundle = variant_bundle(folder / "bundle", "small", name="two")
         settings = edge_settings(
             folder / "state",

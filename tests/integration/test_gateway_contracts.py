@@ -196,6 +196,8 @@ async def test_only_valid_audit_notes_of_devices_count(line: Line) -> None:
 @pytest.mark.mosquitto
 async def test_devices_audit_over_mqtt_too(line: Line, mosquitto: Broker) -> None:
     async with line.serving(broker=mosquitto) as (gateway, client):
+        for number in range(8):
+            line.headers(f"cam{number}", "device")  # makes its key
         _, wrong = await right_and_wrong(line, client)
         note = note_of(served_by(gateway), wrong)
         answers = [await ask_over_mqtt(mosquitto, f"cam{number}", request_from("", note)) for number in range(8)]

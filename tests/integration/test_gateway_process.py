@@ -77,11 +77,18 @@ def test_signal_stops_the_gateway(config: Path, ending: signal.Signals) -> None:
     assert {line["logger"].partition(".")[0] for line in logged} <= {"firstline_core", "firstline_gateway"}
 
 
-def test_new_store_with_an_older_authority_gives_a_warning(config: Path) -> None:
+def test_an_imported_authority_needs_no_store_yet_and_a_used_one_does(config: Path) -> None:
     assert run_here("ca", "init", "--config", config).returncode == 0
     with gateway(config) as process:
+        assert httpx.get(f"{process.url}/v2/health/live").status_code == 200
         process.stop()
-    assert "check store.url, or restore a backup" in process.log.read_text()
+    store = config.parent / "gateway.db"
+    store.write_bytes(b"")
+    refused = run("run", "--config", config)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "is damaged: it was cut off at 0 bytes" in refused.stderr and "restore FILE --store-only" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert store.stat().st_size == 0
 
 
 def test_keys_are_created_listed_and_revoked_while_the_gateway_runs(config: Path) -> None:
