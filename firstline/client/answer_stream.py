@@ -19,7 +19,7 @@ import httpx
 import orjson
 
 from firstline.client import connection
-from firstline.client.calls import Call, Prediction, prediction_from, read_infer, read_prediction
+from firstline.client.calls import Call, Prediction, check_request_id, prediction_from, read_infer, read_prediction
 from firstline.client.retries import TEMPORARY
 from firstline_core.errors import (
     FirstlineError,
@@ -193,6 +193,7 @@ class Following(Generic[T]):
             answer = self._read(event.data)
             if answer.answer is None:
                 raise ProtocolError("An event's answer does not say how it came about.")
+            check_request_id(answer.answer, self._request_id or answer.answer.request_id, "The event stream")
             self._seen, self._request_id = event.id, answer.answer.request_id
             self.done = answer.answer.status is not Status.PROVISIONAL
             answers.append(answer)

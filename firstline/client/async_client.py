@@ -14,11 +14,11 @@ import httpx
 from firstline.client import answer_stream, calls, retries
 from firstline.client.answer_stream import DEFAULT_PATIENCE_S
 from firstline.client.calls import Call, Inputs, Prediction, RequestOptions
-from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error
+from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error, this_loop
 from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Progress, in_tasks
 from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
 from firstline.client.retries import Outcome, Steps
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import FirstlineError, ProtocolError
 from firstline_core.protocol.http_client import open_async_client
 from firstline_core.types import InferResponse, ModelMetadata, Wait
 
@@ -26,9 +26,10 @@ T = TypeVar("T")
 
 
 class AsyncClient(BaseClient[httpx.AsyncClient]):
-    """`Client` for asyncio: the same calls, awaited."""
+    """`Client` for asyncio: the same calls, awaited; in every event loop over connections of its own."""
 
     _open = staticmethod(open_async_client)
+    _place = staticmethod(this_loop)
 
     async def __aenter__(self) -> Self:
         return self
@@ -39,7 +40,10 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         await self.close()
 
     async def close(self) -> None:
-        await self._http.aclose()
+        """Closes the connections of this process and event loop."""
+        http = self._clients.get(self._place())
+        if http is not None:
+            await http.aclose()
 
     async def infer(
         self,
@@ -161,7 +165,12 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
             )
         except httpx.HTTPError as error:
             raise link_error(error, self.url) from error
-        return call.read(response)
+        try:
+            return call.read(response)
+        except ProtocolError:  # what else comes over this connection may be wrong as well
+            if (connection := response.extensions.get("network_stream")) is not None:
+                await connection.aclose()
+            raise
 
     async def _run(self, steps: Steps[T]) -> T:
         """Sends the calls of some steps, and waits between them."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar
 from urllib.parse import quote
@@ -16,9 +17,11 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 import orjson
+from msgspec import structs
 from numpy.typing import ArrayLike
 
 from firstline_core.errors import InvalidTensorError, NotReadyError, ProtocolError, RequestError, UnknownModelError
+from firstline_core.ids import new_request_id
 from firstline_core.protocol import answer as answers
 from firstline_core.protocol import http, oip
 from firstline_core.protocol.http import error_from
@@ -41,6 +44,7 @@ from firstline_core.types import (
 )
 
 T = TypeVar("T")
+Answered = TypeVar("Answered", InferResponse, "Prediction")
 
 Inputs: TypeAlias = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
 """Arrays with rows on the first axis, or bytes (one or a list) for encoded images, by the inputs' names."""
@@ -105,11 +109,12 @@ def infer(
         raise InvalidTensorError(f"outputs is the string {shown(outputs)}; give a list of names.")
     for text, name in ((model, "model"), (client_id, "id"), *((each, "the name of an input") for each in inputs)):
         _check_text(text, name)
+    sent_id = client_id or new_request_id()
     request = InferRequest(
         model=model,
         inputs=tuple(_tensor(name, value) for name, value in inputs.items()),
         request_id="",
-        id=client_id,
+        id=sent_id,
         outputs=tuple(RequestedOutput(name) for name in outputs),
         binary_output=True,
         route=_choice(Route, "route", options.get("route", Route.AUTO)),
@@ -120,7 +125,21 @@ def infer(
     )
     encoded = oip.encode_request(request, now_s=0.0)
     headers = http.headers_for(encoded) | _traced(options)
-    return Call("POST", f"{_v2(model, version)}/infer", read_infer, encoded.body, headers)
+    rows = request.inputs[0].shape[:1] if request.inputs else ()
+
+    def read(response: httpx.Response) -> InferResponse:
+        answered = read_infer(response)
+        if answered.id != sent_id:
+            raise ProtocolError(f"{response.url} gave the answer to request {shown(answered.id)}, not to {sent_id}.")
+        for tensor in answered.outputs:
+            if tensor.shape[:1] != rows:
+                raise ProtocolError(
+                    f"{response.url} gave output {shown(tensor.name)} the shape {list(tensor.shape)}, but the request "
+                    f"has {sum(rows)} rows."
+                )
+        return answered if client_id else structs.replace(answered, id="")
+
+    return Call("POST", f"{_v2(model, version)}/infer", read, encoded.body, headers)
 
 
 def read_infer(response: httpx.Response) -> InferResponse:
@@ -155,7 +174,7 @@ def read_job(response: httpx.Response) -> str:
 
 def forget(job_id: str) -> Call[None]:
     """Returns the request that deletes a job."""
-    return Call("DELETE", f"/firstline/v1/answers/{quote(job_id, safe='')}", _check)
+    return Call("DELETE", _answer_path(job_id), _check)
 
 
 def infer_file(model: str, file: str | Path | bytes, options: RequestOptions) -> Call[Prediction]:
@@ -192,12 +211,28 @@ def read_prediction(response: httpx.Response) -> Prediction:
 
 def answer(request_id: str) -> Call[InferResponse]:
     """Returns the request for the latest answer with an id, as tensors."""
-    return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}", read_infer, params={"form": "v2"})
+    return Call("GET", _answer_path(request_id), partial(_read_answer, read_infer, request_id), params={"form": "v2"})
 
 
 def answer_as_label(request_id: str) -> Call[Prediction]:
     """Returns the request for the latest answer with an id, as a label."""
-    return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}", read_prediction)
+    return Call("GET", _answer_path(request_id), partial(_read_answer, read_prediction, request_id))
+
+
+def _answer_path(request_id: str) -> str:
+    return f"/firstline/v1/answers/{quote(request_id, safe='')}"
+
+
+def _read_answer(read: Callable[[httpx.Response], Answered], request_id: str, response: httpx.Response) -> Answered:
+    answered = read(response)
+    check_request_id(answered.answer, request_id, str(response.url))
+    return answered
+
+
+def check_request_id(answer: Answer | None, request_id: str, source: str) -> None:
+    """Raises ProtocolError if the answer says that it belongs to another request."""
+    if answer is not None and answer.request_id.lower() != request_id.lower():
+        raise ProtocolError(f"{source} gave the answer to request {answer.request_id}, not to {request_id}.")
 
 
 def long_polling(call: Call[T], left_s: float) -> Call[T]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import os
 import ssl
 import time
 from abc import ABC, abstractmethod
@@ -25,7 +27,11 @@ T = TypeVar("T")
 
 
 class BaseClient(ABC, Generic[Http]):
-    """The base of both clients, over httpx's blocking or asynchronous client; `Client` describes the arguments."""
+    """The base of both clients, over httpx's blocking or asynchronous client; `Client` describes the arguments.
+
+    A forked process shares its parent's sockets and would read the parent's answers. Connections of one event loop do
+    not work in another. So each process and each loop gets an httpx client, and so connections, of its own.
+    """
 
     def __init__(
         self,
@@ -37,7 +43,7 @@ class BaseClient(ABC, Generic[Http]):
         socket: Path | str | None = None,
     ) -> None:
         self._socket = socket
-        settings = ClientSettings(
+        self._settings = ClientSettings(
             str(base_url(url)),
             headers=authorization(token),
             tls=verification(ca_file),
@@ -45,26 +51,60 @@ class BaseClient(ABC, Generic[Http]):
             timeout=timeout_s,
             socket="" if socket is None else str(socket),
         )
-        self._http: Http = self._open(settings)
+        self._timeout_s = timeout_s
+        self._clients: dict[tuple[int, asyncio.AbstractEventLoop | None], Http] = {}
+        self._open_here(self._place())  # a setting that cannot be used is an error here, not later
 
     @staticmethod
     @abstractmethod
     def _open(settings: ClientSettings) -> Http:
         """Returns the httpx client of this kind."""
 
+    @staticmethod
+    @abstractmethod
+    def _place() -> tuple[int, asyncio.AbstractEventLoop | None]:
+        """Returns this process's id and the running event loop; None for a blocking client, or without a loop."""
+
+    @property
+    def _http(self) -> Http:
+        """The httpx client of this process and event loop."""
+        place = self._place()
+        found = self._clients.get(place)
+        return found if found is not None else self._open_here(place)
+
+    def _open_here(self, place: tuple[int, asyncio.AbstractEventLoop | None]) -> Http:
+        process = place[0]
+        # Those of other processes and loops are not closed, because they are not this one's; ended loops need none.
+        for known in list(self._clients):
+            if known[0] == process and known[1] is not None and known[1].is_closed():
+                self._clients.pop(known, None)
+        unused = self._clients.pop((process, None), None)  # opened before there was a loop
+        return self._clients.setdefault(place, unused if unused is not None else self._open(self._settings))
+
     def _job_result(self, call: Call[T], job_id: str, timeout_s: float) -> Steps[T]:
         return job_result(call, job_id, timeout_s=timeout_s, silence_limit_s=self._silence_limit_s)
 
     def _silence_limit_s(self, end_s: float) -> float:
         """Returns how long the server may stay silent before `end_s` on the monotonic clock (seconds)."""
-        read_s = self._http.timeout.read
-        left_s = end_s - time.monotonic()
-        return left_s if read_s is None else min(left_s, read_s / 2)
+        return min(end_s - time.monotonic(), self._timeout_s / 2)
 
     @property
     def url(self) -> str:
         """The tier's address, or its Unix socket."""
-        return str(self._http.base_url).rstrip("/") if self._socket is None else f"unix:{self._socket}"
+        return self._settings.url.rstrip("/") if self._socket is None else f"unix:{self._socket}"
+
+
+def this_process() -> tuple[int, None]:
+    """Returns the place of a blocking client."""
+    return os.getpid(), None
+
+
+def this_loop() -> tuple[int, asyncio.AbstractEventLoop | None]:
+    """Returns the place of an asynchronous client."""
+    try:
+        return os.getpid(), asyncio.get_running_loop()
+    except RuntimeError:  # no loop runs yet
+        return os.getpid(), None
 
 
 def open_gateway(url: str, headers: Mapping[str, str], ca_file: Path | None, timeout_s: float) -> httpx.Client:

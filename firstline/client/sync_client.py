@@ -14,11 +14,11 @@ import httpx
 from firstline.client import answer_stream, calls, retries
 from firstline.client.answer_stream import DEFAULT_PATIENCE_S
 from firstline.client.calls import Call, Inputs, Prediction, RequestOptions
-from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error
+from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error, this_process
 from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Progress, in_threads
 from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
 from firstline.client.retries import Outcome, Steps
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import FirstlineError, ProtocolError
 from firstline_core.protocol.http_client import open_client
 from firstline_core.types import InferResponse, ModelMetadata, Wait
 
@@ -26,7 +26,9 @@ T = TypeVar("T")
 
 
 class Client(BaseClient[httpx.Client]):
-    """A client of an edge agent or a gateway. Thread-safe; close it, or use it in a `with` statement.
+    """A client of an edge agent or a gateway. Close it, or use it in a `with` statement.
+
+    Threads can share it. A process that forks can also use it in its children, which open connections of their own.
 
     Args:
         url: address of the tier; this machine's agent by default.
@@ -44,6 +46,7 @@ class Client(BaseClient[httpx.Client]):
     """
 
     _open = staticmethod(open_client)
+    _place = staticmethod(this_process)
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +57,10 @@ class Client(BaseClient[httpx.Client]):
         self.close()
 
     def close(self) -> None:
-        self._http.close()
+        """Closes the connections of this process."""
+        http = self._clients.get(self._place())
+        if http is not None:
+            http.close()
 
     def infer(
         self,
@@ -248,7 +254,12 @@ class Client(BaseClient[httpx.Client]):
             )
         except httpx.HTTPError as error:
             raise link_error(error, self.url) from error
-        return call.read(response)
+        try:
+            return call.read(response)
+        except ProtocolError:  # what else comes over this connection may be wrong as well
+            if (connection := response.extensions.get("network_stream")) is not None:
+                connection.close()
+            raise
 
     def _run(self, steps: Steps[T]) -> T:
         """Sends the calls of some steps, and waits between them."""

@@ -188,6 +188,16 @@ class TestReadInfer:
             calls.read_infer(response(200, content, **headers))
 
 
+class TestReadAnswer:
+    def test_answer_to_another_request_is_a_protocol_error(self) -> None:
+        answer = InferResponse("m", "3", (Tensor("y", np.ones((1, 2), np.float32)),), answer=ANSWER)
+        encoded = oip.encode_response(InferRequest("m", (), "", binary_output=True), answer)
+        reply = response(200, encoded.body, **http.headers_for(encoded))
+        assert calls.answer(ANSWER.request_id.upper()).read(reply).answer == ANSWER
+        with pytest.raises(ProtocolError, match=f"answer to request {ANSWER.request_id}, not to other"):
+            calls.answer("other").read(reply)
+
+
 class TestReadPrediction:
     def reply(self, **changes: Any) -> httpx.Response:
         from firstline_core.protocol import file_inference
@@ -343,10 +353,10 @@ class TestTrace:
     def test_many_requests_have_the_trace_of_their_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[object] = []
 
-        reply = oip.encode_response(InferRequest("m", (), "", binary_output=True), InferResponse("m", "1", ()))
-
-        def request(*_: object, headers: dict[str, str], **__: object) -> httpx.Response:
+        def request(*_: object, headers: dict[str, str], content: bytes, **__: object) -> httpx.Response:
             seen.append(headers.get("traceparent"))
+            asked = oip.decode_request("m", content, http.header_length(httpx.Headers(headers)))
+            reply = oip.encode_response(asked, InferResponse("m", "1", asked.inputs, id=asked.id))
             return response(200, reply.body, **http.headers_for(reply))
 
         monkeypatch.setattr(httpx.Client, "request", request)
