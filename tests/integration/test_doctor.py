@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ import pytest
 from support.agent import DIGITS, edge_settings, serving_agent
 from support.broker import Broker
 from support.gateway import serving_gateway
+from support.images import noise
+from support.silent_address import NAME, silent_ipv6
 from support.waiting import until
 
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import CapacityError
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings
+from firstline_core.types import Tier
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.doctor_device import outbox_findings
 from firstline_edge.cli.doctor_links import link_findings, served_findings
@@ -106,6 +110,23 @@ async def test_a_gateway_with_the_same_bundles_is_ok(tmp_path: Path) -> None:
         *_, token, bundle = (await link_findings(settings))[0]
         assert token.subject.endswith("token") and token.severity is Severity.OK
         assert bundle.subject.endswith("model digits 1") and bundle.severity is Severity.OK
+
+
+async def test_a_silent_ipv6_address_hides_no_gateway(tmp_path: Path) -> None:
+    async with serving_gateway(tmp_path, auth__mode="off") as (_, url):
+        port = httpx.URL(url).port or 0
+        settings = edge_settings(
+            tmp_path / "state", links=[{"kind": "http", "url": f"http://{NAME}:{port}"}], audit__per_hour=0.0
+        )
+        with silent_ipv6(port):
+            found, _ = await link_findings(settings)
+            assert [finding.state for finding in found] == [State.OK] * 3
+            async with EdgeAgent(settings) as agent:
+                started_s = time.monotonic()
+                answer = await agent.data_plane.infer_file("digits", noise(1), route="cloud", timeout="5000000")
+                assert time.monotonic() - started_s < 1
+                assert answer.answer is not None and answer.answer.tier is Tier.CLOUD
+                assert agent.links.chain.available
 
 
 async def test_doctor_reports_an_outbox_that_refuses(tmp_path: Path) -> None:

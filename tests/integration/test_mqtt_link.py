@@ -9,11 +9,13 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from support.broker import Broker
 from support.escalations import request, response
+from support.proxy import ChaosProxy
 from support.waiting import until
 
 from firstline_core import errors
@@ -242,6 +244,22 @@ async def test_lost_connection_fails_requests_and_reconnects(mosquitto: Broker, 
     async with gateway(mosquitto):
         await link.probe(5)
         await link.infer(request(), 5.0)
+
+
+async def test_a_connection_that_the_network_forgot_is_replaced(mosquitto: Broker) -> None:
+    """The keepalive of a minute would take longer to tell."""
+    async with gateway(mosquitto), ChaosProxy(mosquitto.port) as proxy, asyncio.timeout(10):
+        link = MqttLink(replace(settings(mosquitto, "cam-1"), port=proxy.port), TOPICS)
+        await link.start()
+        await link.infer(request(), 5.0)
+        proxy.half_open()
+        with pytest.raises(errors.LinkError):
+            await link.infer(request(), 0.1)
+        with pytest.raises(errors.LinkError):
+            await link.probe(0.1)
+        await link.probe(5)
+        await link.infer(request(), 5.0)
+        await link.close()
 
 
 async def test_lost_connection_requests_a_probe(mosquitto: Broker) -> None:

@@ -126,12 +126,16 @@ class MqttLink:
             answer.cancel()
 
     async def probe(self, timeout_s: float) -> None:
-        """Makes one round trip to the broker by publishing the state "online" again; waits for a connection."""
+        """Makes one round trip to the broker by publishing the state "online" again; waits for a connection.
+
+        A silent connection is replaced: the network may have forgotten it, and the keepalive would take longer to tell.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._client.connect(timeout_s)
                 await self._client.publish(self._state("online"))
         except TimeoutError as error:
+            await self._client.reconnect()
             raise RemoteTimeoutError(f"The MQTT broker at {self._address} is silent.") from error
 
     async def publish_correction(self, response: InferResponse) -> None:

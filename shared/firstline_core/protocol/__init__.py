@@ -18,6 +18,9 @@ HTTP
     asgi             requests and replies of an ASGI application
     openapi          descriptions of routes
     http_client      every httpx client
+    http_transport   connections of these clients: keepalive, Happy Eyeballs, and closing of idle ones
+    proxies          the proxy that the environment names for a server
+    happy_eyeballs   blocking TCP connections to names with several addresses
 
 gRPC
     grpc             messages, service and server

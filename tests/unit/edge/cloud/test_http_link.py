@@ -13,12 +13,13 @@ from support.escalations import request, response
 
 from firstline_core import errors
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.protocol import http
+from firstline_core.protocol import http, http_client
 from firstline_core.protocol import http as wire
 from firstline_core.protocol.http import error_body
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.telemetry.trace import received
+from firstline_core.types import Attempt
 from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
@@ -233,6 +234,33 @@ async def test_a_kept_connection_that_the_server_closed_is_replaced(server: Serv
     for _ in range(4):
         await link.infer(request(), 5.0)
     assert server.connections == 4
+
+
+async def test_every_request_is_answered_where_the_network_forgets_idle_connections(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_client, "SHORTEST_IDLE_S", 0.02)
+    link = HttpLink(HttpLinkSettings(server.url))
+
+    async def forget_after_the_first(reader: Reader, writer: Writer) -> None:
+        await answer_once(reader, writer)
+        await reader.read()
+
+    server.script = forget_after_the_first
+    chain = LinkChain([link], [CircuitBreaker(SYSTEM_CLOCK, random.Random(1))], SYSTEM_CLOCK)
+    await chain.start()
+    outcomes = []
+    for _ in range(6):
+        attempts: list[Attempt] = []
+        await chain.infer(request(), SYSTEM_CLOCK.monotonic_s() + 0.5, attempts)
+        outcomes.append([attempt.outcome for attempt in attempts])
+        await asyncio.sleep(0.06)  # idle
+    assert outcomes == [["ok"], ["remote_timeout", "ok"], *[["ok"]] * 4]
+    assert chain.states() == {"http": "closed"}
+    timing = chain.timings()["http"]
+    assert timing is not None
+    assert timing.total_p95_ms < 200  # the silence is not learned
+    await chain.close()
 
 
 async def test_a_fresh_connection_that_is_dropped_is_not_tried_forever(server: Server, link: HttpLink) -> None:
