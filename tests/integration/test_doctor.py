@@ -120,7 +120,7 @@ async def test_a_silent_ipv6_address_hides_no_gateway(tmp_path: Path) -> None:
         )
         with silent_ipv6(port):
             found, _ = await link_findings(settings)
-            assert [finding.state for finding in found] == [State.OK] * 3
+            assert [finding.severity for finding in found] == [Severity.OK] * 3
             async with EdgeAgent(settings) as agent:
                 started_s = time.monotonic()
                 answer = await agent.data_plane.infer_file("digits", noise(1), route="cloud", timeout="5000000")
