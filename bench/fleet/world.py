@@ -22,7 +22,7 @@ from bench.fleet.shelf import Shelf
 from bench.simulation.simulated_time import WALL_START_S, LoopClock, SimulatedLoop
 from bench.support.bundles import model, with_certificate, write_manifest
 from bench.support.onnx_models import linear
-from firstline.workbench.golden import write_golden
+from firstline.workbench.golden import answered_golden, read_inputs
 from firstline_core.bundle.manifest import Manifest, Model, Policy
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.fleet.twin import Desired
@@ -157,7 +157,7 @@ def write_bundle(folder: Path, name: str, version: int, sharpness: float = 1.0) 
     rows = folder / "rows.npy"
     np.save(rows, sample(1)[:_GOLDEN_ROWS])
     bundle = write_manifest(folder, [certified], _LABELS, policy=plain.policy, **known)
-    golden = write_golden(bundle, [rows], RuntimeOptions())
+    golden = answered_golden(bundle, read_inputs([rows], bundle.manifest.input), RuntimeOptions())
     rows.unlink()
     manifest = replace(bundle.manifest, golden=golden)
     write_manifest(folder, manifest.edge, _LABELS, policy=manifest.policy, golden=golden, **known)

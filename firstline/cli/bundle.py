@@ -16,7 +16,7 @@ from firstline.cli.output import progress, table, warn
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import Against, Calibration, calibrate
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.inspect import Summary, summarise, verify
+from firstline.workbench.inspect import Summary, summarise, verify, with_single_rows
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, parse_score, read_labels, read_recipe
 from firstline.workbench.step_syntax import USAGE, parse_postprocess, parse_preprocess
 from firstline_core.bundle.manifest import Policy
@@ -229,20 +229,39 @@ def inspect(path: BundleArgument) -> Report:
 
 
 @command(app, "verify")
-def verify_bundle(path: BundleArgument) -> Report:
-    """Check the SHA-256 of every file, load every model and run it once. Exits 1 if a check fails."""
-    checks = verify(require_bundle(path))
+def verify_bundle(
+    path: BundleArgument,
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the next version, which runs with one row at a time what needs it; it is verified instead."
+        ),
+    ] = None,
+) -> Report:
+    """Check the SHA-256 of every file, load every model and run it. Exits 1 if a check fails.
+
+    A model's answer to a row must not depend on other rows, on earlier rows or on chance.
+    """
+    corrected = with_single_rows(require_bundle(path), out) if out is not None else ()
+    verified = out if out is not None and corrected else path
+    checks = verify(require_bundle(verified))
     failed = any(check.outcome == "failed" for check in checks)
-    return Report(
-        {"path": str(path), "ok": not failed, "checks": checks},
-        (f"{check.outcome:<7} {check.what}: {check.detail}" for check in checks),
-        EXIT_FAILED if failed else 0,
-    )
+    text = [f"{check.outcome:<7} {check.what}: {check.detail}" for check in checks]
+    if corrected:
+        text.insert(0, f"{out}: {', '.join(corrected)} with `batch: 1`. Certificates of these models are void.")
+    elif out is not None:
+        text.append("No bundle was written: no model needs `batch: 1`.")
+    value = {"path": str(verified), "ok": not failed, "checks": checks, "corrected": corrected}
+    return Report(value, text, EXIT_FAILED if failed else 0)
 
 
 def _summary_text(path: Path, summary: Summary) -> Iterator[str | Table]:
     score = summary.policy.score
     yield f"{path}: {summary.name} version {summary.version}, {summary.task}, {len(summary.labels)} labels."
+    for model in summary.models:
+        if model.batch is not None:
+            yield f"{model.id} runs with one row at a time."
     yield f"Input '{summary.input.name}': {summary.input.datatype} {list(summary.input.shape)}."
     yield (
         f"Policy: accept an edge answer when {score.kind} (temperature {score.temperature:g}) is at least "

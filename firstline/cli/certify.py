@@ -32,6 +32,7 @@ from firstline.workbench.certify import (
 )
 from firstline.workbench.dataset import Dataset, open_dataset, read_groups
 from firstline.workbench.evidence import Evidence, gather, gather_from_agent
+from firstline.workbench.row_checks import require_independent_rows
 from firstline.workbench.selection import Selection, can_learn, check_score, default_fraction
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -287,6 +288,7 @@ def _certify_data(
     variants = [model for model in bundle.manifest.edge if edge in ("", model.id)]
     logits = tiers.from_agent is None and any(model.shows_logits for model in variants)
     check_score(terms.score, fraction, logits=logits)
+    require_independent_rows(bundle, [*variants, *filter(None, [bundle.manifest.full])], dataset)
     certification = contract.certify(bundle, tiers.gather(bundle, dataset, edge), dataset, terms)
     _warn(bundle.manifest, certification, learnable=terms.score in ("best", "learned"))
     return certification
@@ -302,6 +304,7 @@ def _certify_table(
         fraction = terms.select_fraction or 0.0
         result = certify_weighted(*columns, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed)
         return result, None
+    require_independent_rows(bundle, bundle.manifest.models)
     certification = certify_field(bundle, *columns, certificates={row.certificate for row in rows}, terms=terms)
     return certification.result, certification
 

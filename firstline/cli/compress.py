@@ -236,6 +236,7 @@ def as_json(found: Compression, taken: list[str], after: Manifest | None, versio
             {
                 "id": one.model.id if one.model is not None else None,
                 "technique": one.technique,
+                "batch": one.model.batch if one.model is not None else None,
                 "figures": one.figures,
                 "accepted": one.verdict is not None and one.verdict.accepted,
                 "reasons": _reasons(found, one),
@@ -272,6 +273,8 @@ def found_text(found: Compression) -> Iterator[str | Table]:
         name = one.model.id if one.model is not None else one.technique
         reasons = "; ".join(reason.removesuffix(".") for reason in _reasons(found, one))
         yield f"{name} is {_verdict(one)}: {reasons}."
+        if one.model is not None and one.model.batch is not None:
+            yield f"{name} runs with one row at a time, because its answer depends on the other rows of a batch."
 
 
 def order_text(edge: Sequence[Model], taken: Collection[str], prefer: Preference) -> Iterator[str]:

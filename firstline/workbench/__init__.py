@@ -6,9 +6,10 @@ Create a bundle
     bundle        copies, hashes and checks model files, and puts the bundle into place
     ports         the input and output of a model file, and outputs that are not a classifier's
     model_checks  checks that processing, model, labels and value ranges fit together
+    row_checks    checks that the answer to a row depends on this row alone
     precision     the number format of a model file's weights
     golden        golden inputs, and the answers that each device must give
-    inspect       summarises a bundle, and verifies it on this machine
+    inspect       summarises a bundle, and verifies and corrects it on this machine
 
 Certify
     evidence      the answers of both models to a data set, on this machine or on a device

@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from firstline.workbench.golden import write_golden
+from firstline.workbench.golden import answered_golden, read_inputs
 from firstline.workbench.model_checks import check_model, input_of
 from firstline.workbench.ports import input_port, with_output
 from firstline.workbench.precision import precision_of
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, check_spec
+from firstline_core.bundle.golden import read_golden, tensor_of
 from firstline_core.bundle.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -51,15 +52,15 @@ def create_bundle(
 ) -> Bundle:
     """Writes the bundle to `out` atomically.
 
-    The same files and the same spec give the same bytes. Every model is loaded and run on a made-up batch, which shows
-    that processing, model and labels fit together.
+    The same files and the same spec give the same bytes. Every model is loaded and run on made-up rows, which shows
+    that processing, model and labels fit together, and whether the model has to run with one row at a time.
 
     Args:
         spec: the description of the bundle.
         out: must not exist, unless `force`.
         force: replaces a bundle; any other file or folder at `out` is never replaced.
         choose_policy: chooses the policy, see `calibrate.py`; None for that of the spec.
-        golden: files of inputs, whose answers every device must repeat; see `golden.write_golden`.
+        golden: files of inputs, whose answers every device must repeat; see `golden.read_inputs`.
         warn: receives a sentence about something that looks wrong but may be intended.
         options: for the trial runs.
 
@@ -77,14 +78,26 @@ def create_bundle(
     with staged_folder(out) as staged, _Files(staged) as files:
         manifest = _manifest(spec, files, options, warn)
         bundle = _write(staged, manifest)
-        for model, source in zip(manifest.models, spec.models, strict=True):
-            check_model(bundle, model, source.file, options, warn)
+        inputs = read_inputs(golden, manifest.input) if golden else None
+        given = tensor_of(inputs, manifest.input) if inputs is not None else None
+        checked = [
+            check_model(bundle, model, source.file, options=options, warn=warn, golden=given)
+            for model, source in zip(manifest.models, spec.models, strict=True)
+        ]
+        manifest = with_models(manifest, checked)
+        bundle = _write(staged, manifest)
         if choose_policy is not None:
             manifest = msgspec.structs.replace(manifest, policy=choose_policy(bundle))
             bundle = _write(staged, manifest)
-        if golden:
-            _write(staged, msgspec.structs.replace(manifest, golden=write_golden(bundle, golden, options)))
+        if inputs is not None:
+            _write(staged, msgspec.structs.replace(manifest, golden=answered_golden(bundle, inputs, options)))
     return open_bundle(out)
+
+
+def with_models(manifest: Manifest, models: Sequence[Model]) -> Manifest:
+    """Returns the manifest with other models in the place of its own, in the order of `Manifest.models`."""
+    edge = len(manifest.edge)
+    return msgspec.structs.replace(manifest, edge=tuple(models[:edge]), full=next(iter(models[edge:]), None))
 
 
 def runtime_of(file: Path) -> RuntimeName:
@@ -223,6 +236,35 @@ def _policy(spec: PolicySpec, files: _Files) -> Policy:
 def _write(folder: Path, manifest: Manifest) -> Bundle:
     (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
     return open_bundle(folder)
+
+
+def write_version(
+    bundle: Bundle, manifest: Manifest, out: Path, *, force: bool = False, answer_with: RuntimeOptions | None = None
+) -> Bundle:
+    """Writes the bundle's files with another manifest, atomically; files that are absent stay absent.
+
+    Args:
+        bundle: whose files are copied.
+        manifest: of the new bundle.
+        out: must not exist, unless `force`; may then be the bundle itself.
+        force: replaces a bundle; any other file or folder at `out` is never replaced.
+        answer_with: computes the golden answers again, with models that run so; None keeps them.
+
+    Raises:
+        ConfigError: `out` exists or cannot be written.
+    """
+    refuse_overwriting(out, force)
+    with staged_folder(out) as staged:
+        for artefact in manifest.artefacts:
+            if (source := bundle.file(artefact)).is_file():
+                target = staged / artefact.file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
+        made = _write(staged, manifest)
+        if answer_with is not None and (golden := manifest.golden) is not None:
+            again = answered_golden(made, read_golden(made, golden.artefact), answer_with, golden.tolerance)
+            _write(staged, msgspec.structs.replace(manifest, golden=again))
+    return open_bundle(out)
 
 
 def refuse_overwriting(out: Path, force: bool) -> None:

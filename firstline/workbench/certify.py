@@ -6,7 +6,6 @@ answers of both tiers. A bundle can be certified again on the audits of a device
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from firstline.workbench.bundle import refuse_overwriting, staged_folder
+from firstline.workbench.bundle import write_version
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.selection import ScoreName, Selection, select
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, encode_manifest, valid_certificate
-from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
+from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial
 from firstline_core.routing.certificate import Certificate, Contract, GroupCertificate, Histogram
@@ -407,14 +406,5 @@ def write_certified(bundle: Bundle, certification: Certification, out: Path, *, 
         ConfigError: `out` may not, or cannot, be written.
     """
     manifest = bundle.manifest
-    refuse_overwriting(out, force)
     certified = msgspec.structs.replace(with_certificate(manifest, certification), version=manifest.version + 1)
-    with staged_folder(out) as staged:
-        for artefact in manifest.artefacts:
-            if (source := bundle.file(artefact)).is_file():
-                target = staged / artefact.file
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, target)
-        (staged / MANIFEST_NAME).write_bytes(encode_manifest(certified))
-        open_bundle(staged)
-    return open_bundle(out)
+    return write_version(bundle, certified, out, force=force)

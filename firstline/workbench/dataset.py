@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -150,6 +150,16 @@ def read_images(place: Path, limit: int) -> Iterator[bytes]:
             raise ConfigError(f"{place} holds no images.")
         for name in spread(names, limit):
             yield images.read(Sample(name, UNLABELLED, "", 0), place / LABELS_NAME)
+
+
+def read_some(dataset: Dataset, limit: int) -> Iterator[bytes]:
+    """Returns at most `limit` of the encoded images, spread evenly.
+
+    Raises:
+        ConfigError: an image is missing, unreadable or too large.
+    """
+    some = replace(dataset, samples=tuple(spread(dataset.samples, limit)))
+    return (encoded for encoded, _ in some.read())
 
 
 def spread(all_of_them: Sequence[_T], limit: int | None) -> Sequence[_T]:

@@ -33,31 +33,19 @@ from firstline_core.types import DATATYPES
 _DIGITS = 6  # of a probability: far below any tolerance, and a third of the bytes
 
 
-def write_golden(bundle: Bundle, files: Sequence[Path], options: RuntimeOptions) -> Golden:
-    """Writes the golden answers to the bundle's folder; the caller names them in the manifest.
-
-    Args:
-        bundle: whose edge variants answer.
-        files: for an input of type BYTES encoded images, one row each, or folders or zip archives of images, of which
-            as many are taken as a device reads, spread evenly; for other inputs `.npy` files of rows.
-        options: for the runs.
-
-    Raises:
-        ConfigError: a file has another format, or is too large for a device.
-    """
-    return answered_golden(bundle, read_inputs(files, bundle.manifest.input), options)
-
-
 def answered_golden(
     bundle: Bundle, inputs: GoldenAnswers, options: RuntimeOptions, tolerance: float | None = None
 ) -> Golden:
-    """Writes golden answers for inputs that were read before; earlier answers are replaced.
+    """Writes golden answers to the bundle's folder; the caller names them in the manifest.
 
     Args:
         bundle: whose edge variants answer.
-        inputs: of this bundle, or of the one that it was derived from.
+        inputs: from `read_inputs`, or of the bundle that this one was derived from; earlier answers are replaced.
         options: for the runs.
         tolerance: see `Golden`; None for the default.
+
+    Raises:
+        ConfigError: an input does not fit, or the answers are too large for a device.
     """
     tensor = tensor_of(inputs, bundle.manifest.input)
     outputs = {}
@@ -80,7 +68,16 @@ def answered_golden(
 
 
 def read_inputs(files: Sequence[Path], spec: InputSpec) -> GoldenAnswers:
-    """Returns the inputs without answers; raises ConfigError as `write_golden` does."""
+    """Returns golden inputs without answers.
+
+    Args:
+        files: for an input of type BYTES encoded images, one row each, or folders or zip archives of images, of which
+            as many are taken as a device reads, spread evenly; for other inputs `.npy` files of rows.
+        spec: the bundle's input.
+
+    Raises:
+        ConfigError: a file has another format, or is too large for a device.
+    """
     if spec.datatype == "BYTES":
         golden = GoldenAnswers(tuple(_within_limit(image for file in files for image in _images_of(file))), {})
     else:

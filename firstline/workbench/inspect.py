@@ -1,15 +1,19 @@
-"""Summarises a bundle and verifies it on this machine: `firstline bundle inspect` and `verify`."""
+"""Summarises a bundle, and verifies and corrects it on this machine: `firstline bundle inspect` and `verify`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
+from firstline.workbench.bundle import refuse_existing, with_models, write_version
 from firstline.workbench.model_checks import misfit, noise
+from firstline.workbench.row_checks import find_dependence, refusal
 from firstline.workbench.step_syntax import spell
 from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import Model, Policy, certificate_problem
@@ -24,7 +28,7 @@ Outcome = Literal["ok", "absent", "failed"]
 
 
 class ModelSummary(Struct, frozen=True):
-    """One model; `digest` covers its bytes and its processing, `sha256` its bytes.
+    """One model; `digest` covers its bytes, its processing and `batch`, `sha256` its bytes.
 
     `uncertified` says why an edge variant has no valid certificate; "" if it has one, and for the full model.
     """
@@ -38,6 +42,7 @@ class ModelSummary(Struct, frozen=True):
     digest: str
     runtime: str
     precision: str
+    batch: int | None
     preprocess: str
     postprocess: str
     measured: Mapping[str, float]
@@ -79,6 +84,7 @@ def summarise(bundle: Bundle) -> Summary:
             digest=entry.digest,
             runtime=entry.runtime,
             precision=entry.precision,
+            batch=entry.batch,
             preprocess=spell(entry.preprocess),
             postprocess=spell(entry.postprocess),
             measured=entry.measured,
@@ -120,6 +126,37 @@ def verify(path: Path, options: RuntimeOptions = RuntimeOptions()) -> tuple[Chec
     return tuple(checks)
 
 
+def with_single_rows(path: Path, out: Path, options: RuntimeOptions = RuntimeOptions()) -> tuple[str, ...]:  # noqa: B008
+    """Writes the bundle's next version, in which every model that needs it runs with one row at a time.
+
+    The certificates of these models become void.
+
+    Args:
+        path: the bundle.
+        out: must not exist.
+        options: how the models run.
+
+    Returns:
+        The ids of these models; without any, no bundle is written.
+
+    Raises:
+        ConfigError: `out` exists or cannot be written.
+        FirstlineError: a model of the bundle is absent, or does not load or run here.
+    """
+    bundle = open_bundle(path)
+    refuse_existing(out)
+    models = []
+    for model in bundle.manifest.models:
+        with closing(load_model(bundle, model, options)) as loaded:
+            found = find_dependence(bundle, loaded)
+        models.append(replace(model, batch=1) if found is not None and found.depends_on == "batch" else model)
+    changed = tuple(new.id for new, old in zip(models, bundle.manifest.models, strict=True) if new != old)
+    if changed:
+        manifest = replace(with_models(bundle.manifest, models), version=bundle.manifest.version + 1)
+        write_version(bundle, manifest, out, answer_with=options)
+    return changed
+
+
 def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
     what = f"model {model.id}"
     if missing := bundle.missing(model):
@@ -127,6 +164,9 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
     try:
         loaded = load_model(bundle, model, options)
         try:
+            dependence = find_dependence(bundle, loaded)
+            if dependence is not None and dependence.depends_on != "nothing":
+                return Check(what, "failed", refusal(dependence, model, bundle))
             tensor = noise(bundle.manifest.input, loaded)
             if tensor is None:
                 return Check(what, "ok", f"loads on {loaded.runtime.provider}; its input's sizes are free, so not run")

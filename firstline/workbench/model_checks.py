@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from firstline.workbench import row_checks
 from firstline.workbench.step_syntax import spell
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Model
@@ -22,9 +25,6 @@ from firstline_core.types import Array, Tensor, TensorSpec
 
 IMAGE_INPUT = "image"
 _TRIAL_ROWS = 4
-# Of `made_up_rows`.
-_ROWS, _FEWEST_ROWS, _ROWS_BYTES = 256, 8, 64 << 20
-_MAGNITUDES = np.array([1.0, 0.5, 0.1])
 _SUM_TOLERANCE = 0.02
 
 
@@ -47,8 +47,14 @@ def input_of(spec: TensorSpec, model: Model) -> InputSpec:
 
 
 def check_model(
-    bundle: Bundle, model: Model, source: Path, options: RuntimeOptions, warn: Callable[[str], None]
-) -> None:
+    bundle: Bundle,
+    model: Model,
+    source: Path,
+    *,
+    options: RuntimeOptions,
+    warn: Callable[[str], None],
+    golden: Tensor | None = None,
+) -> Model:
     """Loads the model with its processing and runs it on noise.
 
     Args:
@@ -57,50 +63,39 @@ def check_model(
         source: the user's name of the file, for messages.
         options: how the model runs.
         warn: receives a sentence about something that looks wrong but may be intended.
+        golden: further inputs for the row check.
+
+    Returns:
+        The model, with `batch` 1 if its rows depend on each other.
 
     Raises:
-        ConfigError: the parts do not fit.
+        ConfigError: the parts do not fit, or the same row gets different answers.
         ModelLoadError: the model file itself does not load.
     """
     try:
-        loaded = load_model(bundle, model, options)
-    except ModelLoadError as error:
-        raise ConfigError(f"{source.name}: {error.message}") from error
-    try:
-        _check_outputs(loaded, noise(bundle.manifest.input, loaded), source, warn)
-    except ConfigError as error:
+        with closing(load_model(bundle, model, options)) as loaded:
+            found = row_checks.find_dependence(bundle, loaded, golden)
+        if found is not None and found.depends_on == "run":
+            raise ConfigError(row_checks.refusal(found, model, bundle))
+        if found is not None and found.depends_on == "batch":
+            model = replace(model, batch=1)
+            warn(
+                f"{source.name}: {found.sentence(model.id)} The manifest gets `batch: 1`, so every tier runs it with "
+                "one row at a time."
+            )
+        with closing(load_model(bundle, model, options)) as loaded:
+            _check_outputs(loaded, noise(bundle.manifest.input, loaded), source, warn)
+    except (ConfigError, ModelLoadError) as error:
         raise ConfigError(f"{source.name}: {error.message}") from error
     except FirstlineError as error:
         raise ConfigError(f"{source.name} fails on a trial run: {error.message}") from error
-    finally:
-        loaded.close()
+    return model
 
 
 def noise(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
     """Returns a made-up batch for a trial run, the same on every call; None if the input's sizes are not fixed."""
     row = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
-    return None if row is None else Tensor(spec.name, _noise(row, _TRIAL_ROWS))
-
-
-def made_up_rows(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
-    """Returns noise of different magnitudes for `row_check`, the same on every call; None if the sizes are not fixed.
-
-    A model that is quantised by the range of each batch shows it only to rows of different ranges.
-    """
-    row = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
-    if row is None:
-        return None
-    made = _noise(row, int(np.clip(_ROWS_BYTES // row.array.nbytes, _FEWEST_ROWS, _ROWS)))
-    if made.dtype.kind == "f" or made.dtype == np.uint8:
-        factors = np.resize(_MAGNITUDES, len(made)).reshape(-1, *(1,) * (made.ndim - 1))
-        made = (made * factors).astype(made.dtype)
-    return Tensor(spec.name, made)
-
-
-def _noise(row: Tensor, rows: int) -> Array:
-    rng, shape, dtype = np.random.default_rng(0), (rows, *row.shape[1:]), row.array.dtype
-    made: Array = rng.random(shape) if dtype.kind == "f" else rng.integers(0, 256 if dtype == np.uint8 else 2, shape)
-    return np.ascontiguousarray(made, dtype)
+    return None if row is None else Tensor(spec.name, row_checks.noise(row, _TRIAL_ROWS))
 
 
 def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, warn: Callable[[str], None]) -> None:
@@ -131,6 +126,10 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         )
     elif softmax and may_be_probabilities(raw) and raw.sum(axis=1).min() > 0.5:
         warn(f"{source.name}: the model's outputs already look like probabilities; drop softmax, which flattens them.")
+    if loaded.model.batch is not None and (probabilities == probabilities[0]).all():
+        warn(
+            f"{source.name}: one row at a time, it gives the same answer to every row of a trial run, and is of no use."
+        )
     if loaded.labels[0].lower() == "background" and not any(
         isinstance(step, LabelOffset) for step in loaded.model.postprocess
     ):

@@ -20,13 +20,14 @@ from firstline.workbench.compress.evaluation import Parts, preprocessed_rows
 from firstline.workbench.compress.judge import Figures, Verdict
 from firstline.workbench.compress.student import Lesson, start_of, train_student
 from firstline.workbench.precision import precision_of, weights_of
+from firstline.workbench.row_checks import find_dependence, refusal
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Model, Provenance
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
-from firstline_core.types import Array
+from firstline_core.types import Array, Tensor
 
 CALIBRATION_ROWS = 400
 SENSITIVITY_ROWS = 300
@@ -57,6 +58,7 @@ class Work(Struct, frozen=True):
         options: how the models run.
         report: receives in a few words what is done next.
         progress: receives how much of it is done.
+        trial: some images as the bundle's input, for the row check of each candidate.
         lesson: how a student is trained; None for no student.
         checkpoints: folder of saved trainings; None for none.
     """
@@ -67,6 +69,7 @@ class Work(Struct, frozen=True):
     options: RuntimeOptions
     report: Callable[[str], None]
     progress: Callable[[int, int], None]
+    trial: Tensor
     lesson: Lesson | None = None
     checkpoints: Path | None = None
 
@@ -165,6 +168,7 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
             source,
             id=name,
             artefact=Artefact(file.name, hashlib.sha256(content).hexdigest(), len(content)),
+            batch=None,
             precision=precision_of(file, source.runtime),
             measured={},
             certificate=None,
@@ -176,9 +180,15 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
                 libraries={"firstline": version("firstline")} | _TECHNIQUES[source.runtime].libraries(),
             ),
         )
-        load_model(bundle, model, RuntimeOptions()).close()
+        with closing(load_model(bundle, model, RuntimeOptions())) as loaded:
+            found = find_dependence(bundle, loaded, work.trial)
     except Exception as error:  # noqa: BLE001 (the quantiser raises whatever comes)
         return Candidate(None, technique, failed=_one_line(error))
+    if found is not None and found.depends_on == "run":
+        return Candidate(None, technique, failed=refusal(found, model, bundle))
+    if found is not None and found.depends_on == "batch":
+        work.report(f"{found.sentence(name)} It gets `batch: 1`")
+        model = replace(model, batch=1)
     return Candidate(model, technique)
 
 

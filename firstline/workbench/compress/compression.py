@@ -17,6 +17,7 @@ from firstline.workbench.compress.judge import Figures, Loss, Verdict, judge, lo
 from firstline.workbench.compress.student import Lesson
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.evidence import gather_all
+from firstline.workbench.row_checks import data_rows, require_independent_rows
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle
@@ -168,10 +169,12 @@ def compress(
     copy = _copied(bundle, folder)
     for model in manifest.models:
         load_model(copy, model, options).close()  # fail now, not after minutes
+    require_independent_rows(bundle, manifest.models, parts.make, options)
     counts = (len(parts.make), len(parts.judge), len(parts.certify))
     data = {"seed": str(seed), "data_sha256": dataset.digest()}
     data |= {f"{name}_rows": str(rows) for name, rows in zip(("make", "judge", "certify"), counts, strict=True)}
-    work = Work(copy, source, data, options, report, progress, lesson, checkpoints)
+    trial = data_rows(parts.make, bundle)
+    work = Work(copy, source, data, options, report, progress, trial, lesson, checkpoints)
     made = make_candidates(work, parts)
     models = [*manifest.models, *(one.model for one in made if one.model is not None)]
     report("Timing")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from math import inf
@@ -10,13 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from firstline.workbench.bundle import refuse_existing, staged_folder
+from firstline.workbench.bundle import refuse_existing, write_version
 from firstline.workbench.compress.compression import Compression
 from firstline.workbench.compress.judge import Figures
-from firstline.workbench.golden import answered_golden
-from firstline_core.bundle.golden import read_golden
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
-from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.bundle.manifest import Manifest, Model
+from firstline_core.bundle.store import Bundle
 from firstline_core.hardware.readings import Measured, Modelled
 from firstline_core.runtime.select import RuntimeOptions
 
@@ -75,21 +72,7 @@ def write_compressed(
         ConfigError: `out` exists or cannot be written.
     """
     refuse_existing(out)
-    with staged_folder(out) as staged:
-        for artefact in manifest.artefacts:
-            (staged / artefact.file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(made / artefact.file, staged / artefact.file)
-        (staged / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
-        if manifest.golden is not None:
-            golden = answered_golden(
-                Bundle(staged, manifest),
-                read_golden(bundle, manifest.golden.artefact),
-                options,
-                manifest.golden.tolerance,
-            )
-            (staged / MANIFEST_NAME).write_bytes(encode_manifest(msgspec.structs.replace(manifest, golden=golden)))
-        open_bundle(staged)
-    return open_bundle(out)
+    return write_version(Bundle(made, bundle.manifest), manifest, out, answer_with=options)
 
 
 def ordered_variants(

@@ -354,7 +354,9 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
 
     classes = len(bundle.manifest.labels)
     try:
-        score(np.full((2, classes), 1 / classes, np.float32))
+        trial = np.full((2, classes), 1 / classes, np.float32)
+        if not np.array_equal(score(trial), score(trial), equal_nan=True):
+            raise InferenceError("it gives the same answer different scores; export it without random numbers.")
     except (InferenceError, InvalidTensorError) as error:
         graph.close()
         raise ModelLoadError(f"Score graph {file} does not score {classes} classes: {error}") from error

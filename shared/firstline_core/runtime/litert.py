@@ -42,7 +42,7 @@ class _Port:
     """One input or output: its index in the interpreter, and the scaling of its integers.
 
     real = (stored - zero_point) * scale
-    (https://ai.google.dev/edge/litert/conversion/tensorflow/quantization/quantization_spec); `scale` is None if the
+    (https://ai.google.dev/edge/litert/conversion/tensorflow/quantization/quantization_spec); without a `scale`, the
     stored values are the real ones.
     """
 

@@ -49,7 +49,7 @@ def find_row_operator(
     Args:
         file: of the model.
         runtime: that loads it.
-        depends_on: what the answer was seen to depend on.
+        depends_on: the result of `row_check.py`.
     """
     if runtime == "tflite":
         names = operator_names(file)

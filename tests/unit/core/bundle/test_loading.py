@@ -175,6 +175,22 @@ def test_graphs_of_the_bundle_before_and_after_the_model(tmp_path: Path) -> None
         load_model(bundle, declared, OPTIONS)
 
 
+def test_a_score_graph_of_chance_is_refused(tmp_path: Path) -> None:
+    noisy = write_graph(
+        tmp_path / "noisy.onnx",
+        [
+            helper.make_node("RandomUniformLike", ["probabilities"], ["noise"]),
+            helper.make_node("ReduceMax", ["noise"], ["score"], axes=[1], keepdims=0),
+        ],
+        [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["n"])],
+        [],
+    )
+    bundle = number_bundle(tmp_path, policy=Policy(Score("graph", graph=artefact(noisy, tmp_path))))
+    with pytest.raises(ModelLoadError, match="the same answer different scores; export it without random numbers"):
+        load_scorer(bundle, OPTIONS)
+
+
 @pytest.mark.parametrize("part", ["model", "graph before", "graph after"])
 def test_batch_1_runs_every_part_row_by_row(tmp_path: Path, part: str) -> None:
     rows = Tensor("x", np.array([[0, 1, 0, 0], [1, 0, 0, 0], [100, 100, 0, 1]], np.float32))

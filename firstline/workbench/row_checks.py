@@ -1,0 +1,134 @@
+"""Row checks of a bundle's models, see `row_check.py`: the rows that run, and what the commands refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+
+import numpy as np
+
+from firstline.workbench.dataset import Dataset, read_some
+from firstline_core.bundle.golden import read_golden, tensor_of
+from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.manifest import Model
+from firstline_core.bundle.row_check import RowCheck, check_model_rows
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError, ModelLoadError
+from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.trial import trial_input
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Array, Tensor
+
+_ROWS = 256
+_FEWEST_ROWS = 8
+_LIMIT_BYTES = 64 << 20
+_LIMIT_S = 1.0  # of the first of four passes
+_MAGNITUDES = np.array([1.0, 0.5, 0.1])
+_SEVERITY = ("nothing", "batch", "run")
+
+
+def find_dependence(bundle: Bundle, loaded: LoadedModel, *given: Tensor | None) -> RowCheck | None:
+    """Checks a model on made-up rows, on the bundle's golden inputs and on given ones.
+
+    Args:
+        bundle: has the model.
+        loaded: the model.
+        given: inputs of the bundle, or None.
+
+    Returns:
+        The worst result; None if no rows are known, because the input's sizes are free.
+
+    Raises:
+        RequestError: an input does not fit the bundle.
+        InferenceError: the model fails on a single row.
+        IntegrityError: the golden inputs cannot be read.
+    """
+    tensors = [made_up_rows(bundle.manifest.input, loaded), _golden_rows(bundle), *given]
+    checks = [check_model_rows(bundle, loaded, tensor, limit_s=_LIMIT_S) for tensor in tensors if tensor is not None]
+    return max(checks, key=lambda found: _SEVERITY.index(found.depends_on), default=None)
+
+
+def require_independent_rows(
+    bundle: Bundle,
+    models: Sequence[Model],
+    dataset: Dataset | None = None,
+    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
+) -> None:
+    """Refuses models whose answer to a row depends on more than the manifest says.
+
+    Args:
+        bundle: has the models; those that do not load here are not checked.
+        models: to check.
+        dataset: encoded images, of which some run; None for none.
+        options: how the models run.
+
+    Raises:
+        ConfigError: a model is refused; names the operator, if it is known, and the remedy.
+    """
+    given = None if dataset is None or bundle.manifest.input.datatype != "BYTES" else data_rows(dataset, bundle)
+    for model in models:
+        try:
+            loaded = load_model(bundle, model, options)
+        except ModelLoadError:
+            continue
+        with closing(loaded):
+            found = find_dependence(bundle, loaded, given)
+        if found is not None and found.depends_on != "nothing":
+            raise ConfigError(refusal(found, model, bundle))
+
+
+def refusal(found: RowCheck, model: Model, bundle: Bundle) -> str:
+    """Returns why a model is refused, and the command that corrects the bundle if there is one."""
+    if found.depends_on == "batch":
+        return (
+            f"{found.sentence(model.id)} Export it differently, or run it with one row at a time: `firstline bundle "
+            f"verify {bundle.path} --out NEW` writes a bundle that says so."
+        )
+    advice = "" if found.operator is not None else " Export it without random numbers and without state."
+    return found.sentence(model.id) + advice
+
+
+def made_up_rows(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
+    """Returns noise of different magnitudes, the same on every call; None if the input's sizes are not fixed.
+
+    A model that is quantised by the range of each batch shows it only to rows of different ranges.
+    """
+    row = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
+    if row is None:
+        return None
+    made = noise(row, int(np.clip(_LIMIT_BYTES // row.array.nbytes, _FEWEST_ROWS, _ROWS)))
+    if made.dtype.kind == "f" or made.dtype == np.uint8:
+        factors = np.resize(_MAGNITUDES, len(made)).reshape(-1, *(1,) * (made.ndim - 1))
+        made = (made * factors).astype(made.dtype)
+    return Tensor(spec.name, made)
+
+
+def noise(row: Tensor, rows: int) -> Array:
+    """Returns so many made-up rows in the shape and type of one, the same on every call."""
+    rng, shape, dtype = np.random.default_rng(0), (rows, *row.shape[1:]), row.array.dtype
+    made: Array = rng.random(shape) if dtype.kind == "f" else rng.integers(0, 256 if dtype == np.uint8 else 2, shape)
+    return np.ascontiguousarray(made, dtype)
+
+
+def data_rows(dataset: Dataset, bundle: Bundle) -> Tensor:
+    """Returns some of the data's images, spread evenly, as the bundle's input.
+
+    Raises:
+        ConfigError: an image cannot be read.
+    """
+    images, left_bytes = list[bytes](), _LIMIT_BYTES
+    for encoded in read_some(dataset, _ROWS):
+        left_bytes -= len(encoded)
+        if left_bytes < 0 and len(images) >= _FEWEST_ROWS:
+            break
+        images.append(encoded)
+    array = np.empty(len(images), object)
+    array[:] = images
+    return Tensor(bundle.manifest.input.name, array)
+
+
+def _golden_rows(bundle: Bundle) -> Tensor | None:
+    golden = bundle.manifest.golden
+    if golden is None or not bundle.file(golden.artefact).is_file():
+        return None
+    return tensor_of(read_golden(bundle, golden.artefact), bundle.manifest.input)

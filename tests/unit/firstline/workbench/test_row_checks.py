@@ -1,0 +1,124 @@
+"""Commands on models whose answer to a row depends on other rows or on chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from support.impure_models import (
+    DEPENDENT_ON_BATCH,
+    DEPENDENT_ON_RUN,
+    dynamically_quantised,
+    softmax_over_rows,
+)
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline.workbench.bundle import create_bundle
+from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
+from firstline.workbench.step_syntax import parse_postprocess
+from firstline_core.bundle.golden import deviation, read_golden, tensor_of
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.runtime.select import RuntimeOptions
+
+MakeModel = Callable[[Path], Path]
+DIGITS = Path(__file__).parents[4] / "models/digits"
+
+
+def created(folder: Path, make: MakeModel, out: str = "bundle", **more: Any) -> tuple[Bundle, list[str]]:
+    """Returns a new bundle of one edge model, and the warnings."""
+    model = ModelSpec(make(folder / "m.onnx"), postprocess=parse_postprocess("softmax"))
+    spec = BundleSpec("small", 1, ("a", "b", "c"), (model,), policy=PolicySpec(threshold=0.9))
+    warnings = list[str]()
+    return create_bundle(spec, folder / out, warn=warnings.append, **more), warnings
+
+
+def without_batch(bundle: Bundle) -> Bundle:
+    """Overwrites the manifest with one that lets rows run together."""
+    models = [msgspec.structs.replace(model, batch=None) for model in bundle.manifest.edge]
+    manifest = msgspec.structs.replace(bundle.manifest, edge=tuple(models))
+    (bundle.path / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    return open_bundle(bundle.path)
+
+
+def run(*arguments: object, code: int) -> str:
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(("make", "operator"), DEPENDENT_ON_BATCH.items())
+def test_a_model_that_depends_on_the_batch_gets_batch_1(tmp_path: Path, make: MakeModel, operator: str) -> None:
+    made, warnings = created(tmp_path, make)
+    assert made.manifest.edge[0].batch == 1
+    assert "when it runs with other rows" in warnings[0] and "The manifest gets `batch: 1`" in warnings[0]
+    assert operator in warnings[0]
+    run("bundle", "verify", made.path, code=0)
+    assert "edge runs with one row at a time." in run("bundle", "inspect", made.path, code=0)
+
+
+@pytest.mark.parametrize(("make", "operator"), DEPENDENT_ON_RUN.items())
+def test_a_model_that_depends_on_chance_is_refused(tmp_path: Path, make: MakeModel, operator: str) -> None:
+    with pytest.raises(ConfigError, match=rf"m\.onnx: Model 'edge' answers row \d+ differently .* {operator} .*export"):
+        created(tmp_path, make)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_model_of_no_use_row_by_row_is_named(tmp_path: Path) -> None:
+    _, warnings = created(tmp_path, softmax_over_rows)
+    assert "it gives the same answer to every row" in warnings[-1]
+
+
+def test_verify_refuses_and_corrects_a_bundle(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).random((6, 4)).astype(np.float32) * [[1], [0.1], [9], [1], [0.1], [9]]
+    np.save(tmp_path / "rows.npy", rows.astype(np.float32))
+    made, _ = created(tmp_path, dynamically_quantised, golden=[tmp_path / "rows.npy"])
+    before = without_batch(made)
+    said = run("bundle", "verify", before.path, code=1)
+    assert "failed model edge: Model 'edge' answers row" in said
+    assert "DynamicQuantizeLinear takes its range from the whole batch; quantise statically" in said
+    assert f"`firstline bundle verify {before.path} --out NEW`" in said
+    out = tmp_path / "corrected"
+    assert "edge with `batch: 1`" in run("bundle", "verify", before.path, "--out", out, code=0)
+    after = open_bundle(out)
+    assert (after.manifest.version, after.manifest.edge[0].batch) == (before.manifest.version + 1, 1)
+    assert after.manifest.edge[0].digest != before.manifest.edge[0].digest
+    assert after.manifest.golden is not None
+    answers = read_golden(after, after.manifest.golden.artefact)
+    with closing(load_model(after, after.manifest.edge[0], RuntimeOptions())) as loaded:
+        found = deviation(answers, "edge", loaded.predict(tensor_of(answers, after.manifest.input)))
+    assert found is not None and found < 1e-6
+    again = run("bundle", "verify", out, "--out", tmp_path / "third", code=0)
+    assert "No bundle was written: no model needs `batch: 1`." in again
+    assert not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize("command", ["certify", "compress"])
+def test_a_bundle_that_needs_batch_1_is_neither_certified_nor_compressed(tmp_path: Path, command: str) -> None:
+    quantised = tmp_path / "dynamic.onnx"
+    quantize_dynamic(DIGITS / "artefacts/edge.onnx", quantised, weight_type=QuantType.QUInt8)
+    steps = ("--preprocess", "decode:L,resize:8x8,scale:0:255", "--postprocess", "softmax", "--threshold", 0.9)
+    models = ("--edge", f"quick={quantised}", "--edge", f"plain={DIGITS / 'artefacts/edge.onnx'}")
+    files = ("--full", DIGITS / "artefacts/full.onnx", "--labels", DIGITS / "labels.txt")
+    out = tmp_path / "bundle"
+    said = run("bundle", "create", "--name", "d", *models, *files, *steps, "--out", out, code=0)
+    assert "DynamicQuantizeLinear" in said
+    promise = ("--data", DIGITS / "heldout", "--epsilon", 0.1, "--delta", 0.1)
+    before = without_batch(open_bundle(out))
+    refused = run(command, before.path, *promise, code=2)
+    assert "Model 'quick' answers row" in refused and "DynamicQuantizeLinear" in refused
+    assert f"`firstline bundle verify {before.path} --out NEW`" in refused
+    corrected = tmp_path / "corrected"
+    run("bundle", "verify", before.path, "--out", corrected, code=0)
+    assert [model.batch for model in open_bundle(corrected).manifest.models] == [1, None, None]
+    if command == "certify":
+        assert "ertified" in run(command, corrected, *promise, code=0)
