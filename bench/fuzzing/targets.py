@@ -11,10 +11,18 @@ from typing import Any
 from cryptography.utils import CryptographyDeprecationWarning
 
 from bench.fuzzing.corpora import BODIES, CERTIFICATES, IMAGES, MANIFESTS, MESSAGES, PUBLICATIONS, SMALL, TOPICS
+from bench.fuzzing.graphs import check_graph, graph_input
 from bench.fuzzing.mutation import NUMBERS, WORDS, altered, damaged
 from firstline.client.answer_stream import EventReader
 from firstline_core.bundle.manifest import encode_manifest, parse_manifest
-from firstline_core.errors import ConfigError, FirstlineError, IntegrityError, ProtocolError, RequestError
+from firstline_core.errors import (
+    ConfigError,
+    FirstlineError,
+    InferenceError,
+    IntegrityError,
+    ProtocolError,
+    RequestError,
+)
 from firstline_core.processing.images import decode
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.enrolment import parse_join_token, public_key_hash
@@ -227,5 +235,6 @@ TARGETS: Sequence[Target] = (
     Target("manifest parser", _manifest, _read_manifest, (IntegrityError,), 0.3),
     Target("image decoder", _image, _read_image, (RequestError,), 0.05),
     Target("certificates, and requests for them", _certificate, _read_certificate, (RequestError,), 0.05),
+    Target("graphs whose rows depend on each other", graph_input, check_graph, (InferenceError,), 0.005),
     Target("tokens, errors, events, ONNX files", _small, _read_small, (ConfigError, ProtocolError), 0.05),
 )
