@@ -24,6 +24,7 @@ from firstline_core.errors import (
     RequestError,
 )
 from firstline_core.processing.images import decode
+from firstline_core.processing.steps import Decode
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.enrolment import parse_join_token, public_key_hash
 from firstline_core.protocol.grpc import codec
@@ -188,7 +189,7 @@ def _image(random: Random) -> Input:
 
 
 def _read_image(encoded: Input) -> object:
-    return decode(encoded, "RGB", "Row 0").size
+    return decode(encoded, Decode(), "Row 0").size
 
 
 def _certificate(random: Random) -> Input:

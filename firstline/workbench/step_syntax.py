@@ -24,7 +24,10 @@ PlainPre = PreStep | Path
 PlainPost = PostStep | Path
 
 USAGE: Mapping[str, tuple[str, str]] = {
-    "decode": ("decode[:RGB|L]", "JPEG or PNG bytes to pixels, 0 to 255"),
+    "decode": (
+        "decode[:RGB|L][:background=R/G/B][:bits=N]",
+        "JPEG or PNG bytes to upright pixels, 0 to 255",
+    ),
     "center_crop": ("center_crop[:FRACTION]", "the central square, FRACTION of the short side"),
     "resize": ("resize:WIDTHxHEIGHT[:FILTER]", "nearest, bilinear (default), bicubic or lanczos"),
     "scale": ("scale[:MEAN[:STD]]", "(x - MEAN) / STD; 0 and 255 unless named"),
@@ -38,7 +41,7 @@ USAGE: Mapping[str, tuple[str, str]] = {
 """How each step is spelled, and what it does."""
 
 _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "decode": ("mode",),
+    "decode": ("mode", "background", "bits"),
     "center_crop": ("fraction",),
     "resize": ("size", "filter"),
     "scale": ("mean", "std"),
@@ -46,9 +49,10 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "label_offset": ("offset",),
     "binary": ("of",),
 }
+_BY_NAME = frozenset({"background", "bits"})  # arguments that are only given by name
 _BEFORE = ("decode", "center_crop", "resize", "scale", "layout", "flatten", "graph")
 _AFTER = ("softmax", "label_offset", "binary", "graph")
-_NUMBERS = {"fraction": float, "offset": int}
+_NUMBERS = {"fraction": float, "offset": int, "bits": int}
 
 
 def parse_preprocess(text: str, folder: Path = Path()) -> tuple[PlainPre, ...]:
@@ -108,7 +112,7 @@ def _named(op: str, position: int, argument: str, text: str) -> tuple[str, str]:
     name, equals, value = argument.partition("=")
     names = _ARGUMENTS.get(op, ())
     if not equals:
-        if position >= len(names):
+        if position >= len(names) or names[position] in _BY_NAME:
             raise ConfigError(f"The step '{text}' has too many arguments; it is spelled {USAGE[op][0]}.")
         return names[position], argument
     if name not in names:
@@ -120,6 +124,8 @@ def _value(name: str, value: str, text: str) -> object:
     try:
         if name in ("mean", "std"):
             return tuple(float(part) for part in value.split("/"))
+        if name == "background":
+            return tuple(int(part) for part in value.split("/"))
         convert: Callable[[str], object] = _NUMBERS.get(name, str)
         return convert(value)
     except ValueError as error:
@@ -146,6 +152,8 @@ def _spell_step(step: PreStep | PostStep) -> str:
     op = fields.pop("op")
     if op == "resize":
         fields = {"size": f"{fields['width']}x{fields['height']}", "filter": fields["filter"]}
+    if op == "decode":
+        return ":".join(["decode", fields.pop("mode"), *(f"{name}={_text(value)}" for name, value in fields.items())])
     named = op == "scale"
     return ":".join([op, *(f"{name}={_text(v)}" if named else _text(v) for name, v in fields.items())])
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from firstline_core.bundle.manifest import Manifest, Model, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
-from firstline_core.processing.compile import Step, compile_postprocess, compile_preprocess
+from firstline_core.processing.compile import Preprocess, Step, compile_postprocess, compile_preprocess
+from firstline_core.processing.image_header import ImageCost
 from firstline_core.processing.steps import Decode, Graph, InputSpec, Softmax
 from firstline_core.processing.trial import trial_input
 from firstline_core.protocol.tensors import shown
@@ -60,6 +61,10 @@ class Prediction(NamedTuple):
     logits: Probabilities | None
 
 
+class PreparedTensor(Tensor, frozen=True, eq=False):
+    """The rows that `LoadedModel.prepare` returned for a request, in place of its tensor."""
+
+
 class LoadedModel:
     """One model of a bundle, ready to run. `load_model` creates it.
 
@@ -83,7 +88,7 @@ class LoadedModel:
         model: Model,
         manifest: Manifest,
         runtime: Runtime,
-        pre: Callable[[Tensor], Array],
+        pre: Preprocess,
         post: Step,
         to_logits: Step | None,
         resources: ExitStack[None],
@@ -112,8 +117,10 @@ class LoadedModel:
 
         Raises:
             InvalidTensorError: not this bundle's input; the message names the row if possible.
-            PayloadTooLargeError: an image with too many pixels.
+            PayloadTooLargeError: an image over a limit.
         """
+        if isinstance(tensor, PreparedTensor):
+            return tensor.array
         self._check(tensor)
         rows = self._pre(tensor)
         if not fits(rows.shape, self.input.shape):
@@ -122,6 +129,15 @@ class LoadedModel:
                 f"takes {_sizes(self.input.shape[1:])}."
             )
         return rows
+
+    def image_cost(self, tensor: Tensor) -> ImageCost:
+        """Returns what decoding the images of a bundle input costs, from their headers; `NO_COST` for other inputs.
+
+        Raises:
+            InvalidTensorError, PayloadTooLargeError: see `prepare`, as far as the headers tell.
+        """
+        self._check(tensor)
+        return self._pre.cost(tensor)
 
     def run(self, rows: Array) -> Probabilities:
         """Runs the model.
@@ -282,7 +298,7 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
             model=model,
             manifest=bundle.manifest,
             runtime=_batched(runtime, model),
-            pre=compile_preprocess(model.preprocess, bundle.manifest.input, load_graph),
+            pre=compile_preprocess(model.preprocess, bundle.manifest.input, load_graph, options.images),
             post=compile_postprocess(model.postprocess, load_graph),
             to_logits=compile_postprocess(
                 [step for step in model.postprocess if not isinstance(step, Softmax)], load_graph

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import InvalidTensorError, ModelLoadError
+from firstline_core.processing.image_header import NO_COST, ImageCost
 from firstline_core.processing.steps import (
     CHANNELS,
     Binary,
@@ -28,6 +29,7 @@ from firstline_core.processing.steps import (
     Scale,
     Softmax,
 )
+from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
 from firstline_core.types import Array, Tensor
 
 _FLOAT = np.dtype(np.float32)
@@ -35,14 +37,37 @@ _FLOAT = np.dtype(np.float32)
 Step = Callable[[Array], Array]
 GraphLoader = Callable[[Graph], Step]
 
+_LATER_BYTES = 8  # of each value in the steps after the image steps: FP32, and a copy in another layout
 
-def compile_preprocess(steps: Sequence[PreStep], spec: InputSpec, load_graph: GraphLoader) -> Callable[[Tensor], Array]:
-    """Returns the function of a model's preprocessing, from a checked bundle input to the model's input rows.
+
+class Preprocess(NamedTuple):
+    """A model's preprocessing.
+
+    Attributes:
+        run: from a checked bundle input to the model's input rows.
+        cost: what the images of an input cost, from their headers; it refuses images over the limits.
+    """
+
+    run: Callable[[Tensor], Array]
+    cost: Callable[[Tensor], ImageCost]
+
+    def __call__(self, tensor: Tensor) -> Array:
+        return self.run(tensor)
+
+
+def compile_preprocess(
+    steps: Sequence[PreStep],
+    spec: InputSpec,
+    load_graph: GraphLoader,
+    limits: ImageLimits = DEFAULT_IMAGE_LIMITS,
+) -> Preprocess:
+    """Returns a model's preprocessing.
 
     Args:
         steps: in order; image steps come before all others.
         spec: the bundle's input.
         load_graph: returns the function of a graph step.
+        limits: of one image.
 
     Raises:
         ModelLoadError: the steps do not fit each other or this input.
@@ -63,12 +88,16 @@ def compile_preprocess(steps: Sequence[PreStep], spec: InputSpec, load_graph: Gr
     channels = CHANNELS[decodes[0].mode] if decodes else spec.shape[-1] if len(spec.shape) > 1 else -1
     apply = chain(_array_steps(array_steps, channels, load_graph))
     if not image_steps:
-        return lambda tensor: apply(tensor.array)
-    mode = decodes[0].mode if decodes else None
-    from firstline_core.processing.images import image_function  # Pillow takes 3 MB: import it only for images
+        return Preprocess(lambda tensor: apply(tensor.array), lambda tensor: NO_COST)
+    from firstline_core.processing.images import ImageProcessing  # Pillow takes 3 MB: import it only for images
 
-    pixels = image_function(tuple(step for step in image_steps if not isinstance(step, Decode)), mode)
-    return lambda tensor: apply(pixels(tensor))
+    pixels = ImageProcessing(
+        decodes[0] if decodes else None,
+        tuple(step for step in image_steps if not isinstance(step, Decode)),
+        limits,
+        _LATER_BYTES if array_steps else 0,
+    )
+    return Preprocess(lambda tensor: apply(pixels(tensor)), pixels.cost)
 
 
 def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> Step:

@@ -1,18 +1,13 @@
 """Runs the image steps (decode, centre crop, resize) on one image after the other: JPEG and PNG only.
 
-So at most one decoded original is in memory per request. Errors name the row.
+So at most one decoded original is in memory per request. Errors name the row. Every header is checked before any image
+is decoded (`image_header.py`).
 
-EXIF orientation is not applied, as in the evaluations of model cards and in training pipelines. Transparency is
-dropped, not blended.
-
-The number of segments and chunks of a file is limited before decoding. Pillow reads them one by one in Python, and
-every scan of a progressive JPEG processes the whole image: a file of 240 KB with a hundred scans of 65 bytes takes 4
-seconds, and one with thousands of scans takes minutes.
+A decoded image is upright (EXIF), opaque (on the background of the decode step) and has 8 bits.
 """
 
 from __future__ import annotations
 
-import re
 import struct
 import zlib
 from collections.abc import Callable, Sequence
@@ -21,40 +16,35 @@ from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageFile
-from PIL.JpegImagePlugin import MARKER, JpegImageFile
+from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
-from firstline_core.processing.steps import CHANNELS, CenterCrop, Resize
+from firstline_core.processing.image_header import (
+    NO_COST,
+    ImageCost,
+    ImageHeader,
+    ImageStep,
+    check_limits,
+    crop_side,
+    damage_hint,
+    lacks_rows,
+    read_header,
+    working_bytes,
+)
+from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Resize
+from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
 from firstline_core.types import Array, Tensor
 
 PIXELS_LIMIT = 40_000_000
-"""Maximum pixels of an image, and of all rows of a request if no step reduces them."""
+"""Maximum pixels of all rows of a request after the steps."""
 
 SOURCE_PIXELS_LIMIT = 160_000_000
 """Maximum pixels of all rows of a request before any step reduces them: about two seconds of one core."""
 
-JPEG_PIECES_LIMIT = 4096
-"""Segments, and bytes outside of segments."""
-
-JPEG_SCANS_LIMIT = 32
-"""Encoders write 1 to about 20."""
-
-JPEG_HEAD_LIMIT_BYTES = 16 * 1024 * 1024
-"""Before the first scan: colour profile, EXIF, XMP. Pillow joins the parts of EXIF one by one, in quadratic time."""
-
-_PNG_CHUNKS = 1024  # plus one per kilobyte: encoders write 8 KB into each
-_PNG_HEAD_BYTES, _PNG_CHUNK_BYTES = 8, 12
-
-_SCAN, _END = 0xDA, 0xD9
-# In scan data 0xFF is followed by 0 or a restart marker; otherwise the next segment starts (T.81, section B.1.1).
-_AFTER_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
-
-ImageStep = CenterCrop | Resize
 Pixels = Array  # uint8 [height, width, channels]
 Transform = Callable[[Image.Image], Image.Image]
 
-_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 # Pillow warns about broken metadata, which is an error if warnings are errors.
 _BROKEN = (
     OSError,
@@ -68,114 +58,231 @@ _BROKEN = (
     zlib.error,
     Warning,
 )
+_OPENERS: dict[str, type[ImageFile.ImageFile]] = {"JPEG": JpegImageFile, "PNG": PngImageFile}
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+# What makes an image upright, by EXIF's orientation.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_BLACK = (0, 0, 0)
+_FULL_RANGE = 65535
+_PART_OF_RANGE = 64  # high bytes below this: at most 14 of 16 bits are used
 
 
-def image_function(steps: tuple[ImageStep, ...], mode: Literal["RGB", "L"] | None) -> Callable[[Tensor], Array]:
-    """Returns a function from a bundle's input to pixels, (rows, height, width, channels) uint8.
+class ImageProcessing:
+    """The image steps of a model, from a bundle's input to pixels, (rows, height, width, channels) uint8.
 
     Args:
+        decode: the decode step; None if the input is pixels.
         steps: after decoding.
-        mode: of decoded images; None if the input is pixels.
+        limits: of one image.
+        later_bytes: bytes that the steps after these hold for each value of the result.
     """
-    transform = _transform(steps)
 
-    def original(element: bytes | Pixels, where: str) -> Image.Image:
-        if not isinstance(element, np.ndarray):
-            return decode(element, mode or "RGB", where)
-        image = _from_pixels(element)
-        return _in_mode(image, mode) if mode else image
+    def __init__(
+        self,
+        decode: Decode | None,
+        steps: tuple[ImageStep, ...],
+        limits: ImageLimits = DEFAULT_IMAGE_LIMITS,
+        later_bytes: int = 0,
+    ) -> None:
+        self._decode = decode
+        self._mode = decode.mode if decode is not None else None
+        self._steps = steps
+        self._limits = limits
+        self._later_bytes = later_bytes
+        self._transform = _transform(steps)
 
-    def run(tensor: Tensor) -> Array:
+    def cost(self, tensor: Tensor) -> ImageCost:
+        """Returns what the images of a request cost, from their headers.
+
+        Raises:
+            InvalidTensorError: an image that cannot be decoded, as far as its header says.
+            PayloadTooLargeError: an image, or all together, over a limit.
+        """
         array = tensor.array
         if not array.dtype.hasobject:
-            if array.ndim != 4 or array.shape[3] not in CHANNELS.values() or 0 in array.shape:
+            _check_pixels(tensor)
+            if self._passes(array):
+                return NO_COST
+        source_pixels = pixels = largest = stored = 0
+        for row, element in enumerate(array):
+            where = f"Row {row} of input '{tensor.name}'"
+            header = self._header(element, where)
+            largest = max(largest, self._checked_memory(header, where))
+            source_pixels += header.pixels
+            found = result_pixels(header, self._steps)
+            pixels += found
+            stored += found * (2 + self._later_bytes) * CHANNELS[self._mode or "RGB"]
+            for total, limit in ((source_pixels, SOURCE_PIXELS_LIMIT), (pixels, PIXELS_LIMIT)):
+                if total > limit:
+                    raise PayloadTooLargeError(
+                        f"Input '{tensor.name}' has more than {limit} pixels by row {row}; send fewer or smaller "
+                        "images."
+                    )
+        return ImageCost(source_pixels, largest if len(array) == 1 else largest + stored)
+
+    def __call__(self, tensor: Tensor) -> Array:
+        """Runs the steps.
+
+        Raises:
+            InvalidTensorError: a row that is not an image, or of another size than the others.
+            PayloadTooLargeError: see `cost`.
+        """
+        self.cost(tensor)
+        if not tensor.array.dtype.hasobject and self._passes(tensor.array):
+            return tensor.array
+        done: list[Pixels] = []
+        for row, element in enumerate(tensor.array):
+            found = _to_pixels(self._transform(self._original(element, f"Row {row} of input '{tensor.name}'")))
+            if done and found.shape != done[0].shape:
                 raise InvalidTensorError(
-                    f"Input '{tensor.name}' has shape {list(array.shape)}; pixels come as UINT8 "
-                    "[rows, height, width, 1 or 3], none of them 0."
+                    f"Row {row} of input '{tensor.name}' has {found.shape[1]}x{found.shape[0]} pixels and row 0 has "
+                    f"{done[0].shape[1]}x{done[0].shape[0]}; this model does not resize, so send images of one size."
                 )
-            if not steps and (mode is None or array.shape[3] == CHANNELS[mode]):
-                return array
-        return _stack(tensor.name, list(array), original, transform)
+            done.append(found)
+        return done[0][None] if len(done) == 1 else np.stack(done)
 
-    return run
+    def _passes(self, array: Array) -> bool:
+        """Returns whether pixels need no step."""
+        return not self._steps and (self._mode is None or array.shape[3] == CHANNELS[self._mode])
 
+    def _header(self, element: bytes | Pixels, where: str) -> ImageHeader:
+        if not isinstance(element, np.ndarray):
+            return checked_header(element, self._limits, where)
+        height, width, channels = element.shape
+        return ImageHeader("pixels", width, height, channels)
 
-def _stack(
-    name: str,
-    elements: Sequence[bytes | Pixels],
-    original: Callable[[bytes | Pixels, str], Image.Image],
-    transform: Transform,
-) -> Array:
-    done: list[Pixels] = []
-    source_pixels = pixels = 0
-    for row, element in enumerate(elements):
-        image = original(element, f"Row {row} of input '{name}'")
-        source_pixels += image.width * image.height
-        found = _to_pixels(transform(image))
-        pixels += found.shape[0] * found.shape[1]
-        for sum_, limit in ((source_pixels, SOURCE_PIXELS_LIMIT), (pixels, PIXELS_LIMIT)):
-            if sum_ > limit:
-                raise PayloadTooLargeError(
-                    f"Input '{name}' has more than {limit} pixels by row {row}; send fewer or smaller images."
-                )
-        if done and found.shape != done[0].shape:
-            raise InvalidTensorError(
-                f"Row {row} of input '{name}' has {found.shape[1]}x{found.shape[0]} pixels and row 0 has "
-                f"{done[0].shape[1]}x{done[0].shape[0]}; this model does not resize, so send images of one size."
+    def _checked_memory(self, header: ImageHeader, where: str) -> int:
+        needed = working_bytes(header, self._decode, self._steps, self._later_bytes)
+        if needed > self._limits.memory_bytes:
+            raise PayloadTooLargeError(
+                f"{where} has {header.width}x{header.height} pixels, which take {needed} bytes of memory; at most "
+                f"{self._limits.memory_bytes} are used (images.memory_limit_bytes). Send it smaller."
             )
-        done.append(found)
-    return done[0][None] if len(done) == 1 else np.stack(done)
+        return needed
+
+    def _original(self, element: bytes | Pixels, where: str) -> Image.Image:
+        if not isinstance(element, np.ndarray):
+            return decode(element, self._decode or Decode(), where, self._limits)
+        image = Image.fromarray(element[:, :, 0] if element.shape[2] == 1 else element)
+        return _in_mode(image, self._mode) if self._mode else image
 
 
-def decode(encoded: bytes, mode: Literal["RGB", "L"], where: str) -> Image.Image:
+def decode(encoded: bytes, step: Decode, where: str, limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> Image.Image:
     """Decodes one JPEG or PNG.
 
     Args:
         encoded: the file's bytes.
-        mode: of the result; palettes, CMYK, transparency and 16 bits are converted.
+        step: mode of the result, background and depth.
         where: the row, for the message, e.g. "Row 3 of input 'image'".
+        limits: of its declared size.
 
     Raises:
-        InvalidTensorError: neither JPEG nor PNG, truncated or broken.
-        PayloadTooLargeError: more than `PIXELS_LIMIT` pixels, or too many segments; both are detected before decoding.
+        InvalidTensorError: neither JPEG nor PNG, animated, truncated or broken.
+        PayloadTooLargeError: over a limit, or too many segments; both are detected before decoding.
     """
     # The plugins are used instead of Image.open: no parser of another format is reachable, and Pillow's process-wide
     # limit on pixels stays under the control of the embedding application.
-    if not isinstance(encoded, bytes):
-        raise InvalidTensorError(f"{where} is of type {type(encoded).__name__}; encoded images are bytes.")
-    opener: type[ImageFile.ImageFile]
-    if encoded.startswith(_JPEG):
-        opener, kind, problem = JpegImageFile, "JPEG", jpeg_problem(encoded)
-    elif encoded.startswith(_PNG):
-        opener, kind, problem = PngImageFile, "PNG", png_problem(encoded)
-    else:
-        raise InvalidTensorError(
-            f"{where} is neither JPEG nor PNG: {_opening(encoded)}; send the image file's bytes as they are."
-        )
-    if problem:
-        raise PayloadTooLargeError(
-            f"{where} {problem}, which takes too long to read. Save it again with another encoder."
-        )
+    header = checked_header(encoded, limits, where)
     try:
-        image = opener(BytesIO(encoded))
-        if image.width * image.height > PIXELS_LIMIT:
-            raise PayloadTooLargeError(
-                f"{where} has {image.width}x{image.height} pixels; at most {PIXELS_LIMIT} are decoded. Send it smaller."
-            )
-        return _convert(image, mode)
+        image = _OPENERS[header.kind](BytesIO(encoded))
+        if image.size != (header.width, header.height):
+            raise InvalidTensorError(f"{where} is a broken {header.kind}: it declares two sizes.")
+        image.load()
+        if header.kind == "PNG" and _may_lack_rows(image, header) and lacks_rows(encoded, header):
+            raise InvalidTensorError(f"{where} is a truncated PNG: its compressed data ends before its last row.")
+        opaque = _in_mode(_opaque(image, header, step, where), step.mode)
+        return opaque.transpose(_UPRIGHT[header.orientation]) if header.orientation > 1 else opaque
     except _BROKEN as error:
-        raise InvalidTensorError(f"{where} is a broken {kind} of {len(encoded)} bytes: {error}.") from error
+        raise InvalidTensorError(
+            f"{where} is a broken {header.kind} of {len(encoded)} bytes: {error}.{damage_hint(encoded)}"
+        ) from error
 
 
-def _from_pixels(pixels: Pixels) -> Image.Image:
-    """Returns one row of decoded pixels, [height, width, 1 or 3] uint8, as an image."""
-    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+def checked_header(encoded: bytes, limits: ImageLimits, where: str) -> ImageHeader:
+    """Returns the header of an image within the limits; see `read_header` and `check_limits`."""
+    header = read_header(encoded, where)
+    check_limits(header, limits, where)
+    return header
+
+
+def result_pixels(header: ImageHeader, steps: Sequence[ImageStep]) -> int:
+    """Returns the pixels of an image after the steps."""
+    width, height = header.width, header.height
+    for step in steps:
+        if isinstance(step, Resize):
+            width, height = step.width, step.height
+        else:
+            width = height = crop_side(step, width, height)
+    return width * height
+
+
+def _check_pixels(tensor: Tensor) -> None:
+    shape = tensor.array.shape
+    if len(shape) != 4 or shape[3] not in CHANNELS.values() or 0 in shape:
+        raise InvalidTensorError(
+            f"Input '{tensor.name}' has shape {list(shape)}; pixels come as UINT8 [rows, height, width, 1 or 3], none "
+            "of them 0."
+        )
+
+
+def _may_lack_rows(image: Image.Image, header: ImageHeader) -> bool:
+    """Returns whether a PNG's last row may not have been written: Pillow begins with zeros."""
+    if header.interlaced:
+        return True
+    return not any(image.crop((0, image.height - 1, image.width, image.height)).tobytes())
+
+
+def _opaque(image: Image.Image, header: ImageHeader, step: Decode, where: str) -> Image.Image:
+    """Returns an image of 8 bits without transparency."""
+    if header.bits == 16:
+        image = _of_8_bits(image, header, step, where)
+    if not header.alpha:
+        return image
+    if image.mode != "RGBA":
+        image = image.convert("RGBA")
+    background = Image.new("RGB", image.size, step.background or _BLACK)
+    background.paste(image, mask=image)
+    return background
+
+
+def _of_8_bits(image: Image.Image, header: ImageHeader, step: Decode, where: str) -> Image.Image:
+    """Scales a 16-bit image. Pillow takes the high byte of colours, and would clip greyscale values above 255."""
+    if not header.is_wide_grey:
+        colours = image.convert("RGB") if image.mode != "RGB" else image
+        brightest = max(high for _, high in colours.getextrema())  # type: ignore[misc]
+        if (step.bits or 16) != 16 or (not step.bits and brightest < _PART_OF_RANGE):
+            raise InvalidTensorError(
+                f"{where} has colours of 16 bits of which only a part is used; save it with 8 bits."
+            )
+        return image
+    if header.alpha:
+        raise InvalidTensorError(f"{where} is greyscale of 16 bits with a transparent value; save it with 8 bits.")
+    low, high = image.getextrema()
+    assert isinstance(low, int | float) and isinstance(high, int | float)  # noqa: S101 (one channel)
+    if step.bits:
+        low, most = 0, 2**step.bits - 1
+        if high > most:
+            raise InvalidTensorError(
+                f"{where} has the value {high:.0f}, but the bundle declares images of {step.bits} bits; send images of "
+                "that depth, or correct 'bits' of its decode step."
+            )
+    else:
+        low, most = (low, high) if high > low else (0, _FULL_RANGE)
+    scale = 255 / (most - low)
+    return image.point(lambda value: value * scale + (0.5 - low * scale)).convert("L")
 
 
 def _to_pixels(image: Image.Image) -> Pixels:
@@ -201,17 +308,10 @@ def _transform(steps: tuple[ImageStep, ...]) -> Transform:
     return apply
 
 
-def _convert(image: Image.Image, mode: Literal["RGB", "L"]) -> Image.Image:
-    image.load()
-    if image.mode in ("I;16", "I;16B", "I"):  # Pillow would clip values above 255 instead of scaling
-        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-    return _in_mode(image, mode)
-
-
 def _crop(step: CenterCrop) -> Transform:
     def crop(image: Image.Image) -> Image.Image:
         width, height = image.size
-        side = max(1, round(step.fraction * min(width, height)))
+        side = crop_side(step, width, height)
         if (width, height) == (side, side):
             return image
         left, top = (width - side) // 2, (height - side) // 2
@@ -227,58 +327,3 @@ def _resize(step: Resize) -> Transform:
         return image if image.size == size else image.resize(size, resample)
 
     return resize
-
-
-def _opening(encoded: bytes) -> str:
-    return f"{len(encoded)} bytes that begin with {encoded[:8].hex(' ')}" if encoded else "it is empty"
-
-
-def jpeg_problem(encoded: bytes) -> str:
-    """Returns why a JPEG is too expensive to decode, as the end of a sentence; "" if it is not.
-
-    It follows the segments like Pillow and libjpeg, up to the end of the image; later data (a second image, a video) is
-    not read. Truncated files are refused by Pillow.
-    """
-    at, pieces, scans = 2, 0, 0
-    while at + 1 < len(encoded):
-        pieces += 1
-        if pieces > JPEG_PIECES_LIMIT:
-            return f"is a JPEG of more than {JPEG_PIECES_LIMIT} segments"
-        if not scans and at > JPEG_HEAD_LIMIT_BYTES:
-            return f"is a JPEG with more than {JPEG_HEAD_LIMIT_BYTES} bytes before its picture"
-        marker = encoded[at + 1]
-        if encoded[at] != 0xFF or marker == 0xFF:
-            at += 1
-        elif marker == _END and scans:
-            break
-        elif marker == _SCAN or _has_length(marker):
-            at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
-            if marker == _SCAN:
-                scans += 1
-                if scans > JPEG_SCANS_LIMIT:
-                    return f"is a JPEG of more than {JPEG_SCANS_LIMIT} scans"
-                following = _AFTER_SCAN.search(encoded, at)
-                if following is None:
-                    break
-                at = following.start()
-        else:
-            at += 2
-    return ""
-
-
-def _has_length(marker: int) -> bool:
-    """Returns whether Pillow skips a segment as a whole; it treats others as two bytes."""
-    found = MARKER.get(0xFF00 | marker)
-    return found is not None and found[2] is not None
-
-
-def png_problem(encoded: bytes) -> str:
-    """Returns why a PNG is too expensive to decode, as the end of a sentence; "" if it is not."""
-    limit = _PNG_CHUNKS + len(encoded) // 1024
-    at, chunks = _PNG_HEAD_BYTES, 0
-    while at < len(encoded):
-        chunks += 1
-        if chunks > limit:
-            return f"is a PNG of {len(encoded)} bytes in more than {limit} chunks"
-        at += _PNG_CHUNK_BYTES + int.from_bytes(encoded[at : at + 4], "big")
-    return ""

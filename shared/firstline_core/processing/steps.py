@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from firstline_core.storage.artefact import Artefact
 
 Positive = Annotated[int, Meta(ge=1, le=16384)]
+Byte = Annotated[int, Meta(ge=0, le=255)]
 
 
 CHANNELS: dict[Literal["RGB", "L"], int] = {"RGB": 3, "L": 1}
@@ -33,9 +34,18 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Decode(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="decode"):
-    """Decodes JPEG or PNG bytes to pixels, uint8. Inputs that are pixels are only converted to `mode`."""
+    """Decodes JPEG or PNG bytes to upright pixels, uint8. Inputs that are pixels are only converted to `mode`.
+
+    Attributes:
+        mode: of the result.
+        background: colour (red, green, blue) behind transparent pixels; black if it is not set.
+        bits: of greyscale images of 16 bits: 2 ** bits - 1 becomes 255. If it is not set, each image is scaled by its
+            own range.
+    """
 
     mode: Literal["RGB", "L"] = "RGB"
+    background: tuple[Byte, Byte, Byte] | UnsetType = UNSET
+    bits: Annotated[int, Meta(ge=8, le=16)] | UnsetType = UNSET
 
 
 class CenterCrop(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="center_crop"):

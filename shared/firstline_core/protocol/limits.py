@@ -10,6 +10,24 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """Upper bounds for one encoded image, checked against its header; above one it is `PayloadTooLargeError`.
+
+    Args:
+        pixels: width times height.
+        side: the longer side, in pixels.
+        memory_bytes: estimate of the most memory that decoding and the image steps hold at one moment.
+    """
+
+    pixels: int = 64_000_000
+    side: int = 65_500
+    memory_bytes: int = 256 * MIB
+
+
+DEFAULT_IMAGE_LIMITS = ImageLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """Upper bounds for one request or response; above one of them it is `PayloadTooLargeError`.
 

@@ -13,10 +13,10 @@ from firstline.client.answer_stream import EventReader
 from firstline.workbench import dataset, detections
 from firstline_core.bundle import golden, manifest, trust
 from firstline_core.fleet import configuration, registry, twin
-from firstline_core.processing import images
+from firstline_core.processing import image_header, images
 from firstline_core.protocol import http, mqtt_connection, mqtt_messages
 from firstline_core.protocol.http_server import ServerLimits
-from firstline_core.protocol.limits import DEFAULT_LIMITS, MIB
+from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, DEFAULT_LIMITS, MIB
 from firstline_core.storage import secrets, settings
 from firstline_edge.fleet import report
 from firstline_edge.settings.settings import EdgeSettings
@@ -52,13 +52,15 @@ LIMITS = {
     ),
     "`id`": (f"{DEFAULT_LIMITS.id_chars} characters",),
     "image": (
-        f"{images.PIXELS_LIMIT // 1_000_000} million pixels",
+        f"{DEFAULT_IMAGE_LIMITS.pixels // 1_000_000} million pixels, {DEFAULT_IMAGE_LIMITS.side:,} a side",
+        f"{DEFAULT_IMAGE_LIMITS.memory_bytes // MIB} MiB of working memory",
+        f"{images.PIXELS_LIMIT // 1_000_000} million after the steps",
         f"{images.SOURCE_PIXELS_LIMIT // 1_000_000} million for all rows",
     ),
     "pieces of an image": (
-        f"{images.JPEG_PIECES_LIMIT:,} segments",
-        f"{images.JPEG_HEAD_LIMIT_BYTES // MIB} MiB before the picture",
-        f"{images.JPEG_SCANS_LIMIT} scans",
+        f"{image_header.JPEG_PIECES_LIMIT:,} segments",
+        f"{image_header.JPEG_HEAD_LIMIT_BYTES // MIB} MiB before the picture",
+        f"{image_header.JPEG_SCANS_LIMIT} scans",
     ),
     "MQTT properties": (f"{mqtt_connection.PROPERTIES_LIMIT_BYTES // 1024} KiB",),
     "MQTT topic": (f"{mqtt_messages._NAME_LIMIT_CHARACTERS} characters",),

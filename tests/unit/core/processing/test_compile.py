@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 from support.images import encode, images
 from support.sample_bundles import IMAGES
 
 from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
 from firstline_core.processing.compile import compile_postprocess, compile_preprocess, softmax
-from firstline_core.processing.images import PIXELS_LIMIT
 from firstline_core.processing.steps import (
     CenterCrop,
     Decode,
@@ -28,6 +27,7 @@ from firstline_core.processing.steps import (
     Scale,
     Softmax,
 )
+from firstline_core.protocol.limits import ImageLimits
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Tensor
 
@@ -82,18 +82,48 @@ def test_other_modes_are_converted(mode: str, kind: str) -> None:
     np.testing.assert_array_equal(pre(Decode())(images(file.getvalue())), expected[None])
 
 
-def test_16_bits_keep_their_high_byte() -> None:
-    wide = (np.arange(16, dtype=np.uint16) * 4096).reshape(4, 4)
-    found = pre(Decode("L"))(images(encode(wide)))
-    np.testing.assert_array_equal(found[0, :, :, 0], wide >> 8)
+@pytest.mark.parametrize(
+    ("step", "low", "high"),
+    [
+        (Decode("L"), 7000, 9040),
+        (Decode("L"), 0, 4080),
+        (Decode("L", bits=12), 0, 4095),
+        (Decode("L", bits=16), 0, 65535),
+    ],
+)
+def test_16_bits_are_scaled_by_their_range_or_the_declared_depth(step: Decode, low: int, high: int) -> None:
+    wide = np.linspace(low, high, 256).round().astype(np.uint16).reshape(16, 16)
+    found = pre(step)(images(encode(wide)))[0, :, :, 0]
+    np.testing.assert_allclose(found, np.arange(256).reshape(16, 16), atol=1)
 
 
-def test_exif_orientation_is_not_applied() -> None:
+def test_a_value_over_the_declared_depth_is_refused() -> None:
+    with pytest.raises(InvalidTensorError, match="the value 4096, but the bundle declares images of 12 bits"):
+        pre(Decode("L", bits=12))(images(encode(np.full((4, 4), 4096, np.uint16))))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_exif_orientation_is_applied(kind: str, orientation: int) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # rotated by 90 degrees
+    exif[0x0112] = orientation
     file = io.BytesIO()
-    Image.fromarray(photo(10, 14)).save(file, "JPEG", exif=exif)
-    assert pre(Decode())(images(file.getvalue())).shape == (1, 10, 14, 3)
+    Image.fromarray(photo(10, 14)).save(file, kind, exif=exif)
+    expected = ImageOps.exif_transpose(Image.open(file)).convert("RGB")
+    np.testing.assert_array_equal(pre(Decode())(images(file.getvalue()))[0], np.asarray(expected))
+
+
+@pytest.mark.parametrize(("background", "expected"), [((0, 0, 0), [0, 0, 0]), ((255, 0, 51), [128, 0, 26])])
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_transparency_is_composited_on_the_background(
+    mode: str, background: tuple[int, int, int], expected: list[int]
+) -> None:
+    ink = np.zeros((4, 4, 4), np.uint8)
+    ink[:, :, 3] = 127
+    file = io.BytesIO()
+    Image.fromarray(ink).convert(mode).save(file, "PNG")
+    found = pre(Decode(background=background))(images(file.getvalue()))
+    np.testing.assert_allclose(found[0, 0, 0], expected, atol=1)
 
 
 GOOD_PNG, GOOD_JPEG = encode(photo()), encode(photo(), "JPEG")
@@ -105,7 +135,7 @@ GOOD_PNG, GOOD_JPEG = encode(photo()), encode(photo(), "JPEG")
         (b"", "neither JPEG nor PNG: it is empty"),
         (b"hello world", "neither JPEG nor PNG: 11 bytes that begin with 68 65 6c 6c 6f 20 77 6f"),
         (b"GIF89a" + bytes(50), "neither JPEG nor PNG"),
-        (GOOD_PNG[:60], "is a broken PNG of 60 bytes"),
+        (GOOD_PNG[:60], "is a truncated PNG"),
         (GOOD_PNG[:8], "is a broken PNG of 8 bytes"),
         (GOOD_JPEG[:-40], "is a broken JPEG"),
         (GOOD_JPEG[:3], "is a broken JPEG of 3 bytes"),
@@ -141,7 +171,7 @@ def _png_header(width: int, height: int) -> bytes:
 
 
 def test_too_many_pixels_are_refused_from_the_header() -> None:
-    side = int(PIXELS_LIMIT**0.5) + 1
+    side = int(ImageLimits().pixels ** 0.5) + 1
     with pytest.raises(PayloadTooLargeError, match=f"Row 0 of input 'image' has {side}x{side} pixels; at most"):
         pre(Decode(), Resize(8, 8))(images(_png_header(side, side)))
     with pytest.raises(PayloadTooLargeError, match="65000x65000"):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
@@ -7,9 +8,12 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
+from support.images import images
 
-from firstline_core.errors import FirstlineError, PayloadTooLargeError
-from firstline_core.processing.images import decode, jpeg_problem, png_problem
+from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError
+from firstline_core.processing.image_header import read_header
+from firstline_core.processing.images import ImageProcessing, decode
+from firstline_core.processing.steps import Decode, Resize
 
 
 def encoded(kind: str, side: int = 64, **options: object) -> bytes:
@@ -58,33 +62,103 @@ BOMBS = {
 @pytest.mark.parametrize("name", DEAR)
 def test_costly_images_are_refused_before_decoding(name: str) -> None:
     with pytest.raises(PayloadTooLargeError, match=r"Row 0 is a (JPEG|PNG) .*which takes too long to read"):
-        decode(DEAR[name], "RGB", "Row 0")
+        read_header(DEAR[name], "Row 0")
 
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_metadata_that_inflates_is_refused(name: str) -> None:
     with pytest.raises(FirstlineError, match="Row 0 is a broken PNG"):
-        decode(BOMBS[name], "RGB", "Row 0")
+        decode(BOMBS[name], Decode(), "Row 0")
 
 
 @pytest.mark.parametrize("options", [{}, {"quality": 5}, {"progressive": True}, {"restart_marker_blocks": 1}])
 def test_images_of_common_encoders_are_decoded(options: dict[str, object]) -> None:
     plain = encoded("JPEG", **options)
-    assert jpeg_problem(plain) == ""
-    assert jpeg_problem(plain[:2] + segment(0xE2, bytes(65_000)) * 100 + plain[2:]) == ""
+    assert read_header(plain, "Row 0").pixels == 64 * 64
+    profiled = plain[:2] + segment(0xE2, bytes(65_000)) * 100 + plain[2:]
+    assert read_header(profiled, "Row 0").pixels == 64 * 64
 
 
 def test_a_second_picture_after_the_end_does_not_count() -> None:
-    assert jpeg_problem(JPEG + JPEG * 200) == ""
+    assert read_header(JPEG + JPEG * 200, "Row 0").scans == 1
 
 
 @pytest.mark.parametrize("side", [1, 64, 1000])
 def test_png_images_of_common_encoders_are_decoded(side: int) -> None:
-    assert png_problem(encoded("PNG", side)) == ""
+    assert read_header(encoded("PNG", side), "Row 0").pixels == side * side
 
 
 @pytest.mark.parametrize("content", [JPEG, PROGRESSIVE, PNG])
-def test_truncated_images_are_examined_without_errors(content: bytes) -> None:
+def test_truncated_images_are_refused_without_other_errors(content: bytes) -> None:
     for end in range(3, len(content), 97):
-        assert jpeg_problem(content[:end]) == ""
-        assert png_problem(content[:end]) == ""
+        with pytest.raises(InvalidTensorError):
+            decode(content[:end], Decode(), "Row 0")
+
+
+def png(width: int, height: int, colour: int = 0, bits: int = 8, *, data_bytes: int = 0, interlace: int = 0) -> bytes:
+    """A PNG whose compressed data are so many zeros."""
+    head = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlace)
+    data = zlib.compress(bytes(data_bytes))
+    return PNG[:8] + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (png(1, 40_000_000), "Row 0 of input 'image' has 1x40000000 pixels; a side has at most 65500"),
+        (png(65_501, 1), "a side has at most 65500"),
+        (png(8001, 8000), "8001x8000 pixels; at most 64000000"),
+        (png(8000, 8000, 6), "8000x8000 pixels, which take 51.* bytes of memory; at most 268435456"),
+        (png(65_500, 900, 6, 16), "bytes of memory; at most 268435456"),
+    ],
+)
+def test_declared_sizes_over_a_limit_are_refused(content: bytes, message: str) -> None:
+    with pytest.raises(PayloadTooLargeError, match=message):
+        ImageProcessing(Decode(), (Resize(224, 224),)).cost(images(content))
+
+
+def test_the_largest_photo_within_the_limits_costs_as_much_as_allowed() -> None:
+    content = JPEG[: JPEG.index(b"\xff\xc0")] + segment(0xC0, struct.pack(">BHHB", 8, 8000, 8000, 3) + bytes(9))
+    cost = ImageProcessing(Decode(), (Resize(224, 224),)).cost(images(content))
+    assert cost.pixels == 64_000_000
+    assert 256_000_000 < cost.memory_bytes <= 256 << 20
+
+
+def test_two_sizes_in_one_file_are_refused() -> None:
+    twice = PNG[:8] + chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0)) + PNG[8:]
+    with pytest.raises(InvalidTensorError, match="declares two sizes"):
+        decode(twice, Decode(), "Row 0")
+
+
+@pytest.mark.parametrize(("interlace", "whole_bytes"), [(0, 16 * 17), (1, 286)])
+def test_compressed_data_that_ends_early_is_truncated(interlace: int, whole_bytes: int) -> None:
+    whole = png(16, 16, data_bytes=whole_bytes, interlace=interlace)
+    assert decode(whole, Decode("L"), "Row 0").size == (16, 16)
+    for data_bytes in (0, 17, whole_bytes // 2, whole_bytes - 17, whole_bytes - 1):
+        content = png(16, 16, data_bytes=data_bytes, interlace=interlace)
+        with pytest.raises(InvalidTensorError, match=r"truncated PNG|broken PNG"):
+            decode(content, Decode("L"), "Row 0")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"GIF89a" + bytes(9), "is neither JPEG nor PNG, but a GIF file; convert it"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "is neither JPEG nor PNG, but a WebP file; convert it"),
+        (PNG[:33] + chunk(b"acTL", bytes(8)) + PNG[33:], "is an animated PNG; send one still image a row"),
+        (PNG.replace(b"\r", b"").replace(b"\n", b""), "is neither .* line breaks were removed, as `curl -d` does"),
+        (JPEG.replace(b"\r", b"").replace(b"\n", b""), "is a broken JPEG .*no line break.* `curl --data-binary @FILE`"),
+        (base64.b64encode(PNG), "is neither JPEG nor PNG, but text in base64; send the bytes"),
+        (b"data:image/png;base64," + base64.b64encode(PNG), "is neither JPEG nor PNG, but text in base64"),
+    ],
+)
+def test_the_refusal_says_what_the_file_is(content: bytes, message: str) -> None:
+    with pytest.raises(InvalidTensorError, match=f"Row 0 {message}"):
+        decode(content, Decode(), "Row 0")
+
+
+def test_exif_entries_that_refer_to_the_same_data_are_refused() -> None:
+    entry = struct.pack("<HHII", 0x010E, 2, 60_000, 8)
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 4000) + entry * 4000
+    with pytest.raises(PayloadTooLargeError, match="EXIF entries that refer to the same data"):
+        read_header(JPEG[:2] + segment(0xE1, exif) + JPEG[2:], "Row 0")
