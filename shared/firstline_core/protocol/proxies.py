@@ -22,7 +22,8 @@ def environment_proxy(url: str) -> str:
     server, variables = urlsplit(url), getproxies_environment()
     host = server.hostname or ""
     scheme = next((scheme for scheme in (server.scheme, "all") if variables.get(scheme)), None)
-    if scheme is None or is_loopback(host) or _is_excluded(host, variables):
+    port = server.port or (443 if server.scheme == "https" else 80)
+    if scheme is None or is_loopback(host) or _is_excluded(host, port, variables):
         return ""
     proxy = variables[scheme] if "://" in variables[scheme] else f"http://{variables[scheme]}"
     check_proxy(proxy, _name_of(f"{scheme}_proxy"), f", or exclude {host} in NO_PROXY")
@@ -63,16 +64,17 @@ def is_loopback(host: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def _is_excluded(host: str, variables: dict[str, str]) -> bool:
-    """Returns whether NO_PROXY excludes a host; it may contain names, addresses, and ranges of addresses."""
+def _is_excluded(host: str, port: int, variables: dict[str, str]) -> bool:
+    """Returns whether NO_PROXY excludes a server; it may contain names, addresses, and ranges of addresses."""
     address = _address(host)
     if address is None:
-        return bool(proxy_bypass(host, variables))
+        return bool(proxy_bypass(f"{host}:{port}", variables))
     for entry in (entry.strip() for entry in variables.get("no", "").split(",")):
         if entry == "*":
             return True
+        excluded = entry.removesuffix(f":{port}") if "." in entry or "]" in entry else entry
         try:
-            if address in ip_network(entry.replace("[", "").replace("]", ""), strict=False):
+            if address in ip_network(excluded.replace("[", "").replace("]", ""), strict=False):
                 return True
         except ValueError:
             if "/" in entry and "://" not in entry:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import httpx
 import pytest
 import uvloop
 
@@ -20,6 +21,7 @@ from firstline_core.protocol.http_client import (
     HttpClient,
     IdleLimit,
     StaleConnectionError,
+    open_async_client,
     open_client,
 )
 from firstline_gateway.executors.oip.http_transport import Transport
@@ -403,6 +405,28 @@ class TestIdleLimit:
         limit.answered(0.1, new=False)
         limit.answered(0, new=True)
         assert limit.limit_s == 15
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+async def test_a_timeout_of_a_plain_client_discards_every_idle_connection(blocking: bool) -> None:
+    silent = False
+
+    async with serving(over_httpx, lambda connection, _: b"" if silent and connection <= 3 else OK) as (server, unused):
+        settings = ClientSettings(unused.url, timeout=0.5)
+        with open_client(settings) as client:
+            async with open_async_client(settings) as waiting:
+
+                async def post_once() -> bytes:
+                    if blocking:
+                        return (await asyncio.to_thread(client.post, "/v2/x", content=b"body")).content
+                    return (await waiting.post("/v2/x", content=b"body")).content
+
+                while server.connections < 3:
+                    await asyncio.gather(*(post_once() for _ in range(3)))
+                silent = True
+                with pytest.raises(httpx.ReadTimeout):
+                    await post_once()
+                assert await asyncio.gather(*(post_once() for _ in range(3))) == [b"hi"] * 3
 
 
 def test_kept_connections_probe_the_far_end() -> None:
