@@ -15,6 +15,7 @@ from firstline_core.fleet.twin import LIMIT_BYTES
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import HttpServer, ServerLimits
 from firstline_core.runtime.select import RuntimeOptions, check_options
+from firstline_core.telemetry import logs
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway import mqtt
@@ -80,6 +81,20 @@ _MAINTENANCE_INTERVAL_S = 60.0
 # Time to publish errors to the devices whose requests are abandoned.
 _PUBLISH_S = 1.0
 
+LIVE_KEYS = frozenset(
+    {
+        "api.drain_s",
+        "contracts.audit_spacing_s",
+        "contracts.audits_per_device_hour",
+        "contracts.escalations_per_hour",
+        "execution.queue_bytes",
+        "execution.queue_requests",
+        "log.format",
+        "log.level",
+    }
+)
+"""The settings that can change while the gateway runs."""
+
 log = logger(__name__)
 
 
@@ -131,15 +146,10 @@ class Gateway:
     def _build_serving(self, service: ServiceClock, load: Load | None) -> None:
         settings, clock, repository, dispatcher = self.settings, self.clock, self.repository, self._dispatcher
         statistics = ServingStatistics(self.metrics, clock)
-        batcher = Batcher(
+        self._batcher = batcher = Batcher(
             dispatcher,
             clock=clock,
-            bounds=Bounds(
-                requests=settings.execution.queue_requests,
-                size_bytes=settings.execution.queue_bytes,
-                seconds=settings.execution.queue_s,
-                batch_rows=settings.execution.max_batch_rows,
-            ),
+            bounds=_bounds_of(settings),
             concurrency=settings.models.concurrency,
             concurrency_of=settings.models.concurrency_of,
             on_batch=statistics.started,
@@ -382,6 +392,19 @@ class Gateway:
         log.info("listening for gRPC", port=server.port)
         return server
 
+    async def adopt(self, settings: Settings) -> None:
+        """Uses other settings, which differ in `LIVE_KEYS` only, and reads the TLS certificate's files again.
+
+        Raises:
+            ConfigError: the certificate cannot be used; nothing has changed.
+        """
+        if self.identity.tls is not None:
+            await self.identity.tls.refresh()
+        logs.configure(settings.log.level, settings.log.format)
+        self._batcher.adopt(_bounds_of(settings))
+        self.contracts.adopt(settings.contracts)
+        self.settings = settings
+
     async def start(self) -> None:
         """Starts the background tasks and the MQTT clients, which retry until the broker is available."""
         await self._dispatcher.start()
@@ -456,6 +479,16 @@ class Gateway:
         if all(ended):
             self.store.database.close()
         return all(ended)
+
+
+def _bounds_of(settings: Settings) -> Bounds:
+    execution = settings.execution
+    return Bounds(
+        requests=execution.queue_requests,
+        size_bytes=execution.queue_bytes,
+        seconds=execution.queue_s,
+        batch_rows=execution.max_batch_rows,
+    )
 
 
 def open_gateway(settings: Settings) -> Gateway:

@@ -28,6 +28,7 @@ def main() -> int:
         if arguments.command == "run":
             signal.signal(signal.SIGTERM, _stop)  # both until the server takes over
             signal.signal(signal.SIGINT, _stop)
+            signal.signal(signal.SIGHUP, _ignore)  # the start reads the latest configuration anyway
         # Each command is a module of its own name, so that one needs no more than it uses.
         gc.disable()  # nothing of an import is garbage
         command: Callable[[argparse.Namespace], int] = import_module(f"firstline_edge.cli.{arguments.command}").command
@@ -55,6 +56,10 @@ def _stop(_number: int, _frame: FrameType | None) -> None:
     An exception would not do: raised while a C extension is imported it is lost, and the half-imported module stays.
     """
     os._exit(OK)
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Ignores a signal in this process only: started programs do not inherit a handler, as they would `SIG_IGN`."""
 
 
 if __name__ == "__main__":

@@ -19,13 +19,16 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.fleet.configuration import KEYS
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import limited
 from firstline_core.runtime.select import RuntimeOptions, check_options
+from firstline_core.telemetry import logs
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.telemetry.settings_reload import SettingsReload
 from firstline_edge.adaptation.variants import Chooser
-from firstline_edge.api.access import access_of
+from firstline_edge.api.access import Access, TokenAccess, access_of, read_tokens
 from firstline_edge.api.app import App
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.erasure import Erasure
@@ -46,6 +49,7 @@ from firstline_edge.cascade import hedging as hedge_metrics
 from firstline_edge.cascade.cascade import Cascade, EdgeRuns, RowDecisions, TierRouter, policy_from
 from firstline_edge.cascade.escalation import Escalation
 from firstline_edge.cascade.hedging import Hedging, hedge_options_from
+from firstline_edge.cascade.live_settings import LiveSettings
 from firstline_edge.cloud import links as cloud_links
 from firstline_edge.cloud.chain import BudgetGate, UsableLinks, no_budget
 from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
@@ -63,6 +67,7 @@ from firstline_edge.outbox import reopening
 from firstline_edge.outbox.correction_client import CorrectionClient
 from firstline_edge.outbox.delivery import DeliverySettings, deliver_corrections
 from firstline_edge.outbox.reopening import ReopeningOutbox, open_outbox
+from firstline_edge.settings.check import check
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
 from firstline_edge.telemetry.background import Background, Work
@@ -81,26 +86,32 @@ log = logger(__name__)
 
 
 async def run_agent(
-    settings: EdgeSettings, ready: Callable[[str], None], *, problems: Mapping[Path, str] = MappingProxyType({})
+    settings: EdgeSettings,
+    ready: Callable[[str], None],
+    read: Callable[[], EdgeSettings],
+    *,
+    problems: Mapping[Path, str] = MappingProxyType({}),
 ) -> None:
-    """Runs the agent and its API until SIGTERM or SIGINT.
+    """Runs the agent and its API until SIGTERM or SIGINT. SIGHUP reloads the configuration.
 
     Args:
         settings: see `settings/settings.py`.
         ready: called with the URL once requests are answered.
+        read: reads the settings again.
         problems: startup problems by file, for `status`.
 
     Raises:
         ConfigError: the settings make no sense on this machine.
         AddressError: an address is not available.
     """
-    access, stop = access_of(settings.api), asyncio.Event()
+    access, stop, hangup = access_of(settings.api), asyncio.Event(), asyncio.Event()
     with bound_sockets(settings.api) as (listeners, url):
         async with EdgeAgent(settings, problems=problems) as agent:
             agent.state.publish_url(url)
             app = App(agent.data_plane, agent.outbox, agent.operations, access)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            for number, event in ((signal.SIGTERM, stop), (signal.SIGINT, stop), (signal.SIGHUP, hangup)):
+                asyncio.get_running_loop().add_signal_handler(number, event.set)
+            agent.start_reloading(read, access, hangup)
             async with serving_grpc(agent.data_plane, access, app.bodies), serving(app, listeners):
                 release_startup_memory()
                 ready(url)
@@ -330,6 +341,7 @@ class EdgeAgent:
             certificates=self.certificates,
             clock=clock,
         )
+        self.live_settings = LiveSettings(self.router, self.certificates, self.auditor, spending)
         self.client = CloudClient(
             uplink, self.cache, clock, self.model_refusals, contracts=self.certificates, traffic=traffic
         )
@@ -447,10 +459,7 @@ class EdgeAgent:
         )
         adoption = SettingsAdoption(
             models=self.models,
-            router=self.router,
-            certificates=self.certificates,
-            auditor=self.auditor,
-            spending=self.spending,
+            live=self.live_settings,
             answered=counts.answered_of,
         )
         configurator = Configurator(
@@ -531,6 +540,32 @@ class EdgeAgent:
             self._start(opened, "budgets", self.spending.keep)
         if self.fleet is not None:
             self._start(opened, "fleet", self.fleet.run)
+
+    def start_reloading(self, read: Callable[[], EdgeSettings], access: Access, requested: asyncio.Event) -> None:
+        """Starts to reload the settings on request.
+
+        Args:
+            read: reads the settings again.
+            access: reads its token file again.
+            requested: is set for each reload.
+        """
+        live = {"log.level", "log.format"}
+        if not self.settings.fleet.enabled:  # otherwise the fleet's configuration is applied to these at a start
+            live.update(KEYS)
+        if self.spending is None:  # nothing has had a price since the start
+            live -= {key for key in KEYS if key.startswith(("budget.", "costs.")) or key == "policy.kind"}
+
+        async def apply(settings: EdgeSettings) -> None:
+            check(settings)
+            if isinstance(access, TokenAccess):
+                access.adopt(await asyncio.to_thread(read_tokens, settings.api.token_file, "api.token_file"))
+            logs.configure(settings.log.level, settings.log.format)
+            if not settings.fleet.enabled:
+                self.live_settings.exchange(settings)
+
+        self._start(
+            self._opened, "configuration", partial(SettingsReload(self.settings, read, apply, live).keep, requested)
+        )
 
     def _start(self, opened: AsyncExitStack, name: str, *works: Work) -> None:
         self.background.start(name, *works)

@@ -47,7 +47,7 @@ async def _until_signalled(scenario: Coroutine[Any, Any, dict[str, Any]]) -> dic
             task.cancel()
         received.append(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # to the tiers SIGHUP means reload
         loop.add_signal_handler(number, stop, number)
     try:
         return await task

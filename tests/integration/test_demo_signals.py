@@ -30,6 +30,7 @@ def _runs(pid: int) -> bool:
         ("measuring both models alone", signal.SIGTERM),
         ("HTTP: online", signal.SIGTERM),
         ("HTTP: online", signal.SIGINT),
+        ("HTTP: online", signal.SIGHUP),
     ],
 )
 def test_signal_stops_all_processes(tmp_path: Path, phase: str, number: signal.Signals) -> None:

@@ -255,7 +255,7 @@ async def test_sigterm_finishes_requests_in_flight(gated: tuple[Gateway, GatedEx
     bound = sockets.bind("127.0.0.1", 0)
     url = sockets.url_of(bound)
     up = asyncio.Event()
-    served = asyncio.create_task(run_gateway(gateway, bound, up.set))
+    served = asyncio.create_task(run_gateway(gateway, bound, up.set, lambda: gateway.settings))
     await up.wait()
     async with httpx.AsyncClient(base_url=url) as client:
         in_flight = asyncio.create_task(client.post(V2, content=_json_pixels()))
@@ -281,7 +281,7 @@ async def test_second_listener_on_an_address_fails(gated: tuple[Gateway, GatedEx
     with first, second:
         first.listen()
         with pytest.raises(CapacityError, match=f"Cannot listen on 127.0.0.1 port {port}: Address already in use"):
-            await run_gateway(gateway, second, lambda: None)
+            await run_gateway(gateway, second, lambda: None, lambda: gateway.settings)
     assert executor.closed
 
 
@@ -292,7 +292,7 @@ async def test_failed_start_closes_the_gateway_and_its_socket(
     monkeypatch.setattr(executor, "start", AsyncMock(side_effect=CapacityError("no room")))
     bound = sockets.bind("127.0.0.1", 0)
     with pytest.raises(CapacityError, match="no room"):
-        await run_gateway(gateway, bound, lambda: None)
+        await run_gateway(gateway, bound, lambda: None, lambda: gateway.settings)
     assert executor.closed
     assert bound.fileno() == -1
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -303,7 +303,7 @@ async def test_drain_timeout_refuses_requests_in_flight(tmp_path: Path) -> None:
     gateway, executor = gated_gateway(tmp_path, api__drain_s=0.05)
     bound = sockets.bind("127.0.0.1", 0)
     up = asyncio.Event()
-    served = asyncio.create_task(run_gateway(gateway, bound, up.set))
+    served = asyncio.create_task(run_gateway(gateway, bound, up.set, lambda: gateway.settings))
     await up.wait()
     async with httpx.AsyncClient(base_url=sockets.url_of(bound)) as client:
         asked = [asyncio.create_task(client.post(V2, content=_json_pixels()))]

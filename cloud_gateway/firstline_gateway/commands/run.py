@@ -6,7 +6,9 @@ import argparse
 import gc
 import logging
 import os
+import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,14 @@ from firstline_gateway.commands.base import add_command, settings_of, show
 
 def add_commands(commands: Any) -> None:
     """Adds both to the parser's."""
-    run = add_command(commands, "run", _run, "serve until SIGTERM")
+    run = add_command(commands, "run", _run, "serve until SIGTERM; SIGHUP reloads the configuration")
     run.add_argument("--host", help="address to listen on, instead of api.host")
     run.add_argument("--port", type=int, help="port to listen on, instead of api.port; 0 lets the system choose")
     add_command(commands, "check", _check, "try the configuration and load every bundle, without serving")
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    signal.signal(signal.SIGHUP, lambda *_: None)  # until the server takes over: a start reads the latest configuration
     gc.disable()  # nothing of an import is garbage, and searching for it takes a fifth of the start
     try:
         import uvloop
@@ -34,7 +37,8 @@ def _run(arguments: argparse.Namespace) -> int:
     finally:
         gc.freeze()
         gc.enable()
-    settings = settings_of(arguments, api__host=arguments.host, api__port=arguments.port)
+    read = partial(settings_of, arguments, api__host=arguments.host, api__port=arguments.port)
+    settings = read()
     logs.configure(settings.log.level, settings.log.format)
     bound = sockets.bind(settings.api.host, settings.api.port)
     url = sockets.url_of(bound, tls=settings.tls.enabled)
@@ -45,6 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
             gateway,
             bound,
             lambda: show(arguments, f"listening on {url}", {"event": "ready", "url": url}),
+            read,
         )
     )
     if not ended:

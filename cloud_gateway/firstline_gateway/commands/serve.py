@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from firstline_core.protocol.http_server import HttpServer, ServerLimits, connections_within_descriptors
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.settings_reload import SettingsReload
 from firstline_gateway.api.sockets import listen
-from firstline_gateway.app import Gateway
+from firstline_gateway.app import LIVE_KEYS, Gateway
+from firstline_gateway.settings.settings import Settings
 
 if TYPE_CHECKING:
     from firstline_core.protocol.grpc.server import GrpcServer
@@ -26,8 +28,12 @@ _GC_THRESHOLDS = (10_000, 20, 20)
 log = logger(__name__)
 
 
-async def run_gateway(gateway: Gateway, bound: socket.socket, announce: Callable[[], None]) -> bool:
+async def run_gateway(
+    gateway: Gateway, bound: socket.socket, announce: Callable[[], None], read: Callable[[], Settings]
+) -> bool:
     """Serves until SIGTERM or SIGINT, then answers the requests in flight for at most `api.drain_s`.
+
+    SIGHUP reloads the configuration.
 
     Requests that take longer are answered with `NotReadyError`.
 
@@ -35,6 +41,7 @@ async def run_gateway(gateway: Gateway, bound: socket.socket, announce: Callable
         gateway: started and closed here.
         bound: from `api.sockets.bind`; closed here.
         announce: called when the gateway accepts requests.
+        read: reads the settings again.
 
     Returns:
         False if a batch or the store is still busy: its thread would prevent the interpreter from exiting.
@@ -43,15 +50,18 @@ async def run_gateway(gateway: Gateway, bound: socket.socket, announce: Callable
         CapacityError: an address is in use.
         FirstlineError: a part of the gateway cannot start; all others are closed.
     """
-    stop = asyncio.Event()
+    stop, hangup = asyncio.Event(), asyncio.Event()
+    reload = SettingsReload(gateway.settings, read, gateway.adopt, LIVE_KEYS)
+    reloading: asyncio.Task[None] | None = None
+    signals = ((signal.SIGTERM, stop), (signal.SIGINT, stop), (signal.SIGHUP, hangup))
     loop = asyncio.get_running_loop()
     grpc: GrpcServer | None = None
     server: HttpServer | None = None
     try:
         listen(bound)
         grpc = gateway.grpc_server()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        for number, event in signals:
+            loop.add_signal_handler(number, event.set)
         limits = ServerLimits(idle_s=gateway.settings.api.keep_alive_s, pending=connections_within_descriptors())
         server = gateway.http_server(limits)
         await gateway.start()
@@ -62,6 +72,7 @@ async def run_gateway(gateway: Gateway, bound: socket.socket, announce: Callable
         gc.freeze()  # startup objects live as long as the process; later collections skip them
         gc.set_threshold(*_GC_THRESHOLDS)
         keep_freed_memory()
+        reloading = asyncio.create_task(reload.keep(hangup))
         announce()
         await stop.wait()
         log.info("draining")
@@ -70,7 +81,9 @@ async def run_gateway(gateway: Gateway, bound: socket.socket, announce: Callable
             log.warning("gave up on requests in flight", after_s=gateway.settings.api.drain_s)
             await gateway.abandon()
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        if reloading is not None:
+            reloading.cancel()
+        for number, _ in signals:
             loop.remove_signal_handler(number)
         if grpc is not None:
             await grpc.stop(_SERVER_STOP_S)

@@ -88,6 +88,10 @@ class ContractMonitor:
         self._closed = False
         self._room = threading.BoundedSemaphore(_WAITING)
 
+    def adopt(self, settings: Contracts) -> None:
+        """Counts audits and shares escalations by other settings from now on, which have the same `delta`."""
+        self._settings = settings
+
     def close(self) -> None:
         """Stops counting later answers; earlier audits are counted until the store is closed."""
         self._closed = True

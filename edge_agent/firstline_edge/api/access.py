@@ -121,6 +121,10 @@ class TokenAccess:
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
 
+    def adopt(self, tokens: Tokens) -> None:
+        """Accepts these tokens from the next request on, and no others."""
+        self._tokens = tokens
+
     def principal(self, headers: Mapping[str, str]) -> str:
         return self.bearer(headers.get("authorization", ""))
 

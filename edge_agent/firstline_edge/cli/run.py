@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from functools import partial
 
 from firstline_core.telemetry import logs
 from firstline_edge.app import run_agent
 from firstline_edge.cli.output import print_error, print_json, print_line
 from firstline_edge.cli.parser import FAILED, OK
-from firstline_edge.settings.load import load_or_last_good, store_last_good
+from firstline_edge.settings.load import load, load_or_last_good, store_last_good
 
 log = logs.logger(__name__)
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Answers requests until SIGTERM or SIGINT."""
+    """Answers requests until SIGTERM or SIGINT; SIGHUP reloads the configuration."""
 
     def ready(url: str) -> None:
         if configuration is not None and not problem:
@@ -35,7 +36,8 @@ def command(arguments: argparse.Namespace) -> int:
         logs.configure(settings.log.level, settings.log.format)
         if problem:
             log.error("configuration invalid", why=problem)
-        asyncio.run(run_agent(settings, ready, problems={arguments.config: problem} if problem else {}))
+        problems = {arguments.config: problem} if problem else {}
+        asyncio.run(run_agent(settings, ready, partial(load, arguments.config, overrides=overrides), problems=problems))
     except OSError as error:
         print_error(f"The agent stopped: {error}; `edge-agent doctor` says what this device lacks.")
         return FAILED

@@ -10,7 +10,7 @@ import difflib
 import logging
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -89,6 +89,35 @@ def load(
             _set(values, dotted.split("."), parsed, dotted)
             _convert(cls, values, text="", where=f"the flag for {dotted}", of_text=isinstance(flag_value, str))
     return _convert(cls, values, text=text, where=str(file or "the defaults"))
+
+
+def changed_keys(before: T, after: T) -> tuple[str, ...]:
+    """Returns the keys with different values, such as "api.port"; a list or table of its own counts as one."""
+    return tuple(
+        f"{name}.{key}" if key else name
+        for name in before.__struct_fields__
+        for key in _changed_in(getattr(before, name), getattr(after, name))
+    )
+
+
+def _changed_in(before: object, after: object) -> tuple[str, ...]:
+    if before == after:
+        return ()
+    if isinstance(before, msgspec.Struct) and isinstance(after, msgspec.Struct):
+        fields = before.__struct_fields__
+        return tuple(field for field in fields if getattr(before, field) != getattr(after, field))
+    return ("",)
+
+
+def with_keys_of(settings: T, other: T, keys: Iterable[str]) -> T:
+    """Returns the settings with the values that others have under some keys, which `changed_keys` returned."""
+    for key in keys:
+        name, _, field = key.partition(".")
+        value = getattr(other, name)
+        if field:
+            value = msgspec.structs.replace(getattr(settings, name), **{field: getattr(value, field)})
+        settings = msgspec.structs.replace(settings, **{name: value})
+    return settings
 
 
 def with_absolute_paths(section: T, folder: Path) -> T:

@@ -95,6 +95,10 @@ class Admission:
         self.shares = Shares()
         self.margin = Margin()
 
+    def adopt(self, bounds: Bounds) -> None:
+        """Decides on new requests by other bounds from now on."""
+        self._bounds = bounds
+
     def learn(self, item: PendingRequest, now_s: float) -> None:
         """Learns from an answer how good its prediction was. Audits and waits for budgets are not predicted."""
         if item.predicted_s < math.inf and item.level != AUDIT_LEVEL and not item.waited_for_budget:

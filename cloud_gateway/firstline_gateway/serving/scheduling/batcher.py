@@ -116,6 +116,10 @@ class Batcher:
         self._snapshot: ExecutorSnapshot | None = None  # of this turn, for admission
         dispatcher.subscribe(self._fill_soon)
 
+    def adopt(self, bounds: Bounds) -> None:
+        """Admits new requests by other bounds from now on, which have the same `batch_rows`."""
+        self._admission.adopt(bounds)
+
     @property
     def depth(self) -> int:
         """Requests that wait, all models together."""

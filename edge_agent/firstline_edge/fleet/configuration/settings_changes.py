@@ -13,15 +13,11 @@ import msgspec
 
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.configuration import Configuration
-from firstline_edge.audits.auditor import Auditor
-from firstline_edge.audits.certificate_states import CertificateStates
-from firstline_edge.budgets.from_settings import exchange
-from firstline_edge.budgets.spending import Spending
-from firstline_edge.cascade.cascade import TierRouter, policy_from
+from firstline_edge.cascade.live_settings import LiveSettings
 from firstline_edge.fleet.updates.trial import has_failed
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.settings.check import check
-from firstline_edge.settings.settings import EdgeSettings, link_names
+from firstline_edge.settings.settings import EdgeSettings
 
 
 def changed_settings(own: EdgeSettings, configuration: Configuration) -> EdgeSettings:
@@ -64,15 +60,9 @@ def _check_bound(own: EdgeSettings, name: str, before: object, value: object) ->
 class SettingsAdoption:
     """Applies other settings to a running agent, and counts its failures since then.
 
-    All settings are exchanged in one turn of the event loop; a running request finishes each row under the settings
-    with which the row began. Only values that `firstline_core.fleet.configuration` can set are exchanged.
-
     Args:
         models: of the agent.
-        router: takes the policy and the minimum threshold.
-        certificates: takes the effect of an alarm.
-        auditor: takes the cost limits of audits.
-        spending: takes budgets and costs; None if nothing has a price.
+        live: exchanges the settings.
         answered: returns the rows of a model so far, and those without an answer.
     """
 
@@ -80,29 +70,18 @@ class SettingsAdoption:
         self,
         *,
         models: Models,
-        router: TierRouter,
-        certificates: CertificateStates,
-        auditor: Auditor,
-        spending: Spending | None,
+        live: LiveSettings,
         answered: Callable[[DeviceModel], tuple[int, int]],
     ) -> None:
         self._models = models
-        self._router = router
-        self._certificates = certificates
-        self._auditor = auditor
-        self._spending = spending
+        self._live = live
         self._answered = answered
         self._before = (0, 0)
 
     def adopt(self, settings: EdgeSettings) -> None:
         """Exchanges the settings, and begins to count failures."""
         self._before = self._counts()
-        policy = policy_from(settings.policy)
-        self._router.adopt(policy, settings.policy.min_threshold)
-        self._certificates.adopt(settings.audit)
-        self._auditor.adopt(settings.audit, policy.certifies)
-        if self._spending is not None:
-            exchange(self._spending, settings, link_names(settings.links))
+        self._live.exchange(settings)
 
     def failed(self) -> bool:
         """Returns whether more than half of the rows since the latest exchange got no answer."""

@@ -243,6 +243,17 @@ async def test_a_full_queue_refuses_with_the_time_that_it_needs_to_empty() -> No
     await bench.submit(request_of(1))
 
 
+async def test_other_bounds_apply_to_new_requests() -> None:
+    bench = Bench(rows=1, requests=2)
+    await bench.warm(1)
+    for _ in range(3):
+        await bench.submit(request_of(1))
+    bench.batcher.adopt(Bounds(requests=3, size_bytes=1 << 20, seconds=100.0, batch_rows=1))
+    await bench.submit(request_of(1))
+    with pytest.raises(QueueFullError, match="Model 'm' has 3 requests waiting"):
+        await bench.batcher.submit(M, request_of(1))
+
+
 async def test_requests_of_one_turn_wait_only_for_slots_that_are_taken() -> None:
     cold = Bench()
     asked = [asyncio.create_task(cold.batcher.submit(M, request_of(1, deadline_s=50.0))) for _ in range(4)]

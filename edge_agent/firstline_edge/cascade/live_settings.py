@@ -1,0 +1,41 @@
+"""The settings of decisions that can be exchanged while the agent answers requests."""
+
+from __future__ import annotations
+
+from firstline_edge.audits.auditor import Auditor
+from firstline_edge.audits.certificate_states import CertificateStates
+from firstline_edge.budgets.from_settings import exchange
+from firstline_edge.budgets.spending import Spending
+from firstline_edge.cascade.cascade import TierRouter, policy_from
+from firstline_edge.settings.settings import EdgeSettings, link_names
+
+
+class LiveSettings:
+    """Exchanges policy, budgets, costs and audits of a running agent.
+
+    All are exchanged in one turn of the event loop; a running request finishes each row under the settings with which
+    the row began. Only values that `firstline_core.fleet.configuration` can set are exchanged.
+
+    Args:
+        router: takes the policy and the minimum threshold.
+        certificates: takes the effect of an alarm.
+        auditor: takes the cost limits of audits.
+        spending: takes budgets and costs; None if nothing has a price.
+    """
+
+    def __init__(
+        self, router: TierRouter, certificates: CertificateStates, auditor: Auditor, spending: Spending | None
+    ) -> None:
+        self._router = router
+        self._certificates = certificates
+        self._auditor = auditor
+        self._spending = spending
+
+    def exchange(self, settings: EdgeSettings) -> None:
+        """Uses other settings from now on."""
+        policy = policy_from(settings.policy)
+        self._router.adopt(policy, settings.policy.min_threshold)
+        self._certificates.adopt(settings.audit)
+        self._auditor.adopt(settings.audit, policy.certifies)
+        if self._spending is not None:
+            exchange(self._spending, settings, link_names(settings.links))

@@ -1,0 +1,64 @@
+"""Reloads the settings of a running process: applies what can change, and logs the keys that need a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Generic, TypeVar
+
+import msgspec
+
+from firstline_core.errors import FirstlineError
+from firstline_core.storage.settings import changed_keys, with_keys_of
+from firstline_core.telemetry.logs import logger
+
+_Settings = TypeVar("_Settings", bound=msgspec.Struct)
+
+log = logger(__name__)
+
+
+class SettingsReload(Generic[_Settings]):
+    """The settings of one running process.
+
+    Args:
+        running: in use.
+        read: reads the configuration again, in a thread.
+        apply: uses other settings from now on, which differ from those in use only in live keys; raises a
+            `FirstlineError` before it has changed anything.
+        live: the keys that can change while the process runs, such as "log.level".
+    """
+
+    def __init__(
+        self,
+        running: _Settings,
+        read: Callable[[], _Settings],
+        apply: Callable[[_Settings], Awaitable[None]],
+        live: Collection[str],
+    ) -> None:
+        self._running = running
+        self._read = read
+        self._apply = apply
+        self._live = live
+
+    async def keep(self, requested: asyncio.Event) -> None:
+        """Reloads the settings each time that the event is set."""
+        while True:
+            await requested.wait()
+            requested.clear()
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Reloads the settings once; after an error, which is logged, the process keeps those in use."""
+        try:
+            found = await asyncio.to_thread(self._read)
+            changed = changed_keys(self._running, found)
+            applied = [key for key in changed if key in self._live]
+            settings = with_keys_of(self._running, found, applied)
+            await self._apply(settings)
+        except FirstlineError as error:
+            log.error("configuration not reloaded", why=error.message)
+            return
+        self._running = settings
+        log.info("configuration reloaded", applied=", ".join(applied) or "nothing has changed")
+        if waiting := [key for key in changed if key not in self._live]:
+            log.warning("settings changed that need a restart", keys=", ".join(waiting))
