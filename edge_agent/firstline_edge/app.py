@@ -404,7 +404,7 @@ class EdgeAgent:
             measure=partial(measure_order, gate=gate),
             on_change=start.changes.set,
         )
-        self._fleet_tasks = FleetTasks(start, updater, configurator, profiler, clock)
+        self._fleet_tasks = FleetTasks(start, updater, configurator, profiler, self.auditor, clock=clock)
         self.fleet = FleetMember(
             start,
             self._fleet_tasks,

@@ -18,6 +18,7 @@ from firstline.cli.output import bytes_progress, date, size, table
 from firstline.release.publishing import push_bundle, remove_bundle
 from firstline.release.pulling import pull_bundle
 from firstline.release.registry import Registry
+from firstline_core.bundle.manifest import Manifest, valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
 from firstline_core.errors import ConfigError, NotFoundError
@@ -61,9 +62,29 @@ def push(
         pushed = push_bundle(
             keyring, registry, opened, extra_needs, time.time(), with_full=not without_full, report=report
         )
+    for warning in _unseen(opened.manifest):
+        typer.echo(f"mind: {warning}", err=True)
     state = "signed" if pushed.is_new else "was signed before"
     sent = f"{size(pushed.sent_bytes)} sent, {size(pushed.known_bytes)} were there"
     return Report(pushed._asdict(), f"{pushed.name} version {pushed.version}: {state}; {sent}.")
+
+
+def _unseen(manifest: Manifest) -> Iterator[str]:
+    """Yields what nothing in a rollout of the bundle can see."""
+    what = f"{manifest.name} version {manifest.version}"
+    if not manifest.full_digest:
+        yield (
+            f"{what} has no full model, so its edge answers cannot be audited: its rollout waits for a person, because "
+            "nothing can see whether they are right."
+        )
+    elif not any(
+        certificate is not None and certificate.audit_epsilon is not None
+        for certificate in (valid_certificate(manifest, variant) for variant in manifest.edge)
+    ):
+        yield (
+            f"{what} has no certificate that audits can test, so no alarm can stop its rollout, which can only compare "
+            "its devices with others: certify it first (firstline certify)."
+        )
 
 
 @command(app, "ls")

@@ -55,10 +55,12 @@ async def test_a_model_is_rolled_out_to_a_device_and_back(
     await gateway.rollout_driver.drive()
     wanted = await desired(cam)
     assert wanted.models[0].version == 2 and wanted.models[0].rollout == made.json()["id"]
+    assert wanted.audits == ("digits",)
     await report(cam, 2, wanted.revision, 2, Update("digits", 2, UpdateState.COMMITTED, rollout=made.json()["id"]))
     await gateway.rollout_driver.drive()
     found = (await operator.get(one)).json()
     assert found["state"] == "completed" and found["devices"] == {"done": 1}, found["sentence"]
+    assert (await desired(cam)).audits == ()
     looks = (await operator.get(f"{one}/looks")).json()["looks"]
     assert [look["decision"] for look in looks] == ["promote"]
     assert (await operator.post(f"{one}/rollback")).json()["state"] == "rolling_back"

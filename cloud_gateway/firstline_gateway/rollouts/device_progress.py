@@ -36,6 +36,7 @@ class DeviceView(Struct, frozen=True):
         version: that it runs; 0 if it does not report one.
         update: the latest that it reports.
         desired: its desired version.
+        audited: whether it is to audit the judged bundles without a certificate too.
     """
 
     name: str
@@ -46,6 +47,7 @@ class DeviceView(Struct, frozen=True):
     version: int
     update: Update | None
     desired: DesiredVersion | None
+    audited: bool = False
 
 
 def desired_of(document: Desired, subject: Subject, name: str) -> DesiredVersion | None:
@@ -62,6 +64,12 @@ def with_desired(document: Desired, subject: Subject, version: DesiredVersion) -
     others = tuple(each for each in document.models if each.name != version.name)
     models = (*others, DesiredModel(**asdict(version)))
     return replace(document, models=tuple(sorted(models, key=lambda each: each.name)))
+
+
+def with_audits(document: Desired, bundle: str, *, wanted: bool) -> Desired:
+    """Returns a device's document that starts or ends the audits of a bundle; "" for all bundles."""
+    others = {each for each in document.audits if each != bundle}
+    return replace(document, audits=tuple(sorted(others | {bundle} if wanted else others)))
 
 
 def version_of(reported: Reported | None, subject: Subject, name: str) -> int:

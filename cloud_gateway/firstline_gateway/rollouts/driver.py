@@ -136,7 +136,7 @@ class RolloutDriver:
 
         if await self._store.write(carry_out) is None:
             return True  # another replica was faster, or an alarm came
-        if changes.desired:
+        if changes.desired or changes.audits:
             self._on_desired()
         for action, actor, details in changes.notes:
             log.info(action, rollout=before.id, by=actor, sentence=details.get("sentence", ""))

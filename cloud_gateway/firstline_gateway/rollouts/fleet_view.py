@@ -44,6 +44,7 @@ class _Documents(NamedTuple):
     version: int
     update: Update | None
     desired: DesiredVersion | None
+    audited: bool
 
 
 class FleetCache:
@@ -55,6 +56,7 @@ class FleetCache:
 
     def __init__(self, definition: Definition) -> None:
         self._what, self._bundle = definition.what, definition.bundle
+        self._judged_bundle = definition.judged_bundle
         self._documents: dict[str, _Documents] = {}
         self._tags: dict[str, dict[str, str]] = {}
         self._assigned: dict[str, tuple[str, Assignment]] = {}
@@ -98,13 +100,16 @@ class FleetCache:
                     version=version_of(reported, self._what, self._bundle),
                     update=update_of(reported, self._what, self._bundle),
                     desired=desired_of(desired, self._what, self._bundle),
+                    audited=self._judged_bundle in desired.audits,
                 ),
             )
 
     def _device(self, row: Row[Any], wall_s: float) -> DeviceView:
-        _, up_to_date, version, update, desired = self._documents[row.name]
+        _, up_to_date, version, update, desired, audited = self._documents[row.name]
         age_s = max(0.0, wall_s - row.last_seen_s) if row.last_seen_s is not None else math.inf
-        return DeviceView(row.name, self._tags[row.tags], age_s, row.online, up_to_date, version, update, desired)
+        return DeviceView(
+            row.name, self._tags[row.tags], age_s, row.online, up_to_date, version, update, desired, audited
+        )
 
 
 class FleetView:

@@ -26,10 +26,11 @@ from sqlalchemy import (
 )
 
 from firstline_core.fleet.rollout import Look
+from firstline_core.fleet.twin import Desired
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.totals import Totals
-from firstline_gateway.rollouts.device_progress import with_desired
+from firstline_gateway.rollouts.device_progress import with_audits, with_desired
 from firstline_gateway.rollouts.judgement.figures import Period
 from firstline_gateway.rollouts.rollout import LIVE, Assignment, Rollout, RolloutState
 from firstline_gateway.rollouts.step import Changes
@@ -296,13 +297,15 @@ def apply(connection: Connection, before: Rollout, changes: Changes, wall_s: flo
     if changes.look is not None:
         add_look(connection, before.id, changes.look)
     subject = before.definition.what
-    devices.desire(
-        connection,
-        changes.desired,
-        lambda name, old: with_desired(old, subject, changes.desired[name]),
-        wall_s,
-        existing_only=True,
-    )
+
+    def desire(name: str, document: Desired) -> Desired:
+        if name in changes.desired:
+            document = with_desired(document, subject, changes.desired[name])
+        if name in changes.audits:
+            document = with_audits(document, before.definition.judged_bundle, wanted=changes.audits[name])
+        return document
+
+    devices.desire(connection, changes.desired.keys() | changes.audits.keys(), desire, wall_s, existing_only=True)
     for action, actor, details in changes.notes:
         audit_log.add(
             connection, at_s=wall_s, actor=actor, action=action, subject=f"rollout:{before.id}", details=details

@@ -260,7 +260,7 @@ class Rollout(Struct, frozen=True):
         look_due_s: when the next evaluation is due.
         seed: of the divisions that the test draws.
         sentence: the reason for the state.
-        unsettled: whether devices still have to receive an abort.
+        unsettled: whether devices still have to receive an abort, or the end of the audits.
         attempt: of the devices that are offered the model now.
         started_s: when a person started it; 0 before.
     """

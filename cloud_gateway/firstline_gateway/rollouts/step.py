@@ -4,6 +4,7 @@ empty           the stage waits for its first device; it is never promoted by a 
 installing      the stage's devices are offered the model, at its pace, until they finish or its patience ends
 observing       both groups are observed, and the stage is judged
 going back      devices under way stop after an abort; those that are done go back after a rollback, too
+ended           the audits for the rollout end
 
 The changes of a step are carried out as a whole, or not at all. A stage is judged eight times within its time, then at
 growing intervals.
@@ -37,6 +38,7 @@ from firstline_gateway.rollouts.judgement.verdict import Decision, Verdict, judg
 from firstline_gateway.rollouts.rollout import (
     BEGUN,
     EVER_OFFERED,
+    LIVE,
     UNFINISHED,
     Assignment,
     DeviceState,
@@ -96,6 +98,7 @@ class Changes:
         rollout: its new state.
         assigned: devices whose assignment has changed.
         desired: new desired versions of devices.
+        audits: devices that begin or end the audits of the judged bundles.
         before: for devices of a new stage, the period before it.
         start: counts of devices at the start of the observation.
         look: an evaluation.
@@ -107,6 +110,7 @@ class Changes:
     rollout: Rollout
     assigned: dict[str, Assignment] = field(default_factory=dict)
     desired: dict[str, DesiredVersion] = field(default_factory=dict)
+    audits: dict[str, bool] = field(default_factory=dict)
     before: dict[str, Period | None] = field(default_factory=dict)
     start: dict[str, Totals] = field(default_factory=dict)
     look: Look | None = None
@@ -191,9 +195,22 @@ def step(rollout: Rollout, assignments: Mapping[str, Assignment], view: View, no
             evaluate(changes, devices, view, now)
     elif rollout.state is RolloutState.ROLLING_BACK:
         _go_back(changes, devices, view, including_done=True)
-    elif rollout.unsettled:
+    elif rollout.state is RolloutState.ABORTED:
         _go_back(changes, devices, view, including_done=False)
+    _request_audits(changes, {**devices, **changes.assigned}, view)
     return changes
+
+
+def _request_audits(changes: Changes, assignments: Mapping[str, Assignment], view: View) -> None:
+    """Has the devices of both groups audit the judged bundles while the rollout runs, with a certificate or without."""
+    state = changes.rollout.state
+    wanted = state in BEGUN
+    differing = [name for name in assignments if name in view.devices and view.devices[name].audited is not wanted]
+    changes.audits = dict.fromkeys(differing[:_AT_ONCE], wanted)
+    changes.more = changes.more or len(differing) > _AT_ONCE
+    if state not in LIVE:
+        changes.rollout = replace(changes.rollout, unsettled=bool(changes.audits or changes.desired or changes.more))
+        changes.more = changes.rollout.unsettled
 
 
 def selected(rollout: Rollout, view: View) -> list[tuple[str, Mapping[str, str]]]:
@@ -326,7 +343,6 @@ def _go_back(changes: Changes, assignments: Mapping[str, Assignment], view: View
     if affected:
         return
     if not including_done:
-        changes.rollout = replace(rollout, unsettled=False)
         return
     returning = [each for each in assignments.values() if each.state is _S.RETURNING]
     silent_s = rollout.definition.silent_s

@@ -22,6 +22,7 @@ from firstline_edge.audits.certificate_states import CertificateStates, Monitore
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.client import LiveTraffic
 from firstline_edge.cloud.link import Uplink
+from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, result_key
 
 log = logger(__name__)
@@ -36,6 +37,8 @@ class Audit:
     """An answer that was drawn.
 
     Args:
+        model: that gave the answer.
+        monitored: the certificate that it tests; None if it is audited for a rollout alone.
         request_id: of the request that it answers.
         position: of the row in that request.
         sent: the request to the gateway, under its own id.
@@ -47,7 +50,8 @@ class Audit:
         covered: whether that threshold covers it, so that its audit tests the certificate.
     """
 
-    monitored: MonitoredCertificate
+    model: DeviceModel
+    monitored: MonitoredCertificate | None
     request_id: str
     position: int
     sent: InferRequest
@@ -146,9 +150,10 @@ class AuditSender:
 
     def add(self, audit: Audit) -> None:
         """Adds an answer that was just drawn; call it only if there is room."""
-        audit.monitored.record.drawn += 1
         self._on_drawn()
-        self._certificates.save()
+        if audit.monitored is not None:
+            audit.monitored.record.drawn += 1
+            self._certificates.save()
         if self._cloud is not None and self._cloud.available:
             self._waiting_bytes += audit.sent.size_bytes
             self._queue.put_nowait(audit)
@@ -172,8 +177,8 @@ class AuditSender:
     async def _ask(self, audit: Audit) -> None:
         if self._cloud is None:
             raise LinkDownError("This device has no link to a gateway.")
-        manifest, attempts = audit.monitored.model.manifest, list[Attempt]()
-        sent = replace(audit.sent, alarm=self._certificates.alarm_of(audit.monitored.model))
+        manifest, attempts = audit.model.manifest, list[Attempt]()
+        sent = replace(audit.sent, alarm=self._certificates.alarm_of(audit.model))
         outputs = manifest.outputs_of(manifest.full)
         response = await self._cloud.infer(sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts, outputs)
         full = response.output(PROBABILITIES)[0]
@@ -181,6 +186,8 @@ class AuditSender:
         agree = int(np.argmax(full) == audit.predicted)
         # Before its own result can raise an alarm: the certificate was valid when the note was sent.
         self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))
+        if audit.monitored is None:
+            return
         sample = audit.monitored.sample(self._clock.wall_s(), audit.score, agree, audit.propensity, kept=audit.covered)
         notice = response.answer.contract if response.answer is not None else None
         self._certificates.count_fleet(audit.monitored, notice)  # before its result, which is tested at that level
@@ -189,6 +196,7 @@ class AuditSender:
         self._certificates.apply_notice(audit.monitored.model, notice)
 
     def _lose(self, audit: Audit, error: FirstlineError) -> None:
-        audit.monitored.record.lost += 1
-        self._certificates.save()
+        if audit.monitored is not None:
+            audit.monitored.record.lost += 1
+            self._certificates.save()
         self._on_finding(Finding(audit, "lost", error.message))

@@ -120,6 +120,11 @@ class Auditor:
         self._rng = rng
         self._certifies = certifies
         self._spending = spending
+        self._for_rollouts: Collection[str] = ()
+
+    def audit_for_rollouts(self, bundles: Collection[str]) -> None:
+        """Audits these bundles without a certificate too, within the same budget; "" is every bundle."""
+        self._for_rollouts = bundles
 
     def adopt(self, settings: AuditSection, certifies: Collection[Contract]) -> None:
         """Applies a new audit budget and policy."""
@@ -136,8 +141,12 @@ class Auditor:
         Rows whose escalation the budget denied are drawn too while the budgets are ample. They test nothing, but
         without them answers just below a raised threshold would be missing from the next certification.
         """
+        if request.privacy is Privacy.LOCAL_ONLY:
+            return
         monitored = self._certificates.find(model)
-        if monitored is None or request.privacy is Privacy.LOCAL_ONLY:
+        if monitored is None or monitored.certificate.contract not in self._certifies:
+            self._observe_for_rollout(request, model, rows)
+        if monitored is None:
             return
         may_draw = self._may_draw(monitored)
         fully_answered: list[Row] = []
@@ -161,6 +170,22 @@ class Auditor:
                 fully_answered.append(row)
         if fully_answered:
             self.observe_escalations(model, fully_answered)
+
+    def _observe_for_rollout(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
+        """Draws audits of edge answers that test no certificate, while a rollout compares them."""
+        if not {model.manifest.name, ""}.intersection(self._for_rollouts) or not self._is_ample():
+            return
+        if not model.manifest.full_digest:
+            return
+        for row in rows:
+            if row.edge is None or row.output is not row.edge or row.reason not in _BY_SCORE:
+                continue
+            share = self._rate.propensity(has_room=self._sender.has_room)
+            size_bytes = _row_bytes(request.inputs[0], row.position)
+            self._rate.count(size_bytes)
+            if self._rng.random() < share:
+                self._rate.charge(size_bytes)
+                self._sender.add(_rollout_audit_of(model, request, row, row.edge, share))
 
     def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Samples answers that the full model gave, with the propensity of audits, so that both can be joined.
@@ -219,6 +244,7 @@ def _audit_of(
     escalation = escalation_of(request.take([row.position]), monitored.model.version, certificate.full_digest)
     tests_promise = covered and monitored.certificate_state.threshold is None
     return Audit(
+        model=monitored.model,
         monitored=monitored,
         request_id=request.request_id,
         position=row.position,
@@ -230,6 +256,24 @@ def _audit_of(
         propensity=share,
         threshold=monitored.threshold,
         covered=covered,
+    )
+
+
+def _rollout_audit_of(model: DeviceModel, request: InferRequest, row: Row, edge: ModelOutput, share: float) -> Audit:
+    """Returns the audit of a drawn row that tests no certificate; see `_audit_of`."""
+    escalation = escalation_of(request.take([row.position]), model.version, model.manifest.full_digest)
+    return Audit(
+        model=model,
+        monitored=None,
+        request_id=request.request_id,
+        position=row.position,
+        sent=replace(escalation, request_id=new_request_id(), trace=None),
+        content=row.content,
+        score=row.score,
+        predicted=int(np.argmax(edge.probabilities)),
+        propensity=share,
+        threshold=math.nan,
+        covered=False,
     )
 
 

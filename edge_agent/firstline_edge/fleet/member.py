@@ -14,6 +14,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.fleet.twin import UPDATES, Desired, Profiling, Reported, Update
 from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger
+from firstline_edge.audits.auditor import Auditor
 from firstline_edge.fleet.configuration.configurator import Configurator
 from firstline_edge.fleet.escalation_limiter import SAVE_EVERY_S
 from firstline_edge.fleet.report import CountsReport, StateReport
@@ -29,23 +30,32 @@ _LAST_REPORT_S = 2.0
 
 
 class FleetTasks:
-    """The tasks that the fleet gives this device: updates of models and configuration, profiles, the escalation limit.
+    """The tasks that the fleet gives this device: updates of models and configuration, profiles, audits, a limit.
 
     Args:
         start: the fleet's state, read before the models were opened.
         updater: all updates of models.
         configurator: all updates of the configuration.
         profiler: measures the profiles that the fleet requests.
+        auditor: audits the bundles that a rollout compares.
         clock: the agent's.
     """
 
     def __init__(
-        self, start: FleetStart, updater: Updater, configurator: Configurator, profiler: Profiler, clock: Clock
+        self,
+        start: FleetStart,
+        updater: Updater,
+        configurator: Configurator,
+        profiler: Profiler,
+        auditor: Auditor,
+        *,
+        clock: Clock,
     ) -> None:
         self._start = start
         self._updater = updater
         self._configurator = configurator
         self._profiler = profiler
+        self._auditor = auditor
         self._clock = clock
 
     async def run(self) -> None:
@@ -62,6 +72,7 @@ class FleetTasks:
         self._updater.receive(desired.models)
         self._configurator.receive(desired.configuration)
         self._profiler.receive(desired.profiles)
+        self._auditor.audit_for_rollouts(desired.audits)
 
     def updates(self) -> tuple[Update, ...]:
         """Returns the state of the latest updates of models and of the configuration."""

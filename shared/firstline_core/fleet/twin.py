@@ -195,6 +195,8 @@ class Desired(Struct, frozen=True):
         models: at most one version per name; bundles that are not named do not change.
         profiles: bundles to be measured, each named once. A request stays after it has ended, like an installed
             model; the device recognises it by its id, and a new id for the same bundle is a new request.
+        audits: bundles whose edge answers are audited without a certificate too, because a rollout compares them; ""
+            for all bundles.
     """
 
     revision: Annotated[int, Meta(ge=0, le=2**53)]
@@ -202,6 +204,7 @@ class Desired(Struct, frozen=True):
     configuration: DesiredConfiguration | None = None
     brake: Brake | None = None
     profiles: Annotated[tuple[DesiredProfile, ...], Meta(max_length=REQUESTS)] = ()
+    audits: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=_MODELS)] = ()
     format: int = FORMAT
 
     def __post_init__(self) -> None:

@@ -194,7 +194,8 @@ def judge(
         if one.must_detect is not None and (one.detectable is None or one.detectable > one.must_detect)
     ]
     if unclear:
-        return Verdict(Decision.HOLD, "unclear", _unclear(unclear), look, findings)
+        sentence = f"{_unclear(unclear)}{_without_audits(unclear, treated, control)}"
+        return Verdict(Decision.HOLD, "unclear", sentence, look, findings)
     return Verdict(Decision.PROMOTE, "sound", _sound(findings), look, findings)
 
 
@@ -263,6 +264,24 @@ def _sound(findings: Sequence[FindingState]) -> str:
 def _unclear(findings: Sequence[FindingState]) -> str:
     parts = [f"{one.figure} (would see {_size(one.detectable)}, is to see {one.must_detect:.3g})" for one in findings]
     return f"Nothing is worse, but too little is known yet of {', '.join(parts)}."
+
+
+def _without_audits(findings: Sequence[FindingState], treated: Sequence[Device], control: Sequence[Device]) -> str:
+    """Returns a sentence about a group without audited answers; "" if both groups have audits."""
+    if not any(one.figure == "disagreement" for one in findings):
+        return ""
+    groups = (("with", treated), ("without", control))
+    unaudited = [
+        word
+        for word, devices in groups
+        if devices and not any(one.after is not None and one.after.counts.audited for one in devices)
+    ]
+    if not unaudited:
+        return ""
+    return (
+        f" No edge answer on devices {' or '.join(unaudited)} the model was audited: audits need a bundle with a full "
+        "model, a link, a budget (audit.per_hour), and requests that are not local_only."
+    )
 
 
 def _size(detectable: float | None) -> str:

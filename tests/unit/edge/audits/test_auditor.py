@@ -280,3 +280,34 @@ async def test_a_budget_of_audits_holds_over_a_day_of_requests(make_scene: MakeS
         drawn_at_s += [clock.monotonic_s()] * (len(scene.findings) - before)
     assert len(drawn_at_s) > 0.6 * 20 * 24
     assert max(sum(at <= other < at + 3600 for other in drawn_at_s) for at in drawn_at_s) <= 21
+
+
+@pytest.mark.parametrize("bundles", [("own",), ("",), ("other", "own")])
+async def test_a_bundle_without_a_certificate_is_audited_while_a_rollout_compares_it(
+    make_scene: MakeScene, bundles: tuple[str, ...]
+) -> None:
+    scene = make_scene(certified=None)
+    await scene.infer(SURE)
+    assert scene.findings == [] and scene.cloud.requests == []
+    scene.auditor.audit_for_rollouts([scene.held.manifest.name if name == "own" else name for name in bundles])
+    response = await scene.infer(SURE)
+    assert await ended(scene, 1) == ["disagreed"]
+    (sent,) = scene.cloud.requests
+    assert sent.audit is None and sent.request_id != answer_of(response).request_id  # it tests no promise
+    assert (scene.findings[0].model, scene.findings[0].version) == (scene.held.manifest.name, scene.held.version)
+    scene.auditor.audit_for_rollouts(())
+    await scene.infer(SURE)
+    assert len(scene.findings) == 1
+
+
+async def test_audits_for_a_rollout_respect_privacy_and_the_budget(make_scene: MakeScene) -> None:
+    scene = make_scene(certified=None)
+    scene.auditor.audit_for_rollouts((scene.held.manifest.name,))
+    await scene.infer(SURE, privacy=Privacy.LOCAL_ONLY)
+    scene.auditor.adopt(AuditSection(per_hour=0), ())
+    await scene.infer(SURE)
+    scene.auditor.adopt(ALL, ())
+    scene.auditor.audit_for_rollouts(("other",))
+    await scene.infer(SURE)
+    await asyncio.sleep(0)
+    assert scene.findings == [] and scene.cloud.requests == []

@@ -57,6 +57,8 @@ class SimulatedFleet:
             self.baseline[name] = changes.before.get(name), totals
         for name, wanted in changes.desired.items():
             self.devices[name] = replace(self.devices[name], desired=wanted)
+        for name, audited in changes.audits.items():
+            self.devices[name] = replace(self.devices[name], audited=audited)
         self.notes += [action for action, _, _ in changes.notes]
 
     def advance(self, seconds: float = 0.0) -> Changes:
@@ -444,6 +446,38 @@ def test_nothing_is_promoted_after_an_alarm_at_any_moment() -> None:
             fleet.advance(100)
         assert fleet.notes.count("rollout.promote") == promoted
         assert fleet.rollout.state in (RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK)
+
+
+@pytest.mark.parametrize("command", [None, Command.ABORT, Command.ROLLBACK])
+def test_both_groups_audit_their_answers_until_the_rollout_ends(command: Command | None) -> None:
+    fleet = simulated_fleet(20, Stage(0.5, soak_s=800), held_back=0.2)
+    fleet.devices["d03"] = replace(fleet.devices["d03"], online=False)
+    fleet.advance()
+    assert all(each.audited for each in fleet.devices.values()) and fleet.states()[S.CONTROL] == 10
+    fleet.report_all(UpdateState.COMMITTED)
+    if command is not None:
+        fleet.command(command)
+    for _ in range(15):
+        fleet.advance(100)
+        fleet.report_all(UpdateState.COMMITTED)
+        for name, assignment in fleet.assignments.items():
+            if assignment.state is S.RETURNING:
+                fleet.devices[name] = replace(fleet.devices[name], version=1, update=None)
+    assert fleet.rollout.state not in (RolloutState.RUNNING, RolloutState.ROLLING_BACK), fleet.rollout.sentence
+    assert not any(each.audited for each in fleet.devices.values()) and not fleet.rollout.unsettled
+    away = {None: S.AWAY, Command.ABORT: S.WITHDRAWN, Command.ROLLBACK: S.RETURNED}
+    assert fleet.assignments["d03"].state in (away[command], S.CONTROL, S.WITHDRAWN if command else S.AWAY)
+
+
+def test_a_stage_without_audits_waits_and_names_the_reason() -> None:
+    rules = Rules(limits={name: Limit(1e9, 2e9 if name == "disagreement" else None) for name in FIGURES})
+    fleet = simulated_fleet(20, Stage(0.5, soak_s=800), rules=rules)
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
+    for _ in range(12):
+        fleet.advance(100)
+    assert fleet.rollout.state is RolloutState.RUNNING and "rollout.promote" not in fleet.notes
+    assert "No edge answer on devices with or without the model was audited" in fleet.rollout.sentence
 
 
 @pytest.mark.parametrize("devices", [0, 1, 2])
