@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from click.testing import Result
+from support.audits import uncertified_digits
 from support.commands import firstline
 from support.digits import digits_bundle
 from support.gateway import DIGITS
@@ -35,6 +36,12 @@ def mode(file: str) -> int:
 
 def key_files(pattern: str) -> list[Path]:
     return sorted(Path("keys").glob(pattern))
+
+
+async def test_a_push_warns_of_a_bundle_whose_rollout_no_alarm_can_stop(site: RegistrySite, tmp_path: Path) -> None:
+    await run(site, "keys", "init")
+    bare = await run(site, "model", "push", uncertified_digits(tmp_path))
+    assert "mind: digits version 1 has no certificate that audits can test" in bare.stderr
 
 
 async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -> None:
