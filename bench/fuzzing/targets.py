@@ -11,6 +11,7 @@ from typing import Any
 from cryptography.utils import CryptographyDeprecationWarning
 
 from bench.fuzzing.corpora import BODIES, CERTIFICATES, IMAGES, MANIFESTS, MESSAGES, PUBLICATIONS, SMALL, TOPICS
+from bench.fuzzing.gateway_answers import make_answer, read_answer
 from bench.fuzzing.graphs import check_graph, graph_input
 from bench.fuzzing.mutation import NUMBERS, WORDS, altered, damaged
 from firstline.client.answer_stream import EventReader
@@ -233,6 +234,7 @@ TARGETS: Sequence[Target] = (
     Target("binary decoder", _binary, _read_binary, (RequestError,), 0.4),
     Target("MQTT envelope", _message, _read_message, (FirstlineError,), 0.3),
     Target("gRPC messages", _grpc, _read_grpc, (RequestError,), 0.1),
+    Target("swapped and altered gateway answers", make_answer, read_answer, (ProtocolError,), 0.2),
     Target("manifest parser", _manifest, _read_manifest, (IntegrityError,), 0.3),
     Target("image decoder", _image, _read_image, (RequestError,), 0.05),
     Target("certificates, and requests for them", _certificate, _read_certificate, (RequestError,), 0.05),
