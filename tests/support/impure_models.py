@@ -125,3 +125,32 @@ def _write(file: Path, nodes: list[Any], *, opset: int = 17, **constants: NDArra
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
         opset=opset,
     )
+
+
+def noisy_tflite(file: Path) -> Path:
+    """`x` FP32 [1, 3] plus random numbers, as a TFLite model."""
+    from ai_edge_litert import schema_py_generated as schema
+    from flatbuffers import Builder
+
+    kinds = (schema.BuiltinOperator.RANDOM_UNIFORM, schema.BuiltinOperator.ADD)
+    codes = [schema.OperatorCodeT(builtinCode=kind, version=1) for kind in kinds]
+    for code in codes:
+        code.deprecatedBuiltinCode = min(code.builtinCode, 127)
+    floats, integers = schema.TensorType.FLOAT32, schema.TensorType.INT32
+    declared = [("x", [1, 3], floats, 0), ("shape", [2], integers, 1), ("noise", [1, 3], floats, 0)]
+    tensors = [
+        schema.TensorT(name=name.encode(), shape=shape, type=kind, buffer=buffer)
+        for name, shape, kind, buffer in [*declared, ("y", [1, 3], floats, 0)]
+    ]
+    options = schema.BuiltinOptions
+    operators = [
+        schema.OperatorT(0, [1], [2], options.RandomOptions, schema.RandomOptionsT()),
+        schema.OperatorT(1, [0, 2], [3], options.AddOptions, schema.AddOptionsT()),
+    ]
+    graph = schema.SubGraphT(tensors=tensors, inputs=[0], outputs=[3], operators=operators)
+    buffers = [schema.BufferT(), schema.BufferT(data=np.array([1, 3], np.int32).view(np.uint8))]
+    model = schema.ModelT(version=3, operatorCodes=codes, subgraphs=[graph], buffers=buffers)
+    builder = Builder(1024)
+    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+    file.write_bytes(bytes(builder.Output()))
+    return file

@@ -109,6 +109,7 @@ def _students(work: Work, lesson: Lesson, teacher: Path, rows: Array) -> list[Ca
             rows,
             lesson,
             options=work.options,
+            one_by_one=work.source.batch is not None,
             checkpoints=work.checkpoints,
             report=work.report,
             progress=work.progress,

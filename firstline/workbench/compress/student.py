@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import ConfigError
+from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.files import write_whole
@@ -97,6 +98,7 @@ def train_student(
     lesson: Lesson,
     *,
     options: RuntimeOptions,
+    one_by_one: bool = False,
     checkpoints: Path | None = None,
     report: Callable[[str], None] = lambda words: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -110,6 +112,7 @@ def train_student(
         rows: (n, ...) images as the models take them, without labels.
         lesson: how it is trained.
         options: how the teacher runs.
+        one_by_one: the teacher runs with one row at a time, because its manifest says `batch: 1`.
         checkpoints: folder in which the training is saved after each epoch and from which it is resumed; None for none.
         report: receives a sentence if the training is resumed.
         progress: receives the number of finished epochs and their total.
@@ -130,9 +133,10 @@ def train_student(
         if len(runtime.outputs) != 1:
             raise ConfigError(f"A student is taught by one output; its teacher has {len(runtime.outputs)}.")
         given, found = runtime.inputs[0].name, runtime.outputs[0].name
+        teach = RowByRow(runtime).run if one_by_one else runtime.run
         student = distil(
             onnx.load(start),
-            lambda seen: runtime.run({given: seen})[found],
+            lambda seen: teach({given: seen})[found],
             rows,
             lesson,
             checkpoint=place,

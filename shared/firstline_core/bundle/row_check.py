@@ -25,7 +25,7 @@ TOLERANCE = 1e-3
 
 # A large batch shows an effect of many rows; in a small one, each row weighs more.
 _BATCHES = (32, 3)
-_FEWEST_ROWS = 8
+_FEWEST_ROWS = 4
 _ROUNDING = 1e-6
 
 Answer = Callable[[Array], Probabilities]
@@ -107,7 +107,7 @@ def check_rows(answer: Answer, rows: Array, *, limit_s: float = 2.0, now_s: Cloc
     Args:
         answer: runs rows and returns one answer for each.
         rows: (n, ...); at least two show whether rows depend on each other.
-        limit_s: ends the first pass after eight rows or more.
+        limit_s: ends the first pass after four rows or more.
         now_s: the clock.
 
     Raises:

@@ -129,7 +129,10 @@ def run_alone(path: Path, delegate: str, feed: Array) -> Array:
 
 
 def operator_names(path: Path) -> tuple[str, ...]:
-    """Returns the kinds of a model's operators, in order; none if no interpreter loads it."""
+    """Returns the kinds of a model's operators, in order; none if no interpreter loads it.
+
+    The method is private to the interpreter, and the only one that lists them.
+    """
     try:
         interpreter, _ = _build(path.read_bytes(), path, 1)
         return tuple(str(operator["op_name"]) for operator in interpreter._get_ops_details())
