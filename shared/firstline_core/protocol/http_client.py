@@ -37,6 +37,9 @@ CONNECT_TIMEOUT_S = 2.0
 SHORTEST_IDLE_S = 0.5
 """No network is assumed to forget connections sooner."""
 
+# A slow link, on which the upload of a large body is no silence.
+_SLOW_BYTES_S = 32_000
+
 HTTP_FAILURES = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
 """Everything that httpx raises when there is no usable answer."""
 
@@ -307,7 +310,8 @@ class HttpClient:
         """
         loop = asyncio.get_running_loop()
         ends_s, idle_s = loop.time() + timeout_s, loop.time() - self._used_s
-        granted_s = timeout_s / 2 if self._doubts_idle and self._idle.doubts(idle_s) else timeout_s
+        is_small = len(body) <= timeout_s / 2 * _SLOW_BYTES_S
+        granted_s = timeout_s / 2 if self._doubts_idle and is_small and self._idle.doubts(idle_s) else timeout_s
         # If the whole exchange has less time than a connection, the time of the whole exchange runs out.
         timeout = httpx.Timeout(None, connect=self._connect_s if self._connect_s < timeout_s else None)
         sent_headers = {**headers, "Content-Length": str(len(body))}
@@ -337,7 +341,7 @@ class HttpClient:
             return reply
         except TimeoutError as error:
             await self._transport.close_idle()
-            if progress.connecting or progress.answered or idle_s < SHORTEST_IDLE_S:
+            if progress.connecting or progress.answered or idle_s < SHORTEST_IDLE_S or not is_small:
                 raise RemoteTimeoutError(f"it did not answer within {timeout_s:.3g} s") from error
             self._idle.silent(idle_s)
             raise StaleConnectionError(

@@ -365,6 +365,20 @@ async def test_connections_that_a_network_forgets_are_not_used_again(
             await asyncio.sleep(0.06)
 
 
+async def test_a_long_upload_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "SHORTEST_IDLE_S", 0.02)
+
+    def connect(url: str) -> HttpClient:
+        return HttpClient(ClientSettings(url, tls=False), limit_bytes=1000, doubts_idle=True)
+
+    async with serving(connect, lambda _, count: b"" if count else OK) as (_, client):
+        await post(client)
+        await asyncio.sleep(0.06)
+        with pytest.raises(RemoteTimeoutError, match=r"within 0\.2 s") as raised:
+            await post(client, bytes(20_000), timeout_s=0.2)
+        assert type(raised.value) is RemoteTimeoutError
+
+
 async def test_a_slow_answer_over_a_new_connection_has_all_the_time() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"body")
