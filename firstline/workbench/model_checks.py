@@ -122,7 +122,7 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         warn(
             f"{source.name}: the outputs of a trial run do not look like probabilities (from "
             f"{probabilities.min():.3g} to {probabilities.max():.3g}, rows sum to up to "
-            f"{probabilities.sum(axis=1).max():.3g}){advice}."
+            f"{probabilities.sum(axis=1).max():.3g}), and such answers are refused{advice}."
         )
     elif softmax and may_be_probabilities(raw) and raw.sum(axis=1).min() > 0.5:
         warn(f"{source.name}: the model's outputs already look like probabilities; drop softmax, which flattens them.")

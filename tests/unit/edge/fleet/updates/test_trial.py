@@ -19,7 +19,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, Golden, encode_manifes
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import IntegrityError, SelfTestError
-from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_edge.fleet.updates.trial import self_test
 from firstline_edge.models.loading import load_bundle
@@ -97,7 +97,7 @@ def impure_bundle(
 ) -> DeviceModel:
     """A bundle that says how its model runs, and has golden inputs without answers."""
     folder.mkdir()
-    edge = model(write(folder / "edge.onnx"), folder, batch=batch)
+    edge = model(write(folder / "edge.onnx"), folder, batch=batch, postprocess=(Softmax(),))
     rows = np.random.default_rng(1).standard_normal((16, 4)).astype(np.float32) * 2
     golden = GoldenAnswers(tuple(row.tobytes() for row in rows), {}, (4,))
     (folder / GOLDEN_NAME).write_bytes(encode_golden(golden))
