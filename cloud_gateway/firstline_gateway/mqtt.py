@@ -10,6 +10,7 @@ client: every second request). The group name therefore contains an HMAC of the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import math
@@ -24,6 +25,7 @@ from firstline_core.errors import (
     ConfigError,
     FirstlineError,
     LinkDownError,
+    PayloadTooLargeError,
     ProtocolError,
     RequestError,
 )
@@ -169,7 +171,16 @@ class MqttConsumer:
             return  # unacknowledged, so the broker may give the request to another gateway
         except FirstlineError as refused:
             log.error("answer refused by the broker", device=device, error=refused.message)
+            if isinstance(refused, PayloadTooLargeError):  # the device may have another link
+                await self._report_too_large(refused, own, message.correlation_data)
         message.ack()
+
+    async def _report_too_large(self, refused: PayloadTooLargeError, topic: str, correlation_data: bytes) -> None:
+        error = mqtt_messages.error_publication(
+            refused, topic=topic, correlation_data=correlation_data, expiry_s=_ANSWER_EXPIRY_S
+        )
+        with contextlib.suppress(FirstlineError):  # the device's timeout tells it then
+            await self._client.publish(error)
 
     async def _work(
         self, message: Message, model: str, response_topic: str, principal: str, trace: TraceContext | None

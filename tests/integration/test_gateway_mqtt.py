@@ -28,6 +28,7 @@ from firstline_core.errors import (
     InvalidTensorError,
     ModelMismatchError,
     NotReadyError,
+    PayloadTooLargeError,
     UnknownModelError,
 )
 from firstline_core.protocol import mqtt_messages
@@ -194,6 +195,17 @@ async def test_replicas_share_requests_without_duplicates(mosquitto: Broker, tmp
         assert device.got.empty()
     answered = sorted(answer.answer.request_id for answer in answers if answer.answer is not None)
     assert answered == sorted(publication.correlation_data.decode() for publication in asked)
+
+
+async def test_an_answer_over_the_brokers_limit_is_an_error_for_the_device(
+    start_mosquitto: Callable[..., Broker], tmp_path: Path
+) -> None:
+    broker = start_mosquitto(settings=["message_size_limit 500"])
+    async with gateway_at(broker, tmp_path), device_at(broker, "press-7") as device, asyncio.timeout(5):
+        publication = device.publication(request_of())
+        assert len(publication.payload) < 500
+        with pytest.raises(PayloadTooLargeError, match="reason code 149"):
+            await device.ask(publication)
 
 
 async def test_a_request_is_acknowledged_once_it_is_answered(mosquitto: Broker, tmp_path: Path) -> None:

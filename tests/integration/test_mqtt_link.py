@@ -262,6 +262,21 @@ async def test_a_connection_that_the_network_forgot_is_replaced(mosquitto: Broke
         await link.close()
 
 
+async def test_a_birth_message_over_the_brokers_limit_costs_no_connection(
+    start_mosquitto: Callable[..., Broker],
+) -> None:
+    broker = start_mosquitto(settings=["message_size_limit 1000"])
+    async with gateway(broker), asyncio.timeout(10):
+        link = MqttLink(settings(broker, "cam-1"), TOPICS, birth=lambda: {"models": "x" * 2000})
+        await link.start()
+        await link.infer(request(), 5.0)
+        with pytest.raises(errors.PayloadTooLargeError):
+            await link.infer(request(200), 5.0)
+        await link.infer(request(), 5.0)
+        assert link.connections == 1
+        await link.close()
+
+
 async def test_lost_connection_requests_a_probe(mosquitto: Broker) -> None:
     link = MqttLink(settings(mosquitto, "cam-2"), Topics("cam-2"))
     await link.start()

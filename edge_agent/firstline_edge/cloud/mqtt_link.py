@@ -11,15 +11,25 @@ import orjson
 from msgspec.structs import replace
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, ProtocolError, RemoteTimeoutError
+from firstline_core.errors import (
+    FirstlineError,
+    InvalidTensorError,
+    LinkDownError,
+    PayloadTooLargeError,
+    ProtocolError,
+    RemoteTimeoutError,
+)
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication, Topics
+from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.cloud.link import MessageRefusedError
 from firstline_edge.telemetry.link_traffic import count
+
+log = logger(__name__)
 
 # How long to wait for a moment without requests under way, and then for each step of an exchange of connections.
 _QUIET_S = 60.0
@@ -260,7 +270,10 @@ class MqttLink:
             self.probe_wanted.set()
 
     async def _introduce(self) -> None:
-        await self._client.publish(self._introduction())
+        try:
+            await self._client.publish(self._introduction())
+        except (PayloadTooLargeError, ProtocolError) as error:  # requests do not need it
+            log.warning("birth message refused by broker", link=self.name, error=error.message)
         await self._client.publish(self._state("online"))
         self.connections += 1
         self._introduced.set()
