@@ -1,10 +1,11 @@
 """Do readers of bytes from outside ever crash, and do both tiers ever answer 500? See docs/reliability.md.
 
-    python -m bench.fuzzing [--inputs N] [--requests N] [--seed S]
+    python -m bench.fuzzing [--inputs N] [--requests N] [--flips N] [--seed S]
     python -m bench.fuzzing --again "binary decoder" 1234 [--seed S]
 
-The first damages valid inputs for the decoders, sends requests made from the OpenAPI descriptions of both tiers to real
-processes, and writes bench/results/fuzz.json. The second makes one input again and gives it to its reader.
+The first damages valid inputs for the decoders, flips bits in the stores of both tiers, sends requests made from the
+OpenAPI descriptions of both tiers to real processes, and writes bench/results/fuzz.json. The second makes one input
+again and gives it to its reader.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from bench.figures import Figure, report
-from bench.fuzzing import campaign, described
+from bench.fuzzing import campaign, described, stores
 from bench.fuzzing.targets import TARGETS
 
 
@@ -24,6 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="for the decoders (default: %(default)s)")
     parser.add_argument("--requests", type=int, default=60, help="to each route, about (default: %(default)s)")
+    parser.add_argument("--flips", type=int, default=2, help="bits in each KiB of each store (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--again", nargs=2, metavar=("TARGET", "NUMBER"), help="make one input again")
     options = parser.parse_args()
@@ -43,6 +45,14 @@ def main() -> int:
             Figure(f"{name}: refused in a sentence", outcome.refused, "inputs"),
             Figure(f"{name}: crashes", len(outcome.crashes), "inputs", "0", not outcome.crashes),
             Figure(f"{name}: slowest, number {number}", round(slowest_ms, 1), "ms"),
+        ]
+    for name, flips in stores.run(options.flips, options.seed).items():
+        for fault in flips.faults[:20]:
+            print(f"{name}: {fault}", file=sys.stderr)
+        figures += [
+            Figure(f"{name}: bits flipped in {flips.pages} KiB, seed {options.seed}", flips.flips, "flips"),
+            Figure(f"{name}: refused in a sentence", flips.refused, "flips"),
+            Figure(f"{name}: tracebacks and wrong answers", len(flips.faults), "flips", "0", not flips.faults),
         ]
     with tempfile.TemporaryDirectory() as folder:
         for tier, found in described.run(Path(folder), options.requests, options.seed).items():

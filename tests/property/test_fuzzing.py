@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.fuzzing import campaign
+from bench.fuzzing import campaign, stores
 from bench.fuzzing.campaign import Outcome, feed, made
 from bench.fuzzing.targets import TARGETS, Target
 
@@ -24,6 +24,13 @@ def test_input_is_reproduced_from_its_number(target: Target) -> None:
         repr(made(target, SEED, number)) for number in range(50)
     ]
     assert len({repr(made(target, SEED, number)) for number in range(50)}) > 25
+
+
+@pytest.mark.parametrize("position", range(len(stores.STORES)), ids=[store.name for store in stores.STORES])
+def test_no_flipped_bit_of_a_store_gives_a_traceback_or_a_wrong_answer(position: int) -> None:
+    found = stores.flip(position, 1, SEED, limit=25)
+    assert found.faults == []
+    assert found.flips == min(25, found.pages)
 
 
 def test_unexpected_exceptions_are_reported() -> None:

@@ -24,6 +24,7 @@ from firstline_core.storage.files import sync_folder
 from firstline_core.storage.secrets import read_secret
 from firstline_gateway.settings import settings
 from firstline_gateway.store.migrate import schema_of, upgrade
+from firstline_gateway.store.write_ahead_log import loses_commits
 
 # How long a writer waits for another process that writes.
 _BUSY_TIMEOUT_S = 5.0
@@ -140,6 +141,7 @@ def open_database(found: settings.Store, *, must_exist: bool = False) -> Databas
     """
     if must_exist and (file := sqlite_file(found)) is not None and not file.exists():
         raise ConfigError(f"store.url: {_lost(str(file))}")
+    _check_log(found)
     database = connect(found)
     try:
         with database.begin() as connection:
@@ -157,6 +159,26 @@ def open_database(found: settings.Store, *, must_exist: bool = False) -> Databas
         database.close()
         raise ConfigError(f"store.url: {_damaged(database.shown, error)}") from error
     return database
+
+
+def _check_log(found: settings.Store) -> None:
+    """Checks the log of an SQLite file, before SQLite moves into the file as much as it can read.
+
+    Raises:
+        ConfigError: the log is damaged, and acknowledged changes would be lost.
+    """
+    if (file := sqlite_file(found)) is None:
+        return
+    log = file.with_name(file.name + "-wal")
+    try:
+        loses = loses_commits(log)
+    except OSError as error:
+        raise ConfigError(f"store.url: {log} cannot be read: {error.strerror}.") from error
+    if loses:
+        raise ConfigError(
+            f"store.url: The store {file} is damaged: its log {log.name} cannot be read to its end, so acknowledged "
+            f"changes would be lost. {_RESTORE}"
+        )
 
 
 def _check_pages(connection: Connection, shown: str) -> None:
@@ -198,6 +220,7 @@ def check(found: settings.Store, *, must_exist: bool = False) -> None:
         if must_exist:
             raise ConfigError(f"store.url: {_lost(str(existing))}")
         return
+    _check_log(found)
     database = connect(found)
     try:
         with database.reading() as connection:

@@ -106,6 +106,10 @@ _HEAD_FACTS = (
 )
 
 
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite's module raises; the second for a message that quotes damaged text of the schema."""
+
+
 class DamagedError(Exception):
     """The file is not what was written; the message names the difference."""
 
@@ -232,7 +236,7 @@ class Database:
             self.connection.execute("COMMIT")
         except BaseException as error:
             self._roll_back()
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, SQLITE_ERRORS):
                 raise refusal(error) from error
             raise
         if transaction.totals.newest != self._totals.newest:

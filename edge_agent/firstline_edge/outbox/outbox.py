@@ -23,6 +23,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Privacy
 from firstline_edge.outbox import tables
 from firstline_edge.outbox.database import (
+    SQLITE_ERRORS,
     Database,
     MakeWriter,
     Totals,
@@ -381,7 +382,7 @@ class Outbox:
                     skip_rows(opened.connection, opened.newest)
                 if opened.damage:
                     store_damage(opened.connection, "")
-            except sqlite3.Error as error:
+            except SQLITE_ERRORS as error:
                 raise CapacityError(f"The outbox {self._path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
         self._database = Database(opened.connection, Totals(*counts, opened.newest), opened.mark)
@@ -554,7 +555,7 @@ class _Reader:
             raise CapacityError("The outbox is closed.")
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._thread, query, self._connection)
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             self.problem = f"The outbox could not be read: {error}. Is the disk failing?"
             raise CapacityError(self.problem) from error
         self.problem = ""

@@ -23,6 +23,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
 from firstline_edge.outbox.database import (
     LEAST_BYTES,
+    SQLITE_ERRORS,
     DamagedError,
     HighWaterMark,
     RowNumbers,
@@ -110,7 +111,7 @@ def open_or_recover(path: Path, seal: Seal) -> Opened:
                 f"reason. Put that file or that key back, or move {aside.name} elsewhere."
             ) from ConfigError(f"{why}.")
         return _replace(path, seal, why)
-    except (OSError, sqlite3.Error, DamagedError) as error:  # the last of what was written just now
+    except (OSError, *SQLITE_ERRORS, DamagedError) as error:  # the last of what was written just now
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
 
 
