@@ -261,6 +261,14 @@ class _TfLite:
         self.graph.operators.append(operator)
         return made
 
+    def handle(self, name: str) -> int:
+        """Adds a reference to a resource variable."""
+        made = self.tensor((), kind=schema.TensorType.RESOURCE)
+        return self.add("VAR_HANDLE", [], made=made, options="VarHandleOptions", container="", sharedName=name)
+
+    def assign(self, handle: int, value: int) -> None:
+        self.add("ASSIGN_VARIABLE", [handle, value], made=-1, options="AssignVariableOptions")
+
     def sum(self, first: int, second: int) -> int:
         return self.add("ADD", [first, second], options="AddOptions")
 
@@ -279,6 +287,22 @@ def _lite_memory(graph: _TfLite, value: int) -> int:
     return graph.add("SVDF", [value, feature, time, -1, state], options="SVDFOptions", rank=1)
 
 
+def _lite_counter(graph: _TfLite, value: int) -> int:
+    """Adds the number of earlier runs, from a resource variable, which an interpreter does not reset."""
+    name = f"v{len(graph.model.subgraphs)}"
+    main = graph.graph
+    graph.graph = schema.SubGraphT()
+    graph.graph.tensors, graph.graph.operators, graph.graph.inputs, graph.graph.outputs = [], [], [], []
+    graph.model.subgraphs.append(graph.graph)
+    graph.assign(graph.handle(name), graph.constant(np.zeros((1, WIDTH), np.float32)))
+    graph.graph = main
+    graph.add("CALL_ONCE", [], made=-1, options="CallOnceOptions", initSubgraphIndex=len(graph.model.subgraphs) - 1)
+    handle = graph.handle(name)
+    before = graph.add("READ_VARIABLE", [handle], options="ReadVariableOptions")
+    graph.assign(handle, graph.sum(before, graph.constant(np.ones((1, WIDTH), np.float32))))
+    return graph.sum(value, before)
+
+
 TfLiteBlock = Callable[[_TfLite, int], int]
 
 _TFLITE: dict[str, tuple[DependsOn, TfLiteBlock]] = {
@@ -291,6 +315,7 @@ _TFLITE: dict[str, tuple[DependsOn, TfLiteBlock]] = {
     "memory": ("nothing", _lite_memory),
     "noise times 0": ("nothing", lambda g, x: _lite_noise(g, x, 0.0)),
     "noise": ("run", lambda g, x: _lite_noise(g, x, 1.0)),
+    "counter": ("run", _lite_counter),
 }
 """As `_ONNX`. An interpreter runs one row at a time, so that no block depends on the batch."""
 

@@ -102,6 +102,8 @@ async def test_both_tiers_answer_a_batch_row_by_row(tmp_path: Path, threshold: f
                 values: list[float] = reply.json()["outputs"][0]["data"]
                 return values
 
+            config = (await client.get(f"{gateway_url}/v2/models/small/config")).json()
+            assert "dynamic_batching" not in config  # a gateway in front of this one would refuse it
             alone = [value for row in rows for value in await ask(gateway_url, [row])]
             for tier in (gateway_url, url):
                 assert await ask(tier, rows) == pytest.approx(alone, abs=1e-6)
