@@ -93,6 +93,6 @@ class FarGateway:
         rows = np.array([row(float(value)) for value in request.inputs[0].array[:, 0]], np.float32)
         digest = self.said_digest or self.digest
         answer = Answer("r", Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, None, digest)
-        response = InferResponse("m", "3", (Tensor("probabilities", rows),), answer=answer)
+        response = InferResponse("m", "3", (Tensor("probabilities", rows),), id=request.id, answer=answer)
         encoded = encode_response(request, response)
         return HttpReply(200, {name.lower(): value for name, value in headers_for(encoded).items()}, encoded.body)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import quote
 
-import numpy as np
 import orjson
 
 from firstline_core.bundle.loading import LoadedModel, load_around
@@ -31,9 +30,9 @@ from firstline_core.protocol.oip import Encoded, decode_response, encode_request
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.base import cast_feed
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks import classification
 from firstline_core.types import (
     DATATYPES,
-    PROBABILITIES,
     Array,
     InferRequest,
     InferResponse,
@@ -84,15 +83,15 @@ class RemoteModel(Protocol):
         """
         ...
 
-    def encode(self, rows: Array, deadline_s: float | None, now_s: float) -> Encoded:
-        """The body of a request."""
+    def encode(self, rows: Array, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
+        """The body of a request; the server echoes the id."""
         ...
 
-    def read(self, reply: HttpReply, rows: int) -> Probabilities:
-        """The probabilities of an answer to so many rows.
+    def read(self, reply: HttpReply, request_id: str, rows: int) -> Probabilities:
+        """The probabilities of the answer to a request of so many rows.
 
         Raises:
-            FirstlineError: the server's error, or a malformed answer.
+            FirstlineError: the server's error, a malformed answer, or another request's.
         """
         ...
 
@@ -125,30 +124,28 @@ class FirstlineModel:
     def prepare(self, tensor: Tensor) -> Array:
         return tensor.array
 
-    def encode(self, rows: Array, deadline_s: float | None, now_s: float) -> Encoded:
+    def encode(self, rows: Array, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
         request = InferRequest(
             model=self._served.key.name,
             inputs=(Tensor(self._served.manifest.input.name, rows),),
             request_id="",
+            id=request_id,
             binary_output=True,
             deadline_s=deadline_s,
             full_model_digest=self._served.digest,
         )
         return encode_request(request, now_s=now_s)
 
-    def read(self, reply: HttpReply, rows: int) -> Probabilities:
-        response = _response_of(reply, self._served, self._limits)
+    def read(self, reply: HttpReply, request_id: str, rows: int) -> Probabilities:
+        response = _response_of(reply, request_id, self._served, self._limits)
         if response.answer is None:
             raise ProtocolError("It answered, but not as a Firstline gateway does.")
         if problem := self._other(response.answer.model_digest):
             raise ModelMismatchError(problem)
-        found = _output_of(response, PROBABILITIES)
-        labels = len(self._served.manifest.labels)
-        if found.dtype != np.float32 or found.shape != (rows, labels) or not np.isfinite(found).all():
-            raise ProtocolError(
-                f"It answered with {found.dtype} {list(found.shape)} for {rows} rows of {labels} finite numbers."
-            )
-        return found
+        try:
+            return classification.check(response.outputs, self._served.manifest.outputs_of(self._served.full), rows)
+        except InferenceError as error:
+            raise ProtocolError(error.message) from error
 
     def _other(self, digest: object) -> str:
         if digest == self._served.digest:
@@ -205,20 +202,21 @@ class V2Model:
         loaded = self._known()
         return cast_feed(loaded.input.name, loaded.prepare(tensor), DATATYPES[loaded.input.datatype])
 
-    def encode(self, rows: Array, deadline_s: float | None, now_s: float) -> Encoded:
+    def encode(self, rows: Array, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
         loaded = self._known()
         request = InferRequest(
             model=self._served.key.name,
             inputs=(Tensor(loaded.input.name, rows),),
             request_id="",
+            id=request_id,
             outputs=(RequestedOutput(loaded.output_name, binary=True),),
             deadline_s=deadline_s,
         )
         return encode_request(request, now_s=now_s)
 
-    def read(self, reply: HttpReply, rows: int) -> Probabilities:
+    def read(self, reply: HttpReply, request_id: str, rows: int) -> Probabilities:
         loaded = self._known()
-        response = _response_of(reply, self._served, self._limits)
+        response = _response_of(reply, request_id, self._served, self._limits)
         return loaded.finish(_output_of(response, loaded.output_name), rows)
 
     def _known(self) -> LoadedModel:
@@ -246,7 +244,7 @@ def _path_of(served: ServedModel) -> str:
     return f"/v2/models/{quote(served.key.name, safe='')}/versions/{served.key.version}"
 
 
-def _response_of(reply: HttpReply, served: ServedModel, limits: Limits) -> InferResponse:
+def _response_of(reply: HttpReply, request_id: str, served: ServedModel, limits: Limits) -> InferResponse:
     if reply.status != 200:
         raise error_from(reply.status, reply.body[: limits.json_bytes], reply.headers)
     try:
@@ -254,6 +252,8 @@ def _response_of(reply: HttpReply, served: ServedModel, limits: Limits) -> Infer
     except RequestError as error:
         raise ProtocolError(error.message) from error
     response = decode_response(reply.body, length, limits)
+    if response.id != request_id:
+        raise ProtocolError(f"It gave the answer to request {shown(response.id)}, not to {request_id}.")
     # V2 lets a server leave the version out; the request's address named it.
     if response.model != served.key.name or response.version not in ("", str(served.key.version)):
         raise ModelMismatchError(

@@ -33,6 +33,7 @@ from firstline_core.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
+from firstline_core.ids import new_request_id
 from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.telemetry.logs import logger
@@ -280,14 +281,15 @@ class OipServer:
             timeout_s = min(timeout_s, max(0.0, deadline_s - now_s) + _GRACE_S)
         try:
             started_s = perf_counter()
-            encoded = model.encode(rows, deadline_s, now_s)
+            request_id = new_request_id()
+            encoded = model.encode(rows, request_id, deadline_s, now_s)
             encoding_s = perf_counter() - started_s
             headers, trace = headers_for(encoded), CURRENT.get()
             if trace is not None:
                 headers |= trace.headers()
             reply = await self.transport.exchange("POST", model.path, headers, encoded.body, timeout_s)
             started_s = perf_counter()
-            found = model.read(reply, len(rows))
+            found = model.read(reply, request_id, len(rows))
         except FirstlineError as error:
             if deadline_s is not None and deadline_s <= self._clock.monotonic_s():
                 raise DeadlineExceededError(

@@ -53,9 +53,11 @@ def made(served: ServedModel) -> V2Model:
     return model
 
 
-def reply(logits: Array, *, name: str = "logits", model: str = "digits", version: str = "1") -> HttpReply:
+def reply(
+    logits: Array, *, name: str = "logits", model: str = "digits", version: str = "1", to: str = "r"
+) -> HttpReply:
     request = InferRequest("digits", (Tensor("pixels", logits),), "r", binary_output=True)
-    encoded = encode_response(request, InferResponse(model, version, (Tensor(name, logits),)))
+    encoded = encode_response(request, InferResponse(model, version, (Tensor(name, logits),), id=to))
     return HttpReply(200, {key.lower(): value for key, value in headers_for(encoded).items()}, encoded.body)
 
 
@@ -64,15 +66,15 @@ def test_the_model_gets_prepared_rows_and_its_output_is_finished_here(served: Se
     picture = images(encode(np.arange(64, dtype=np.uint8).reshape(8, 8)))
     assert model.needs_thread(picture)
     rows = model.prepare(picture)
-    encoded = model.encode(rows, 12.5, 10.0)
+    encoded = model.encode(rows, "r", 12.5, 10.0)
     asked = decode_request("digits", encoded.body, encoded.header_length, now_s=20.0)
-    assert asked.inputs[0].name == "pixels"
+    assert (asked.inputs[0].name, asked.id) == ("pixels", "r")
     assert np.array_equal(asked.inputs[0].array, rows)
     assert [(output.name, output.binary) for output in asked.outputs] == [("logits", True)]
     assert asked.deadline_s == 22.5
     assert (asked.full_model_digest, asked.promised) == ("", False)
     logits = np.arange(10, dtype=np.float32)[None]
-    found = model.read(reply(logits), 1)
+    found = model.read(reply(logits), "r", 1)
     assert np.allclose(found, np.exp(logits) / np.exp(logits).sum(), atol=1e-6)
 
 
@@ -84,7 +86,7 @@ def test_it_is_the_same_as_the_model_in_this_process(served: ServedModel) -> Non
     model = made(served)
     rows = model.prepare(picture)
     logits = here.runtime.run({here.input.name: rows})[here.output_name]
-    assert np.array_equal(model.read(reply(logits), 1), here.predict(picture))
+    assert np.array_equal(model.read(reply(logits), "r", 1), here.predict(picture))
     here.close()
 
 
@@ -99,25 +101,26 @@ def test_a_bad_input_is_refused_before_it_travels(served: ServedModel) -> None:
         ({"version": "2"}, ModelMismatchError, "Version 1 of 'digits' was requested, and it answered with '2'"),
         ({"model": "other"}, ModelMismatchError, "of 'other'"),
         ({"name": "scores"}, ProtocolError, "no output 'logits'"),
+        ({"to": "s"}, ProtocolError, "the answer to request 's', not to r"),
     ],
 )
 def test_another_models_answer_is_an_error(
     served: ServedModel, answer: dict[str, str], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        made(served).read(reply(np.zeros((1, 10), np.float32), **answer), 1)
+        made(served).read(reply(np.zeros((1, 10), np.float32), **answer), "r", 1)
 
 
 def test_a_missing_version_in_the_answer_is_the_requested_one(served: ServedModel) -> None:
-    assert made(served).read(reply(np.zeros((1, 10), np.float32), version=""), 1).shape == (1, 10)
+    assert made(served).read(reply(np.zeros((1, 10), np.float32), version=""), "r", 1).shape == (1, 10)
 
 
 def test_numbers_that_are_no_probabilities_are_an_error(served: ServedModel) -> None:
     model = made(served)
     with pytest.raises(InferenceError, match="NaN"):
-        model.read(reply(np.full((1, 10), np.nan, np.float32)), 1)
+        model.read(reply(np.full((1, 10), np.nan, np.float32)), "r", 1)
     with pytest.raises(InferenceError, match="for 2 rows"):
-        model.read(reply(np.zeros((1, 10), np.float32)), 2)
+        model.read(reply(np.zeros((1, 10), np.float32)), "r", 2)
 
 
 def named(part: str, **changes: Any) -> dict[str, Any]:

@@ -456,13 +456,13 @@ class Ponderous(FirstlineModel):
         time.sleep(0.002)
         return super().prepare(tensor)
 
-    def encode(self, rows: Array, deadline_s: float | None, now_s: float) -> Encoded:
+    def encode(self, rows: Array, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
         time.sleep(0.003)
-        return super().encode(rows, deadline_s, now_s)
+        return super().encode(rows, request_id, deadline_s, now_s)
 
-    def read(self, reply: HttpReply, rows: int) -> Probabilities:
+    def read(self, reply: HttpReply, request_id: str, rows: int) -> Probabilities:
         time.sleep(0.004)
-        return super().read(reply, rows)
+        return super().read(reply, request_id, rows)
 
 
 async def test_processing_time_is_reported_apart_from_server_time() -> None:
@@ -471,7 +471,7 @@ async def test_processing_time_is_reported_apart_from_server_time() -> None:
             server.seconds = 5.0
 
     async with site(prepare=prepare, model=Ponderous) as far:
-        await far.until(far.begin((1.0,), (2.0,), timeouts_s=[None, None]), step_s=0.5)
+        await far.until(far.begin((1.0,), (0.5,), timeouts_s=[None, None]), step_s=0.5)
         overhead = far.executor.report().overhead[M]
         # Of a batch each request counts all; the servers' five seconds are simulated, and in neither.
         assert 2 * (2 * 0.002 + 0.003) <= overhead.input_s < 5
