@@ -115,7 +115,7 @@ def _check_count(model: Model, output: TensorSpec, labels: int, source: Path) ->
     if outputs - offset == labels:
         return
     dropped = f", {outputs - offset} after label_offset:{offset}," if offset else ""
-    counts = f"{source.name} has {counted(outputs, 'output')}{dropped} and there are {labels} labels"
+    counts = f"{source.name} has {counted(outputs, 'output')}{dropped} and there are {counted(labels, 'label')}"
     if unlike := _unlike_a_classifier(output):
         raise ConfigError(f"{counts}: {unlike}")
     if not offset and outputs == labels + 1:

@@ -106,7 +106,7 @@ def test_cifar10_pair_matches_its_models(shared_data: Path, tmp_path: Path) -> N
 def test_missing_background_class_is_detected(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "imagenet-cascade"
     spec = read_recipe(_MODELS / "imagenet-cascade" / "recipe.toml", folder)
-    with pytest.raises(ConfigError, match=r"1001 outputs and there are 1000 labels: add label_offset:1"):
+    with pytest.raises(ConfigError, match=r"1,001 outputs and there are 1,000 labels: add label_offset:1"):
         create_bundle(replace(spec, edge=(replace(spec.edge[0], postprocess=()),)), tmp_path / "out")
 
     models = [replace(model, postprocess=()) for model in spec.models]
