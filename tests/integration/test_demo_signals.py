@@ -28,9 +28,9 @@ def _runs(pid: int) -> bool:
     ("phase", "number"),
     [
         ("measuring both models alone", signal.SIGTERM),
+        ("measuring both models alone", signal.SIGHUP),
         ("HTTP: online", signal.SIGTERM),
         ("HTTP: online", signal.SIGINT),
-        ("HTTP: online", signal.SIGHUP),
     ],
 )
 def test_signal_stops_all_processes(tmp_path: Path, phase: str, number: signal.Signals) -> None:

@@ -23,12 +23,6 @@ from firstline_core.errors import missing_package
         ),
         ("firstline_edge", "status", "numpy", "edge-agent: edge-agent status needs the package 'numpy', which is not "),
         ("firstline_gateway", "run", "sqlalchemy", "firstline-gateway needs the package 'sqlalchemy', which is not "),
-        (
-            "firstline_gateway",
-            "check",
-            "cryptography",
-            "firstline-gateway needs the package 'cryptography', which is ",
-        ),
     ],
 )
 def test_missing_package_is_reported_with_its_extra(module: str, arguments: str, absent: str, sentence: str) -> None:
