@@ -108,7 +108,7 @@ def list_devices(
     rows = (
         (
             device.name,
-            wording.age(device.last_seen_age_s),
+            wording.heard_of(device),
             wording.runs(device),
             wording.wanted(device),
             wording.tags(device),
@@ -158,8 +158,8 @@ def decommission(names: NamesArgument, gateway: GatewayOptions) -> Report:
 
 
 def _device_text(device: FleetDevice) -> Iterator[str]:
-    accepted = "" if device.accepted else " (not accepted)"
-    yield f"{device.name}{accepted}: heard of {wording.age(device.last_seen_age_s)} ago; {wording.tags(device)}"
+    access = " (revoked)" if device.revoked else "" if device.accepted else " (not accepted)"
+    yield f"{device.name}{access}: heard of {wording.age(device.last_seen_age_s)} ago; {wording.tags(device)}"
     yield f"runs {wording.runs(device)}; is to run {wording.wanted(device)}"
     reported = device.reported
     if reported is None:

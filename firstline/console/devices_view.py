@@ -34,6 +34,8 @@ def model_of(text: str) -> tuple[str, int | None]:
 def last_seen(device: FleetDevice) -> Cell:
     """Returns when a device was last seen, and whether it is online."""
     age = wording.age(device.last_seen_age_s)
+    if device.revoked:
+        return Cell(wording.heard_of(device), tone=Tone.BAD)
     if not device.accepted:
         return Cell(f"{age}, not accepted", tone=Tone.BUSY)
     if device.last_seen_age_s is None:

@@ -15,6 +15,11 @@ def age(age_s: float | None) -> str:
     return f"{age_s:.0f} s"
 
 
+def heard_of(device: FleetDevice) -> str:
+    """Returns when a device was last seen, and whether it is revoked."""
+    return f"{age(device.last_seen_age_s)}{', revoked' * device.revoked}"
+
+
 def runs(device: FleetDevice) -> str:
     """Returns the bundles that a device runs, and its configuration from the fleet, if any."""
     reported = device.reported

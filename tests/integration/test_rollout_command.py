@@ -126,6 +126,18 @@ async def test_devices_are_listed_tagged_and_decommissioned(site: FleetSite) -> 
     await site("device", "get", "cam", code=1)
 
 
+async def test_a_revoked_device_is_marked_and_its_revocation_is_in_the_audit_log(site: FleetSite) -> None:
+    await site.device_says("cam", 1)
+    await site("device", "revoke", "cam")
+    assert "s, revoked" in (await site("device", "ls")).stdout
+    assert (await site("device", "get", "cam")).stdout.startswith("cam (revoked): ")
+    options = ("--file", definition(site.folder), *OPTIONS)
+    planned = await site("rollout", "plan", "digits", "2", *options)
+    assert "0 devices, 0 of them held back" in planned.stdout, planned.output
+    entries = json.loads((await site("audit", "ls", "-o", "json")).stdout)
+    assert [entry["subject"] for entry in entries if entry["action"] == "device.revoke"] == ["device:cam"]
+
+
 async def test_fleet_is_braked_and_released(site: FleetSite) -> None:
     await site.device_says("cam", 1)
     braked = await site("fleet", "brake", "--reason", "the gateway is being moved")

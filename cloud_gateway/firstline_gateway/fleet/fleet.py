@@ -6,7 +6,7 @@ devices, and set the brake. Changes by operators are in the audit log, in the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices, tiers, totals
 from firstline_gateway.fleet.selector import Selector
+from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.settings import settings
 from firstline_gateway.store.store import Store
 
@@ -103,12 +104,14 @@ class Fleet:
     ) -> FleetDevicePage:
         """Returns a page of devices by name; see `devices.page`."""
         now_s = self._clock.wall_s()
-        found = await self._store.read(
-            lambda on: devices.page(on, after, limit, selector, model=model, version=version)
-        )
-        return FleetDevicePage(
-            tuple(_document(device, now_s) for device in found), found[-1].name if len(found) == limit else None
-        )
+
+        def read(connection: Connection) -> list[FleetDevice]:
+            revoked = revoked_devices(connection)
+            found = devices.page(connection, after, limit, selector, model=model, version=version)
+            return [_document(device, now_s, revoked) for device in found]
+
+        found = await self._store.read(read)
+        return FleetDevicePage(tuple(found), found[-1].name if len(found) == limit else None)
 
     async def device(self, name: str) -> FleetDevice:
         """Returns one device.
@@ -116,7 +119,8 @@ class Fleet:
         Raises:
             NotFoundError: the device is unknown.
         """
-        return _document(await self._store.read(lambda on: _existing(on, name)), self._clock.wall_s())
+        now_s = self._clock.wall_s()
+        return await self._store.read(lambda on: _document(_existing(on, name), now_s, revoked_devices(on)))
 
     async def change(
         self, name: str, change: DeviceChange, by: str, check: Callable[[FleetDevice], None] = lambda _: None
@@ -135,8 +139,9 @@ class Fleet:
         """
         now_s = self._clock.wall_s()
 
-        def changed(connection: Connection) -> devices.Device:
-            check(_document(_existing(connection, name, lock=True), now_s))
+        def changed(connection: Connection) -> FleetDevice:
+            revoked = revoked_devices(connection)
+            check(_document(_existing(connection, name, lock=True), now_s, revoked))
             tags = devices.tag(connection, name, change.tags)
             if len(tags) > _TAGS:
                 raise RequestError(f"The device {name} would have {len(tags)} tags; {_TAGS} are the most.")
@@ -145,12 +150,12 @@ class Fleet:
                 note(action="device.tag", details={"tags": change.tags})
             if change.accepted and devices.accept(connection, name, now_s):
                 note(action="device.accept", details={})
-            return _existing(connection, name)
+            return _document(_existing(connection, name), now_s, revoked)
 
         found = await self._store.write(changed)
         if change.accepted:
             self._on_desired()
-        return _document(found, now_s)
+        return found
 
     async def decommission(self, name: str, by: str) -> None:
         """Deletes a device with its reports and counts; the caller ends its access.
@@ -248,7 +253,7 @@ class Fleet:
         await self._store.write(forgotten)
 
 
-def _document(device: devices.Device, now_s: float) -> FleetDevice:
+def _document(device: devices.Device, now_s: float, revoked: Collection[str]) -> FleetDevice:
     return FleetDevice(
         name=device.name,
         tags=device.tags,
@@ -258,6 +263,7 @@ def _document(device: devices.Device, now_s: float) -> FleetDevice:
         first_seen_s=device.first_seen_s,
         reported=device.reported,
         desired=device.desired,
+        revoked=device.name in revoked,
     )
 
 

@@ -25,10 +25,11 @@ from firstline_core.protocol.enrolment import (
     public_key_hash,
 )
 from firstline_core.telemetry.logs import logger
+from firstline_gateway import audit_log
 from firstline_gateway.identity import ca, enrolment
 from firstline_gateway.identity.authorities import Authorities, AuthorityFolder
 from firstline_gateway.identity.client_certificate import ClientCertificate
-from firstline_gateway.identity.enrolment import Issue, Issued
+from firstline_gateway.identity.enrolment import Enrolled, Issue, Issued
 from firstline_gateway.identity.gatekeeper import REMEMBERED_S, Gatekeeper, TokenBuckets
 from firstline_gateway.settings import settings
 from firstline_gateway.store.store import Store
@@ -137,7 +138,7 @@ class Devices:
             if await self._store.read(lambda on: enrolment.is_token(on, sha256, now_s)):
                 issue = await self._issuing(key)
                 enrolled = await self._store.write(
-                    lambda on: enrolment.redeem(on, sha256, ca.key_hash(key), issue, now_s)
+                    lambda on: _redeem(on, sha256, ca.key_hash(key), issue, now_s=now_s, address=address)
                 )
         except CapacityError:
             self._attempts.give_back(address)  # the store's fault, not the device's
@@ -194,7 +195,7 @@ class Devices:
             CapacityError: the store refuses.
         """
         now_s = self._clock.wall_s()
-        if not await self._store.write(lambda on: enrolment.revoke(on, device, now_s)):
+        if not await self._store.write(lambda on: _revoke(on, device, by, now_s)):
             raise RequestError(f"There is no device {device[:64]!a} here.")
         log.warning("device revoked", device=device, principal=by)
         await self._gatekeeper.refreshed()
@@ -241,3 +242,23 @@ class Devices:
         except ConfigError as error:
             log.error("certificate authority not opened", error=error.message)
             raise CapacityError("This gateway's certificate authority cannot be opened; its log says why.") from error
+
+
+def _redeem(
+    connection: Connection, sha256: str, key_hash: str, issue: Issue, *, now_s: float, address: str
+) -> Enrolled | None:
+    """Enrols a device, with an entry in the audit log."""
+    enrolled = enrolment.redeem(connection, sha256, key_hash, issue, now_s)
+    if enrolled is not None and not enrolled.again:
+        subject = f"device:{enrolled.device}"
+        details = {"address": address}
+        audit_log.add(connection, at_s=now_s, actor=subject, action="device.enrol", subject=subject, details=details)
+    return enrolled
+
+
+def _revoke(connection: Connection, device: str, by: str, now_s: float) -> bool:
+    """Revokes a device, with an entry in the audit log."""
+    revoked = enrolment.revoke(connection, device, now_s)
+    if revoked:
+        audit_log.add(connection, at_s=now_s, actor=by, action="device.revoke", subject=f"device:{device}", details={})
+    return revoked

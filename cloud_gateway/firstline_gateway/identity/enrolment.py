@@ -174,6 +174,19 @@ def revoke_listed(connection: Connection, serials: Mapping[str, float]) -> None:
     connection.execute(statement, [{"listed": serial, "when_s": when_s} for serial, when_s in serials.items()])
 
 
+def revoked_devices(connection: Connection) -> set[str]:
+    """Returns the devices that were revoked, or whose API key was, and that have no access since."""
+    keys = API_KEYS.c.kind == "device"
+    names = (
+        select(DEVICES.c.name).where(DEVICES.c.revoked_s.is_not(None)),
+        select(API_KEYS.c.name).where(keys, API_KEYS.c.revoked_s.is_not(None)),
+        select(API_KEYS.c.name).where(keys, API_KEYS.c.revoked_s.is_(None)),
+        select(DEVICES.c.name).where(DEVICES.c.revoked_s.is_(None)),
+    )
+    revoked, lost_key, has_key, enrolled = (set(connection.execute(query).scalars()) for query in names)
+    return revoked | (lost_key - has_key - enrolled)
+
+
 def list_devices(connection: Connection, after: str, limit: int, now_s: float) -> list[DeviceState]:
     """Returns the devices that are enrolled or invited, by name.
 

@@ -138,10 +138,11 @@ def rollback(assignment: Assignment, rollout: Rollout) -> DesiredVersion:
 
 def after_report(assignment: Assignment, device: DeviceView | None, rollout: Rollout) -> Assignment:
     """Returns the assignment after the latest report of its device, or without one."""
-    if assignment.state in (_S.CONTROL, _S.WAITING, _S.WITHDRAWN, _S.RETURNED):
+    gone = device is None  # decommissioned or revoked
+    if assignment.state in (_S.CONTROL, _S.WITHDRAWN, _S.RETURNED) or (assignment.state is _S.WAITING and not gone):
         return assignment
     returning = assignment.state in (_S.RETURNING, _S.STRANDED)
-    if device is None:  # decommissioned
+    if device is None:
         return replace(assignment, state=_S.RETURNED if returning else _S.WITHDRAWN)
     reported = _rollback_state(assignment, device, rollout) if returning else _update_state(device, rollout)
     if reported is not None:

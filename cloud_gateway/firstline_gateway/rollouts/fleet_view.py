@@ -22,6 +22,7 @@ from firstline_gateway.contracts import records as contract_records
 from firstline_gateway.fleet import totals
 from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.fleet.totals import Totals
+from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.device_progress import DeviceView, desired_of, update_of, version_of
 from firstline_gateway.rollouts.judgement.figures import Period
@@ -62,10 +63,12 @@ class FleetCache:
         self._assigned: dict[str, tuple[str, Assignment]] = {}
 
     def devices(self, connection: Connection, wall_s: float) -> dict[str, DeviceView]:
-        """Returns the current devices of the fleet."""
+        """Returns the current devices of the fleet, without those that are revoked."""
         tags = type_coerce(_C.tags, Text).label("tags")  # decoded once for all devices with the same tags
         columns = _C.name, tags, _C.last_seen_s, _C.online, _C.accepted_s, _C.session, _C.sequence, _C.revision
-        rows: Sequence[Any] = connection.execute(select(*columns).where(_C.accepted_s.is_not(None))).all()
+        revoked = revoked_devices(connection)
+        accepted = connection.execute(select(*columns).where(_C.accepted_s.is_not(None)))
+        rows: Sequence[Any] = [row for row in accepted if row.name not in revoked]
         cached = self._documents
         changed = {row.name: row for row in rows if row.name not in cached or cached[row.name].edition != _edition(row)}
         fresh = {name: found for some in batched(changed) for name, found in self._read(connection, some, changed)}

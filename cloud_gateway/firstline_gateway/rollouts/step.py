@@ -434,7 +434,10 @@ def _groups(
     reachable = [
         each
         for each in assignments.values()
-        if each.stage == rollout.stage and each.reachable and each.device in baselines
+        if each.stage == rollout.stage
+        and each.reachable
+        and each.device in baselines
+        and each.device in view.devices  # neither decommissioned nor revoked
     ]
     totals = view.totals(each.device for each in reachable)
     treated: list[Device] = []

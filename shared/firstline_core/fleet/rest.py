@@ -36,6 +36,7 @@ class FleetDevice(Struct, frozen=True):
         first_seen_s: wall time of the first message; None without one.
         reported: its reported state.
         desired: its desired state.
+        revoked: whether it was revoked and has not enrolled again; rollouts leave it out.
     """
 
     name: str
@@ -46,6 +47,7 @@ class FleetDevice(Struct, frozen=True):
     first_seen_s: float | None
     reported: Reported | None
     desired: Desired
+    revoked: bool = False
 
 
 class FleetDevicePage(Struct, frozen=True):

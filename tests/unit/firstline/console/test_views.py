@@ -48,6 +48,7 @@ def updating(*updates: Update) -> FleetDevice:
         (DEVICE, "12 s ago", Tone.GOOD),
         (replace(DEVICE, last_seen_age_s=901.0), "15 min ago, silent", Tone.BAD),
         (replace(DEVICE, online=False), "12 s ago, gone", Tone.BAD),
+        (replace(DEVICE, revoked=True), "12 s, revoked", Tone.BAD),
         (replace(DEVICE, accepted=False), "12 s, not accepted", Tone.BUSY),
         (replace(DEVICE, last_seen_age_s=None), "never", Tone.PLAIN),
     ],

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, event, insert, update
 from support.databases import sqlite_store
 
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel
 from firstline_gateway.fleet import devices
+from firstline_gateway.identity import enrolment
+from firstline_gateway.identity.tables import DEVICES as ENROLLED
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.device_progress import DeviceView
 from firstline_gateway.rollouts.fleet_view import FleetCache
@@ -115,3 +117,16 @@ def test_assignments_equal_those_in_the_store(database: Database) -> None:
     with database.reading() as connection:
         after = cache.assignments(connection, "r")
     assert after["a"].state is DeviceState.DONE and after["b"] is before["b"]
+
+
+def test_revoked_devices_are_left_out_until_they_enrol_again(database: Database) -> None:
+    cache = FleetCache(DEFINITION)
+    with database.begin() as connection:
+        for name in ("a", "b"):
+            report(connection, name, 1, 1)
+            connection.execute(insert(ENROLLED).values(name=name, enrolled_s=NOW_S, changed=1))
+        enrolment.revoke(connection, "a", NOW_S)
+    assert read(cache, database).keys() == {"b"}
+    with database.begin() as connection:
+        connection.execute(update(ENROLLED).values(revoked_s=None))
+    assert read(cache, database).keys() == {"a", "b"}

@@ -480,6 +480,23 @@ def test_a_stage_without_audits_waits_and_names_the_reason() -> None:
     assert "No edge answer on devices with or without the model was audited" in fleet.rollout.sentence
 
 
+def test_devices_that_are_revoked_are_neither_waited_for_nor_judged() -> None:
+    fleet = simulated_fleet(20, Stage(0.5, per_minute=5, soak_s=800))
+    fleet.advance()
+    waiting = [name for name, each in fleet.assignments.items() if each.state is S.WAITING]
+    offered = [name for name, each in fleet.assignments.items() if each.state is S.OFFERED]
+    control = [name for name, each in fleet.assignments.items() if each.state is S.CONTROL]
+    for name in (waiting[0], offered[0], control[0]):
+        del fleet.devices[name]
+    for _ in range(3):
+        fleet.advance(60)
+        fleet.report_all(UpdateState.COMMITTED)
+    assert fleet.states() == {S.WITHDRAWN: 2, S.DONE: 8, S.CONTROL: 10}
+    changes = fleet.advance(100)
+    silence = next(each for each in changes.look.findings if each.figure == "silence")
+    assert silence.devices == (8, 9)
+
+
 @pytest.mark.parametrize("devices", [0, 1, 2])
 def test_a_plan_that_detects_nothing_says_so_instead_of_when_it_is_complete(devices: int) -> None:
     fleet = simulated_fleet(devices, Stage(0.5, soak_s=60), rules=Rules(promote_unseen=True), held_back=0.05)
