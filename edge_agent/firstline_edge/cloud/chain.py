@@ -302,7 +302,7 @@ class LinkChain:
             request: not `local_only`.
             deadline_s: on this chain's clock; None for `settings.timeout_s` from now.
             attempts: each try is appended as it ends, even if this raises.
-            outputs: what the full model's outputs satisfy; None if this device does not hold the bundle.
+            outputs: declaration of the full model's outputs; None if this device does not hold the bundle.
 
         Raises:
             LinkDownError: no link may be used (raised at once), or the last one failed, or the request is too large

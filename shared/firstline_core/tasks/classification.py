@@ -56,7 +56,7 @@ def check(outputs: Sequence[Tensor], declared: Outputs, rows: int) -> NDArray[np
 
     Args:
         outputs: of one answer.
-        declared: what a valid answer satisfies.
+        declared: the declaration.
         rows: number of rows.
 
     Returns:
@@ -81,13 +81,14 @@ def fault(probabilities: NDArray[np.float32], declared: Outputs) -> str:
 
     Args:
         probabilities: FP32 (rows, labels), at least one row.
-        declared: what a valid answer satisfies.
+        declared: the declaration.
     """
     # NaN fails every comparison. One pass each, without a temporary array: this runs for every request.
     lowest, highest = np.minimum.reduce(probabilities, axis=None), np.maximum.reduce(probabilities, axis=None)
     if lowest >= -_SLACK and highest <= 1 + _SLACK:
         sums = np.add.reduce(probabilities, axis=1)
-        if declared.least_sum <= np.minimum.reduce(sums) and np.maximum.reduce(sums) <= declared.most_sum:
+        least, most = (sums[0], sums[0]) if len(sums) == 1 else (np.minimum.reduce(sums), np.maximum.reduce(sums))
+        if declared.least_sum <= least and most <= declared.most_sum:
             return ""
     return _described(probabilities, declared)
 
