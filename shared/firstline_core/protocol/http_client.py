@@ -37,7 +37,7 @@ CONNECT_TIMEOUT_S = 2.0
 SHORTEST_IDLE_S = 0.5
 """No network is assumed to forget connections sooner."""
 
-# A slow link, on which the upload of a large body is no silence.
+# Rate of a slow link. The upload of a body that takes long at this rate does not count as silence.
 _SLOW_BYTES_S = 32_000
 
 HTTP_FAILURES = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)

@@ -365,7 +365,7 @@ async def test_connections_that_a_network_forgets_are_not_used_again(
             await asyncio.sleep(0.06)
 
 
-async def test_a_long_upload_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_upload_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "SHORTEST_IDLE_S", 0.02)
 
     def connect(url: str) -> HttpClient:
