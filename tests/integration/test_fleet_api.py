@@ -127,7 +127,8 @@ async def test_changes_by_operators_are_in_the_audit_log(
     assert [(entry.actor, entry.action) for entry in entries] == [
         ("application:ops", "device.tag"),
         ("application:ops", "fleet.brake"),
-        ("application:ops", "device.revoke", "device.decommission"),
+        ("application:ops", "device.revoke"),
+        ("application:ops", "device.decommission"),
     ]
 
 
