@@ -8,10 +8,20 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 
 from firstline_core.errors import FirstlineError
-from firstline_core.protocol.openapi import MODEL, PRIORITY, TIMEOUT, VERSION, file_infer, refusals, v2_infer
+from firstline_core.protocol.openapi import (
+    MODEL,
+    PRIORITY,
+    TIMEOUT,
+    VERSION,
+    file_infer,
+    identified,
+    refusals,
+    v2_infer,
+)
 from firstline_gateway import __version__
 from firstline_gateway.api import errors
 from firstline_gateway.api.infer import infer_routes
+from firstline_gateway.api.messages import SCHEMAS
 
 
 def create_app(routers: Iterable[APIRouter], on_error: Callable[[FirstlineError], None]) -> FastAPI:
@@ -60,6 +70,7 @@ def describe(app: FastAPI) -> None:
                     operation["summary"] = " ".join(operation.pop("description").split())
                 operation["responses"].pop("422", None)  # the framework's own, which is answered as a 400
                 operation["responses"] |= refusals()
+                schema["components"].setdefault("schemas", {}).update(operation.pop(SCHEMAS, {}))
             schema["paths"]["/firstline/v1/answers/{request_id}"]["get"]["responses"] |= _PENDING
             schema["paths"] |= {
                 "/v2/models/{model}/infer": {"post": v2_infer("Run the current version.", MODEL)},
@@ -77,7 +88,7 @@ def describe(app: FastAPI) -> None:
             for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
                 _take_jobs(schema["paths"][path]["post"])
             _take_jobs(schema["paths"]["/firstline/v1/models/{model}/infer"]["post"])
-            app.openapi_schema = schema
+            app.openapi_schema = identified(schema)
         return app.openapi_schema
 
     app.openapi = whole  # type: ignore[method-assign]  # FastAPI's documented way to extend it

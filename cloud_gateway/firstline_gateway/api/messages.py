@@ -53,11 +53,14 @@ async def body_of(request: Request, kind: type[_T], limits: Limits = BODY) -> _T
         raise RequestError(f"The body is not JSON: {error}.") from error
 
 
+SCHEMAS = "x-schemas"
+"""The schemas to which a route refers, until `describe` moves them to the components of the whole description."""
+
+
 def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Returns the schema of a route's body for the OpenAPI description."""
-    (_,), definitions = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
-    schema = definitions[kind.__name__]
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    """Returns the schema of a route's body for the OpenAPI description; its parts are under `SCHEMAS`."""
+    (schema,), parts = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}, SCHEMAS: parts}
 
 
 def name_of(text: str, what: str = "a device") -> str:

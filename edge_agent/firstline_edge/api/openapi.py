@@ -12,6 +12,7 @@ from firstline_core.protocol.openapi import (
     TIMEOUT,
     VERSION,
     file_infer,
+    identified,
     operation,
     path_parameter,
     v2_infer,
@@ -115,12 +116,14 @@ def description() -> dict[str, Any]:
         "/metrics": _get("health", "Prometheus metrics.", content="text/plain"),
         "/openapi.json": _get("health", "This description."),
     }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Firstline edge agent", "version": AGENT_VERSION},
-        "paths": paths,
-        "components": {"securitySchemes": {"HTTPBearer": {"type": "http", "scheme": "bearer"}}},
-    }
+    return identified(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Firstline edge agent", "version": AGENT_VERSION},
+            "paths": paths,
+            "components": {"securitySchemes": {"HTTPBearer": {"type": "http", "scheme": "bearer"}}},
+        }
+    )
 
 
 def _change(summary: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Each tier adds its own routes and serves all of them at `GET /openapi.json`.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 JSON = "application/json"
@@ -89,6 +90,15 @@ def refusals() -> dict[str, Any]:
     return {status: {"description": text, "content": content} for status, text in texts.items()}
 
 
+def identified(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns a description in which each operation has an id, by which generated clients name it."""
+    for path, methods in document["paths"].items():
+        words = re.sub(r"\W+", "_", path).strip("_")
+        for method, described in methods.items():
+            described.setdefault("operationId", f"{method}_{words}")
+    return document
+
+
 def operation(
     tag: str,
     summary: str,
@@ -146,6 +156,6 @@ def file_infer(**query: dict[str, Any]) -> dict[str, Any]:
         "Send a file (an image, or JSON numbers) and read the label.",
         MODEL,
         *({"name": name, "in": "query", "schema": schema} for name, schema in query.items()),
-        body={"*/*": _BYTES},
+        body={"application/octet-stream": _BYTES},  # any other type is accepted, too
         answer="Label, score and the five likeliest.",
     )

@@ -67,7 +67,9 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
     @router.get(_ONE + "/looks")
     async def read_looks(
         rollout_id: RolloutId,
-        after: Annotated[str, Query(pattern=r"^[0-9]{1,6}\.[0-9]{1,9}$", description="A look, as `after` said.")] = "",
+        after: Annotated[
+            str, Query(pattern=r"^([0-9]{1,6}\.[0-9]{1,9})?$", description="A look, as `after` said.")
+        ] = "",
         limit: PageLimit = 200,
     ) -> Response:
         """The evaluations of a rollout, each with its verdict and numbers."""
