@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.twin import LIMIT_BYTES
+from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import HttpServer, ServerLimits
 from firstline_core.runtime.select import RuntimeOptions, check_options
@@ -183,6 +184,11 @@ class Gateway:
             clock=clock,
             service=service,
         )
+        self.decoding = (
+            ImageDecoding(settings.sessions, settings.images.total_memory_bytes, clock)
+            if all(each.engine == "local" for each in settings.engines.values())
+            else None
+        )
         self.deliveries = Deliveries(self.store, settings.store, metrics=self.metrics, clock=clock, service=service)
         store.register_metrics(self.metrics, self.store)
         self.plane = GatewayDataPlane(
@@ -196,6 +202,7 @@ class Gateway:
             cache=ResponseCache(settings.cache.limit_bytes) if settings.cache.limit_bytes else None,
             clock=clock,
             limits=settings.limits,
+            decoding=self.decoding,
             looks_after_fleet=bool(settings.registry.blobs),
         )
 
@@ -476,6 +483,8 @@ class Gateway:
         ended = await asyncio.gather(
             self._dispatcher.close(timeout_s), *(asyncio.to_thread(end, timeout_s) for end in ends)
         )
+        if self.decoding is not None:
+            self.decoding.close()
         if all(ended):
             self.store.database.close()
         return all(ended)
@@ -529,7 +538,7 @@ def runtime_options(settings: Settings) -> RuntimeOptions:
     Raises:
         ConfigError: this onnxruntime does not offer an execution provider.
     """
-    options = RuntimeOptions(providers=settings.providers, threads=1)
+    options = RuntimeOptions(providers=settings.providers, threads=1, images=settings.images.limits)
     check_options(options, "execution.providers")
     return options
 

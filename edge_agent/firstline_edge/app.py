@@ -22,6 +22,7 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.fleet.configuration import KEYS
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import limited
+from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.logs import logger
@@ -177,7 +178,8 @@ class EdgeAgent:
 
     def _open_state(self, opened: AsyncExitStack) -> None:
         models = self.settings.models
-        self._options = RuntimeOptions(providers=models.providers, threads=models.threads)
+        images = self.settings.images.limits
+        self._options = RuntimeOptions(providers=models.providers, threads=models.threads, images=images)
         check_options(self._options, "models.providers")
         self.state = StateDirectory(self.settings.state_dir)
         opened.callback(self.state.close)
@@ -359,7 +361,9 @@ class EdgeAgent:
             settings=DeliverySettings(settings.outbox.max_age_s),
             on_correction=self.recorder.corrected,
         )
-        edge_runs = EdgeRuns(self.cache, spending, clock)
+        decoding = ImageDecoding(settings.models.workers, settings.images.total_memory_bytes, clock)
+        opened.callback(decoding.close)
+        edge_runs = EdgeRuns(self.cache, spending, decoding, clock)
         opened.push_async_callback(edge_runs.close)
         self.cascade = Cascade(
             models=self.models,

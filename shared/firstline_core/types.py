@@ -89,8 +89,8 @@ class Tensor(Struct, frozen=True, eq=False):
         count = len(rows)
         first = rows[0] if rows else 0
         if list(rows) != list(range(first, first + count)):
-            return Tensor(self.name, self.array[list(rows)])
-        return self if count == len(self.array) else Tensor(self.name, self.array[first : first + count])
+            return type(self)(self.name, self.array[list(rows)])
+        return self if count == len(self.array) else type(self)(self.name, self.array[first : first + count])
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError, ProtocolError
 from firstline_core.ids import new_request_id
+from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing import policy
 from firstline_core.routing.certificate import Histogram
@@ -79,6 +80,8 @@ def _model(name: str, digit: str) -> Model:
 
 class Echo:
     """An edge model whose input is the probability of "yes"; negative inputs are invalid, inputs above 1 fail."""
+
+    decodes_images = False
 
     def __init__(self, manifest: Manifest) -> None:
         self.model = manifest.edge[0]
@@ -280,7 +283,7 @@ class Scene:
             traffic=traffic,
         )
         self.hedging = Hedging(self.gateway, clock, hedge, spending)
-        self.edge_runs = EdgeRuns(self.cache, spending, clock)
+        self.edge_runs = EdgeRuns(self.cache, spending, ImageDecoding(1, 1 << 28, clock), clock)
         audits = self.auditor or NoAudits()
         self.cascade = Cascade(
             models=self.models,

@@ -57,7 +57,12 @@ def open_executors(
     for name, found in settings.executors.items():
         load = None
         if found.engine == "local" and taken:
-            load = partial(load_full, options=RuntimeOptions(providers=found.providers or settings.execution.providers))
+            load = partial(
+                load_full,
+                options=RuntimeOptions(
+                    providers=found.providers or settings.execution.providers, images=settings.images.limits
+                ),
+            )
         taken = taken or found.engine == "local"
         members.append(_open_member(settings, name, repository, options, load=load, priors=priors))
     return Dispatcher(members)

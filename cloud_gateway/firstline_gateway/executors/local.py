@@ -212,13 +212,13 @@ def run_batch(
 
 
 def _are_alike(inputs: Sequence[Tensor]) -> bool:
-    """Whether they are numbers of one shape, so that what is done to each row can be done to all at once."""
-    name, array = inputs[0].name, inputs[0].array
+    """Whether they are numbers of one kind and shape, so that what is done to each row can be done to all at once."""
+    kind, name, array = type(inputs[0]), inputs[0].name, inputs[0].array
     shape, dtype = array.shape[1:], array.dtype
     if dtype.hasobject or not array.ndim:
         return False
     for each in inputs[1:]:
-        if each.array.shape[1:] != shape or each.array.dtype != dtype or each.name != name:
+        if each.array.shape[1:] != shape or each.array.dtype != dtype or each.name != name or type(each) is not kind:
             return False
     return True
 
@@ -230,7 +230,7 @@ def _run_alike(
     sizes = [len(tensor.array) for tensor in inputs]
     try:
         together = np.concatenate([tensor.array for tensor in inputs]) if len(inputs) > 1 else inputs[0].array
-        rows = model.prepare(Tensor(inputs[0].name, together))
+        rows = model.prepare(type(inputs[0])(inputs[0].name, together))
         late = until_s < math.inf and until_s <= clock.monotonic_s()
         if not all(sizes) or len(rows) != sum(sizes) or late:
             return None

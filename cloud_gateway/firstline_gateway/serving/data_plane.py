@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from firstline_core.bundle.loading import declared_input
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, ModelMismatchError, NotReadyError, RequestError
+from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
@@ -174,6 +175,7 @@ class GatewayDataPlane:
         limits: of requests.
         clock: for durations and deadlines.
         cache: answers of earlier requests, or None.
+        decoding: decodes large images before they are in a batch; None if models run elsewhere.
         looks_after_fleet: whether the gateway is useful before its first model comes.
 
     Attributes:
@@ -198,6 +200,7 @@ class GatewayDataPlane:
         limits: Limits,
         clock: Clock,
         cache: ResponseCache | None = None,
+        decoding: ImageDecoding | None = None,
         looks_after_fleet: bool = False,
     ) -> None:
         self._repository = repository
@@ -210,6 +213,7 @@ class GatewayDataPlane:
         self._memory = residency.memory
         self._clock = clock
         self._cache = cache
+        self._decoding = decoding
         self._looks_after_fleet = looks_after_fleet
         self.limits = limits
         self.draining = False
@@ -295,9 +299,21 @@ class GatewayDataPlane:
         try:
             if place.served is not served:
                 check(request, place.served)
-            return await self._batcher.submit(served.key, request), place.served
+            return await self._submit(request, place.served), place.served
         finally:
             self._memory.release(place)
+
+    async def _submit(self, request: InferRequest, served: ServedModel) -> Probabilities:
+        """Runs a request in a batch, after its images are decoded if they are large."""
+        if self._decoding is None or served.loaded is None or not served.loaded.decodes_images:
+            return await self._batcher.submit(served.key, request)
+        tensor = request.inputs[0]
+        cost = await self._decoding.cost(served.loaded, tensor, request.size_bytes)
+        async with self._decoding.prepared(
+            served.loaded, tensor, cost, request.principal, request.deadline_s
+        ) as prepared:
+            ready = request if prepared is tensor else replace(request, inputs=(prepared,))
+            return await self._batcher.submit(served.key, ready)
 
     async def _cached_or_run(
         self, cache: ResponseCache, request: InferRequest, served: ServedModel

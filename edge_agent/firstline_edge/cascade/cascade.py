@@ -30,6 +30,8 @@ from firstline_core.errors import (
     QueueFullError,
     SheddingError,
 )
+from firstline_core.processing.decoding import LIGHT_PIXELS, ImageDecoding
+from firstline_core.processing.image_header import NO_COST
 from firstline_core.routing import policy
 from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicyState, RowEvidence
 from firstline_core.types import InferResponse, Privacy, Reason, Route, Tier
@@ -200,12 +202,14 @@ class EdgeRuns:
     Args:
         cache: model outputs.
         spending: pays for runs; None if nothing has a price.
+        decoding: decodes large images.
         clock: for deadlines.
     """
 
-    def __init__(self, cache: ResultCache, spending: Spending | None, clock: Clock) -> None:
+    def __init__(self, cache: ResultCache, spending: Spending | None, decoding: ImageDecoding, clock: Clock) -> None:
         self._cache = cache
         self._spending = spending
+        self._decoding = decoding
         self._clock = clock
         self._runs: SingleFlight[ModelOutput] = SingleFlight()
 
@@ -259,13 +263,21 @@ class EdgeRuns:
     ) -> Sequence[ModelOutput]:
         """Runs the edge model, on the event loop or in a thread; equal rows in threads are computed once."""
         request, tensor = context.request, context.request.inputs[0]
-        if edge.quick(request):  # it runs at once, so that no other request can ask for the same row meanwhile
+        cost = NO_COST
+        if edge.loaded.decodes_images:
+            cost = await self._decoding.cost(edge.loaded, tensor, request.size_bytes)
+        if cost.pixels <= LIGHT_PIXELS and edge.quick(request):
+            # It runs at once, so that no other request can ask for the same row meanwhile.
             batch = tensor if len(rows) == len(context.rows) else tensor.take([row.position for row in rows])
             return edge.run(batch, edge.measured_ms(request, len(rows)) / 1000)
 
         async def compute(positions: Sequence[int]) -> list[ModelOutput]:
             batch = tensor.take([rows[position].position for position in positions])
-            return await edge.run_in_thread(batch, context.deadline_s, edge.measured_ms(request, len(positions)) / 1000)
+            measured_s = edge.measured_ms(request, len(positions)) / 1000
+            async with self._decoding.prepared(
+                edge.loaded, batch, cost, request.principal, context.deadline_s
+            ) as prepared:
+                return await edge.run_in_thread(prepared, context.deadline_s, measured_s)
 
         async def run_until(until_s: float) -> list[ModelOutput]:
             run = self._runs.run([result_key(row.content, edge.digest) for row in rows], compute)

@@ -75,7 +75,8 @@ def fastest_options(profile: Profile, options: RuntimeOptions, model: Model) -> 
     if not points:
         return options
     key = quickest(points, lambda point: (point.query.p50_ms, point.key.threads)).key
-    return RuntimeOptions((key.provider,) if model.runtime == "onnx" else options.providers, key.threads)
+    providers = (key.provider,) if model.runtime == "onnx" else options.providers
+    return RuntimeOptions(providers, key.threads, options.images)
 
 
 def known_point(profile: Profile, loaded: LoadedModel, options: RuntimeOptions) -> Point | None:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, DEFAULT_LIMITS, ImageLimits, Limits
 from firstline_core.routing.policy import PolicyKind
 from firstline_core.storage.seals import CREDENTIAL
 from firstline_core.storage.settings import AuthoritiesPath, FilePath, expanded
@@ -109,6 +109,22 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     queue_limit: NotNegative = 1024
     """Runs that may wait for a worker; if more wait, or for too long, requests that may leave the device go to the
     cloud."""
+
+
+class ImagesSection(Section, frozen=True, kw_only=True):
+    pixels_limit: Positive = DEFAULT_IMAGE_LIMITS.pixels
+    """Most pixels of one image; it is refused by its header, before it is decoded."""
+    side_limit: Positive = DEFAULT_IMAGE_LIMITS.side
+    """Most pixels of a side of an image."""
+    memory_limit_bytes: Positive = DEFAULT_IMAGE_LIMITS.memory_bytes
+    """Most working memory of one image: decoding, conversions and steps, by its header."""
+    total_memory_bytes: Positive = 256 * _MIB
+    """Working memory of all large images under way; one caller may hold half of it, or one image."""
+
+    @property
+    def limits(self) -> ImageLimits:
+        """The limits on one image."""
+        return ImageLimits(self.pixels_limit, self.side_limit, self.memory_limit_bytes)
 
 
 class CacheSection(Section, frozen=True, kw_only=True):
@@ -368,6 +384,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     grpc: GrpcSection = GrpcSection()
     encryption: EncryptionSection = EncryptionSection()
     models: ModelsSection = ModelsSection()
+    images: ImagesSection = ImagesSection()
     cache: CacheSection = CacheSection()
     policy: PolicySection = PolicySection()
     budget: BudgetSection = BudgetSection()

@@ -18,7 +18,8 @@ from firstline_core.bundle.manifest import Manifest, Model, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
 from firstline_core.processing.compile import Preprocess, Step, compile_postprocess, compile_preprocess
-from firstline_core.processing.image_header import ImageCost
+from firstline_core.processing.decoding import PreparedTensor
+from firstline_core.processing.image_header import NO_COST, ImageCost
 from firstline_core.processing.steps import Decode, Graph, InputSpec, Softmax
 from firstline_core.processing.trial import trial_input
 from firstline_core.protocol.tensors import shown
@@ -61,15 +62,12 @@ class Prediction(NamedTuple):
     logits: Probabilities | None
 
 
-class PreparedTensor(Tensor, frozen=True, eq=False):
-    """The rows that `LoadedModel.prepare` returned for a request, in place of its tensor."""
-
-
 class LoadedModel:
     """One model of a bundle, ready to run. `load_model` creates it.
 
     Attributes:
         digest: of the model, see `Model.digest`.
+        decodes_images: whether its preprocessing has image steps.
         batch: of the model, see `Model.batch`; `run` obeys it.
         labels: of the bundle, in the order of the probabilities' columns.
         outputs: what the probabilities satisfy.
@@ -104,6 +102,7 @@ class LoadedModel:
         self._floats = self._dtype.kind == "f"
         self._pixels_pass = any(isinstance(step, Decode) for step in model.preprocess)
         self._pre, self._post, self._to_logits = pre, post, to_logits
+        self.decodes_images = pre.cost is not None
         self.input = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True)
         self.output_name = pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
         self._resources = resources
@@ -136,6 +135,8 @@ class LoadedModel:
         Raises:
             InvalidTensorError, PayloadTooLargeError: see `prepare`, as far as the headers tell.
         """
+        if self._pre.cost is None or tensor.array.dtype.kind not in "Ou":  # `prepare` refuses others
+            return NO_COST
         self._check(tensor)
         return self._pre.cost(tensor)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import InvalidTensorError, ModelLoadError
-from firstline_core.processing.image_header import NO_COST, ImageCost
+from firstline_core.processing.image_header import ImageCost
 from firstline_core.processing.steps import (
     CHANNELS,
     Binary,
@@ -45,11 +45,12 @@ class Preprocess(NamedTuple):
 
     Attributes:
         run: from a checked bundle input to the model's input rows.
-        cost: what the images of an input cost, from their headers; it refuses images over the limits.
+        cost: what the images of an input cost, from their headers; it refuses images over the limits. None without
+            image steps.
     """
 
     run: Callable[[Tensor], Array]
-    cost: Callable[[Tensor], ImageCost]
+    cost: Callable[[Tensor], ImageCost] | None = None
 
     def __call__(self, tensor: Tensor) -> Array:
         return self.run(tensor)
@@ -88,7 +89,7 @@ def compile_preprocess(
     channels = CHANNELS[decodes[0].mode] if decodes else spec.shape[-1] if len(spec.shape) > 1 else -1
     apply = chain(_array_steps(array_steps, channels, load_graph))
     if not image_steps:
-        return Preprocess(lambda tensor: apply(tensor.array), lambda tensor: NO_COST)
+        return Preprocess(lambda tensor: apply(tensor.array))
     from firstline_core.processing.images import ImageProcessing  # Pillow takes 3 MB: import it only for images
 
     pixels = ImageProcessing(

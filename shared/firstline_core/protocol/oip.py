@@ -124,7 +124,6 @@ def request_of(
     Raises:
         RequestError: see `decode_request`.
     """
-    _check_rows(inputs, limits)
     parameters = head.parameters
     preferences = params.preferences(parameters, now_s)
     request_id = params.text(parameters, "request_id") if trust_request_id else ""
@@ -237,8 +236,15 @@ def encode_response(request: InferRequest, response: InferResponse, labels: Sequ
     return assemble(head, "Output", "outputs", outputs.chosen(request, response, labels))
 
 
-def _check_rows(inputs: tuple[Tensor, ...], limits: Limits) -> None:
-    first = inputs[0]
+def check_rows(inputs: Sequence[DescribedTensor], limits: Limits) -> None:
+    """Checks the first axis of all inputs, and the number of BYTES elements, before their data is read.
+
+    Raises:
+        InvalidTensorError: an input has no rows, or other rows than the first.
+        PayloadTooLargeError: more rows, or BYTES elements of all inputs together, than `limits.rows`. A bundle takes
+            one BYTES element a row, and each becomes an object.
+    """
+    first, byte_elements = inputs[0], 0
     for tensor in inputs:
         shape = tensor.shape
         if not shape or shape[0] == 0:
@@ -249,6 +255,12 @@ def _check_rows(inputs: tuple[Tensor, ...], limits: Limits) -> None:
         if shape[0] > limits.rows:
             raise PayloadTooLargeError(
                 f"Input {shown(tensor.name)} has {shape[0]} rows; at most {limits.rows} are accepted in one request."
+            )
+        byte_elements += math.prod(shape) if tensor.datatype == "BYTES" else 0
+        if byte_elements > limits.rows:
+            raise PayloadTooLargeError(
+                f"Input {shown(tensor.name)} has shape {list(shape)} of BYTES; at most {limits.rows} elements are "
+                "accepted in one request."
             )
         if shape[0] != first.shape[0]:
             raise InvalidTensorError(
@@ -384,6 +396,7 @@ def read_request_head(
             return found[1], found[2], memoryview(body)[header_length:]
     values, tail = split(body, header_length, limits)
     described = tuple(described_tensors("Input", "inputs", values.get("inputs"), limits))
+    check_rows(described, limits)
     head = request_head(values, limits)
     if key is not None and all("data" not in each.entry for each in described):
         if len(_heads) >= _REMEMBERED_HEADS:

@@ -1,11 +1,13 @@
-"""The lowest scheduling priority, for processes that measure next to live traffic."""
+"""Low scheduling priorities, for work next to live traffic."""
 
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import suppress
 
 _NICENESS = 19
+_THREAD_NICENESS = 10
 
 
 def use_lowest_priority() -> None:
@@ -17,3 +19,9 @@ def use_lowest_priority() -> None:
     os.nice(_NICENESS)
     with suppress(AttributeError, OSError):  # no Linux, or forbidden
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def use_low_priority_in_thread() -> None:
+    """Lowers the priority of the calling thread, which Linux schedules like a process (sched(7))."""
+    with suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _THREAD_NICENESS)

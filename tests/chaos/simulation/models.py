@@ -67,6 +67,8 @@ MANIFESTS = {name: _manifest(name, digit) for name, digit in ((CERTIFIED, "1"), 
 class _Echo:
     """What `EdgeModel` needs of a `LoadedModel`."""
 
+    decodes_images = False
+
     def __init__(self, model: Model) -> None:
         self.model, self.digest = model, model.digest
         self.runtime = SimpleNamespace(provider="echo")

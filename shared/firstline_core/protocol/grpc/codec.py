@@ -176,8 +176,10 @@ def _inputs(parsed: Any, raw: Sequence[memoryview], limits: Limits) -> tuple[Ten
         }
         for each in parsed.inputs[: limits.tensors + 1]
     ]
+    listed = tuple(oip.described_tensors("Input", "inputs", entries, limits))
+    oip.check_rows(listed, limits)
     inputs = []
-    for position, described in enumerate(oip.described_tensors("Input", "inputs", entries, limits)):
+    for position, described in enumerate(listed):
         each = parsed.inputs[position]
         if raw and each.HasField("contents"):
             raise InvalidTensorError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 from uuid import UUID
 
@@ -310,3 +311,15 @@ def test_a_huge_timeout_can_be_forwarded(timeout: int) -> None:
     sent = encode_request(request, now_s=1e6)
     assert decode_request("m", sent.body, sent.header_length).deadline_s == pytest.approx(2**53 / 1e6)
     assert timeout_us(math.inf, 0.0) == 2**53
+
+
+@pytest.mark.parametrize("shape", [[1 << 20], [1, 1 << 20], [4096, 2]])
+def test_a_tensor_of_many_empty_elements_is_refused_before_they_are_read(shape: list[int]) -> None:
+    size = 4 * math.prod(shape)
+    head = orjson.dumps(
+        {"inputs": [{"name": "x", "datatype": "BYTES", "shape": shape, "parameters": {"binary_data_size": size}}]}
+    )
+    started_s = time.thread_time()
+    with pytest.raises(PayloadTooLargeError, match="at most 4096"):
+        decode_request("m", head + bytes(size), len(head))
+    assert time.thread_time() - started_s < 0.05
