@@ -87,7 +87,10 @@ def job_routes(jobs: Jobs, plane: GatewayDataPlane, identity: Identity, access: 
     @router.get(
         "/{request_id}/events",
         response_class=StreamingResponse,
-        responses={200: {"content": {http.EVENT_STREAM_TYPE: {"schema": {"type": "string"}}}}},
+        responses={
+            200: {"content": {http.EVENT_STREAM_TYPE: {"schema": {"type": "string"}}}},
+            204: {"description": "There are no more events."},
+        },
         openapi_extra={"parameters": [_LAST_EVENT_ID]},
     )
     async def follow(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:

@@ -53,6 +53,12 @@ async def body_of(request: Request, kind: type[_T], limits: Limits = BODY) -> _T
         raise RequestError(f"The body is not JSON: {error}.") from error
 
 
+NEW: dict[int | str, dict[str, Any]] = {201: {"description": "It is new."}}
+"""A further response of a route, for its description."""
+
+UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has it already (If-None-Match)."}}
+"""A further response of a route with an `ETag`, for its description."""
+
 SCHEMAS = "x-schemas"
 """The schemas to which a route refers, until `describe` moves them to the components of the whole description."""
 

@@ -21,6 +21,7 @@ from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.auth import Access, CallingDevice, Operator
 from firstline_gateway.api.messages import (
     PAGE,
+    UNCHANGED,
     DeviceName,
     OptionalDeviceName,
     OptionalModelName,
@@ -56,7 +57,7 @@ def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
         """The devices by name, filtered by a selector of tags or a model."""
         return answer(await fleet.page(after, limit, parse_selector(selector), model=model, version=version))
 
-    @router.get(_ONE)
+    @router.get(_ONE, responses=UNCHANGED)
     async def read_device(request: Request, name: DeviceName) -> Response:
         """One device: its desired and reported state, and when it was last seen."""
         device = await fleet.device(name)
@@ -123,20 +124,20 @@ def twin_routes(fleet: Fleet, access: Access) -> APIRouter:
     """Returns the routes of a device that has no broker."""
     router = APIRouter(tags=["twins"], dependencies=[Depends(access.device)])
 
-    @router.get(rest.TWIN_PATH)
+    @router.get(rest.TWIN_PATH, responses=UNCHANGED)
     async def read_desired(request: Request, device: CallingDevice) -> Response:
         """The desired state of this device; 304 if it is unchanged (If-None-Match)."""
         desired = await fleet.desired(device)
         return cached_response(request, msgspec.json.encode(desired), str(desired.revision), "no-cache")
 
-    @router.put(rest.REPORTED_PATH, openapi_extra=body_schema(Reported))
+    @router.put(rest.REPORTED_PATH, status_code=204, openapi_extra=body_schema(Reported))
     async def take_reported(request: Request, device: CallingDevice) -> Response:
         """Report the state of this device."""
         reported = await body_of(request, Reported, _DOCUMENT)
         await fleet.report(device, reported)
         return Response(status_code=204)
 
-    @router.post(rest.TELEMETRY_PATH, openapi_extra=body_schema(Telemetry))
+    @router.post(rest.TELEMETRY_PATH, status_code=204, openapi_extra=body_schema(Telemetry))
     async def take_telemetry(request: Request, device: CallingDevice) -> Response:
         """Report the counters of this device."""
         telemetry = await body_of(request, Telemetry, _DOCUMENT)

@@ -21,6 +21,8 @@ from firstline_core.profile.profile import Profile
 from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.auth import Access, CallingDevice, Operator
 from firstline_gateway.api.messages import (
+    NEW,
+    UNCHANGED,
     BundleName,
     DeviceName,
     MachineName,
@@ -74,7 +76,7 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
             behind = name_of(name, "a bundle"), number_of(version, "a version"), name_of(other, "a machine")
         return answer(await profiles.page(behind, limit, bundle=bundle, machine=machine))
 
-    @router.get(_ONE)
+    @router.get(_ONE, responses=UNCHANGED)
     async def read_profile(request: Request, place: PlaceDep) -> Response:
         """One profile."""
         entry, content = await profiles.get(place)
@@ -104,7 +106,7 @@ def request_routes(requests: RequestedProfiles, access: Access) -> APIRouter:
         """The measurements requested from a device, and their progress."""
         return answer(await requests.of(name))
 
-    @router.post(_REQUESTS, openapi_extra=body_schema(NewProfileRequest))
+    @router.post(_REQUESTS, responses=NEW, openapi_extra=body_schema(NewProfileRequest))
     async def ask(request: Request, principal: Operator, name: DeviceName) -> Response:
         """Request that a device measures a bundle: 201 if new, 200 if already requested."""
         wanted = await body_of(request, NewProfileRequest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import AfterValidator
@@ -29,7 +29,9 @@ from firstline_core.protocol.http import limited_chunks, timed_chunks
 from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.auth import Access, Operator
 from firstline_gateway.api.messages import (
+    NEW,
     PAGE,
+    UNCHANGED,
     AliasName,
     ModelName,
     OptionalConfigurationName,
@@ -50,6 +52,10 @@ if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does n
 
 _PUBLICATION = Limits(body_bytes=PUBLICATION_LIMIT_BYTES)
 _PAGE_LIMIT = 200
+_PART: dict[int | str, dict[str, Any]] = {
+    206: {"description": "A part of the file."},
+    416: {"description": "The file has no such part."},
+}
 _BLOB = BLOBS_PATH + "/{sha256}"
 _BUNDLE = BUNDLES_PATH + "/{model}/versions/{version}"
 _ALIAS = ALIASES_PATH + "/{model}/{alias}"
@@ -77,8 +83,8 @@ def file_routes(registry: Registry | None, access: Access) -> APIRouter:
     """Returns the routes from which devices fetch files and metadata."""
     router = APIRouter(tags=["registry"], dependencies=[Depends(access.device_or_fleet)])
 
-    @router.head(_BLOB)
-    @router.get(_BLOB)
+    @router.head(_BLOB, responses=UNCHANGED | _PART)
+    @router.get(_BLOB, responses=UNCHANGED | _PART)
     async def read_blob(request: Request, sha256: Sha256) -> Response:
         """The bytes of a file, or a part of them (Range, If-Range); HEAD returns its size."""
         files = _opened(registry).files
@@ -100,7 +106,7 @@ def file_routes(registry: Registry | None, access: Access) -> APIRouter:
         return StreamingResponse(files.read(sha256, start, end), 206 if part is not None else 200, headers)
 
     @router.head(METADATA_PATH + "/{name}", include_in_schema=False)
-    @router.get(METADATA_PATH + "/{name}")
+    @router.get(METADATA_PATH + "/{name}", responses=UNCHANGED)
     async def read_metadata(request: Request, name: str) -> Response:
         """Signed metadata, as The Update Framework names it: timestamp.json, 3.root.json."""
         content = (await _opened(registry).metadata(name)).content
@@ -114,7 +120,7 @@ def publication_routes(registry: Registry | None, access: Access) -> APIRouter:
     """Returns the routes that publish files and metadata."""
     router = APIRouter(tags=["registry"], dependencies=[Depends(access.fleet)])
 
-    @router.put(_BLOB, openapi_extra=_BINARY_BODY)
+    @router.put(_BLOB, responses=NEW, openapi_extra=_BINARY_BODY)
     async def write_blob(request: Request, sha256: Sha256) -> Response:
         """Store a file: 201 if it is new, 200 if it exists; its body is then not read."""
         files = _opened(registry).files

@@ -40,7 +40,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         """The rollouts, newest first; of one bundle, or of all."""
         return answer(await rollouts.page(after, limit, bundle))
 
-    @router.post(wire.ROLLOUTS_PATH, openapi_extra=body_schema(Definition))
+    @router.post(wire.ROLLOUTS_PATH, status_code=201, openapi_extra=body_schema(Definition))
     async def create_rollout(request: Request, principal: Operator) -> Response:
         """Create a rollout, which is not started yet; with an Idempotency-Key only once."""
         key = request.headers.get("idempotency-key")
