@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.errors import FirstlineError
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry.statistics import OverheadTimes
@@ -174,4 +175,13 @@ class InProcess(Protocol):
 
     def loop_times(self, key: ModelKey) -> LoopTimes:
         """Returns what batches of a model take on the event loop."""
+        ...
+
+
+@runtime_checkable
+class HoldsModels(Protocol):
+    """An executor whose loaded models can be used in this process."""
+
+    def loaded_model(self, key: ModelKey) -> LoadedModel | None:
+        """Returns a model; None if it is not in memory."""
         ...

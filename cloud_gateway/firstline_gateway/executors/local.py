@@ -101,6 +101,9 @@ class LocalExecutor:
         self._loop_times[key].observe(rows, ended_s - started_s, ended_s)
         return outcomes
 
+    def loaded_model(self, key: ModelKey) -> LoadedModel | None:
+        return self._models.get(key)
+
     def loop_times(self, key: ModelKey) -> LoopTimes:
         return self._loop_times[key]
 

@@ -305,13 +305,12 @@ class GatewayDataPlane:
 
     async def _submit(self, request: InferRequest, served: ServedModel) -> Probabilities:
         """Runs a request in a batch, after its images are decoded if they are large."""
-        if self._decoding is None or served.loaded is None or not served.loaded.decodes_images:
+        model = self._dispatcher.loaded_model(served.key) if self._decoding is not None else None
+        if self._decoding is None or model is None or not model.decodes_images:
             return await self._batcher.submit(served.key, request)
         tensor = request.inputs[0]
-        cost = await self._decoding.cost(served.loaded, tensor, request.size_bytes)
-        async with self._decoding.prepared(
-            served.loaded, tensor, cost, request.principal, request.deadline_s
-        ) as prepared:
+        cost = await self._decoding.cost(model, tensor, request.size_bytes)
+        async with self._decoding.prepared(model, tensor, cost, request.principal, request.deadline_s) as prepared:
             ready = request if prepared is tensor else replace(request, inputs=(prepared,))
             return await self._batcher.submit(served.key, ready)
 

@@ -242,7 +242,7 @@ def lacks_rows(encoded: bytes, header: ImageHeader) -> bool:
             continue
         data = encoded[start:end]
         while data and missing > 0 and not inflate.eof:
-            missing -= len(inflate.decompress(data, 1 << 16))
+            missing -= len(inflate.decompress(data, 1 << 20))
             data = inflate.unconsumed_tail
         if missing <= 0:
             return False

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.runtime.batch_times import LoopTimes
@@ -90,6 +91,11 @@ class Dispatcher:
     def snapshot(self) -> ExecutorSnapshot:
         """Returns the executors as they are now, to place batches."""
         return ExecutorSnapshot(self.members, self._clock.monotonic_s())
+
+    def loaded_model(self, key: ModelKey) -> LoadedModel | None:
+        """Returns a model that is loaded in this process, to prepare its inputs; None if there is none."""
+        found = (member.holder.loaded_model(key) for member in self.members if member.holder is not None)
+        return next((model for model in found if model is not None), None)
 
     def loop_times(self, key: ModelKey) -> LoopTimes | None:
         """Returns the times of a model on the event loop; None if they are unknown or its batches have to be placed."""

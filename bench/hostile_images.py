@@ -1,0 +1,152 @@
+"""Measures what four connections that send the most costly images allowed do to the latency of another key.
+
+The gateway is a process of its own on one core; both clients are on another core. The hostile key sends a new image as
+soon as the last one is answered. The other key sends small images at a steady rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import io
+import os
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from bench.figures import Figure, report
+from bench.load import run
+
+CHECKOUT = Path(__file__).parents[1]
+MODEL = "digits"
+CONNECTIONS = 4
+FACTOR = 2.0
+_RATE = 50.0
+_SIDE = 5600  # 16 bits: three conversions of 31 million pixels, within the limit of memory
+
+
+def costly_image() -> bytes:
+    """A greyscale PNG of 16 bits, 62 MB of which compress to about 60 KB."""
+    head = struct.pack(">IIBBBBB", _SIDE, _SIDE, 16, 0, 0, 0, 0)
+    data = zlib.compress(bytes(_SIDE * (1 + 2 * _SIDE)), 9)
+    chunks = [(b"IHDR", head), (b"IDAT", data), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        for name, content in chunks
+    )
+
+
+def small_image() -> bytes:
+    with io.BytesIO() as file:
+        Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file, "PNG")
+        return file.getvalue()
+
+
+def post(connection: http.client.HTTPConnection, key: str, body: bytes) -> int:
+    """Sends one image, and returns the status."""
+    connection.request("POST", f"/firstline/v1/models/{MODEL}/infer", body, {"Authorization": f"Bearer {key}"})
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def steady(port: int, key: str, body: bytes, seconds: float) -> tuple[list[float], int]:
+    """Returns the latencies (s) at a steady rate, and the number of other answers than 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    latencies, refused = [], 0
+    start_s = time.monotonic()
+    for number in range(int(seconds * _RATE)):
+        due_s = start_s + number / _RATE
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        refused += post(connection, key, body) != 200
+        latencies.append(time.monotonic() - due_s)  # of an open loop: a late answer delays the next ones too
+    return latencies, refused
+
+
+class Hostile:
+    """Connections that send costly images without a pause, within its `with`."""
+
+    def __init__(self, port: int, key: str) -> None:
+        self._port, self._key, self._image = port, key, costly_image()
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._send) for _ in range(CONNECTIONS)]
+        self.statuses: list[int] = []
+
+    def __enter__(self) -> Hostile:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _send(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        while not self._ended.is_set():
+            self.statuses.append(post(connection, self._key, self._image))
+
+
+def key_of(config: Path, name: str) -> str:
+    command = [sys.executable, "-m", "firstline_gateway", "key", "create", name, "--config", str(config)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def p95_ms(latencies: list[float]) -> float:
+    return float(np.quantile(latencies, 0.95)) * 1000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
+    parser.add_argument("--repeats", type=int, default=3, help="of both loads (default: %(default)s)")
+    options = parser.parse_args()
+    body = small_image()
+    with tempfile.TemporaryDirectory(prefix="firstline-images-") as name:
+        config = Path(name) / "gateway.toml"
+        (Path(name) / "models").symlink_to(CHECKOUT / "models" / "digits")
+        config.write_text('[log]\nlevel = "warning"\n')
+        polite, hostile = key_of(config, "polite"), key_of(config, "hostile")
+        gateway_core, core = run.cores()
+        os.sched_setaffinity(0, core)
+        quiet, loaded, statuses, refused = [], [], [], 0
+        with run.gateway(config, gateway_core) as running:
+            steady(running.port, polite, body, 2.0)
+            idle_mb, most_mb = running.rss_mb(), 0.0
+            for _ in range(options.repeats):
+                latencies, bad = steady(running.port, polite, body, options.seconds)
+                quiet.append(p95_ms(latencies))
+                refused += bad
+                with Hostile(running.port, hostile) as attack:
+                    latencies, bad = steady(running.port, polite, body, options.seconds)
+                    most_mb = max(most_mb, running.rss_mb())
+                loaded.append(p95_ms(latencies))
+                refused += bad
+                statuses += attack.statuses
+    factor = statistics.median(loaded) / statistics.median(quiet)
+    return report(
+        "hostile-images",
+        [
+            Figure("p95 of a key alone (median of the runs)", round(statistics.median(quiet), 2), "ms"),
+            Figure("p95 next to four hostile connections", round(statistics.median(loaded), 2), "ms"),
+            Figure("factor", round(factor, 2), "", f"at most {FACTOR:g}", factor <= FACTOR),
+            Figure("requests of that key that were not answered", refused, "", "0", refused == 0),
+            Figure("hostile images answered", statuses.count(200), ""),
+            Figure("hostile images refused", len(statuses) - statuses.count(200), ""),
+            Figure("memory that they add, as last seen", round(most_mb - idle_mb), "MB"),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
