@@ -5,11 +5,12 @@ Everything here blocks, so none of it runs on the event loop (see `store/store.p
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +282,7 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _begin(path: Path) -> None:
-    """Makes an SQLite file under another name, then links it: so a shorter file in its place was cut off.
+    """Makes an SQLite file under another name, then renames it: so a shorter file in its place was cut off.
 
     SQLite gives its journal the file's mode and owner.
     """
@@ -293,8 +294,13 @@ def _begin(path: Path) -> None:
         os.close(descriptor)
         with closing(sqlite3.connect(begun)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")  # writes the first page
-        with suppress(FileExistsError):  # another process was faster
-            os.link(begun, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            if not path.exists():  # otherwise another process was faster
+                Path(begun).replace(path)
+        finally:
+            os.close(folder)
         sync_folder(path.parent)
     except sqlite3.Error as error:
         raise ConfigError(f"store.url: {path} cannot be made: {error}.") from error

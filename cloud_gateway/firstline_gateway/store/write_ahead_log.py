@@ -45,7 +45,7 @@ def loses_commits(log: Path) -> bool:
 def _damage(log: Path) -> _Damage | None:
     try:
         content = log.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     header = content[:_HEADER_BYTES]
     if len(content) <= _HEADER_BYTES or not any(header):
