@@ -53,7 +53,6 @@ def test_answers_left_to_chance_are_found(tmp_path: Path, make: MakeModel, opera
     assert f"when it runs alone a second time: {operator} " in found.sentence("m")
 
 
-@pytest.mark.tflite
 def test_a_tflite_operator_of_chance_is_named(tmp_path: Path) -> None:
     declared = model(noisy_tflite(tmp_path / "m.tflite"), tmp_path)
     bundle = write_manifest(tmp_path, [declared], ["a", "b", "c"], input=InputSpec("x", "FP32", (-1, 3)))
