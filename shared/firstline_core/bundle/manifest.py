@@ -276,8 +276,17 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Returns the manifest's file form: indented JSON, so that people can read and compare it."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    """Returns the manifest's file form: indented JSON, so that people can read and compare it.
+
+    `batch` and `independent_labels` are omitted at their defaults: the manifests of most bundles need neither.
+    """
+    fields = msgspec.to_builtins(manifest)
+    if not manifest.independent_labels:
+        del fields["independent_labels"]
+    for model in (*fields["edge"], fields["full"]):
+        if model is not None and model["batch"] is None:
+            del model["batch"]
+    return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 
 def valid_certificate(manifest: Manifest, model: Model) -> Certificate | None:

@@ -5,10 +5,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.agent import DIGITS
 
 from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import (
     MANIFEST_LIMIT_BYTES,
+    MANIFEST_NAME,
     Manifest,
     Model,
     Policy,
@@ -143,3 +145,20 @@ def test_a_learned_score_is_part_of_the_digest() -> None:
 def test_a_certificate_of_the_full_model_is_refused() -> None:
     with pytest.raises(ValueError, match="belongs to an edge variant"):
         msgspec.structs.replace(MANIFEST, full=with_certificate(FULL, MANIFEST))
+
+
+def test_only_bundles_that_need_them_have_batch_and_independent_labels() -> None:
+    text = encode_manifest(MANIFEST)
+    assert b'"batch"' not in text
+    assert b'"independent_labels"' not in text
+    single = msgspec.structs.replace(EDGE, batch=1)
+    needed = msgspec.structs.replace(MANIFEST, edge=(single,), independent_labels=True)
+    assert parse_manifest(encode_manifest(needed)) == needed
+    fields = json.loads(encode_manifest(needed))
+    assert (fields["edge"][0]["batch"], fields["independent_labels"]) == (1, True)
+    assert "batch" not in fields["full"]
+
+
+def test_a_manifest_without_new_fields_is_written_as_it_was_read() -> None:
+    text = (DIGITS / MANIFEST_NAME).read_bytes()
+    assert encode_manifest(parse_manifest(text)) == text
