@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from firstline_core.processing import GENERATION
 from firstline_core.types import DATATYPES, Tensor
 from firstline_edge.requests.context import content_digests, result_key
 
@@ -51,6 +53,13 @@ CONTENT = st.binary(min_size=2, max_size=2)
 @given(st.text(max_size=8), st.text(max_size=8), CONTENT, CONTENT)
 def test_digest_and_content_do_not_run_together(digest: str, other: str, a: bytes, b: bytes) -> None:
     assert ((digest, a) == (other, b)) == (result_key(a, digest) == result_key(b, other))
+
+
+def test_a_cache_gives_no_answer_of_another_generation_of_the_processing(monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = result_key(b"content", "digest")
+    assert result_key(b"content", "digest") == earlier
+    monkeypatch.setattr("firstline_core.processing.GENERATION", GENERATION + 1)
+    assert result_key(b"content", "digest") != earlier
 
 
 def test_name_datatype_and_shape_are_part_of_the_key() -> None:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 
 import numpy as np
 
+from firstline_core import processing
 from firstline_core.types import InferRequest, Tensor
 from firstline_gateway.executors.base import Probabilities
 from firstline_gateway.models.repository import ServedModel
@@ -62,7 +63,8 @@ def key_of(request: InferRequest, served: ServedModel) -> bytes | None:
         return None
     digest = hashlib.sha256()
     tensor = request.inputs[0]
-    for part in (served.digest, request.principal, tensor.name, tensor.datatype, repr(tensor.shape)):
+    generation = str(processing.GENERATION)
+    for part in (generation, served.digest, request.principal, tensor.name, tensor.datatype, repr(tensor.shape)):
         digest.update(len(part).to_bytes(4, "little") + part.encode("utf-8", "surrogatepass"))
     _add(digest, tensor)
     return digest.digest()

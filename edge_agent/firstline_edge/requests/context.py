@@ -20,6 +20,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from firstline_core import processing
 from firstline_core.clock import Clock
 from firstline_core.routing.account import Denial
 from firstline_core.routing.policy import value_of
@@ -263,9 +264,9 @@ def result_key(content: bytes, answering_digest: str) -> bytes:
     Args:
         content: the row's, from `content_digests`; always of one length, so that the two cannot be confused.
         answering_digest: of everything that computes the output: model, processing, and, if the bundle has them, its
-            score and learned value.
+            score and learned value. The generation of the processing is no part of it, so the key has it too.
     """
-    return content + answering_digest.encode()
+    return content + f"{processing.GENERATION} {answering_digest}".encode()
 
 
 def flight_key(model: str, version: str, full_digest: str, content: bytes) -> bytes:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from support.databases import sqlite_store
 from support.gateway import DIGITS, request_of
 
+from firstline_core.processing import GENERATION
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import AuditNote, InferRequest, Tensor
 from firstline_gateway.app import Gateway, open_gateway
@@ -67,6 +68,14 @@ def test_a_key_depends_on_the_answer_and_the_principal(served: ServedModel) -> N
     assert len(keys) == 1 + len(others)
     assert all(key is not None and len(key) == 32 for key in keys)
     assert key_of(replace(asked, id="x", request_id="y", version="1"), served) in keys
+
+
+def test_a_key_depends_on_the_generation_of_the_processing(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = key_of(request_of(1.0), served)
+    monkeypatch.setattr("firstline_core.processing.GENERATION", GENERATION + 1)
+    assert key_of(request_of(1.0), served) != earlier
 
 
 def test_audits_and_promises_are_always_computed(served: ServedModel) -> None:
