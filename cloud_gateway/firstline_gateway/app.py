@@ -484,7 +484,7 @@ class Gateway:
             self._dispatcher.close(timeout_s), *(asyncio.to_thread(end, timeout_s) for end in ends)
         )
         if self.decoding is not None:
-            self.decoding.close()
+            await asyncio.to_thread(self.decoding.close)
         if all(ended):
             self.store.database.close()
         return all(ended)

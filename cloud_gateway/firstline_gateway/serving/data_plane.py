@@ -309,7 +309,7 @@ class GatewayDataPlane:
         if self._decoding is None or model is None or not model.decodes_images:
             return await self._batcher.submit(served.key, request)
         tensor = request.inputs[0]
-        cost = await self._decoding.cost(model, tensor, request.size_bytes)
+        cost = await self._decoding.cost(model, tensor, request.size_bytes, request.principal)
         async with self._decoding.prepared(model, tensor, cost, request.principal, request.deadline_s) as prepared:
             ready = request if prepared is tensor else replace(request, inputs=(prepared,))
             return await self._batcher.submit(served.key, ready)

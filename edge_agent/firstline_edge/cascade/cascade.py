@@ -30,7 +30,7 @@ from firstline_core.errors import (
     QueueFullError,
     SheddingError,
 )
-from firstline_core.processing.decoding import LIGHT_PIXELS, ImageDecoding
+from firstline_core.processing.decoding import ImageDecoding, is_light
 from firstline_core.processing.image_header import NO_COST
 from firstline_core.routing import policy
 from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicyState, RowEvidence
@@ -263,10 +263,11 @@ class EdgeRuns:
     ) -> Sequence[ModelOutput]:
         """Runs the edge model, on the event loop or in a thread; equal rows in threads are computed once."""
         request, tensor = context.request, context.request.inputs[0]
-        cost = NO_COST
+        cost, light = NO_COST, True
         if edge.loaded.decodes_images:
-            cost = await self._decoding.cost(edge.loaded, tensor, request.size_bytes)
-        if cost.pixels <= LIGHT_PIXELS and edge.quick(request):
+            cost = await self._decoding.cost(edge.loaded, tensor, request.size_bytes, request.principal)
+            light = is_light(cost)
+        if light and edge.quick(request):
             # It runs at once, so that no other request can ask for the same row meanwhile.
             batch = tensor if len(rows) == len(context.rows) else tensor.take([row.position for row in rows])
             return edge.run(batch, edge.measured_ms(request, len(rows)) / 1000)

@@ -1,19 +1,22 @@
 """Decodes large images outside of the event loop, within a memory budget per caller and in total.
 
 Small images are decoded where their model runs. Large ones are decoded first, in threads of low priority, so that
-they take neither the event loop nor the places of other requests. A caller whose images fill its part of the budget
-waits, and does not delay others.
+they take neither the event loop nor the places of other requests. A caller whose images fill its part of the budget or
+of the threads waits, and does not delay others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from firstline_core.clock import Clock
 from firstline_core.errors import DeadlineExceededError, PayloadTooLargeError, QueueFullError
@@ -24,8 +27,15 @@ from firstline_core.types import Array, Tensor
 LIGHT_PIXELS = 500_000
 """Decoding so many takes a few milliseconds at most."""
 
-_INLINE_BYTES, _INLINE_ROWS = 256 * 1024, 64  # their headers are read within a millisecond
+LIGHT_BYTES = 16 * 1024 * 1024
+"""Working memory that is not counted: many tiny images become large ones when they are resized."""
+
+_INLINE_BYTES = 64 * 1024  # the headers of so many bytes, or of one row, are read within a millisecond
 _PATIENCE_S = 10.0
+_PASSES = 16  # other requests that may overtake one whose memory is not free
+_ACTIVE_S = 10.0  # a caller that decoded within this time has a thread kept free
+
+_T = TypeVar("_T")
 
 
 class PreparedTensor(Tensor, frozen=True, eq=False):
@@ -40,10 +50,17 @@ class Preparing(Protocol):
     def prepare(self, tensor: Tensor) -> Array: ...
 
 
-class _Waiting(NamedTuple):
+def is_light(cost: ImageCost) -> bool:
+    """Returns whether images are decoded where their model runs."""
+    return cost.pixels <= LIGHT_PIXELS and cost.memory_bytes <= LIGHT_BYTES
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
     principal: str
     size_bytes: int
     granted: asyncio.Future[None]
+    passed: int = 0
 
 
 class MemoryBudget:
@@ -86,7 +103,9 @@ class MemoryBudget:
             if waiting.granted.done() and not waiting.granted.cancelled():
                 self.release(principal, size_bytes)
             else:
-                self._waiting.remove(waiting)
+                # `_grant` may have removed it: several may leave in the same turn of the event loop.
+                if waiting in self._waiting:
+                    self._waiting.remove(waiting)
                 self._grant()
             if isinstance(error, TimeoutError):
                 raise QueueFullError(
@@ -104,19 +123,114 @@ class MemoryBudget:
         self._grant()
 
     def _grant(self) -> None:
-        """Grants what fits, in order of arrival; a caller that has its part is passed over."""
+        """Grants what fits, in order of arrival; a caller that has its part is passed over.
+
+        A request that does not fit lets a limited number of others overtake it.
+        """
+        blocked: list[_Waiting] = []
         for waiting in tuple(self._waiting):
+            if waiting.granted.done():  # its caller has left
+                self._waiting.remove(waiting)
+                continue
             mine = self._of_principal[waiting.principal]
             if mine and mine + waiting.size_bytes > self._limit_bytes // 2:
                 continue
             if self.held_bytes + waiting.size_bytes > self._limit_bytes:
-                return
-            self._waiting.remove(waiting)
-            if waiting.granted.done():  # its caller has left
+                if waiting.passed >= _PASSES:
+                    return
+                blocked.append(waiting)
                 continue
+            for each in blocked:
+                each.passed += 1
+            self._waiting.remove(waiting)
             self.held_bytes += waiting.size_bytes
             self._of_principal[waiting.principal] += waiting.size_bytes
             waiting.granted.set_result(None)
+            if any(each.passed >= _PASSES for each in blocked):
+                return
+
+
+class _Work(NamedTuple):
+    principal: str
+    result: Future[Any]
+    function: Callable[[], object]
+
+
+class FairThreads:
+    """Threads of low priority that serve callers in turn.
+
+    While other callers are active, one of them never has all threads: the work of the others would wait for its end.
+
+    Args:
+        count: number of threads.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._executor = ThreadPoolExecutor(count, thread_name_prefix="images", initializer=use_low_priority_in_thread)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._waiting: dict[str, deque[_Work]] = {}  # in the order of their turns
+        self._running: Counter[str] = Counter()
+        self._active_s: dict[str, float] = {}  # when a caller last had work, oldest first
+
+    def submit(self, principal: str, function: Callable[[], _T]) -> Future[_T]:
+        """Runs a function in a thread when it is this caller's turn.
+
+        Raises:
+            RuntimeError: after `close`.
+        """
+        work = _Work(principal, Future(), function)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("The threads for images are closed.")
+            self._waiting.setdefault(principal, deque()).append(work)
+            self._note_active(principal)
+            self._start()
+        return work.result
+
+    def close(self) -> None:
+        """Waits for work that has begun, and cancels the rest."""
+        with self._lock:
+            self._closed = True
+            dropped = [work for queue in self._waiting.values() for work in queue]
+            self._waiting.clear()
+        for work in dropped:
+            work.result.cancel()
+        self._executor.shutdown(wait=True)
+
+    def _note_active(self, principal: str) -> None:
+        now_s = time.monotonic()
+        self._active_s.pop(principal, None)
+        self._active_s[principal] = now_s
+        while now_s - self._active_s[oldest := next(iter(self._active_s))] > _ACTIVE_S:
+            del self._active_s[oldest]
+
+    def _start(self) -> None:
+        """Starts work while there are threads. The caller has the lock."""
+        while self._running.total() < self._count and (principal := self._next()) is not None:
+            queue = self._waiting.pop(principal)
+            work = queue.popleft()
+            if queue:
+                self._waiting[principal] = queue  # at the end: the others come first
+            self._running[principal] += 1
+            self._executor.submit(self._run, work)
+
+    def _next(self) -> str | None:
+        most = max(1, self._count - 1) if len(self._active_s) > 1 else self._count
+        return next((principal for principal in self._waiting if self._running[principal] < most), None)
+
+    def _run(self, work: _Work) -> None:
+        try:
+            if work.result.set_running_or_notify_cancel():
+                work.result.set_result(work.function())
+        except BaseException as error:  # noqa: BLE001 (the waiting request gets it)
+            work.result.set_exception(error)
+        with self._lock:
+            self._running[work.principal] -= 1
+            if not self._running[work.principal]:
+                del self._running[work.principal]
+            self._start()
 
 
 class ImageDecoding:
@@ -129,24 +243,25 @@ class ImageDecoding:
     """
 
     def __init__(self, threads: int, memory_bytes: int, clock: Clock) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="images", initializer=use_low_priority_in_thread)
+        self._threads = FairThreads(threads)
         self.budget = MemoryBudget(memory_bytes)
         self._clock = clock
 
-    async def cost(self, model: Preparing, tensor: Tensor, size_bytes: int) -> ImageCost:
+    async def cost(self, model: Preparing, tensor: Tensor, size_bytes: int, principal: str) -> ImageCost:
         """Returns what decoding a request's images costs, from their headers.
 
         Args:
             model: that gets the images.
             tensor: of the request.
             size_bytes: of the tensor; many headers are read in a thread.
+            principal: the caller.
 
         Raises:
             InvalidTensorError, PayloadTooLargeError: see `LoadedModel.image_cost`.
         """
-        if (size_bytes <= _INLINE_BYTES and len(tensor.array) <= _INLINE_ROWS) or not tensor.array.dtype.hasobject:
+        if size_bytes <= _INLINE_BYTES or len(tensor.array) <= 1 or not tensor.array.dtype.hasobject:
             return model.image_cost(tensor)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, model.image_cost, tensor)
+        return await asyncio.wrap_future(self._threads.submit(principal, partial(model.image_cost, tensor)))
 
     @asynccontextmanager
     async def prepared(
@@ -168,7 +283,7 @@ class ImageDecoding:
             RequestError: an image cannot be decoded.
             CapacityError: the memory was not free in time.
         """
-        if cost.pixels <= LIGHT_PIXELS:
+        if is_light(cost):
             yield tensor
             return
         now_s = self._clock.monotonic_s()
@@ -176,7 +291,7 @@ class ImageDecoding:
         await self.budget.take(principal, cost.memory_bytes, wait_s)
         release = partial(self.budget.release, principal, cost.memory_bytes)
         loop = asyncio.get_running_loop()
-        decoding = self._threads.submit(self._prepare, model, tensor, deadline_s)
+        decoding = self._threads.submit(principal, partial(self._prepare, model, tensor, deadline_s))
         try:
             rows = await asyncio.wrap_future(decoding)
         except BaseException:
@@ -190,7 +305,7 @@ class ImageDecoding:
 
     def close(self) -> None:
         """Waits for images that are being decoded, and drops the others."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.close()
 
     def _prepare(self, model: Preparing, tensor: Tensor, deadline_s: float | None) -> Array:
         if deadline_s is not None and self._clock.monotonic_s() >= deadline_s:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
@@ -10,7 +11,14 @@ from support.images import images
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, QueueFullError
-from firstline_core.processing.decoding import LIGHT_PIXELS, ImageDecoding, MemoryBudget, PreparedTensor
+from firstline_core.processing.decoding import (
+    LIGHT_BYTES,
+    LIGHT_PIXELS,
+    FairThreads,
+    ImageDecoding,
+    MemoryBudget,
+    PreparedTensor,
+)
 from firstline_core.processing.image_header import ImageCost
 from firstline_core.types import Array, Tensor
 
@@ -64,6 +72,12 @@ async def test_a_small_image_is_left_to_its_model(decoding: ImageDecoding, model
     assert not model.threads
 
 
+async def test_tiny_images_that_become_large_are_counted(decoding: ImageDecoding, model: Model) -> None:
+    model.go.set()
+    prepared = await prepare(decoding, model, cost=ImageCost(790, LIGHT_BYTES + 1))
+    assert isinstance(prepared, PreparedTensor)
+
+
 async def test_a_large_image_is_prepared_in_a_thread_of_its_own(decoding: ImageDecoding, model: Model) -> None:
     model.go.set()
     prepared = await prepare(decoding, model)
@@ -74,8 +88,8 @@ async def test_a_large_image_is_prepared_in_a_thread_of_its_own(decoding: ImageD
 
 
 async def test_many_headers_are_read_in_a_thread(decoding: ImageDecoding, model: Model) -> None:
-    await decoding.cost(model, PICTURE, 100)
-    await decoding.cost(model, images(*[b"picture"] * 100), 700)
+    await decoding.cost(model, PICTURE, 100, "a")
+    await decoding.cost(model, images(*[b"picture"] * 100), 70_000, "a")
     assert [name.startswith("images") for name in model.threads] == [False, True]
 
 
@@ -133,3 +147,80 @@ async def test_memory_that_is_not_free_in_time_is_a_full_queue() -> None:
 async def test_more_than_the_whole_budget_is_refused_at_once() -> None:
     with pytest.raises(PayloadTooLargeError, match=r"images\.total_memory_bytes"):
         await MemoryBudget(100).take("a", 101, 10.0)
+
+
+async def test_callers_who_leave_in_the_same_turn_get_their_own_errors() -> None:
+    budget = MemoryBudget(100)
+    await budget.take("a", 80, 1.0)
+    late = [budget.take("b", 40, 0.001) for _ in range(3)]
+    assert [type(each) for each in await asyncio.gather(*late, return_exceptions=True)] == [QueueFullError] * 3
+    leaving = [asyncio.create_task(budget.take("b", 40, 10.0)) for _ in range(3)]
+    await asyncio.sleep(0)
+    for task in leaving:
+        task.cancel()
+    found = await asyncio.gather(*leaving, return_exceptions=True)
+    assert [type(each) for each in found] == [asyncio.CancelledError] * 3
+    budget.release("a", 80)
+    assert budget.held_bytes == 0
+
+
+async def test_a_request_that_does_not_fit_is_overtaken_a_limited_number_of_times() -> None:
+    budget = MemoryBudget(100)
+    await budget.take("a", 30, 1.0)
+    large = asyncio.create_task(budget.take("large", 90, 10.0))
+    await asyncio.sleep(0)
+    overtaken = 0
+    with pytest.raises(QueueFullError):
+        while overtaken < 100:
+            await budget.take("small", 10, 0.01)
+            budget.release("small", 10)
+            overtaken += 1
+    assert 0 < overtaken < 100
+    assert not large.done()
+    budget.release("a", 30)
+    await large
+    budget.release("large", 90)
+    assert budget.held_bytes == 0
+
+
+def held_threads(count: int) -> tuple[FairThreads, threading.Event]:
+    return FairThreads(count), threading.Event()
+
+
+def test_threads_serve_callers_in_turn() -> None:
+    threads, go = held_threads(1)
+    order: list[str] = []
+    threads.submit("greedy", go.wait)
+    works = [threads.submit("greedy", lambda: order.append("greedy")) for _ in range(5)]
+    works += [threads.submit("polite", lambda: order.append("polite")) for _ in range(2)]
+    go.set()
+    for work in works:
+        work.result(10)
+    threads.close()
+    assert order[:4] == ["greedy", "polite", "greedy", "polite"]
+
+
+def test_one_caller_never_has_all_threads_while_another_is_active() -> None:
+    threads, go = held_threads(2)
+    threads.submit("polite", lambda: None).result(10)
+    greedy = [threads.submit("greedy", go.wait) for _ in range(4)]
+    threads.submit("polite", lambda: None).result(10)
+    assert sum(work.running() for work in greedy) == 1
+    go.set()
+    for work in greedy:
+        work.result(10)
+    threads.close()
+
+
+def test_closed_threads_cancel_work_that_has_not_begun() -> None:
+    threads, go = held_threads(1)
+    running, waiting = threads.submit("a", go.wait), threads.submit("b", go.wait)
+    closing = threading.Thread(target=threads.close)
+    closing.start()
+    with pytest.raises(CancelledError):
+        waiting.result(10)
+    go.set()
+    closing.join()
+    assert running.result(10)
+    with pytest.raises(RuntimeError):
+        threads.submit("a", go.wait)
