@@ -261,7 +261,7 @@ def _summary_text(path: Path, summary: Summary) -> Iterator[str | Table]:
     yield f"{path}: {summary.name} version {summary.version}, {summary.task}, {len(summary.labels)} labels."
     for model in summary.models:
         if model.batch is not None:
-            yield f"{model.id} runs with one row at a time."
+            yield f"{model.id} has `batch: 1`: it runs with one row at a time."
     yield f"Input '{summary.input.name}': {summary.input.datatype} {list(summary.input.shape)}."
     yield (
         f"Policy: accept an edge answer when {score.kind} (temperature {score.temperature:g}) is at least "

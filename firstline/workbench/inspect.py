@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from firstline.workbench.bundle import refuse_existing, with_models, write_version
-from firstline.workbench.model_checks import misfit, noise
+from firstline.workbench.model_checks import misfit, no_probabilities, noise
 from firstline.workbench.row_checks import find_dependence, refusal
 from firstline.workbench.step_syntax import spell
 from firstline_core.bundle.loading import load_model, load_scorer
@@ -183,8 +183,10 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
         return Check(what, "failed", range_error.sentence)
     shape = f"{list(probabilities.shape)} on {loaded.runtime.provider}"
     noted = f"; {range_error.sentence}" if range_error is not None else ""
-    if fault(probabilities, loaded.outputs):
-        return Check(what, "ok", f"gives {shape}, which do not look like probabilities{noted}")
+    if problem := no_probabilities(probabilities, loaded):
+        return Check(what, "failed", problem)
+    if problem := fault(probabilities, loaded.outputs):
+        return Check(what, "ok", f"gives {shape}; for noise, {problem}{noted}")
     return Check(what, "ok", f"gives probabilities {shape}{noted}")
 
 

@@ -117,13 +117,10 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
             f"its one output is not the probability of a label: a trial run gives {raw.min():.3g} to {raw.max():.3g}; "
             "write binary:logit as its postprocessing if it is a logit. A bundle cannot have a regression model."
         )
-    if fault(probabilities, loaded.outputs):
-        advice = "" if softmax else "; if they are logits, add softmax to its postprocessing"
-        warn(
-            f"{source.name}: the outputs of a trial run do not look like probabilities (from "
-            f"{probabilities.min():.3g} to {probabilities.max():.3g}, rows sum to up to "
-            f"{probabilities.sum(axis=1).max():.3g}), and such answers are refused{advice}."
-        )
+    if problem := no_probabilities(probabilities, loaded):
+        raise ConfigError(problem)
+    if problem := fault(probabilities, loaded.outputs):
+        warn(f"{source.name}: a trial run gives {problem}. Such answers are refused.")
     elif softmax and may_be_probabilities(raw) and raw.sum(axis=1).min() > 0.5:
         warn(f"{source.name}: the model's outputs already look like probabilities; drop softmax, which flattens them.")
     if loaded.model.batch is not None and (probabilities == probabilities[0]).all():
@@ -139,9 +136,28 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         )
 
 
+def no_probabilities(probabilities: NDArray[np.float32], loaded: LoadedModel) -> str:
+    """Returns why the outputs of a trial run cannot be probabilities, and what to change; "" if they can be.
+
+    A sum that is too small is possible: rounding to eight bits may take most of an answer to noise.
+    """
+    problem = fault(probabilities, replace(loaded.outputs, least_sum=0.0))
+    if not problem:
+        return ""
+    advice = "Add softmax to its postprocessing if its outputs are logits"
+    if may_be_independent(probabilities):
+        advice += ", or declare `independent_labels = true` in the recipe if each label has a probability of its own"
+    return f"its outputs are not probabilities: a trial run gives {problem}, and such answers are refused. {advice}."
+
+
+def may_be_independent(rows: NDArray[np.floating]) -> bool:
+    """Whether the rows (n, labels) can be probabilities of independent labels."""
+    return bool(rows.min() >= -1e-6 and rows.max() <= 1 + 1e-6)
+
+
 def may_be_probabilities(rows: NDArray[np.floating]) -> bool:
     """Whether the rows (n, classes) can be probabilities. Quantised tails round to 0, so sums may be far below 1."""
-    return bool(rows.min() >= -1e-6 and rows.max() <= 1 + 1e-6 and rows.sum(axis=1).max() <= 1 + _SUM_TOLERANCE)
+    return may_be_independent(rows) and bool(rows.sum(axis=1).max() <= 1 + _SUM_TOLERANCE)
 
 
 _CLIPPED_SHARE = 0.1

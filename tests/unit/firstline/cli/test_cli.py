@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
+from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
 from firstline_core.bundle.store import open_bundle
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
@@ -100,9 +103,26 @@ def test_variants_can_be_named(tmp_path: Path) -> None:
 
 
 def test_warnings_go_to_stderr(tmp_path: Path) -> None:
-    result = _run(*_COMPLETE, "--out", tmp_path / "b", "--full-postprocess", "", "-o", "json")
-    assert "Warning: full.onnx: the outputs of a trial run do not look like probabilities" in result.stderr
+    dark = ("--edge", _FILES / "edge_int8.tflite", "--edge-preprocess", "decode:L,resize:8x8,scale:0:510")
+    result = _run(*_COMPLETE, *dark, "--out", tmp_path / "b", "-o", "json")
+    assert "Warning: edge_int8.tflite: its quantised input holds 0 to 1, but pixels become 0 to 0.5" in result.stderr
     assert len(msgspec.json.decode(result.stdout)["warnings"]) == 1
+
+
+def test_outputs_that_are_no_probabilities_fail_both_commands(tmp_path: Path) -> None:
+    logits = "its outputs are not probabilities: a trial run gives values from -"
+    said = _run(*_COMPLETE, "--out", tmp_path / "b", "--full-postprocess", "", code=2).stderr
+    assert f"full.onnx: {logits}" in said and "Add softmax to its postprocessing" in said
+    assert not (tmp_path / "b").exists()
+
+    bundle = open_bundle(shutil.copytree(_DIGITS / "bundle", tmp_path / "digits"))
+    assert bundle.manifest.full is not None
+    manifest = replace(bundle.manifest, full=replace(bundle.manifest.full, postprocess=()))
+    (bundle.path / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    outcomes = {check["what"]: check for check in _json("bundle", "verify", bundle.path, code=1)["checks"]}
+    failed = outcomes.pop("model full")
+    assert failed["outcome"] == "failed" and failed["detail"].startswith(logits)
+    assert {check["outcome"] for check in outcomes.values()} == {"ok"}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from support.sample_models import first_column_graph, linear_model, reversing_gr
 from bench.support.onnx_models import write_graph
 from firstline.workbench import bundle as making
 from firstline.workbench.bundle import create_bundle
+from firstline.workbench.inspect import verify
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.golden import deviation, read_golden, tensor_of
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
-from firstline_core.bundle.manifest import Policy, valid_certificate
+from firstline_core.bundle.manifest import MANIFEST_NAME, Policy, encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, InferenceError
 from firstline_core.processing.steps import InputSpec
@@ -201,14 +203,12 @@ def test_steps_that_do_not_fit_the_model_are_refused(digits: BundleSpec, tmp_pat
         create_bundle(replace(digits, edge=(wrong,)), tmp_path / "out")
 
 
-def test_logits_without_softmax_give_a_warning(tmp_path: Path) -> None:
-    warnings: list[str] = []
-    create_bundle(
-        _bare(linear_model(tmp_path / "m.onnx", pixels=4, classes=3), 3, ""), tmp_path / "out", warn=warnings.append
-    )
-    assert len(warnings) == 1
-    assert "do not look like probabilities" in warnings[0]
-    assert "add softmax" in warnings[0]
+def test_logits_without_softmax_are_refused(tmp_path: Path) -> None:
+    file = linear_model(tmp_path / "m.onnx", pixels=4, classes=3)
+    with pytest.raises(ConfigError, match=r"m\.onnx: its outputs are not probabilities: .* Add softmax") as caught:
+        create_bundle(_bare(file, 3, ""), tmp_path / "out")
+    assert "independent_labels" not in caught.value.message
+    assert not (tmp_path / "out").exists()
 
 
 def test_independent_labels_need_no_sum(tmp_path: Path) -> None:
@@ -220,19 +220,24 @@ def test_independent_labels_need_no_sum(tmp_path: Path) -> None:
         [],
     )
     likely = Tensor("x", np.full((1, 3), 2.0, np.float32))
-    warnings: list[str] = []
-    for independent_labels in (False, True):
-        spec = replace(_bare(sigmoid, 3, ""), independent_labels=independent_labels)
-        bundle = create_bundle(spec, tmp_path / f"{independent_labels}", warn=warnings.append)
-        loaded = load_edge(bundle, RuntimeOptions())
-        if independent_labels:
-            np.testing.assert_allclose(loaded.predict(likely), [[0.880797] * 3], rtol=1e-5)
-        else:
-            with pytest.raises(InferenceError, match=r"sums to 2\.64, outside of 0\.85 to 1\.05"):
-                loaded.predict(likely)
-        loaded.close()
-    assert len(warnings) == 1
-    assert "do not look like probabilities" in warnings[0]
+    spec, warnings = _bare(sigmoid, 3, ""), list[str]()
+    with pytest.raises(ConfigError, match=r"a row that sums to .*, or declare `independent_labels = true`"):
+        create_bundle(spec, tmp_path / "out")
+    bundle = create_bundle(replace(spec, independent_labels=True), tmp_path / "out", warn=warnings.append)
+    with closing(load_edge(bundle, RuntimeOptions())) as loaded:
+        np.testing.assert_allclose(loaded.predict(likely), [[0.880797] * 3], rtol=1e-5)
+    assert warnings == []
+    assert verify(bundle.path)[1].outcome == "ok"
+
+    exclusive = msgspec.structs.replace(bundle.manifest, independent_labels=False)
+    (bundle.path / MANIFEST_NAME).write_bytes(encode_manifest(exclusive))
+    with (
+        closing(load_edge(open_bundle(bundle.path), RuntimeOptions())) as loaded,
+        pytest.raises(InferenceError, match=r"sums to 2\.64, outside of 0\.85 to 1\.05"),
+    ):
+        loaded.predict(likely)
+    check = verify(bundle.path)[1]
+    assert check.outcome == "failed" and "`independent_labels = true`" in check.detail
 
 
 def test_second_softmax_gives_a_warning(tmp_path: Path) -> None:
