@@ -6,8 +6,10 @@ A command imports what only it needs: a health check every few seconds must not 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 
 from firstline_core.errors import ConfigError, FirstlineError, missing_package
 from firstline_gateway import __version__
@@ -19,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if all is well; 1 if not; 2 if the configuration or the command line is wrong.
     """
+    if (sys.argv[1:] if argv is None else argv)[:1] == ["run"]:
+        signal.signal(signal.SIGHUP, _ignore)  # until the server takes over: a start reads the latest configuration
     try:
         arguments = parser().parse_args(argv)
         command: Callable[[argparse.Namespace], int] = arguments.command
@@ -53,6 +57,10 @@ def parser() -> argparse.ArgumentParser:
     broker.add_commands(commands)
     backup.add_commands(commands)
     return root
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Ignores a signal in this process only: started programs do not inherit a handler, as they would `SIG_IGN`."""
 
 
 if __name__ == "__main__":

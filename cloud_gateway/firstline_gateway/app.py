@@ -399,18 +399,21 @@ class Gateway:
         log.info("listening for gRPC", port=server.port)
         return server
 
-    async def adopt(self, settings: Settings) -> None:
-        """Uses other settings, which differ in `LIVE_KEYS` only, and reads the TLS certificate's files again.
+    async def adopt(self, settings: Settings) -> list[str]:
+        """Uses other settings, which differ in `LIVE_KEYS` only; returns the paths of the TLS files that it read again.
 
         Raises:
             ConfigError: the certificate cannot be used; nothing has changed.
         """
+        read = []
         if self.identity.tls is not None:
             await self.identity.tls.refresh()
+            read = [str(self.identity.tls.files.certificate), str(self.identity.tls.files.key)]
         logs.configure(settings.log.level, settings.log.format)
         self._batcher.adopt(_bounds_of(settings))
         self.contracts.adopt(settings.contracts)
         self.settings = settings
+        return read
 
     async def start(self) -> None:
         """Starts the background tasks and the MQTT clients, which retry until the broker is available."""

@@ -559,13 +559,16 @@ class EdgeAgent:
         if self.spending is None:  # nothing has had a price since the start
             live -= {key for key in KEYS if key.startswith(("budget.", "costs.")) or key == "policy.kind"}
 
-        async def apply(settings: EdgeSettings) -> None:
+        async def apply(settings: EdgeSettings) -> list[str]:
             check(settings)
+            read = []
             if isinstance(access, TokenAccess):
                 access.adopt(await asyncio.to_thread(read_tokens, settings.api.token_file, "api.token_file"))
+                read = [settings.api.token_file]
             logs.configure(settings.log.level, settings.log.format)
             if not settings.fleet.enabled:
                 self.live_settings.exchange(settings)
+            return read
 
         self._start(
             self._opened, "configuration", partial(SettingsReload(self.settings, read, apply, live).keep, requested)

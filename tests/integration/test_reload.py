@@ -52,7 +52,8 @@ def test_agent_takes_policy_and_tokens_over(tmp_path: Path) -> None:
         assert answer(_TOKEN) == (200, True)
         config.write_text(text + "[policy]\nmin_threshold = 2.0\nlimit_bytes = 1000000\n")
         tokens.write_text(f"camera:{_TOKEN[::-1]}\n")
-        assert _reload(agent, "configuration reloaded")["applied"] == "policy.min_threshold"
+        line = _reload(agent, "configuration reloaded")
+        assert (line["applied"], line["files_read"]) == ("policy.min_threshold", str(tokens))
         assert "policy.limit_bytes" in agent.log.read_text()
         assert answer(_TOKEN)[0] == 401
         assert answer(_TOKEN[::-1]) == (200, False)

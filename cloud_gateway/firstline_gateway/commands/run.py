@@ -6,7 +6,6 @@ import argparse
 import gc
 import logging
 import os
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,6 @@ def add_commands(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    signal.signal(signal.SIGHUP, lambda *_: None)  # until the server takes over: a start reads the latest configuration
     gc.disable()  # nothing of an import is garbage, and searching for it takes a fifth of the start
     try:
         import uvloop

@@ -23,8 +23,8 @@ class SettingsReload(Generic[_Settings]):
     Args:
         running: in use.
         read: reads the configuration again, in a thread.
-        apply: uses other settings from now on, which differ from those in use only in live keys; raises a
-            `FirstlineError` before it has changed anything.
+        apply: uses other settings from now on, which differ from those in use only in live keys; returns the
+            files that it read again, such as tokens; raises a `FirstlineError` before it has changed anything.
         live: the keys that can change while the process runs, such as "log.level".
     """
 
@@ -32,7 +32,7 @@ class SettingsReload(Generic[_Settings]):
         self,
         running: _Settings,
         read: Callable[[], _Settings],
-        apply: Callable[[_Settings], Awaitable[None]],
+        apply: Callable[[_Settings], Awaitable[Collection[str]]],
         live: Collection[str],
     ) -> None:
         self._running = running
@@ -54,11 +54,14 @@ class SettingsReload(Generic[_Settings]):
             changed = changed_keys(self._running, found)
             applied = [key for key in changed if key in self._live]
             settings = with_keys_of(self._running, found, applied)
-            await self._apply(settings)
+            files = await self._apply(settings)
         except FirstlineError as error:
             log.error("configuration not reloaded", why=error.message)
             return
+        except Exception:  # a fault of ours must not end the task, because later requests would then have no effect
+            log.exception("configuration not reloaded")
+            return
         self._running = settings
-        log.info("configuration reloaded", applied=", ".join(applied) or "nothing has changed")
+        log.info("configuration reloaded", applied=", ".join(applied) or "none", files_read=", ".join(files) or "none")
         if waiting := [key for key in changed if key not in self._live]:
             log.warning("settings changed that need a restart", keys=", ".join(waiting))

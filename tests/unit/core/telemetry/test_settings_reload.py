@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.logs import captured_lines
+from support.waiting import until
 
 from firstline_core.errors import ConfigError
 from firstline_core.storage.settings import load
@@ -30,13 +31,15 @@ class Process:
         self.file.write_text("")
         self.applied: list[Settings] = []
         self.refuses = False
-        self._reload = SettingsReload(load(Settings, file=self.file), self._read, self._apply, {"log.level"})
+        self.fails = False
+        self.attempts = 0
+        self.settings_reload = SettingsReload(load(Settings, file=self.file), self._read, self._apply, {"log.level"})
 
     def reload(self, text: str) -> list[tuple[str, str, str]]:
         """Returns the log: level, event, and the keys or the reason."""
         self.file.write_text(text)
         with captured_lines("info") as lines:
-            asyncio.run(self._reload.reload())
+            asyncio.run(self.settings_reload.reload())
         return [
             (line["level"], line["event"], line.get("applied") or line.get("keys") or line["why"]) for line in lines
         ]
@@ -44,10 +47,14 @@ class Process:
     def _read(self) -> Settings:
         return load(Settings, file=self.file)
 
-    async def _apply(self, settings: Settings) -> None:
+    async def _apply(self, settings: Settings) -> list[str]:
+        self.attempts += 1
+        if self.fails:
+            raise ZeroDivisionError
         if self.refuses:
             raise ConfigError("Refused.")
         self.applied.append(settings)
+        return ["tokens"]
 
 
 @pytest.fixture
@@ -66,8 +73,29 @@ def test_live_keys_are_applied_and_others_named(process: Process) -> None:
 
 def test_unchanged_settings_are_applied_again(process: Process) -> None:
     """Files that they name, such as tokens and certificates, may have changed."""
-    assert process.reload("") == [("info", "configuration reloaded", "nothing has changed")]
+    with captured_lines("info") as lines:
+        asyncio.run(process.settings_reload.reload())
+    [line] = lines
+    assert (line["event"], line["applied"], line["files_read"]) == ("configuration reloaded", "none", "tokens")
     assert process.applied == [Settings()]
+
+
+def test_a_fault_is_logged_and_the_next_request_still_works(process: Process) -> None:
+    async def requests() -> None:
+        requested = asyncio.Event()
+        task = asyncio.create_task(process.settings_reload.keep(requested))
+        for process.fails in (True, False):
+            attempts = process.attempts
+            requested.set()
+            await until(lambda before=attempts: process.attempts > before)
+        task.cancel()
+
+    with captured_lines("info") as lines:
+        asyncio.run(requests())
+    assert [(line["level"], line["event"]) for line in lines] == [
+        ("error", "configuration not reloaded"),
+        ("info", "configuration reloaded"),
+    ]
 
 
 @pytest.mark.parametrize(("text", "refuses"), [("[log]\nlevle = 1\n", False), ('[log]\nlevel = "error"\n', True)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -140,3 +142,15 @@ def test_status_asks_the_gateway_of_a_configuration(
     found = json.loads(capsys.readouterr().out)
     assert found["url"] == url
     assert "does not answer as a gateway" in found["error"]
+
+
+def test_run_ignores_a_hangup_from_its_first_moment() -> None:
+    """Before it parses its arguments, which imports the commands."""
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        with pytest.raises(SystemExit):
+            main(["run", "--no-such-option"])
+        assert callable(signal.getsignal(signal.SIGHUP))
+        os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
