@@ -30,7 +30,7 @@ LIGHT_PIXELS = 500_000
 LIGHT_BYTES = 16 * 1024 * 1024
 """Working memory that is not counted: many tiny images become large ones when they are resized."""
 
-_INLINE_BYTES = 64 * 1024  # the headers of so many bytes, or of one row, are read within a millisecond
+_INLINE_BYTES = 16 * 1024  # the headers of so many bytes, or of one row, are read within a few milliseconds
 _PATIENCE_S = 10.0
 _PASSES = 16  # other requests that may overtake one whose memory is not free
 _ACTIVE_S = 10.0  # a caller that decoded within this time has a thread kept free

@@ -22,7 +22,10 @@ from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Resize
 from firstline_core.protocol.limits import ImageLimits
 
 JPEG_PIECES_LIMIT = 4096
-"""Segments, and bytes outside of segments."""
+"""Segments."""
+
+JPEG_JUNK_LIMIT_BYTES = 1024
+"""Outside of segments: padding, and markers without content. Encoders write few or none."""
 
 JPEG_SCANS_LIMIT = 32
 """Encoders write 1 to about 20."""
@@ -30,7 +33,7 @@ JPEG_SCANS_LIMIT = 32
 JPEG_HEAD_LIMIT_BYTES = 16 * 1024 * 1024
 """Before the first scan: colour profile, EXIF, XMP. Pillow joins the parts of EXIF one by one, in quadratic time."""
 
-_SCANNED_PIXELS = 8  # of all scans of a JPEG together, as a multiple of the limit of pixels
+_SCANNED_PIXELS = 256_000_000  # of all scans of a JPEG together: 25 million pixels in the ten scans of common encoders
 
 _PNG_CHUNKS = 1024  # plus one per kilobyte: encoders write 8 KB into each
 _PNG_HEAD_BYTES, _PNG_CHUNK_BYTES = 8, 12
@@ -45,6 +48,8 @@ _WITH_LENGTH = (
 )
 # In scan data 0xFF is followed by 0 or a restart marker; otherwise the next segment starts (T.81, section B.1.1).
 _AFTER_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+
+_MARKER = re.compile(rb"\xff[^\xff]")  # any number of 0xFF may precede it
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _EXIF_START = b"Exif\0\0"
@@ -169,7 +174,7 @@ def check_limits(header: ImageHeader, limits: ImageLimits, where: str) -> None:
         raise PayloadTooLargeError(
             f"{where} has {size}; a side has at most {limits.side} (images.side_limit). Send it smaller."
         )
-    if header.pixels * header.scans > _SCANNED_PIXELS * limits.pixels:
+    if header.scans > 1 and header.pixels * header.scans > _SCANNED_PIXELS:
         raise PayloadTooLargeError(
             f"{where} has {size} in {header.scans} scans, which takes too long to read. Save it as a baseline JPEG."
         )
@@ -339,17 +344,18 @@ def _jpeg_header(encoded: bytes, where: str) -> ImageHeader:
 
 def _segments(encoded: bytes, where: str) -> Iterator[tuple[int, int, int]]:
     """Yields the marker of each segment, and where its content begins and ends."""
-    at, pieces, scanned = 2, 0, False
-    while at + 1 < len(encoded):
-        pieces += 1
+    at, pieces, junk, scanned = 2, 0, 0, False
+    while found := _MARKER.search(encoded, at):
+        junk += found.start() - at
+        if junk > JPEG_JUNK_LIMIT_BYTES:
+            raise _costly(where, f"is a JPEG of more than {JPEG_JUNK_LIMIT_BYTES} bytes outside of its segments")
+        at, pieces = found.start(), pieces + 1
         if pieces > JPEG_PIECES_LIMIT:
             raise _costly(where, f"is a JPEG of more than {JPEG_PIECES_LIMIT} segments")
         if not scanned and at > JPEG_HEAD_LIMIT_BYTES:
             raise _costly(where, f"is a JPEG with more than {JPEG_HEAD_LIMIT_BYTES} bytes before its picture")
         marker = encoded[at + 1]
-        if encoded[at] != 0xFF or marker == 0xFF:
-            at += 1
-        elif marker == _END and scanned:
+        if marker == _END and scanned:
             return
         elif marker in _WITH_LENGTH:
             end = at + 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
@@ -363,6 +369,7 @@ def _segments(encoded: bytes, where: str) -> Iterator[tuple[int, int, int]]:
                 at = following.start()
         else:
             at += 2
+            junk += 2
 
 
 def _costly(where: str, problem: str) -> PayloadTooLargeError:

@@ -111,15 +111,21 @@ class ImageProcessing:
             InvalidTensorError: an image that cannot be decoded, as far as its header says.
             PayloadTooLargeError: an image, or all together, over a limit.
         """
+        return self._measured(tensor)[0]
+
+    def _measured(self, tensor: Tensor) -> tuple[ImageCost, list[ImageHeader]]:
+        """Returns what the images cost, and their headers; no headers if they need no step."""
         array = tensor.array
+        headers: list[ImageHeader] = []
         if not array.dtype.hasobject:
             _check_pixels(tensor)
             if self._passes(array):
-                return NO_COST
+                return NO_COST, headers
         source_pixels = pixels = largest = stored = 0
         for row, element in enumerate(array):
             where = f"Row {row} of input '{tensor.name}'"
             header = self._header(element, where)
+            headers.append(header)
             largest = max(largest, self._checked_memory(header, where))
             source_pixels += header.pixels
             found = result_pixels(header, self._steps)
@@ -131,7 +137,7 @@ class ImageProcessing:
                         f"Input '{tensor.name}' has more than {limit} pixels by row {row}; send fewer or smaller "
                         "images."
                     )
-        return ImageCost(source_pixels, largest if len(array) == 1 else largest + stored)
+        return ImageCost(source_pixels, largest if len(array) == 1 else largest + stored), headers
 
     def __call__(self, tensor: Tensor) -> Array:
         """Runs the steps.
@@ -140,12 +146,13 @@ class ImageProcessing:
             InvalidTensorError: a row that is not an image, or of another size than the others.
             PayloadTooLargeError: see `cost`.
         """
-        self.cost(tensor)
+        _, headers = self._measured(tensor)
         if not tensor.array.dtype.hasobject and self._passes(tensor.array):
             return tensor.array
         done: list[Pixels] = []
-        for row, element in enumerate(tensor.array):
-            found = _to_pixels(self._transform(self._original(element, f"Row {row} of input '{tensor.name}'")))
+        for row, (element, header) in enumerate(zip(tensor.array, headers, strict=True)):
+            original = self._original(element, header, f"Row {row} of input '{tensor.name}'")
+            found = _to_pixels(self._transform(original))
             if done and found.shape != done[0].shape:
                 raise InvalidTensorError(
                     f"Row {row} of input '{tensor.name}' has {found.shape[1]}x{found.shape[0]} pixels and row 0 has "
@@ -173,9 +180,9 @@ class ImageProcessing:
             )
         return needed
 
-    def _original(self, element: bytes | Pixels, where: str) -> Image.Image:
+    def _original(self, element: bytes | Pixels, header: ImageHeader, where: str) -> Image.Image:
         if not isinstance(element, np.ndarray):
-            return decode(element, self._decode or Decode(), where, self._limits)
+            return _decoded(element, header, self._decode or Decode(), where)
         image = Image.fromarray(element[:, :, 0] if element.shape[2] == 1 else element)
         return _in_mode(image, self._mode) if self._mode else image
 
@@ -193,9 +200,13 @@ def decode(encoded: bytes, step: Decode, where: str, limits: ImageLimits = DEFAU
         InvalidTensorError: neither JPEG nor PNG, animated, truncated or broken.
         PayloadTooLargeError: over a limit, or too many segments; both are detected before decoding.
     """
+    return _decoded(encoded, checked_header(encoded, limits, where), step, where)
+
+
+def _decoded(encoded: bytes, header: ImageHeader, step: Decode, where: str) -> Image.Image:
+    """Decodes an image whose header was checked."""
     # The plugins are used instead of Image.open: no parser of another format is reachable, and Pillow's process-wide
     # limit on pixels stays under the control of the embedding application.
-    header = checked_header(encoded, limits, where)
     try:
         image = _OPENERS[header.kind](BytesIO(encoded))
         if image.size != (header.width, header.height):

@@ -11,9 +11,10 @@ from PIL import Image
 from support.images import images
 
 from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError
-from firstline_core.processing.image_header import read_header
+from firstline_core.processing.image_header import ImageHeader, check_limits, read_header
 from firstline_core.processing.images import ImageProcessing, decode
 from firstline_core.processing.steps import Decode, Resize
+from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
 
 
 def encoded(kind: str, side: int = 64, **options: object) -> bytes:
@@ -77,6 +78,19 @@ def test_images_of_common_encoders_are_decoded(options: dict[str, object]) -> No
     assert read_header(plain, "Row 0").pixels == 64 * 64
     profiled = plain[:2] + segment(0xE2, bytes(65_000)) * 100 + plain[2:]
     assert read_header(profiled, "Row 0").pixels == 64 * 64
+
+
+def test_padding_between_segments_is_skipped() -> None:
+    padded = JPEG[:2] + b"\xff" * 500 + segment(0xE5, b"x") + b"\0" * 500 + JPEG[2:]
+    assert read_header(padded, "Row 0").pixels == 64 * 64
+    assert decode(padded, Decode(), "Row 0").size == (64, 64)
+
+
+def test_large_pictures_in_many_scans_are_refused() -> None:
+    twelve, nineteen = (ImageHeader("JPEG", width, width * 3 // 4, 3, scans=26) for width in (3500, 5000))
+    check_limits(twelve, DEFAULT_IMAGE_LIMITS, "Row 0")
+    with pytest.raises(PayloadTooLargeError, match=r"in 26 scans, which takes too long to read"):
+        check_limits(nineteen, DEFAULT_IMAGE_LIMITS, "Row 0")
 
 
 def test_a_second_picture_after_the_end_does_not_count() -> None:
