@@ -163,6 +163,7 @@ def create(
         return calibration.policy
 
     warnings: list[str] = []
+    rows_checked: dict[str, int] = {}
     bundle = create_bundle(
         spec,
         out,
@@ -170,13 +171,21 @@ def create(
         choose_policy=choose_policy if calibration_options.data is not None else None,
         golden=golden or (),
         warn=warnings.append,
+        count_rows=rows_checked.__setitem__,
     )
     for sentence in warnings:
         warn(sentence)
     summary = summarise(bundle)
-    value = {"path": str(out), "bundle": summary, "calibration": calibration, "warnings": warnings}
+    value = {
+        "path": str(out),
+        "bundle": summary,
+        "calibration": calibration,
+        "warnings": warnings,
+        "rows_checked": rows_checked,
+    }
     calibrated = [] if calibration is None else _calibration_text(calibration)
-    return Report(value, (*_summary_text(out, summary), *calibrated))
+    independent = ", ".join(f"{rows} of {model}" for model, rows in rows_checked.items())
+    return Report(value, (*_summary_text(out, summary), f"Rows checked for independence: {independent}.", *calibrated))
 
 
 def _spec(flags: ModelFlags, recipe: Path | None, models: Path | None) -> BundleSpec:

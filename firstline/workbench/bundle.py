@@ -48,6 +48,7 @@ def create_bundle(
     choose_policy: ChoosePolicy | None = None,
     golden: Sequence[Path] = (),
     warn: Warn = lambda sentence: None,
+    count_rows: Callable[[str, int], object] = lambda model, rows: None,
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
 ) -> Bundle:
     """Writes the bundle to `out` atomically.
@@ -62,6 +63,7 @@ def create_bundle(
         choose_policy: chooses the policy, see `calibrate.py`; None for that of the spec.
         golden: files of inputs, whose answers every device must repeat; see `golden.read_inputs`.
         warn: receives a sentence about something that looks wrong but may be intended.
+        count_rows: receives each model's id and the number of rows whose independence was checked.
         options: for the trial runs.
 
     Raises:
@@ -80,10 +82,11 @@ def create_bundle(
         bundle = _write(staged, manifest)
         inputs = read_inputs(golden, manifest.input) if golden else None
         given = tensor_of(inputs, manifest.input) if inputs is not None else None
-        checked = [
-            check_model(bundle, model, source.file, options=options, warn=warn, golden=given)
-            for model, source in zip(manifest.models, spec.models, strict=True)
-        ]
+        checked = []
+        for model, source in zip(manifest.models, spec.models, strict=True):
+            found, rows = check_model(bundle, model, source.file, options=options, warn=warn, golden=given)
+            checked.append(found)
+            count_rows(model.id, rows)
         manifest = with_models(manifest, checked)
         bundle = _write(staged, manifest)
         if choose_policy is not None:

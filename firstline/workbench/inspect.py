@@ -63,11 +63,15 @@ class Summary(Struct, frozen=True):
 
 
 class Check(Struct, frozen=True):
-    """The result of one check; `detail` describes it."""
+    """The result of one check; `detail` describes it.
+
+    `rows_checked` is the number of rows whose independence was checked; None if no rows ran.
+    """
 
     what: str
     outcome: Outcome
     detail: str
+    rows_checked: int | None = None
 
 
 def summarise(bundle: Bundle) -> Summary:
@@ -165,11 +169,13 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
         loaded = load_model(bundle, model, options)
         try:
             dependence = find_dependence(bundle, loaded)
+            checked = dependence.rows if dependence is not None else None
             if dependence is not None and dependence.depends_on != "nothing":
-                return Check(what, "failed", refusal(dependence, model, bundle))
+                return Check(what, "failed", refusal(dependence, model, bundle), checked)
             tensor = noise(bundle.manifest.input, loaded)
             if tensor is None:
-                return Check(what, "ok", f"loads on {loaded.runtime.provider}; its input's sizes are free, so not run")
+                said = f"loads on {loaded.runtime.provider}; its input's sizes are free, so not run"
+                return Check(what, "ok", said, checked)
             rows = loaded.prepare(tensor)
             probabilities = loaded.compute(rows).probabilities
             range_error = misfit(loaded, tensor, rows)
@@ -178,16 +184,17 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
     except FirstlineError as error:
         return Check(what, "failed", error.message)
     if not np.isfinite(probabilities).all():
-        return Check(what, "failed", "gives NaN or infinity for noise")
+        return Check(what, "failed", "gives NaN or infinity for noise", checked)
     if range_error is not None and range_error.hopeless:
-        return Check(what, "failed", range_error.sentence)
+        return Check(what, "failed", range_error.sentence, checked)
     shape = f"{list(probabilities.shape)} on {loaded.runtime.provider}"
-    noted = f"; {range_error.sentence}" if range_error is not None else ""
+    noted = f"; {checked} rows are independent" if checked is not None else ""
+    noted += f"; {range_error.sentence}" if range_error is not None else ""
     if problem := no_probabilities(probabilities, loaded):
-        return Check(what, "failed", problem)
+        return Check(what, "failed", problem, checked)
     if problem := fault(probabilities, loaded.outputs):
-        return Check(what, "ok", f"gives {shape}; for noise, {problem}{noted}")
-    return Check(what, "ok", f"gives probabilities {shape}{noted}")
+        return Check(what, "ok", f"gives {shape}; for noise, {problem}{noted}", checked)
+    return Check(what, "ok", f"gives probabilities {shape}{noted}", checked)
 
 
 def _verified_score(bundle: Bundle, options: RuntimeOptions) -> Check:

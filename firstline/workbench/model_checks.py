@@ -54,7 +54,7 @@ def check_model(
     options: RuntimeOptions,
     warn: Callable[[str], None],
     golden: Tensor | None = None,
-) -> Model:
+) -> tuple[Model, int]:
     """Loads the model with its processing and runs it on noise.
 
     Args:
@@ -66,7 +66,7 @@ def check_model(
         golden: further inputs for the row check.
 
     Returns:
-        The model, with `batch` 1 if its rows depend on each other.
+        The model, with `batch` 1 if its rows depend on each other, and the number of rows that were checked for it.
 
     Raises:
         ConfigError: the parts do not fit, or the same row gets different answers.
@@ -89,7 +89,7 @@ def check_model(
         raise ConfigError(f"{source.name}: {error.message}") from error
     except FirstlineError as error:
         raise ConfigError(f"{source.name} fails on a trial run: {error.message}") from error
-    return model
+    return model, found.rows if found is not None else 0
 
 
 def noise(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:

@@ -36,7 +36,8 @@ def find_dependence(bundle: Bundle, loaded: LoadedModel, *given: Tensor | None) 
         given: inputs of the bundle, or None.
 
     Returns:
-        The worst result; None if no rows are known, because the input's sizes are free.
+        The worst result, with the number of all rows that ran, which is smaller if the model is slow. None if no rows
+        are known, because the input's sizes are free.
 
     Raises:
         RequestError: an input does not fit the bundle.
@@ -45,7 +46,8 @@ def find_dependence(bundle: Bundle, loaded: LoadedModel, *given: Tensor | None) 
     """
     tensors = [made_up_rows(bundle.manifest.input, loaded), _golden_rows(bundle), *given]
     checks = [check_model_rows(bundle, loaded, tensor, limit_s=_LIMIT_S) for tensor in tensors if tensor is not None]
-    return max(checks, key=lambda found: _SEVERITY.index(found.depends_on), default=None)
+    worst = max(checks, key=lambda found: _SEVERITY.index(found.depends_on), default=None)
+    return worst._replace(rows=sum(found.rows for found in checks)) if worst is not None else None
 
 
 def require_independent_rows(

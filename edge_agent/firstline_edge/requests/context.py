@@ -264,7 +264,7 @@ def result_key(content: bytes, answering_digest: str) -> bytes:
     Args:
         content: the row's, from `content_digests`; always of one length, so that the two cannot be confused.
         answering_digest: of everything that computes the output: model, processing, and, if the bundle has them, its
-            score and learned value. The generation of the processing is no part of it, so the key has it too.
+            score and learned value. The key adds the generation of the processing, which it lacks.
     """
     return content + f"{processing.GENERATION} {answering_digest}".encode()
 

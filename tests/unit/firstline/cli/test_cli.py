@@ -51,7 +51,9 @@ def test_bundle_is_created_and_evaluated(tmp_path: Path) -> None:
     assert [model["digest"] for model in shown["models"]] == [m.digest for m in open_bundle(out).manifest.models]
     assert shown["models"][0]["preprocess"] == "decode:L,resize:8x8:bilinear,scale:mean=0:std=255"
 
-    assert _json("bundle", "verify", out)["ok"] is True
+    verified = _json("bundle", "verify", out)
+    assert verified["ok"] is True
+    assert [check["rows_checked"] is None for check in verified["checks"]] == [True, False, False, True]
     figures = _json("evaluate", out, "--data", _DIGITS / "heldout", "--limit", 50)
     assert figures["samples"] == 50
     assert figures["variants"][0]["tiered"]["accuracy"] > 0.9

@@ -15,12 +15,14 @@ from support.impure_models import (
     DEPENDENT_ON_BATCH,
     DEPENDENT_ON_RUN,
     dynamically_quantised,
+    pure,
     softmax_over_rows,
 )
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.workbench.bundle import create_bundle
+from firstline.workbench.inspect import verify
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
 from firstline.workbench.step_syntax import parse_postprocess
 from firstline_core.bundle.golden import deviation, read_golden, tensor_of
@@ -122,3 +124,11 @@ def test_a_bundle_that_needs_batch_1_is_neither_certified_nor_compressed(tmp_pat
     assert [model.batch for model in open_bundle(corrected).manifest.models] == [1, None, None]
     if command == "certify":
         assert "ertified" in run(command, corrected, *promise, code=0)
+
+
+def test_create_and_verify_say_how_many_rows_ran(tmp_path: Path) -> None:
+    counted: dict[str, int] = {}
+    made, _ = created(tmp_path, pure, count_rows=counted.__setitem__)
+    assert counted == {"edge": 256}
+    assert verify(made.path)[1].rows_checked == 256
+    assert "256 rows are independent" in run("bundle", "verify", made.path, code=0)
