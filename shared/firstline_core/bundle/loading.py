@@ -70,7 +70,7 @@ class LoadedModel:
         decodes_images: whether its preprocessing has image steps.
         batch: of the model, see `Model.batch`; `run` obeys it.
         labels: of the bundle, in the order of the probabilities' columns.
-        outputs: what the probabilities satisfy.
+        outputs: the limits of the probabilities.
         input: of the model, for which `prepare` makes rows.
         output_name: of the model's output that `run` reads.
         passed_over: of an edge variant: the preferred variants that do not load here, each with the reason.

@@ -45,8 +45,8 @@ class Preprocess(NamedTuple):
 
     Attributes:
         run: from a checked bundle input to the model's input rows.
-        cost: what the images of an input cost, from their headers; it refuses images over the limits. None without
-            image steps.
+        cost: computes the cost of decoding the images of an input from their headers, and refuses images over the
+            limits. None without image steps.
     """
 
     run: Callable[[Tensor], Array]

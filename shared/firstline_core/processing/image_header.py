@@ -81,7 +81,7 @@ ImageStep = CenterCrop | Resize
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """What a file declares about its image.
+    """The declarations of a file about its image.
 
     Args:
         kind: format of the file.
@@ -122,7 +122,7 @@ class ImageHeader:
 
 
 class ImageCost(NamedTuple):
-    """What the images of a request cost.
+    """The cost of decoding the images of a request.
 
     Attributes:
         pixels: of all rows, as they were sent.
@@ -377,7 +377,7 @@ def _costly(where: str, problem: str) -> PayloadTooLargeError:
 
 
 def _orientation(exif: bytes, where: str) -> int:
-    """Returns EXIF's orientation, 1 where it has none or cannot be read (EXIF 2.32, section 4.6.2; TIFF 6.0).
+    """Returns EXIF's orientation, or 1 if it is absent or cannot be read (EXIF 2.32, section 4.6.2; TIFF 6.0).
 
     Raises:
         PayloadTooLargeError: its entries refer to much more data than there is; Pillow would copy all of it.

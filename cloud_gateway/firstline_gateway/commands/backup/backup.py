@@ -235,7 +235,7 @@ def restore(settings: Settings, path: Path, *, only: Literal["store", "authority
     """Restores a backup; the store may be on another database than it was.
 
     Args:
-        settings: of a gateway that does not run; what is restored must not be there.
+        settings: of a stopped gateway; the files and the store to restore must be absent.
         path: of the backup.
         only: restore one of both; the other is newer than the backup.
 
