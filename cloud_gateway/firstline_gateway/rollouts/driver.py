@@ -19,7 +19,7 @@ from firstline_gateway.background import PeriodicTask
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView, contract_alarm
 from firstline_gateway.rollouts.late_joiners import in_force, join_changes
-from firstline_gateway.rollouts.rollout import BEGUN, Assignment, Rollout
+from firstline_gateway.rollouts.rollout import BEGUN, Assignment, Rollout, RolloutState
 from firstline_gateway.rollouts.step import Changes, Now, step
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
@@ -129,8 +129,10 @@ class RolloutDriver:
             # The snapshot may be old: another replica may have had the lease meanwhile, and carried out the same step.
             if not records.holds(connection, self._holder):
                 return None
-            # An alarm of this moment must not find a stage promoted after it: the step is computed again.
-            if before.state in BEGUN and not changes.alarmed and contract_alarm(connection, before.definition):
+            # An alarm of this moment must not find a stage promoted, or a late joiner offered the version, after it:
+            # the step is computed again.
+            offers = before.state in BEGUN or (before.state is RolloutState.COMPLETED and changes.desired)
+            if offers and not changes.alarmed and contract_alarm(connection, before.definition):
                 return None
             return records.apply(connection, before, changes, now.wall_s)
 

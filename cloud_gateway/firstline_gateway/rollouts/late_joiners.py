@@ -2,7 +2,8 @@
 
 A device joins when it is accepted, or when it gets tags that a rollout's selector matches. Late joiners are not judged:
 the rollout's stages were judged, and the device goes back by itself if the model does not run on it. Devices that were
-away when the rollout was completed are also followed here until they report.
+away when the rollout was completed are also followed here until they report. A version whose contract has alarmed is
+offered to no more devices.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def join_changes(
     older = {each.id for each in (*completed, *ended) if _order(each) < _order(rollout)}
     joining = [
         name
-        for name, tags in selected(rollout, view)
+        for name, tags in ([] if view.alarm else selected(rollout, view))
         if _can_join(name, view, older, assignments) and not any(selector.matches(tags) for selector in newer)
     ]
     taken = busy(joining) if joining else set()

@@ -262,6 +262,10 @@ def _opaque(image: Image.Image, header: ImageHeader, step: Decode, where: str) -
         image = _of_8_bits(image, header, step, where)
     if not header.alpha:
         return image
+    key = image.info.get("transparency")
+    if image.mode == "L" and header.bits < 8 and isinstance(key, int):
+        # Pillow scales the values of 2 and 4 bits to 8 bits, but not the value that is transparent.
+        image.info["transparency"] = key * 255 // (2**header.bits - 1)
     if image.mode != "RGBA":
         image = image.convert("RGBA")
     background = Image.new("RGB", image.size, step.background or _BLACK)

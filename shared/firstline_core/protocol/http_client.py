@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http.cookiejar import DefaultCookiePolicy
@@ -36,6 +37,8 @@ USER_AGENT = "firstline"
 CONNECT_TIMEOUT_S = 2.0
 SHORTEST_IDLE_S = 0.5
 """No network is assumed to forget connections sooner."""
+RECOVERY_S = 600.0
+"""Time without a forgotten connection after which a shortened idle limit doubles."""
 
 # Rate of a slow link. The upload of a body that takes long at this rate does not count as silence.
 _SLOW_BYTES_S = 32_000
@@ -185,17 +188,21 @@ class IdleLimit:
     """How long a kept connection may be idle; learns when the network forgets connections sooner.
 
     A NAT or a load balancer may forget a connection without a word. If one gives no byte after it was idle and a new
-    one is answered, connections are closed after half of that time from then on.
+    one is answered, connections are closed after half of that time from then on. The limit doubles, up to the longest,
+    for each `RECOVERY_S` without such a connection, because the device may have moved to another network.
 
     Args:
         limit_s: the longest.
+        now_s: returns the monotonic time (seconds).
 
     Attributes:
         limit_s: the current limit (seconds).
     """
 
-    def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
+    def __init__(self, limit_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.limit_s = self._longest_s = limit_s
+        self._now_s = now_s
+        self._changed_s = now_s()
         self._survived_s = SHORTEST_IDLE_S
         self._suspected_s: float | None = None
 
@@ -214,6 +221,10 @@ class IdleLimit:
         elif self._suspected_s is not None:
             self.limit_s = max(SHORTEST_IDLE_S, min(self.limit_s, self._suspected_s / 2))
             self._survived_s = min(self._survived_s, self.limit_s)
+            self._changed_s = self._now_s()
+        if self.limit_s < self._longest_s and self._now_s() - self._changed_s >= RECOVERY_S:
+            self.limit_s = min(self._longest_s, 2 * self.limit_s)
+            self._changed_s = self._now_s()
         self._suspected_s = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass
+from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 from firstline_core.errors import ConfigError
 
@@ -68,7 +68,7 @@ def _is_excluded(host: str, port: int, variables: dict[str, str]) -> bool:
     """Returns whether NO_PROXY excludes a server; it may contain names, addresses, and ranges of addresses."""
     address = _address(host)
     if address is None:
-        return bool(proxy_bypass(f"{host}:{port}", variables))
+        return bool(proxy_bypass_environment(f"{host}:{port}", variables))
     for entry in (entry.strip() for entry in variables.get("no", "").split(",")):
         if entry == "*":
             return True

@@ -116,6 +116,19 @@ def png(width: int, height: int, colour: int = 0, bits: int = 8, *, data_bytes: 
     return PNG[:8] + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_transparent_value_of_greyscale_is_that_of_the_file(bits: int) -> None:
+    """Two pixels: the value 0, and the transparent one."""
+    key = 2**bits - 1
+    head = struct.pack(">IIBBBBB", 2, 1, bits, 0, 0, 0, 0)
+    row = int(f"{0:0{bits}b}{key:0{bits}b}".ljust(8 if bits < 8 else 16, "0"), 2)
+    data = zlib.compress(b"\0" + row.to_bytes(1 if bits < 8 else 2, "big"))
+    transparent = chunk(b"tRNS", struct.pack(">H", key))
+    content = PNG[:8] + chunk(b"IHDR", head) + transparent + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    found = np.asarray(decode(content, Decode(background=(10, 20, 30)), "Row 0"))
+    assert found.tolist() == [[[0, 0, 0], [10, 20, 30]]]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

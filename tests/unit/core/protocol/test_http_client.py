@@ -17,6 +17,8 @@ import uvloop
 from firstline_core.errors import ConfigError, LinkDownError, LinkError, ProtocolError, RemoteTimeoutError
 from firstline_core.protocol import http_client
 from firstline_core.protocol.http_client import (
+    RECOVERY_S,
+    SHORTEST_IDLE_S,
     ClientSettings,
     HttpClient,
     IdleLimit,
@@ -412,6 +414,24 @@ class TestIdleLimit:
         limit.silent(0.6)
         limit.answered(0, new=True)
         assert limit.limit_s == 0.5
+
+    def test_it_recovers_step_by_step_without_forgotten_connections(self) -> None:
+        now_s = 0.0
+        limit = IdleLimit(15, lambda: now_s)
+        for _ in range(5):
+            limit.silent(limit.limit_s)
+            limit.answered(0.0, new=True)
+        assert limit.limit_s == SHORTEST_IDLE_S
+        limits = []
+        for _ in range(6):
+            now_s += RECOVERY_S - 1
+            limit.answered(0.1, new=False)
+            before = limit.limit_s
+            now_s += 1
+            limit.answered(0.1, new=True)
+            limits.append((before, limit.limit_s))
+        assert limits == [(0.5, 1), (1, 2), (2, 4), (4, 8), (8, 15), (15, 15)]
+        assert limit.doubts(14)
 
     def test_a_server_that_answers_over_a_kept_connection_was_only_slow(self) -> None:
         limit = IdleLimit(15)

@@ -35,6 +35,7 @@ class Fleet:
     devices: dict[str, DeviceView]
     busy: set[str] = field(default_factory=set)
     assignments: dict[str, Assignment] = field(default_factory=dict)
+    alarm: str = ""
 
     def join(self, rollout: Rollout, *others: Rollout) -> Changes:
         rollouts = [rollout, *others]
@@ -64,6 +65,15 @@ def test_a_device_without_a_desired_version_is_offered_the_model() -> None:
     assert not any(each.reachable for each in changes.assigned.values()) and changes.rollout is rollout
     ((action, actor, details),) = changes.notes
     assert (action, actor, details["devices"]) == ("rollout.join", "rule:join", 2)
+
+
+def test_a_version_whose_contract_alarmed_is_offered_to_no_device() -> None:
+    rollout = completed("r", 10.0)
+    joining = fleet(device("new"))
+    joining.alarm = "The contract is broken."
+    assert joining.join(rollout) == Changes(rollout)
+    joining.alarm = ""
+    assert set(joining.join(rollout).desired) == {"new"}
 
 
 def test_a_device_with_a_desired_version_is_left_alone() -> None:
