@@ -170,7 +170,9 @@ class FairThreads:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="images", initializer=use_low_priority_in_thread)
         self._lock = threading.Lock()
         self._closed = False
-        self._waiting: dict[str, deque[_Work]] = {}  # in the order of their turns
+        self._waiting: dict[str, deque[_Work]] = {}
+        self._turns: dict[str, int] = {}  # number of the work of each active caller that began last
+        self._begun = 0
         self._running: Counter[str] = Counter()
         self._active_s: dict[str, float] = {}  # when a caller last had work, oldest first
 
@@ -205,20 +207,24 @@ class FairThreads:
         self._active_s[principal] = now_s
         while now_s - self._active_s[oldest := next(iter(self._active_s))] > _ACTIVE_S:
             del self._active_s[oldest]
+            self._turns.pop(oldest, None)
 
     def _start(self) -> None:
         """Starts work while there are threads. The caller has the lock."""
         while self._running.total() < self._count and (principal := self._next()) is not None:
-            queue = self._waiting.pop(principal)
-            work = queue.popleft()
-            if queue:
-                self._waiting[principal] = queue  # at the end: the others come first
+            work = self._waiting[principal].popleft()
+            if not self._waiting[principal]:
+                del self._waiting[principal]
+            self._note_active(principal)
+            self._begun += 1
+            self._turns[principal] = self._begun
             self._running[principal] += 1
             self._executor.submit(self._run, work)
 
     def _next(self) -> str | None:
         most = max(1, self._count - 1) if len(self._active_s) > 1 else self._count
-        return next((principal for principal in self._waiting if self._running[principal] < most), None)
+        free = (principal for principal in self._waiting if self._running[principal] < most)
+        return min(free, key=lambda principal: self._turns.get(principal, 0), default=None)
 
     def _run(self, work: _Work) -> None:
         try:

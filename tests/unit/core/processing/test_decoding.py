@@ -197,7 +197,7 @@ def test_threads_serve_callers_in_turn() -> None:
     for work in works:
         work.result(10)
     threads.close()
-    assert order[:4] == ["greedy", "polite", "greedy", "polite"]
+    assert order[:4] == ["polite", "greedy", "polite", "greedy"]
 
 
 def test_one_caller_never_has_all_threads_while_another_is_active() -> None:
