@@ -37,7 +37,7 @@ from firstline_gateway.jobs import records as jobs
 from firstline_gateway.serving.deliveries import records as deliveries
 from firstline_gateway.serving.deliveries.records import DeliveryKey
 from firstline_gateway.settings.settings import Store as StoreSettings
-from firstline_gateway.store.database import open_database
+from firstline_gateway.store.database import check, open_database
 
 _PAGE_BYTES = 1024
 _RECORDS = 12
@@ -281,6 +281,7 @@ def _make_gateway(folder: Path, *, killed: bool = False) -> None:
 
 
 def _look_at_gateway(folder: Path) -> None:
+    check(_database(folder), must_exist=True)
     with closing(open_database(_database(folder), must_exist=True)) as database, database.reading() as connection:
         found = Credentials()
         found.apply(read_changes(connection, 0))

@@ -61,7 +61,7 @@ from firstline_gateway.serving.scheduling import batcher as scheduling
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Settings
-from firstline_gateway.store import store
+from firstline_gateway.store import database, store
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
@@ -510,6 +510,8 @@ def open_gateway(settings: Settings) -> Gateway:
         ConfigError: a setting names something that is missing or invalid.
     """
     check_files(settings)
+    authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK)
+    database.check(settings.store, must_exist=authority.had_store)
     options = runtime_options(settings)
     here = settings.loads_here
     repository = load_repository(
@@ -520,7 +522,6 @@ def open_gateway(settings: Settings) -> Gateway:
     )
     load = partial(load_full, options=options) if here else None
     if settings.executors:
-        authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK)
         open_database(settings.store, must_exist=authority.had_store).close()  # creates the schema for the profiles
     dispatcher = open_executors(settings, repository, options, priors_in(settings.store))
     gateway = Gateway(settings, repository, dispatcher, load=load)

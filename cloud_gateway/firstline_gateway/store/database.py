@@ -133,6 +133,8 @@ def sqlite_file(found: settings.Store) -> Path | None:
 def open_database(found: settings.Store, *, must_exist: bool = False) -> Database:
     """Connects, and migrates the schema; of several replicas that start at once, one migrates.
 
+    The pages of an SQLite file are not checked, see `check`: that takes a time in proportion to the file.
+
     Args:
         found: as `settings/load.py` returns it; an SQLite file is made here, for this user alone.
         must_exist: refuse a store without tables instead of creating them, because its content was lost.
@@ -146,7 +148,6 @@ def open_database(found: settings.Store, *, must_exist: bool = False) -> Databas
     database = connect(found)
     try:
         with database.begin() as connection:
-            _check_pages(connection, database.shown)
             if must_exist and schema_of(connection) is None:
                 raise ConfigError(f"store.url: {_lost(database.shown)}")
             upgrade(connection, database.shown)
@@ -207,7 +208,9 @@ def _lost(shown: str) -> str:
 
 
 def check(found: settings.Store, *, must_exist: bool = False) -> None:
-    """Checks that the store answers, and creates nothing: a file that does not exist yet is accepted.
+    """Checks that the store answers, and all pages of an SQLite file, for a start; no writer waits for it.
+
+    Creates nothing: a file that does not exist yet is accepted.
 
     Args:
         found: as `settings/load.py` returns it.
@@ -230,6 +233,10 @@ def check(found: settings.Store, *, must_exist: bool = False) -> None:
                 raise ConfigError(f"store.url: {_lost(database.shown)}")
     except StoreUnavailableError as error:
         raise ConfigError(f"store.url: {error.message}") from error
+    except FirstlineError:
+        raise
+    except Exception as error:  # whatever a damaged file makes the driver or Alembic raise
+        raise ConfigError(f"store.url: {_damaged(database.shown, error)}") from error
     finally:
         database.close()
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,17 @@ def test_a_store_that_lost_its_tables_is_refused(
     open_database(empty_store).close()
     if (found := look(empty_store, must_exist=True)) is not None:
         found.close()
+
+
+def test_only_a_start_checks_every_page_and_blocks_no_writer(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("CREATE TABLE lost (x); PRAGMA writable_schema = ON;")
+        connection.execute("DELETE FROM sqlite_schema WHERE name = 'lost'")  # its page belongs to nothing now
+        connection.commit()
+    store = StoreSettings(url=f"sqlite:///{file}")
+    refused = pytest.raises(ConfigError, match=r"damaged: .*[Pp]age \d+.* never used")
+    with closing(open_database(store)) as database, database.begin(), refused:
+        check(store)
 
 
 def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
