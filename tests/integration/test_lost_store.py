@@ -16,8 +16,8 @@ from firstline_gateway.__main__ import main
 from firstline_gateway.app import open_gateway
 from firstline_gateway.identity.authorities import parse_lists
 
-RESTORE = r"is damaged: it was cut off at 0 bytes.* `firstline-gateway restore FILE --store-only`"
-LOST = r"missing or empty, but the authority .* `firstline-gateway restore FILE --store-only`"
+RESTORE = r"is damaged: it was cut off at 0 bytes.* `firstline-gateway restore FILE --store-only --config CONFIG`"
+LOST = r"missing or empty, but the authority .* `firstline-gateway restore FILE --store-only --config CONFIG`"
 
 
 def truncate(store: Path) -> None:
@@ -70,7 +70,7 @@ async def test_a_gateway_does_not_start_without_the_store_of_its_authority(
     capsys.readouterr()
     for command in (["key", "create", "anna"], ["check"]):
         assert main([*command, "--config", str(config)]) == 2
-        assert "`firstline-gateway restore FILE --store-only`" in capsys.readouterr().err
+        assert "`firstline-gateway restore FILE --store-only --config CONFIG`" in capsys.readouterr().err
     assert [file.read_bytes() for file in lists] == before
 
 

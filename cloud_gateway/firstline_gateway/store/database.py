@@ -36,7 +36,10 @@ _SILENCE_TIMEOUT_S = 10
 _RETRY_AFTER_S = 5.0
 # SQLite's smallest page: SQLite takes a smaller file for a new one, and would delete the log that belongs to it.
 _LEAST_BYTES = 512
-_RESTORE = "Put it aside, and `firstline-gateway restore FILE --store-only` a backup."
+_RESTORE = (
+    "Put the store and its -wal and -shm files aside, then restore a backup: `firstline-gateway restore FILE "
+    "--store-only --config CONFIG`."
+)
 _READS = "firstline_reads"
 
 

@@ -61,8 +61,7 @@ def _damage(file: BufferedReader) -> _Damage | None:
         return None
     magic, _, page_bytes = struct.unpack(">3I", header[:12])
     order = ">" if magic == _BIG_ENDIAN_MAGIC else "<"
-    start = np.frombuffer(header, ">u4").astype(np.uint32)
-    salts, stored = start[4:6], start[6:]
+    salts, stored = np.frombuffer(header[16:], ">u4").astype(np.uint32).reshape(2, 2)
     known = magic in (_BIG_ENDIAN_MAGIC, _LITTLE_ENDIAN_MAGIC) and page_bytes in _PAGE_BYTES
     summed = np.frombuffer(header[:24], f"{order}u4").astype(np.uint32)
     if not known or (_sums(summed[None], np.zeros((1, 2), np.uint32)) != stored).any():
@@ -104,7 +103,8 @@ def _sums(words: _Words, seeds: _Words) -> _Words:
     """
     weights, seed_weights = _weights(words.shape[1])
     parts = [words @ one for one in weights]
-    return np.stack(parts, axis=1) + seeds @ seed_weights
+    sums: _Words = np.stack(parts, axis=1) + seeds @ seed_weights
+    return sums
 
 
 @cache

@@ -115,7 +115,10 @@ def test_a_commit_is_synced(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gateway.db").write_bytes(b"not a database at all" * 100)
-    said = r"file is not a database\. It is damaged\. Put it aside, and `firstline-gateway restore FILE --store-only`"
+    said = (
+        r"file is not a database\. It is damaged\. Put the store and its -wal and -shm files aside, then restore a "
+        r"backup: `firstline-gateway restore FILE --store-only --config CONFIG`"
+    )
     with pytest.raises(ConfigError, match=said):
         open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
 
@@ -131,7 +134,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("size_bytes", [0, 100, 511, 512, 4096, 40_960])
 def test_a_file_that_was_cut_off_is_refused(file: Path, size_bytes: int) -> None:
     os.truncate(file, size_bytes)
-    with pytest.raises(ConfigError, match=r"damaged.* `firstline-gateway restore FILE --store-only`"):
+    with pytest.raises(ConfigError, match=r"damaged.* `firstline-gateway restore FILE --store-only --config CONFIG`"):
         open_database(StoreSettings(url=f"sqlite:///{file}"))
     assert file.stat().st_size == size_bytes
 
@@ -142,7 +145,7 @@ def test_a_flipped_bit_in_the_schema_is_refused(file: Path, byte: bytes, bit: in
     content = bytearray(file.read_bytes())
     content[content.index(byte)] ^= 1 << bit
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"damaged.* `firstline-gateway restore FILE --store-only`"):
+    with pytest.raises(ConfigError, match=r"damaged.* `firstline-gateway restore FILE --store-only --config CONFIG`"):
         open_database(StoreSettings(url=f"sqlite:///{file}"))
 
 
