@@ -19,7 +19,6 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.fleet.configuration import KEYS
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import limited
 from firstline_core.processing.decoding import ImageDecoding
@@ -553,6 +552,8 @@ class EdgeAgent:
             access: reads its token file again.
             requested: is set for each reload.
         """
+        from firstline_core.fleet.configuration import KEYS  # an agent without reloads does not need to import it
+
         live = {"log.level", "log.format"}
         if not self.settings.fleet.enabled:  # otherwise the fleet's configuration is applied to these at a start
             live.update(KEYS)

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from support.images import grey, images
 from support.inference import digits_request
+from support.keys import create_key
 
 from bench.support.line import DEVICE, Line, line
 from firstline.client.async_client import AsyncClient
@@ -18,6 +19,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import DEADLINE_MS, MODEL_VERSION, Message, MqttSettings, Publication, Topics
+from firstline_gateway.settings.settings import Store
 
 pytestmark = pytest.mark.mosquitto
 
@@ -27,9 +29,9 @@ TOPICS = Topics(NAME)
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    with line(
-        tmp_path_factory.mktemp("line"), transport="mqtt", environ={"FIRSTLINE_GATEWAY_API__OPEN_METRICS": "true"}
-    ) as found:
+    folder = tmp_path_factory.mktemp("line")
+    with line(folder, transport="mqtt", environ={"FIRSTLINE_GATEWAY_API__OPEN_METRICS": "true"}) as found:
+        create_key(Store(url=f"sqlite:///{folder}/gateway.db"), NAME, "device")
         yield found
         for tier in found.tiers.values():
             logged = tier.log.read_text()
