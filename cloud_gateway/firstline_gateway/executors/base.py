@@ -177,11 +177,6 @@ class InProcess(Protocol):
         """Returns what batches of a model take on the event loop."""
         ...
 
-
-@runtime_checkable
-class HoldsModels(Protocol):
-    """An executor whose loaded models can be used in this process."""
-
     def loaded_model(self, key: ModelKey) -> LoadedModel | None:
         """Returns a model; None if it is not in memory."""
         ...

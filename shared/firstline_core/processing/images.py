@@ -40,7 +40,10 @@ PIXELS_LIMIT = 40_000_000
 """Maximum pixels of all rows of a request after the steps."""
 
 SOURCE_PIXELS_LIMIT = 160_000_000
-"""Maximum pixels of all rows of a request before any step reduces them: about two seconds of one core."""
+"""Maximum pixels of all rows of a request before any step reduces them: about two seconds of one core.
+
+A larger limit of one image (`ImageLimits.pixels`) replaces it.
+"""
 
 Pixels = Array  # uint8 [height, width, channels]
 Transform = Callable[[Image.Image], Image.Image]
@@ -121,6 +124,7 @@ class ImageProcessing:
             _check_pixels(tensor)
             if self._passes(array):
                 return NO_COST, headers
+        source_limit = max(SOURCE_PIXELS_LIMIT, self._limits.pixels)
         source_pixels = pixels = largest = stored = 0
         for row, element in enumerate(array):
             where = f"Row {row} of input '{tensor.name}'"
@@ -131,7 +135,7 @@ class ImageProcessing:
             found = result_pixels(header, self._steps)
             pixels += found
             stored += found * (2 + self._later_bytes) * CHANNELS[self._mode or "RGB"]
-            for total, limit in ((source_pixels, SOURCE_PIXELS_LIMIT), (pixels, PIXELS_LIMIT)):
+            for total, limit in ((source_pixels, source_limit), (pixels, PIXELS_LIMIT)):
                 if total > limit:
                     raise PayloadTooLargeError(
                         f"Input '{tensor.name}' has more than {limit} pixels by row {row}; send fewer or smaller "

@@ -94,7 +94,7 @@ class Dispatcher:
 
     def loaded_model(self, key: ModelKey) -> LoadedModel | None:
         """Returns a model that is loaded in this process, to prepare its inputs; None if there is none."""
-        found = (member.holder.loaded_model(key) for member in self.members if member.holder is not None)
+        found = (member.in_process.loaded_model(key) for member in self.members if member.in_process is not None)
         return next((model for model in found if model is not None), None)
 
     def loop_times(self, key: ModelKey) -> LoopTimes | None:

@@ -12,7 +12,7 @@ from typing import Literal
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.types import ModelKey, Tensor
-from firstline_gateway.executors.base import Executor, HoldsModels, InProcess
+from firstline_gateway.executors.base import Executor, InProcess
 from firstline_gateway.executors.dispatch.forecast import (
     Candidate,
     Costs,
@@ -210,7 +210,6 @@ class Member:
         self.models: dict[ModelKey, PlacedModel] = {}
         self.running: list[RunningBatch] = []
         self.outcomes: Counter[str] = Counter()
-        self.holder = executor if isinstance(executor, HoldsModels) else None
         self.in_process = executor if isinstance(executor, InProcess) else None
         self._probe_budget = ProbeBudget()
         self._sessions = sessions

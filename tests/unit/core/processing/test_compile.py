@@ -27,7 +27,7 @@ from firstline_core.processing.steps import (
     Scale,
     Softmax,
 )
-from firstline_core.protocol.limits import ImageLimits
+from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Tensor
 
@@ -40,8 +40,8 @@ def no_graph(step: Graph) -> Any:
     raise AssertionError(step)
 
 
-def pre(*steps: PreStep, spec: InputSpec = IMAGES) -> Any:
-    return compile_preprocess(steps, spec, no_graph)
+def pre(*steps: PreStep, spec: InputSpec = IMAGES, limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> Any:
+    return compile_preprocess(steps, spec, no_graph, limits)
 
 
 def photo(height: int = 10, width: int = 14) -> Any:
@@ -182,12 +182,13 @@ def test_large_images_are_limited_before_they_are_resized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("firstline_core.processing.images.SOURCE_PIXELS_LIMIT", 1000)
+    run = pre(Decode(), Resize(3, 3), limits=ImageLimits(pixels=1000))
     with pytest.raises(PayloadTooLargeError, match="more than 1000 pixels by row 7"):
-        pre(Decode(), Resize(3, 3))(images(*[GOOD_PNG] * 100))
+        run(images(*[GOOD_PNG] * 100))
     pixels = np.zeros((8, 14, 10, 3), np.uint8)
     with pytest.raises(PayloadTooLargeError, match="more than 1000 pixels by row 7"):
-        pre(Decode(), Resize(3, 3))(Tensor("image", pixels))
-    assert pre(Decode(), Resize(3, 3))(Tensor("image", pixels[:7])).shape == (7, 3, 3, 3)
+        run(Tensor("image", pixels))
+    assert run(Tensor("image", pixels[:7])).shape == (7, 3, 3, 3)
 
 
 def test_many_small_files_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

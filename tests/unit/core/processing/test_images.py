@@ -14,7 +14,7 @@ from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadToo
 from firstline_core.processing.image_header import ImageHeader, check_limits, read_header
 from firstline_core.processing.images import ImageProcessing, decode
 from firstline_core.processing.steps import Decode, Resize
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
+from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
 
 
 def encoded(kind: str, side: int = 64, **options: object) -> bytes:
@@ -149,6 +149,16 @@ def test_the_largest_photo_within_the_limits_costs_as_much_as_allowed() -> None:
     cost = ImageProcessing(Decode(), (Resize(224, 224),)).cost(images(content))
     assert cost.pixels == 64_000_000
     assert 256_000_000 < cost.memory_bytes <= 256 << 20
+
+
+def test_a_larger_limit_of_one_image_replaces_that_of_all_rows() -> None:
+    larger, fewer = (ImageProcessing(Decode("L"), (Resize(8, 8),), ImageLimits(most)) for most in (10**9, 10**8))
+    content = png(16_000, 12_500)
+    assert larger.cost(images(content)).pixels == 200_000_000
+    with pytest.raises(PayloadTooLargeError, match="at most 100000000 are decoded"):
+        fewer.cost(images(content))
+    with pytest.raises(PayloadTooLargeError, match="more than 160000000 pixels by row 1"):
+        fewer.cost(images(png(9000, 9000), png(9000, 9000)))
 
 
 def test_two_sizes_in_one_file_are_refused() -> None:
