@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from firstline_core.errors import (
     RequestError,
     UnauthorizedError,
 )
+from firstline_core.protocol.http import StaleConnectionError
 from firstline_core.routing.timing import Flight, LinkTiming, TimingReport
 from firstline_core.tasks.classification import Outputs
 from firstline_core.telemetry.logs import logger
@@ -30,7 +32,6 @@ from firstline_edge.cloud.link import (
     Link,
     LinkBusyError,
     LinkReport,
-    LinkStaleError,
     LinkStatus,
     MessageRefusedError,
     is_link_fault,
@@ -47,7 +48,7 @@ _TRY_NEXT_LINK = (PayloadTooLargeError, UnauthorizedError)
 # The answer did not come in time, on either side.
 _TOO_LATE = (RemoteTimeoutError, DeadlineExceededError)
 # Possibly detected on this device, without an answer of the gateway.
-_SAYS_NOTHING_ABOUT_LINK = (PayloadTooLargeError, LinkBusyError, LinkStaleError, MessageRefusedError)
+_SAYS_NOTHING_ABOUT_LINK = (PayloadTooLargeError, LinkBusyError, StaleConnectionError, MessageRefusedError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +156,11 @@ class LinkState:
             now_s: on a monotonic clock.
             outcome: how it ended.
         """
-        if flight.lost:
+        if flight.lost or isinstance(outcome, StaleConnectionError):
             return
         if isinstance(outcome, InferResponse):
             self.timing.answered(flight.size_bytes, seconds, now_s, _service_s(outcome), flight.ahead_bytes)
-        elif isinstance(outcome, (*_TOO_LATE, asyncio.CancelledError)) and not isinstance(outcome, LinkStaleError):
+        elif isinstance(outcome, (*_TOO_LATE, asyncio.CancelledError)):
             self.timing.waited(flight.size_bytes, seconds, now_s, flight.ahead_bytes)
 
     @property
@@ -220,7 +221,7 @@ class LinkChain:
 
     @property
     def recoveries(self) -> int:
-        """How often a link became available again after all links were down."""
+        """How often a link became available again, whether or not another one was."""
         return self._recoveries
 
     async def wait_recovery(self, seen: int) -> None:
@@ -327,8 +328,9 @@ class LinkChain:
         error = nowhere = LinkDownError("No link to the gateway works at the moment.")
         tried, too_large = False, 0
         size_bytes = request.size_bytes
-        candidates = list(self._in_order(size_bytes, ends_s))
-        for position, state in enumerate(candidates):
+        waiting, retried = deque(self._in_order(size_bytes, ends_s)), set[str]()
+        while waiting:
+            state = waiting.popleft()
             if not state.breaker.allows_requests:
                 continue
             started_s = self._clock.monotonic_s()
@@ -340,7 +342,7 @@ class LinkChain:
                 self.retries.called()
             elif not self.retries.may_retry():
                 break
-            others = any(other.breaker.allows_requests for other in candidates[position + 1 :])
+            others = any(other.breaker.allows_requests for other in waiting)
             granted_s = (ends_s - started_s) / (2 if others else 1)
             try:
                 with self._budget_gate(request, state.link.name), state.timing.carrying(size_bytes) as flight:
@@ -357,8 +359,9 @@ class LinkChain:
                 self._time(state, flight, started_s, failure)
                 attempts.append(self._attempt(failure.code, started_s))
                 self._judge(state, failure, granted_s)
-                if isinstance(failure, LinkStaleError) and candidates.count(state) == 1:
-                    candidates.insert(position + 1, state)
+                if isinstance(failure, StaleConnectionError) and state.link.name not in retried:
+                    retried.add(state.link.name)
+                    waiting.appendleft(state)
                     state.link.probe_wanted.set()
                 if not is_link_fault(failure) and not isinstance(failure, _TRY_NEXT_LINK):
                     break
@@ -426,18 +429,15 @@ class LinkChain:
             up = state.breaker.allows_requests
             if up is not state.up:
                 state.up = up
-                if not up:
-                    state.link.probe_wanted.set()
                 if up:
                     log.info("link up", link=state.link.name, address=state.link.address)
+                    self._recoveries += 1
+                    self._recovered.set()
+                    self._recovered = asyncio.Event()
                 else:
                     log.warning("link down", link=state.link.name, address=state.link.address, error=state.problem)
-        before, usable = self._usable.names(), self._names_usable()
-        self._usable.set(usable)
-        if usable and not before:
-            self._recoveries += 1
-            self._recovered.set()
-            self._recovered = asyncio.Event()
+                    state.link.probe_wanted.set()
+        self._usable.set(self._names_usable())
 
     def _names_usable(self) -> tuple[str, ...]:
         return tuple(state.link.name for state in self._links if state.breaker.allows_requests)

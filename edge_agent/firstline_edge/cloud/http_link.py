@@ -35,14 +35,13 @@ from firstline_core.protocol.http_client import (
     ClientSettings,
     HttpClient,
     HttpReply,
-    StaleConnectionError,
 )
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.oip import decode_response, encode_request
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.cloud.link import LinkBusyError, LinkStaleError, MessageRefusedError
+from firstline_edge.cloud.link import LinkBusyError, MessageRefusedError
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import LinkSection
 from firstline_edge.telemetry.link_traffic import count
@@ -196,7 +195,7 @@ class _Pool:
 
         Raises:
             LinkBusyError: no connection became free in time; nothing was sent.
-            LinkStaleError: see `StaleConnectionError`; raised after half of the time, if that is enough to tell.
+            StaleConnectionError: raised after half of the time, if that is enough to tell.
             LinkError: no answer, or not an HTTP answer.
         """
         self._exchanges += 1
@@ -230,11 +229,9 @@ class _Pool:
         try:
             left_s = ends_s - loop.time()
             return await self._client.exchange(method, path, headers, body, left_s, count=count_bytes)
-        except StaleConnectionError as error:
-            raise LinkStaleError(f"{url}: {error.message}.") from error
-        except RemoteTimeoutError as error:
-            raise RemoteTimeoutError(f"{url} did not answer within {timeout_s:.3g} s.") from error
         except LinkError as error:
+            if type(error) is RemoteTimeoutError:  # the caller's whole time, not what was left of it
+                raise RemoteTimeoutError(f"{url} did not answer within {timeout_s:.3g} s.") from error
             raise type(error)(f"{url}: {error.message}.") from error
         finally:
             self._free.release()

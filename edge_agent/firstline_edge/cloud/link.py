@@ -23,10 +23,6 @@ class LinkBusyError(RemoteTimeoutError):
     """All connections of the link were busy until the timeout: nothing was sent, and the gateway's state is unknown."""
 
 
-class LinkStaleError(RemoteTimeoutError):
-    """A kept connection gave no byte after it had been idle; a new one may be answered."""
-
-
 class MessageRefusedError(ProtocolError):
     """The broker or an intermediary refused one message; the link may carry others."""
 

@@ -42,6 +42,11 @@ JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
 EVENT_STREAM_TYPE = "text/event-stream"
 
+
+class StaleConnectionError(RemoteTimeoutError):
+    """A kept connection gave no byte after it had been idle; the network may have forgotten it."""
+
+
 # The only table from errors to HTTP statuses, which are Triton's. A class without an entry has its parent's status.
 _STATUS: dict[type[FirstlineError], int] = {
     errors.RequestError: 400,

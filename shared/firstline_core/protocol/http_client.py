@@ -26,7 +26,7 @@ from firstline_core.errors import (
     ProtocolError,
     RemoteTimeoutError,
 )
-from firstline_core.protocol.http import read_body
+from firstline_core.protocol.http import StaleConnectionError, read_body
 from firstline_core.protocol.http_transport import SOCKET_OPTIONS, AsyncTransport, KeepingTransport, Transport
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.proxies import check_proxy, environment_proxy
@@ -178,10 +178,6 @@ class HttpReply(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
-
-
-class StaleConnectionError(RemoteTimeoutError):
-    """A kept connection gave no byte after it had been idle; the network may have forgotten it."""
 
 
 class IdleLimit:

@@ -16,13 +16,13 @@ import uvloop
 
 from firstline_core.errors import ConfigError, LinkDownError, LinkError, ProtocolError, RemoteTimeoutError
 from firstline_core.protocol import http_client
+from firstline_core.protocol.http import StaleConnectionError
 from firstline_core.protocol.http_client import (
     RECOVERY_S,
     SHORTEST_IDLE_S,
     ClientSettings,
     HttpClient,
     IdleLimit,
-    StaleConnectionError,
     open_async_client,
     open_client,
 )

@@ -11,10 +11,11 @@ from support.logs import captured_lines
 
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
+from firstline_core.protocol.http import StaleConnectionError
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Status
 from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.cloud.chain import ChainSettings, LinkChain
-from firstline_edge.cloud.link import LinkBusyError, LinkReport, LinkStaleError, LinkStatus, MessageRefusedError
+from firstline_edge.cloud.link import LinkBusyError, LinkReport, LinkStatus, MessageRefusedError
 
 DOWN = errors.LinkDownError("refused")
 
@@ -247,7 +248,7 @@ async def test_a_request_too_large_for_a_link_waits_for_another(house: House, br
 
 async def test_a_silent_kept_connection_is_replaced_and_not_learned_from(house: House) -> None:
     house.second.error = house.second.probe_error = DOWN
-    answers = iter([LinkStaleError("no byte"), None] * 3)
+    answers = iter([StaleConnectionError("no byte"), None] * 3)
 
     async def stale_then_fine(asked: InferRequest, timeout_s: float) -> InferResponse:
         error = next(answers)
@@ -271,7 +272,7 @@ async def test_a_silent_kept_connection_is_replaced_and_not_learned_from(house: 
 
 
 async def test_a_connection_that_stays_silent_is_the_links_fault(house: House) -> None:
-    house.first.error = LinkStaleError("no byte")
+    house.first.error = StaleConnectionError("no byte")
     await house.infer()
     assert house.outcomes == ["remote_timeout", "remote_timeout", "ok"]
     await settle()
@@ -339,6 +340,20 @@ async def test_probes_in_the_background_bring_the_link_back(house: House) -> Non
     assert house.chain.available
     assert len(house.first.calls) == calls  # no request paid for that
     await house.infer()
+
+
+async def test_each_links_return_is_a_recovery(house: House) -> None:
+    """The outbox may wait for this link, although the other one works: it carries what is too large for the other."""
+    house.first.error = house.first.probe_error = DOWN
+    await house.infer()
+    await settle()
+    assert house.chain.states() == {"first": "open", "second": "closed"}
+    waiting = asyncio.create_task(house.chain.wait_recovery(house.chain.recoveries))
+    await house.clock.advance(20.0)
+    assert not waiting.done()
+    house.mend()
+    await house.clock.advance(30.0)
+    await asyncio.wait_for(waiting, 1)
 
 
 async def test_with_another_certificate_a_link_is_probed_at_once_and_its_long_wait_is_over(house: House) -> None:
