@@ -273,10 +273,10 @@ class EdgeRuns:
             return edge.run(batch, edge.measured_ms(request, len(rows)) / 1000)
 
         async def compute(positions: Sequence[int]) -> list[ModelOutput]:
-            batch = tensor.take([rows[position].position for position in positions])
+            taken = [rows[position].position for position in positions]
             measured_s = edge.measured_ms(request, len(positions)) / 1000
             async with self._decoding.prepared(
-                edge.loaded, batch, cost, request.principal, context.deadline_s
+                edge.loaded, tensor.take(taken), cost.take(taken), request.principal, context.deadline_s
             ) as prepared:
                 return await edge.run_in_thread(prepared, context.deadline_s, measured_s)
 

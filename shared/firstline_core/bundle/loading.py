@@ -102,17 +102,18 @@ class LoadedModel:
         self._floats = self._dtype.kind == "f"
         self._pixels_pass = any(isinstance(step, Decode) for step in model.preprocess)
         self._pre, self._post, self._to_logits = pre, post, to_logits
-        self.decodes_images = pre.cost is not None
+        self.decodes_images = pre.images is not None
         self.input = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True)
         self.output_name = pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
         self._resources = resources
 
-    def prepare(self, tensor: Tensor) -> Array:
+    def prepare(self, tensor: Tensor, cost: ImageCost | None = None) -> Array:
         """Preprocesses a bundle input into rows for `run`.
 
         Args:
             tensor: as declared in the manifest; encoded images may also be pixels, UINT8 [rows, height, width,
                 channels].
+            cost: from `image_cost`, of this tensor; None to read the headers of its images now.
 
         Raises:
             InvalidTensorError: not this bundle's input; the message names the row if possible.
@@ -121,7 +122,7 @@ class LoadedModel:
         if isinstance(tensor, PreparedTensor):
             return tensor.array
         self._check(tensor)
-        rows = self._pre(tensor)
+        rows = self._pre.run(tensor, cost)
         if not fits(rows.shape, self.input.shape):
             raise InvalidTensorError(
                 f"Input '{tensor.name}' becomes rows of shape {list(rows.shape[1:])}, but model '{self.model.id}' "
@@ -135,10 +136,10 @@ class LoadedModel:
         Raises:
             InvalidTensorError, PayloadTooLargeError: see `prepare`, as far as the headers tell.
         """
-        if self._pre.cost is None or tensor.array.dtype.kind not in "Ou":  # `prepare` refuses others
+        if self._pre.images is None or tensor.array.dtype.kind not in "Ou":  # `prepare` refuses others
             return NO_COST
         self._check(tensor)
-        return self._pre.cost(tensor)
+        return self._pre.images.cost(tensor)
 
     def run(self, rows: Array) -> Probabilities:
         """Runs the model.

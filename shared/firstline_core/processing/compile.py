@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ from firstline_core.processing.steps import (
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
 from firstline_core.types import Array, Tensor
 
+if TYPE_CHECKING:
+    from firstline_core.processing.images import ImageProcessing
+
 _FLOAT = np.dtype(np.float32)
 
 Step = Callable[[Array], Array]
@@ -44,16 +47,21 @@ class Preprocess(NamedTuple):
     """A model's preprocessing.
 
     Attributes:
-        run: from a checked bundle input to the model's input rows.
-        cost: computes the cost of decoding the images of an input from their headers, and refuses images over the
-            limits. None without image steps.
+        array_steps: on the whole batch, after the image steps.
+        images: the image steps, if there are any.
     """
 
-    run: Callable[[Tensor], Array]
-    cost: Callable[[Tensor], ImageCost] | None = None
+    array_steps: Step
+    images: ImageProcessing | None = None
 
-    def __call__(self, tensor: Tensor) -> Array:
-        return self.run(tensor)
+    def run(self, tensor: Tensor, cost: ImageCost | None = None) -> Array:
+        """Returns the model's input rows.
+
+        Args:
+            tensor: a checked bundle input.
+            cost: from `images.cost`, of this tensor; None to read the headers of its images now.
+        """
+        return self.array_steps(tensor.array if self.images is None else self.images.run(tensor, cost))
 
 
 def compile_preprocess(
@@ -89,7 +97,7 @@ def compile_preprocess(
     channels = CHANNELS[decodes[0].mode] if decodes else spec.shape[-1] if len(spec.shape) > 1 else -1
     apply = chain(_array_steps(array_steps, channels, load_graph))
     if not image_steps:
-        return Preprocess(lambda tensor: apply(tensor.array))
+        return Preprocess(apply)
     from firstline_core.processing.images import ImageProcessing  # Pillow takes 3 MB: import it only for images
 
     pixels = ImageProcessing(
@@ -98,7 +106,7 @@ def compile_preprocess(
         limits,
         _LATER_BYTES if array_steps else 0,
     )
-    return Preprocess(lambda tensor: apply(pixels(tensor)), pixels.cost)
+    return Preprocess(apply, pixels)
 
 
 def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> Step:

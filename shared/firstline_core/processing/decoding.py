@@ -47,7 +47,7 @@ class Preparing(Protocol):
 
     def image_cost(self, tensor: Tensor) -> ImageCost: ...
 
-    def prepare(self, tensor: Tensor) -> Array: ...
+    def prepare(self, tensor: Tensor, cost: ImageCost) -> Array: ...
 
 
 def is_light(cost: ImageCost) -> bool:
@@ -278,7 +278,7 @@ class ImageDecoding:
         Args:
             model: that gets the images.
             tensor: of the request.
-            cost: from `cost`.
+            cost: of this tensor, from `cost`.
             principal: the caller.
             deadline_s: of the request, on the clock.
 
@@ -297,7 +297,7 @@ class ImageDecoding:
         await self.budget.take(principal, cost.memory_bytes, wait_s)
         release = partial(self.budget.release, principal, cost.memory_bytes)
         loop = asyncio.get_running_loop()
-        decoding = self._threads.submit(principal, partial(self._prepare, model, tensor, deadline_s))
+        decoding = self._threads.submit(principal, partial(self._prepare, model, tensor, cost, deadline_s))
         try:
             rows = await asyncio.wrap_future(decoding)
         except BaseException:
@@ -313,9 +313,9 @@ class ImageDecoding:
         """Waits for images that are being decoded, and drops the others."""
         self._threads.close()
 
-    def _prepare(self, model: Preparing, tensor: Tensor, deadline_s: float | None) -> Array:
+    def _prepare(self, model: Preparing, tensor: Tensor, cost: ImageCost, deadline_s: float | None) -> Array:
         if deadline_s is not None and self._clock.monotonic_s() >= deadline_s:
             raise DeadlineExceededError(
                 "The request's deadline passed before its images were decoded; allow more time."
             )
-        return model.prepare(tensor)
+        return model.prepare(tensor, cost)

@@ -10,6 +10,7 @@ with thousands of scans takes minutes.
 from __future__ import annotations
 
 import base64
+import math
 import re
 import struct
 import zlib
@@ -121,19 +122,49 @@ class ImageHeader:
         return self.bits == 16 and self.channels == 1
 
 
-class ImageCost(NamedTuple):
-    """The cost of decoding the images of a request.
+class MeasuredImage(NamedTuple):
+    """The cost of processing one image.
 
     Attributes:
-        pixels: of all rows, as they were sent.
-        memory_bytes: the most that is held at one moment while they are processed.
+        header: of the image, checked.
+        result_pixels: after the image steps.
+        working_bytes: the most that is held at one moment while it is processed.
+        result_bytes: that its result, and what later steps make of it, take while the other rows are processed.
     """
 
-    pixels: int
-    memory_bytes: int
+    header: ImageHeader
+    result_pixels: int
+    working_bytes: int
+    result_bytes: int
 
 
-NO_COST = ImageCost(0, 0)
+@dataclass(frozen=True, slots=True)
+class ImageCost:
+    """The cost of processing the images of a request.
+
+    Args:
+        images: one for each row; none if there is nothing to process.
+    """
+
+    images: tuple[MeasuredImage, ...]
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of all rows, as they were sent."""
+        return sum(image.header.pixels for image in self.images)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most that is held at one moment while the rows are processed one after the other."""
+        largest = max((image.working_bytes for image in self.images), default=0)
+        return largest + (sum(image.result_bytes for image in self.images) if len(self.images) > 1 else 0)
+
+    def take(self, rows: Sequence[int]) -> ImageCost:
+        """Returns the cost of some of the rows, in the given order."""
+        return ImageCost(tuple(self.images[row] for row in rows)) if self.images else self
+
+
+NO_COST = ImageCost(())
 
 
 def read_header(encoded: bytes, where: str) -> ImageHeader:
@@ -182,52 +213,73 @@ def check_limits(header: ImageHeader, limits: ImageLimits, where: str) -> None:
         raise InvalidTensorError(f"{where} is a truncated {header.kind}: its end is missing. Send the whole file.")
 
 
-def working_bytes(header: ImageHeader, decode: Decode | None, steps: Sequence[ImageStep], later_bytes: int) -> int:
-    """Estimates the most memory that is held at one moment while one image is processed.
+def measure(header: ImageHeader, decode: Decode | None, steps: Sequence[ImageStep], later_bytes: int) -> MeasuredImage:
+    """Estimates the memory that is held while one image is processed.
 
     Pillow stores 1, 2 or 4 bytes a pixel and a pointer for each row, and each operation makes a new image.
 
     Args:
-        header: of the image.
+        header: of the image, checked.
         decode: the decode step; None if images come as pixels and keep their channels.
         steps: after decoding.
         later_bytes: bytes that the steps after these hold for each value of the result.
     """
-    width, height = header.width, header.height
-    target = CHANNELS[decode.mode] if decode is not None else header.channels
-    own, wanted = _stored(header), 1 if target == 1 else 4
-    stages = [_held(width, height, own)]
+    channels = CHANNELS[decode.mode] if decode is not None else header.channels
+    sizes = _sizes(header, steps)
+    result_pixels = math.prod(sizes[-1])
+    result = result_pixels * channels
+    result_bytes = (2 + later_bytes) * result
+    steps_bytes = _steps_bytes(sizes, steps, _pillow_bytes(channels)) + 2 * result
+    return MeasuredImage(
+        header, result_pixels, max(_decoding_bytes(header, channels), steps_bytes, result_bytes), result_bytes
+    )
+
+
+def _decoding_bytes(header: ImageHeader, channels: int) -> int:
+    """Estimates the most memory that is held until an image is upright, opaque and has so many channels."""
+
+    def held(bytes_per_pixel: int) -> int:
+        return _held(header.width, header.height, bytes_per_pixel)
+
+    own, wanted = _stored(header), _pillow_bytes(channels)
+    stages = [held(own)]
     if header.progressive:
         stages[0] += header.pixels * header.channels * _COEFFICIENT_BYTES
     if header.is_wide_grey:
-        stages.append(_held(width, height, own + own))
+        stages.append(held(own + own))
         own = 1
     if header.alpha:
-        stages += [_held(width, height, 4 if own == 4 and not header.palette else own + 4), _held(width, height, 8)]
-        own = 4
-        if target == 1:
-            stages.append(_held(width, height, 5))
-    elif own != wanted or header.palette or header.channels != target:
-        stages.append(_held(width, height, own + wanted))
+        stages += [held(4 if own == 4 and not header.palette else own + 4), held(8)]
+        if channels == 1:
+            stages.append(held(5))
+    elif own != wanted or header.palette or header.channels != channels:
+        stages.append(held(own + wanted))
     if header.orientation > 1:
-        stages.append(2 * _held(width, height, wanted))
-        if header.orientation > 4:
-            width, height = height, width
-    held = _held(width, height, wanted)
-    stages.append(held)
-    for step in steps:
-        if isinstance(step, CenterCrop):
-            width = height = crop_side(step, width, height)
-            stages.append(held + _held(width, height, wanted))
-        elif (width, height) != (step.width, step.height):
-            temporary = _held(step.width, height, wanted)
-            width, height = step.width, step.height
-            stages.append(held + temporary + _held(width, height, wanted))
-        held = max(held, stages[-1])
-    result = width * height * target
-    stages.append(held + 2 * result)
-    stages.append((2 + later_bytes) * result)
+        stages.append(2 * held(wanted))
     return max(stages)
+
+
+def _steps_bytes(sizes: Sequence[tuple[int, int]], steps: Sequence[ImageStep], bytes_per_pixel: int) -> int:
+    """Adds up the upright image and all images that the steps make of it: an upper bound, since some are freed."""
+    total = _held(*sizes[0], bytes_per_pixel)
+    for step, before, after in zip(steps, sizes, sizes[1:], strict=False):
+        if isinstance(step, CenterCrop):
+            total += _held(*after, bytes_per_pixel)
+        elif after != before:  # Pillow resizes the columns first, then the rows
+            total += _held(after[0], before[1], bytes_per_pixel) + _held(*after, bytes_per_pixel)
+    return total
+
+
+def _sizes(header: ImageHeader, steps: Sequence[ImageStep]) -> list[tuple[int, int]]:
+    """Returns (width, height) of the upright image, and after each step."""
+    upright = (header.width, header.height) if header.orientation <= 4 else (header.height, header.width)
+    sizes = [upright]
+    for step in steps:
+        if isinstance(step, Resize):
+            sizes.append((step.width, step.height))
+        else:
+            sizes.append((crop_side(step, *sizes[-1]),) * 2)
+    return sizes
 
 
 def crop_side(step: CenterCrop, width: int, height: int) -> int:
@@ -267,9 +319,14 @@ def _held(width: int, height: int, bytes_per_pixel: int) -> int:
     return height * (images * _ROW_POINTER_BYTES + ((width * bytes_per_pixel + 4 * images - 1) & -4))
 
 
+def _pillow_bytes(channels: int) -> int:
+    """Returns the bytes of a pixel of 8 bits a channel: Pillow stores three channels in four bytes."""
+    return 1 if channels == 1 else 4
+
+
 def _stored(header: ImageHeader) -> int:
     """Returns the bytes of a pixel that Pillow stores when it decodes the file."""
-    return header.bits // 8 if header.is_wide_grey else 1 if header.channels == 1 else 4
+    return header.bits // 8 if header.is_wide_grey else _pillow_bytes(header.channels)
 
 
 def _other_format(encoded: bytes) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from io import BytesIO
 from typing import Literal
 
@@ -25,12 +25,13 @@ from firstline_core.processing.image_header import (
     ImageCost,
     ImageHeader,
     ImageStep,
+    MeasuredImage,
     check_limits,
     crop_side,
     damage_hint,
     lacks_rows,
+    measure,
     read_header,
-    working_bytes,
 )
 from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Resize
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
@@ -108,54 +109,50 @@ class ImageProcessing:
         self._transform = _transform(steps)
 
     def cost(self, tensor: Tensor) -> ImageCost:
-        """Returns what the images of a request cost, from their headers.
+        """Returns what the images of a request cost, from their headers; `NO_COST` if they need no step.
 
         Raises:
             InvalidTensorError: an image that cannot be decoded, as far as its header says.
             PayloadTooLargeError: an image, or all together, over a limit.
         """
-        return self._measured(tensor)[0]
-
-    def _measured(self, tensor: Tensor) -> tuple[ImageCost, list[ImageHeader]]:
-        """Returns what the images cost, and their headers; no headers if they need no step."""
         array = tensor.array
-        headers: list[ImageHeader] = []
         if not array.dtype.hasobject:
             _check_pixels(tensor)
             if self._passes(array):
-                return NO_COST, headers
+                return NO_COST
         source_limit = max(SOURCE_PIXELS_LIMIT, self._limits.pixels)
-        source_pixels = pixels = largest = stored = 0
+        measured: list[MeasuredImage] = []
+        source_pixels = pixels = 0
         for row, element in enumerate(array):
-            where = f"Row {row} of input '{tensor.name}'"
-            header = self._header(element, where)
-            headers.append(header)
-            largest = max(largest, self._checked_memory(header, where))
-            source_pixels += header.pixels
-            found = result_pixels(header, self._steps)
-            pixels += found
-            stored += found * (2 + self._later_bytes) * CHANNELS[self._mode or "RGB"]
+            image = self._measured(element, f"Row {row} of input '{tensor.name}'")
+            measured.append(image)
+            source_pixels += image.header.pixels
+            pixels += image.result_pixels
             for total, limit in ((source_pixels, source_limit), (pixels, PIXELS_LIMIT)):
                 if total > limit:
                     raise PayloadTooLargeError(
                         f"Input '{tensor.name}' has more than {limit} pixels by row {row}; send fewer or smaller "
                         "images."
                     )
-        return ImageCost(source_pixels, largest if len(array) == 1 else largest + stored), headers
+        return ImageCost(tuple(measured))
 
-    def __call__(self, tensor: Tensor) -> Array:
+    def run(self, tensor: Tensor, cost: ImageCost | None = None) -> Array:
         """Runs the steps.
+
+        Args:
+            tensor: images, or pixels.
+            cost: from `cost`, of this tensor; None to read the headers now.
 
         Raises:
             InvalidTensorError: a row that is not an image, or of another size than the others.
             PayloadTooLargeError: see `cost`.
         """
-        _, headers = self._measured(tensor)
+        images = (self.cost(tensor) if cost is None else cost).images
         if not tensor.array.dtype.hasobject and self._passes(tensor.array):
             return tensor.array
         done: list[Pixels] = []
-        for row, (element, header) in enumerate(zip(tensor.array, headers, strict=True)):
-            original = self._original(element, header, f"Row {row} of input '{tensor.name}'")
+        for row, (element, image) in enumerate(zip(tensor.array, images, strict=True)):
+            original = self._original(element, image.header, f"Row {row} of input '{tensor.name}'")
             found = _to_pixels(self._transform(original))
             if done and found.shape != done[0].shape:
                 raise InvalidTensorError(
@@ -169,20 +166,20 @@ class ImageProcessing:
         """Returns whether pixels need no step."""
         return not self._steps and (self._mode is None or array.shape[3] == CHANNELS[self._mode])
 
-    def _header(self, element: bytes | Pixels, where: str) -> ImageHeader:
-        if not isinstance(element, np.ndarray):
-            return checked_header(element, self._limits, where)
-        height, width, channels = element.shape
-        return ImageHeader("pixels", width, height, channels)
-
-    def _checked_memory(self, header: ImageHeader, where: str) -> int:
-        needed = working_bytes(header, self._decode, self._steps, self._later_bytes)
-        if needed > self._limits.memory_bytes:
+    def _measured(self, element: bytes | Pixels, where: str) -> MeasuredImage:
+        """Returns the cost of one image within the limits."""
+        if isinstance(element, np.ndarray):
+            height, width, channels = element.shape
+            header = ImageHeader("pixels", width, height, channels)
+        else:
+            header = checked_header(element, self._limits, where)
+        image = measure(header, self._decode, self._steps, self._later_bytes)
+        if image.working_bytes > self._limits.memory_bytes:
             raise PayloadTooLargeError(
-                f"{where} has {header.width}x{header.height} pixels, which take {needed} bytes of memory; at most "
-                f"{self._limits.memory_bytes} are used (images.memory_limit_bytes). Send it smaller."
+                f"{where} has {header.width}x{header.height} pixels, which take {image.working_bytes} bytes of memory; "
+                f"at most {self._limits.memory_bytes} are used (images.memory_limit_bytes). Send it smaller."
             )
-        return needed
+        return image
 
     def _original(self, element: bytes | Pixels, header: ImageHeader, where: str) -> Image.Image:
         if not isinstance(element, np.ndarray):
@@ -231,17 +228,6 @@ def checked_header(encoded: bytes, limits: ImageLimits, where: str) -> ImageHead
     header = read_header(encoded, where)
     check_limits(header, limits, where)
     return header
-
-
-def result_pixels(header: ImageHeader, steps: Sequence[ImageStep]) -> int:
-    """Returns the pixels of an image after the steps."""
-    width, height = header.width, header.height
-    for step in steps:
-        if isinstance(step, Resize):
-            width, height = step.width, step.height
-        else:
-            width = height = crop_side(step, width, height)
-    return width * height
 
 
 def _check_pixels(tensor: Tensor) -> None:

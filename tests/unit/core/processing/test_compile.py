@@ -41,7 +41,7 @@ def no_graph(step: Graph) -> Any:
 
 
 def pre(*steps: PreStep, spec: InputSpec = IMAGES, limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> Any:
-    return compile_preprocess(steps, spec, no_graph, limits)
+    return compile_preprocess(steps, spec, no_graph, limits).run
 
 
 def photo(height: int = 10, width: int = 14) -> Any:
@@ -276,7 +276,7 @@ def test_the_callers_array_is_not_changed() -> None:
 
 
 def test_a_graph_is_a_step() -> None:
-    run = compile_preprocess((Scale((0.0,), (2.0,)), GRAPH), NUMBERS, lambda _: lambda x: x + 1)
+    run = compile_preprocess((Scale((0.0,), (2.0,)), GRAPH), NUMBERS, lambda _: lambda x: x + 1).run
     np.testing.assert_allclose(run(Tensor("x", np.full((1, 4), 4, np.float32))), np.full((1, 4), 3.0))
 
 

@@ -19,12 +19,18 @@ from firstline_core.processing.decoding import (
     MemoryBudget,
     PreparedTensor,
 )
-from firstline_core.processing.image_header import ImageCost
+from firstline_core.processing.image_header import ImageCost, ImageHeader, MeasuredImage
 from firstline_core.types import Array, Tensor
 
 MIB = 1 << 20
-HEAVY = ImageCost(LIGHT_PIXELS + 1, 40 * MIB)
 PICTURE = images(b"picture")
+
+
+def cost_of(pixels: int, working_bytes: int) -> ImageCost:
+    return ImageCost((MeasuredImage(ImageHeader("PNG", pixels, 1, 1), pixels, working_bytes, 0),))
+
+
+HEAVY = cost_of(LIGHT_PIXELS + 1, 40 * MIB)
 
 
 class Model:
@@ -38,7 +44,7 @@ class Model:
         self.threads.append(threading.current_thread().name)
         return HEAVY
 
-    def prepare(self, tensor: Tensor) -> Array:
+    def prepare(self, tensor: Tensor, cost: ImageCost) -> Array:
         self.threads.append(threading.current_thread().name)
         self.began.set()
         self.go.wait()
@@ -68,13 +74,13 @@ async def prepare(decoding: ImageDecoding, model: Model, cost: ImageCost = HEAVY
 
 
 async def test_a_small_image_is_left_to_its_model(decoding: ImageDecoding, model: Model) -> None:
-    assert await prepare(decoding, model, cost=ImageCost(LIGHT_PIXELS, MIB)) is PICTURE
+    assert await prepare(decoding, model, cost=cost_of(LIGHT_PIXELS, MIB)) is PICTURE
     assert not model.threads
 
 
 async def test_tiny_images_that_become_large_are_counted(decoding: ImageDecoding, model: Model) -> None:
     model.go.set()
-    prepared = await prepare(decoding, model, cost=ImageCost(790, LIGHT_BYTES + 1))
+    prepared = await prepare(decoding, model, cost=cost_of(790, LIGHT_BYTES + 1))
     assert isinstance(prepared, PreparedTensor)
 
 

@@ -4,6 +4,7 @@ import base64
 import io
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from PIL import Image
 from support.images import images
 
 from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError
-from firstline_core.processing.image_header import ImageHeader, check_limits, read_header
+from firstline_core.processing.image_header import ImageCost, ImageHeader, check_limits, read_header
 from firstline_core.processing.images import ImageProcessing, decode
 from firstline_core.processing.steps import Decode, Resize
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
@@ -159,6 +160,24 @@ def test_a_larger_limit_of_one_image_replaces_that_of_all_rows() -> None:
         fewer.cost(images(content))
     with pytest.raises(PayloadTooLargeError, match="more than 160000000 pixels by row 1"):
         fewer.cost(images(png(9000, 9000), png(9000, 9000)))
+
+
+def test_headers_that_were_read_are_not_read_again() -> None:
+    processing = ImageProcessing(Decode(), ())
+    tensor = images(PNG, JPEG, PNG)
+    cost = processing.cost(tensor)
+    np.testing.assert_array_equal(processing.run(tensor, cost), processing.run(tensor))
+    turned = cost.images[0]._replace(header=replace(cost.images[0].header, orientation=3))
+    found = processing.run(images(PNG, JPEG), ImageCost((turned, *cost.images[1:])).take([0, 1]))
+    np.testing.assert_array_equal(found[0], processing.run(images(PNG))[0][::-1, ::-1])
+
+
+def test_rows_that_are_done_count_while_others_are_processed() -> None:
+    cost = ImageProcessing(Decode("L"), (Resize(100, 100),), later_bytes=8).cost(images(PNG, JPEG, PNG))
+    largest = max(image.working_bytes for image in cost.images)
+    assert cost.memory_bytes == largest + 3 * 10 * 100 * 100
+    assert cost.take([2]).memory_bytes == cost.images[2].working_bytes
+    assert cost.take([2, 0]).pixels == 2 * 64 * 64
 
 
 def test_two_sizes_in_one_file_are_refused() -> None:
