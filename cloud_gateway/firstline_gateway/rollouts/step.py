@@ -198,19 +198,19 @@ def step(rollout: Rollout, assignments: Mapping[str, Assignment], view: View, no
     elif rollout.state is RolloutState.ABORTED:
         _go_back(changes, devices, view, including_done=False)
     _request_audits(changes, {**devices, **changes.assigned}, view)
+    if changes.rollout.state not in LIVE:
+        unsettled = bool(changes.audits or changes.desired or changes.more)
+        changes.rollout = replace(changes.rollout, unsettled=unsettled)
+        changes.more = unsettled
     return changes
 
 
 def _request_audits(changes: Changes, assignments: Mapping[str, Assignment], view: View) -> None:
     """Has the devices of both groups audit the judged bundles while the rollout runs, with a certificate or without."""
-    state = changes.rollout.state
-    wanted = state in BEGUN
+    wanted = changes.rollout.state in BEGUN
     differing = [name for name in assignments if name in view.devices and view.devices[name].audited is not wanted]
     changes.audits = dict.fromkeys(differing[:_AT_ONCE], wanted)
     changes.more = changes.more or len(differing) > _AT_ONCE
-    if state not in LIVE:
-        changes.rollout = replace(changes.rollout, unsettled=bool(changes.audits or changes.desired or changes.more))
-        changes.more = changes.rollout.unsettled
 
 
 def selected(rollout: Rollout, view: View) -> list[tuple[str, Mapping[str, str]]]:
