@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 from support.databases import sqlite_store
+from support.pools import KEY, pool_of
 
 from bench.fleet.driven import HOUR_S, definition, driven
-from bench.fleet.population import NEW, NOTHING, OLD, Effect
+from bench.fleet.population import BUNDLE, NEW, NOTHING, OLD, Effect
 from bench.fleet.pretended import Pretended, pretended_population
 from firstline_core.fleet.audit_log import verify_log
 from firstline_gateway import audit_log
+from firstline_gateway.contracts import records as contract_records
+from firstline_gateway.rollouts import driver
+from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollout import Stage
 
 DEVICES = 240  # `make -C bench fleet` has a thousand
@@ -50,3 +56,33 @@ async def test_a_bad_model_is_stopped_in_the_first_stage_and_every_device_runs_t
         assert (ended.state, ended.stage) == ("rolled_back", 0), ended.sentence
         assert (await room.rollouts.looks(ended.id)).looks[-1].rule == rule
         assert room.fleet.versions() == {OLD: DEVICES}
+
+
+@pytest.mark.parametrize("alarms", [True, False])
+async def test_an_alarm_after_the_snapshot_stops_the_offer_to_a_late_joiner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alarms: bool
+) -> None:
+    population = pretended_population(3, 1)
+    name, late = population.popitem()
+    offers, compute_join = 0, driver._compute_join
+
+    def computed(connection: Connection, **rest: Any) -> Any:
+        nonlocal offers
+        found = compute_join(connection, **rest)
+        if found is not None and found[1].desired:
+            offers += 1
+            if alarms:
+                pool = pool_of(20, KEY._replace(bundle=BUNDLE, version=NEW), alarmed_s=1.8e9)
+                with room.database.begin() as other:
+                    contract_records.replace_pool(other, pool)
+        return found
+
+    monkeypatch.setattr(driver, "_compute_join", computed)
+    async with driven(sqlite_store(tmp_path), Pretended(population)) as room:
+        found = definition(Stage(1.0, soak_s=0.0), rules=Rules(promote_unseen=True), held_back=0.0)
+        assert (await room.run(found, 10)).state == "completed"
+        population[name] = late
+        for _ in range(3):
+            await room.pass_time(1.0)
+    assert offers == 1
+    assert late.version == (OLD if alarms else NEW)
