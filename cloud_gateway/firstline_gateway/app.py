@@ -263,7 +263,7 @@ class Gateway:
             clock=clock,
             service=service,
             delta=settings.contracts.delta,
-            signed_digest=self.registry.catalogue.digest if self.registry is not None else None,
+            find_listed=self.registry.catalogue.listed if self.registry is not None else None,
             on_change=self.rollout_driver.wake,
             before_start=self.full_models.prepare if self.full_models is not None else None,
         )

@@ -171,6 +171,9 @@ async def test_a_rollout_of_an_unsigned_version_does_not_start(tmp_path: Path) -
             assert refused.status_code == 409 and word in refused.json()["detail"], refused.text
             assert (await site.client.get(f"{ROLLOUTS}/{made['id']}")).json()["state"] == "approved"
         right = {"manifest_sha256": entry["manifest_sha256"]}
+        planned = (await site.client.post(f"{ROLLOUTS}/plan", json=DEFINITION | right)).json()
+        assert len([each for each in entry["variants"] if each["certificate"]]) == 3
+        assert "at most 0.16: " in planned["false_aborts"] and "each of its 3 contracts" in planned["false_aborts"]
         made = (await site.client.post(ROLLOUTS, json=DEFINITION | right)).json()
         assert (await site.client.post(f"{ROLLOUTS}/{made['id']}/start")).json()["state"] == "running"
 

@@ -33,6 +33,18 @@ class Catalogue(NamedTuple):
     configurations: tuple[ConfigurationEntry, ...] = ()
 
 
+class ListedVersion(NamedTuple):
+    """A signed version of a model or a configuration.
+
+    Attributes:
+        sha256: of the manifest, or of the configuration.
+        contracts: number of certified variants; each has a contract of its own.
+    """
+
+    sha256: str
+    contracts: int
+
+
 def catalogue_of(targets: Targets) -> Catalogue:
     """Returns the content of targets, grouped by bundle: there may be thousands of either.
 
@@ -133,8 +145,8 @@ class CatalogueReader:
         aliases = await self._store.read(lambda connection: records.aliases(connection, name))
         return entry_of(catalogue, (name, version), tuple(one.alias for one in aliases if one.version == version))
 
-    async def digest(self, kind: str, name: str, version: int) -> str | None:
-        """Returns the sha256 of a model's manifest, or of a configuration; None if it is not listed.
+    async def listed(self, kind: str, name: str, version: int) -> ListedVersion | None:
+        """Returns a model or a configuration; None if it is not listed.
 
         Args:
             kind: as in `twin.Update.what`.
@@ -143,5 +155,10 @@ class CatalogueReader:
         """
         catalogue, key = await self.current(), (name, version)
         if kind == "configuration":
-            return next((one.sha256 for one in catalogue.configurations if (one.name, one.version) == key), None)
-        return entry_of(catalogue, key, ()).manifest_sha256 if key in catalogue.bundles else None
+            found = (one.sha256 for one in catalogue.configurations if (one.name, one.version) == key)
+            return next((ListedVersion(sha256, 0) for sha256 in found), None)
+        if key not in catalogue.bundles:
+            return None
+        bundle = find_bundle(catalogue.bundles[key], *key)
+        certified = sum(variant.certificate is not None for variant in bundle.release.variants)
+        return ListedVersion(bundle.manifest.sha256, certified)

@@ -28,7 +28,7 @@ _Spreads = Mapping[int, Mapping[str, float]]
 """Known standard deviations between devices over the last hours, by hours and figure."""
 
 
-def plan(definition: Definition, view: View, size_bytes: int | None, now: Now, delta: float) -> Plan:
+def plan(definition: Definition, view: View, size_bytes: int | None, now: Now, *, delta: float, contracts: int) -> Plan:
     """Returns the effects of a rollout on the current fleet.
 
     Args:
@@ -37,6 +37,7 @@ def plan(definition: Definition, view: View, size_bytes: int | None, now: Now, d
         size_bytes: that one device fetches; None if unknown.
         now: the time.
         delta: the probability with which a contract that holds may ever alarm.
+        contracts: number of contracts of the version.
     """
     rollout = Rollout("plan", definition, RolloutState.DRAFT, "", now.wall_s, seed=0)
     devices = selected(rollout, view)
@@ -80,14 +81,17 @@ def plan(definition: Definition, view: View, size_bytes: int | None, now: Now, d
         warnings=tuple(_warnings(definition, len(devices))),
         sees=sees,
         detects=_detects(stages, definition),
-        false_aborts=_false_aborts(definition.rules.alpha, delta),
+        false_aborts=_false_aborts(definition.rules.alpha, delta, contracts),
     )
 
 
-def _false_aborts(alpha: float, delta: float) -> str:
+def _false_aborts(alpha: float, delta: float, contracts: int) -> str:
+    most = min(1.0, alpha + contracts * delta)
+    alarms = {0: "no contract can alarm", 1: f"{delta:.3g} by the alarm of its contract (delta)"}
+    several = f"{delta:.3g} by the alarm of each of its {contracts} contracts (delta)"
     return (
-        f"A model that changes nothing is aborted with a probability of at most {alpha + delta:.3g}: {alpha:.3g} by "
-        f"the comparison of its stages (alpha), and {delta:.3g} by the alarm of its contract (delta)."
+        f"A model that changes nothing is aborted with a probability of at most {most:.3g}: {alpha:.3g} by the "
+        f"comparison of its stages (alpha), and {alarms.get(contracts, several)}."
     )
 
 

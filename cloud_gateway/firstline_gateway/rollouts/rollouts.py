@@ -19,6 +19,7 @@ from firstline_core.ids import new_request_id
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.selector import parse_selector
+from firstline_gateway.registry.catalogue import ListedVersion
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.commands import Command, command_changes, consequences, state_after
 from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView, contract_alarm
@@ -31,8 +32,8 @@ from firstline_gateway.store.store import Store
 _LOOKS = 200  # a page of them
 
 _T = TypeVar("_T")
-SignedDigest = Callable[[str, str, int], Awaitable[str | None]]
-"""Returns the signed sha256 of a "model" or "configuration" by name and version; None if it is not signed."""
+FindListed = Callable[[str, str, int], Awaitable[ListedVersion | None]]
+"""Returns a signed "model" or "configuration" by name and version; None if it is not signed."""
 
 
 class Rollouts:
@@ -43,7 +44,7 @@ class Rollouts:
         clock: for wall time.
         service: measures the durations of rollouts.
         delta: the probability with which a contract that holds may ever alarm.
-        signed_digest: returns the signed digest of a version; None if this gateway has no registry.
+        find_listed: returns a signed version; None if this gateway has no registry.
         on_change: called when a step is due.
         before_start: prepares the start; a rollout does not start if it raises.
     """
@@ -55,7 +56,7 @@ class Rollouts:
         clock: Clock,
         service: ServiceClock,
         delta: float,
-        signed_digest: SignedDigest | None = None,
+        find_listed: FindListed | None = None,
         on_change: Callable[[], None],
         before_start: Callable[[Definition], Awaitable[None]] | None = None,
     ) -> None:
@@ -63,7 +64,7 @@ class Rollouts:
         self._clock = clock
         self._service = service
         self._delta = delta
-        self._signed_digest = signed_digest
+        self._find_listed = find_listed
         self._on_change = on_change
         self._before_start = before_start
 
@@ -202,28 +203,38 @@ class Rollouts:
 
     async def _planned(self, definition: Definition, size_bytes: int | None) -> Plan:
         now = Now(self._service.now_s(), self._clock.wall_s())
+        listed = await self._listed(definition)
+        # A version that the registry does not list may have one certified variant.
+        contracts = listed.contracts if listed is not None else int(definition.what is Subject.MODEL)
 
         def read(connection: Connection) -> Plan:
             view = FleetView(connection, "", definition, FleetCache(definition), now.wall_s)
             supersedes = tuple(rollout.id for rollout in _conflicting(connection, definition))
-            return replace(plan(definition, view, size_bytes, now, self._delta), supersedes=supersedes)
+            return replace(
+                plan(definition, view, size_bytes, now, delta=self._delta, contracts=contracts), supersedes=supersedes
+            )
 
         return await self._store.read(read)
 
     async def _check_signed(self, definition: Definition) -> None:
         """Checks that the version is signed; each device would refuse it otherwise."""
-        if self._signed_digest is None:
+        if self._find_listed is None:
             return
-        digest = await self._signed_digest(definition.what.value, definition.bundle, definition.version)
-        if digest is None:
+        listed = await self._listed(definition)
+        if listed is None:
             raise ConflictError(
                 f"The registry's signed targets list no {definition.title}, and no device would take it; push it first."
             )
-        if digest != definition.manifest_sha256:
+        if listed.sha256 != definition.manifest_sha256:
             raise ConflictError(
-                f"The registry's signed targets list {definition.title} with the sha256 {digest}, and this rollout "
-                f"offers {definition.manifest_sha256}, which no device would take; create the rollout again."
+                f"The registry's signed targets list {definition.title} with the sha256 {listed.sha256}, and this "
+                f"rollout offers {definition.manifest_sha256}, which no device would take; create the rollout again."
             )
+
+    async def _listed(self, definition: Definition) -> ListedVersion | None:
+        if self._find_listed is None:
+            return None
+        return await self._find_listed(definition.what.value, definition.bundle, definition.version)
 
 
 def _check_contract(connection: Connection, definition: Definition) -> None:

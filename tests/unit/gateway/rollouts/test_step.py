@@ -266,7 +266,7 @@ def test_a_report_from_before_a_retry_does_not_count() -> None:
 def test_a_plan_has_the_devices_of_each_stage_and_the_detectable_effects() -> None:
     fleet = simulated_fleet(40, Stage(0.25, per_minute=2), Stage(1.0), held_back=0.2)
     fleet.devices["d00"] = replace(fleet.devices["d00"], online=False)
-    planned = plan(fleet.rollout.definition, fleet, 1000, Now(0.0, 1.7e9), 0.05)
+    planned = plan(fleet.rollout.definition, fleet, 1000, Now(0.0, 1.7e9), delta=0.05, contracts=1)
     assert planned.devices == 40 and planned.bytes == 40_000
     assert sum(stage.devices for stage in planned.stages) + planned.rest == 40
     assert sum(stage.away for stage in planned.stages) <= 1
@@ -277,6 +277,13 @@ def test_a_plan_has_the_devices_of_each_stage_and_the_detectable_effects() -> No
     assert "in stage 1, after 64 minutes, and cannot detect latency, drift" in planned.detects
     drift = next(figure for figure in first.figures if figure.figure == "drift")
     assert drift.spread is None and drift.detectable is None
+
+
+@pytest.mark.parametrize(("contracts", "most"), [(0, 0.01), (1, 0.06), (3, 0.16), (40, 1)])
+def test_a_plan_adds_the_false_alarms_of_all_contracts_of_the_version(contracts: int, most: float) -> None:
+    fleet = simulated_fleet(2)
+    stated = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=contracts).false_aborts
+    assert f"at most {most}: 0.01 by the comparison" in stated
 
 
 def test_devices_that_wait_at_a_promotion_are_offered_the_model_in_the_next_stage() -> None:
@@ -387,16 +394,16 @@ def test_stranded_devices_are_reported_and_do_not_delay_a_rollback() -> None:
 
 def test_a_plan_warns_of_a_stage_that_is_too_short_to_detect_silence() -> None:
     fleet = simulated_fleet(4, Stage(0.5, soak_s=900), Stage(1.0, soak_s=901))
-    (warning,) = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), 0.05).warnings
+    (warning,) = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=1).warnings
     assert warning.startswith("Stage 1 is observed for no longer than the 900 s")
     ignored = replace(fleet.rollout.definition, rules=Rules(ignored=("silence",)))
-    assert plan(ignored, fleet, None, Now(0.0, 1.7e9), 0.05).warnings == ()
+    assert plan(ignored, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=1).warnings == ()
 
 
 def test_a_plan_warns_that_no_device_is_selected() -> None:
     fleet = simulated_fleet(4, Stage(1.0, soak_s=901))
     misspelt = replace(fleet.rollout.definition, selector="site=berlni")
-    (warning,) = plan(misspelt, fleet, None, Now(0.0, 1.7e9), 0.05).warnings
+    (warning,) = plan(misspelt, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=1).warnings
     assert warning.startswith("No device matches site=berlni now, ")
 
 
@@ -500,7 +507,7 @@ def test_devices_that_are_revoked_are_neither_waited_for_nor_judged() -> None:
 @pytest.mark.parametrize("devices", [0, 1, 2])
 def test_a_plan_that_detects_nothing_says_so_instead_of_when_it_is_complete(devices: int) -> None:
     fleet = simulated_fleet(devices, Stage(0.5, soak_s=60), rules=Rules(promote_unseen=True), held_back=0.05)
-    planned = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), 0.05)
+    planned = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=1)
     assert planned.earliest_s is None and not planned.sees
     assert planned.detects.startswith("This fleet can detect nothing by comparison, because ")
 
@@ -537,7 +544,7 @@ def test_a_plan_has_as_many_devices_in_each_stage_as_the_start(devices: int) -> 
     stages = [Stage(share, soak_s=800) for share in (0.01, 0.1, 1.0)]
     fleet = simulated_fleet(devices, *stages, held_back=0.05)
     fleet.rollout = replace(fleet.rollout, definition=replace(fleet.rollout.definition, salt=""))
-    planned = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), 0.05)
+    planned = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=1)
     for _ in range(60):
         fleet.advance(100)
         fleet.report_all(UpdateState.COMMITTED)
