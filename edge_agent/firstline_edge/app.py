@@ -552,13 +552,16 @@ class EdgeAgent:
             access: reads its token file again.
             requested: is set for each reload.
         """
-        from firstline_core.fleet.configuration import KEYS  # an agent without reloads does not need to import it
 
-        live = {"log.level", "log.format"}
-        if not self.settings.fleet.enabled:  # otherwise the fleet's configuration is applied to these at a start
-            live.update(KEYS)
-        if self.spending is None:  # nothing has had a price since the start
-            live -= {key for key in KEYS if key.startswith(("budget.", "costs.")) or key == "policy.kind"}
+        def live() -> set[str]:
+            from firstline_core.fleet.configuration import KEYS  # an agent without reloads does not need to import it
+
+            keys = {"log.level", "log.format"}
+            if not self.settings.fleet.enabled:  # otherwise the fleet's configuration is applied to these at a start
+                keys.update(KEYS)
+            if self.spending is None:  # nothing has had a price since the start
+                keys -= {key for key in KEYS if key.startswith(("budget.", "costs.")) or key == "policy.kind"}
+            return keys
 
         async def apply(settings: EdgeSettings) -> list[str]:
             check(settings)

@@ -159,10 +159,12 @@ import asyncio, sys
 sys.path.insert(0, {str(CHECKOUT / "tests")!r})
 from pathlib import Path
 from support.agent import edge_settings
+from firstline_edge.api.access import access_of
 from firstline_edge.app import EdgeAgent
 async def main():
     async with EdgeAgent(edge_settings(Path({str(tmp_path)!r}))) as agent:
         assert agent.operations.status()["fleet"] is None
+        agent.start_reloading(lambda: agent.settings, access_of(agent.settings.api), asyncio.Event())
 asyncio.run(main())
 print([name for name in sys.modules if "fleet" in name or "updater" in name or name.split(".")[0] in ("tuf", "httpx")])
 """

@@ -299,6 +299,23 @@ async def test_failed_start_closes_the_gateway_and_its_socket(
     assert not asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
+async def test_a_hangup_does_not_end_a_gateway_that_closes(
+    gated: tuple[Gateway, GatedExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, executor = gated
+    close = executor.close
+
+    async def hangup_and_close(timeout_s: float) -> bool:
+        assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL  # which would end the process
+        os.kill(os.getpid(), signal.SIGHUP)
+        return await close(timeout_s)
+
+    monkeypatch.setattr(executor, "close", hangup_and_close)
+    bound = sockets.bind("127.0.0.1", 0)
+    assert await run_gateway(gateway, bound, lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: gateway.settings)
+    assert executor.closed
+
+
 async def test_drain_timeout_refuses_requests_in_flight(tmp_path: Path) -> None:
     gateway, executor = gated_gateway(tmp_path, api__drain_s=0.05)
     bound = sockets.bind("127.0.0.1", 0)

@@ -51,7 +51,7 @@ async def run_gateway(
         FirstlineError: a part of the gateway cannot start; all others are closed.
     """
     stop, hangup = asyncio.Event(), asyncio.Event()
-    reload = SettingsReload(gateway.settings, read, gateway.adopt, LIVE_KEYS)
+    reload = SettingsReload(gateway.settings, read, gateway.adopt, lambda: LIVE_KEYS)
     reloading: asyncio.Task[None] | None = None
     signals = ((signal.SIGTERM, stop), (signal.SIGINT, stop), (signal.SIGHUP, hangup))
     loop = asyncio.get_running_loop()
@@ -83,7 +83,7 @@ async def run_gateway(
     finally:
         if reloading is not None:
             reloading.cancel()
-        for number, _ in signals:
+        for number in (signal.SIGTERM, signal.SIGINT):  # a second one ends the process; SIGHUP still does not
             loop.remove_signal_handler(number)
         if grpc is not None:
             await grpc.stop(_SERVER_STOP_S)

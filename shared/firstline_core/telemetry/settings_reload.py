@@ -25,7 +25,7 @@ class SettingsReload(Generic[_Settings]):
         read: reads the configuration again, in a thread.
         apply: uses other settings from now on, which differ from those in use only in live keys; returns the
             files that it read again, such as tokens; raises a `FirstlineError` before it has changed anything.
-        live: the keys that can change while the process runs, such as "log.level".
+        live: returns the keys that can change while the process runs, such as "log.level".
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SettingsReload(Generic[_Settings]):
         running: _Settings,
         read: Callable[[], _Settings],
         apply: Callable[[_Settings], Awaitable[Collection[str]]],
-        live: Collection[str],
+        live: Callable[[], Collection[str]],
     ) -> None:
         self._running = running
         self._read = read
@@ -52,7 +52,8 @@ class SettingsReload(Generic[_Settings]):
         try:
             found = await asyncio.to_thread(self._read)
             changed = changed_keys(self._running, found)
-            applied = [key for key in changed if key in self._live]
+            live = self._live()
+            applied = [key for key in changed if key in live]
             settings = with_keys_of(self._running, found, applied)
             files = await self._apply(settings)
         except FirstlineError as error:
@@ -63,5 +64,5 @@ class SettingsReload(Generic[_Settings]):
             return
         self._running = settings
         log.info("configuration reloaded", applied=", ".join(applied) or "none", files_read=", ".join(files) or "none")
-        if waiting := [key for key in changed if key not in self._live]:
+        if waiting := [key for key in changed if key not in live]:
             log.warning("settings changed that need a restart", keys=", ".join(waiting))

@@ -33,7 +33,9 @@ class Process:
         self.refuses = False
         self.fails = False
         self.attempts = 0
-        self.settings_reload = SettingsReload(load(Settings, file=self.file), self._read, self._apply, {"log.level"})
+        self.settings_reload = SettingsReload(
+            load(Settings, file=self.file), self._read, self._apply, lambda: {"log.level"}
+        )
 
     def reload(self, text: str) -> list[tuple[str, str, str]]:
         """Returns the log: level, event, and the keys or the reason."""
