@@ -10,9 +10,11 @@ from typing import Any
 
 from cryptography.utils import CryptographyDeprecationWarning
 
+from bench.fuzzing.byte_tensors import make_bytes, read_bytes
 from bench.fuzzing.corpora import BODIES, CERTIFICATES, IMAGES, MANIFESTS, MESSAGES, PUBLICATIONS, SMALL, TOPICS
 from bench.fuzzing.gateway_answers import make_answer, read_answer
 from bench.fuzzing.graphs import check_graph, graph_input
+from bench.fuzzing.image_headers import make_image, read_image
 from bench.fuzzing.mutation import NUMBERS, WORDS, altered, damaged
 from firstline.client.answer_stream import EventReader
 from firstline_core.bundle.manifest import encode_manifest, parse_manifest
@@ -236,6 +238,8 @@ TARGETS: Sequence[Target] = (
     Target("gRPC messages", _grpc, _read_grpc, (RequestError,), 0.1),
     Target("swapped and altered gateway answers", make_answer, read_answer, (ProtocolError,), 0.2),
     Target("manifest parser", _manifest, _read_manifest, (IntegrityError,), 0.3),
+    Target("BYTES tensors", make_bytes, read_bytes, (RequestError,), 0.05),
+    Target("image headers", make_image, read_image, (RequestError,), 0.05),
     Target("image decoder", _image, _read_image, (RequestError,), 0.05),
     Target("certificates, and requests for them", _certificate, _read_certificate, (RequestError,), 0.05),
     Target("graphs whose rows depend on each other", graph_input, check_graph, (InferenceError,), 0.005),
