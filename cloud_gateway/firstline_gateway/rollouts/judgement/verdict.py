@@ -196,7 +196,8 @@ def judge(
     if unclear:
         sentence = f"{_unclear(unclear)}{_without_audits(unclear, treated, control)}"
         return Verdict(Decision.HOLD, "unclear", sentence, look, findings)
-    return Verdict(Decision.PROMOTE, "sound", _sound(findings), look, findings)
+    sentence = f"{_sound(findings)}{_without_audits(findings, treated, control)}"
+    return Verdict(Decision.PROMOTE, "sound", sentence, look, findings)
 
 
 def finite(value: float) -> float | None:
@@ -279,8 +280,8 @@ def _without_audits(findings: Sequence[FindingState], treated: Sequence[Device],
     if not unaudited:
         return ""
     return (
-        f" No edge answer on devices {' or '.join(unaudited)} the model was audited: audits need a bundle with a full "
-        "model, a link, a budget (audit.per_hour), and requests that are not local_only."
+        f" No edge answer on devices {' or '.join(unaudited)} the model was audited: audits need requests that are "
+        "not local_only, a bundle with a full model, a link, and a budget (audit.per_hour)."
     )
 
 

@@ -487,6 +487,17 @@ def test_a_stage_without_audits_waits_and_names_the_reason() -> None:
     assert "No edge answer on devices with or without the model was audited" in fleet.rollout.sentence
 
 
+@pytest.mark.parametrize("rules", [Rules(promote_unseen=True), UNSEEN])
+def test_a_promotion_without_audits_says_so(rules: Rules) -> None:
+    fleet = simulated_fleet(1, Stage(1.0, soak_s=60), rules=rules)
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
+    fleet.advance(1)
+    look = step(fleet.rollout, fleet.assignments, fleet, Now(61.0, 1.7e9 + 61.0)).look
+    assert look is not None
+    assert look.decision == "promote" and "No edge answer on devices with the model was audited" in look.sentence
+
+
 def test_devices_that_are_revoked_are_neither_waited_for_nor_judged() -> None:
     fleet = simulated_fleet(20, Stage(0.5, per_minute=5, soak_s=800))
     fleet.advance()
