@@ -17,12 +17,14 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, MultipleResultsFound, NoResultFound
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from firstline_core.errors import ConfigError, FirstlineError, RequestError, StoreUnavailableError
 from firstline_core.storage.files import sync_folder
+from firstline_core.storage.seals import DECODING_ERRORS
 from firstline_core.storage.secrets import read_secret
+from firstline_core.telemetry.logs import logger
 from firstline_gateway.settings import settings
 from firstline_gateway.store.migrate import schema_of, upgrade
 from firstline_gateway.store.write_ahead_log import loses_commits
@@ -41,6 +43,11 @@ _RESTORE = (
     "--store-only --config CONFIG`."
 )
 _READS = "firstline_reads"
+# A transaction that writes may raise the other `DECODING_ERRORS` for other reasons than damage.
+_DAMAGE_TO_WRITERS = (UnicodeDecodeError, msgspec.MsgspecError)  # sqlite3 raises the first for a damaged schema
+_DAMAGE_TO_READERS = (*DECODING_ERRORS, MultipleResultsFound, NoResultFound)
+
+log = logger(__name__)
 
 
 class Database:
@@ -74,27 +81,29 @@ class Database:
         Raises:
             StoreUnavailableError: the database is unreachable, full, or too busy; nothing was written.
         """
-        with self._translated(), self._engine.begin() as connection:
+        with self._translated(_DAMAGE_TO_WRITERS), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """One transaction that only reads, and waits for no writer.
 
+        Any exception by which the block fails to decode a row counts as damage.
+
         Raises:
-            StoreUnavailableError: the database is unreachable, or too busy.
+            StoreUnavailableError: the database is unreachable, too busy, or damaged.
         """
-        with self._translated(), self._reading.connect() as connection:
+        with self._translated(_DAMAGE_TO_READERS), self._reading.connect() as connection:
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """One transaction that reads a consistent snapshot, without a time limit; no writer waits for it.
+        """As `reading`, but a consistent snapshot, without a time limit.
 
         Raises:
-            StoreUnavailableError: the database is unreachable, or too busy.
+            StoreUnavailableError: the database is unreachable, too busy, or damaged.
         """
-        with self._translated(), self._reading.connect() as connection:
+        with self._translated(_DAMAGE_TO_READERS), self._reading.connect() as connection:
             if self.dialect == "postgresql":
                 connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 connection.execute(text("SET LOCAL statement_timeout = 0"))
@@ -104,7 +113,7 @@ class Database:
         self._engine.dispose()
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self, damage: tuple[type[Exception], ...]) -> Iterator[None]:
         try:
             yield
         except DataError as error:
@@ -114,7 +123,8 @@ class Database:
                 f"The store {self.shown} refuses: {reason_of(error)}. {_advice(error)}",
                 retry_after_s=_RETRY_AFTER_S,
             ) from error
-        except (UnicodeDecodeError, msgspec.MsgspecError) as error:  # sqlite3 raises the first for a damaged schema
+        except damage as error:
+            log.debug("store damaged", exc_info=error)
             raise StoreUnavailableError(_damaged(self.shown, error), retry_after_s=_RETRY_AFTER_S) from error
 
 

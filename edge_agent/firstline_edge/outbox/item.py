@@ -7,16 +7,18 @@ when the outbox is opened.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 from msgspec import structs
 
-from firstline_core.errors import LinkDownError, ProtocolError
+from firstline_core.errors import IntegrityError, LinkDownError, ProtocolError
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request, encode_response
-from firstline_core.storage.seals import Seal
+from firstline_core.storage.seals import DECODING_ERRORS, Seal
 from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tier
 from firstline_edge.outbox.database import ITEM_OVERHEAD_BYTES
 
@@ -75,6 +77,14 @@ class StoredItem:
         return len(self.request) + len(self.provisional) + len(self.rows) + ITEM_OVERHEAD_BYTES
 
 
+@contextmanager
+def _decoding() -> Iterator[None]:
+    try:
+        yield
+    except DECODING_ERRORS as error:
+        raise IntegrityError(f"Its columns are not as they were written: {error}.") from error
+
+
 def pack(item: OutboxItem, created_wall_s: float, seal: Seal) -> StoredItem:
     """Returns the item in its form on disk.
 
@@ -109,6 +119,7 @@ def pack(item: OutboxItem, created_wall_s: float, seal: Seal) -> StoredItem:
     )
 
 
+@_decoding()
 def unpack(stored: StoredItem, created_wall_s: float, seal: Seal) -> OutboxItem:
     """Returns the item from its form on disk.
 
@@ -130,6 +141,7 @@ def unpack(stored: StoredItem, created_wall_s: float, seal: Seal) -> OutboxItem:
     return OutboxItem(request, _positions(stored.rows, request.rows), provisional, created_wall_s)
 
 
+@_decoding()
 def restamp_request(stored: StoredItem, seal: Seal, *, before_s: float, after_s: float) -> bytes:
     """Returns the request, sealed with another time.
 
@@ -139,6 +151,7 @@ def restamp_request(stored: StoredItem, seal: Seal, *, before_s: float, after_s:
     return seal.close(seal.open(stored.request, _about_request(stored, before_s)), _about_request(stored, after_s))
 
 
+@_decoding()
 def unpack_provisional(
     body: bytes, header_length: int | None, request_id: str, principal: str, seal: Seal
 ) -> InferResponse:
@@ -156,6 +169,7 @@ def seal_answer(encoded: Encoded, request_id: str, principal: str, stored_wall_s
     return encoded._replace(body=seal.close(encoded.body, about))
 
 
+@_decoding()
 def restamp_answer(
     encoded: Encoded, request_id: str, principal: str, seal: Seal, *, before_s: float, after_s: float
 ) -> Encoded:
@@ -168,6 +182,7 @@ def restamp_answer(
     return seal_answer(encoded._replace(body=body), request_id, principal, after_s, seal)
 
 
+@_decoding()
 def unpack_answer(encoded: Encoded, stored_wall_s: float, request_id: str, principal: str, seal: Seal) -> InferResponse:
     """Returns the answer from its form on disk.
 

@@ -257,17 +257,17 @@ def _take_item(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
     """Adds a promise whose provisional answer can be read; if its request cannot, the promise is to end as expired."""
     sequence, request_id, principal, model, version, created_wall_s, positions, request, header, *rest = row
     provisional, provisional_header, reached_gateway = rest
+    stored = StoredItem(
+        *(request_id, principal, model, version, positions, request, header, provisional, provisional_header),
+        reached_gateway=reached_gateway != 0,
+    )
     try:
-        stored = StoredItem(
-            *(request_id, principal, model, version, positions, request, header, provisional, provisional_header),
-            reached_gateway=reached_gateway != 0,
-        )
-        created_s = _genuine_time(stored, float(created_wall_s), seal)
         unpack_provisional(provisional, provisional_header, request_id, principal, seal)
-        values = (sequence, request_id, principal, model, version, created_s or 0.0, positions, request, header)
-        more = (provisional, provisional_header, stored.reached_gateway)
-    except (FirstlineError, TypeError, ValueError):
+    except FirstlineError:
         return
+    created_s = _genuine_time(stored, created_wall_s, seal)
+    values = (sequence, request_id, principal, model, version, created_s or 0.0, positions, request, header)
+    more = (provisional, provisional_header, stored.reached_gateway)
     connection.execute("INSERT OR IGNORE INTO items VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, *more))
 
 
@@ -283,7 +283,7 @@ def _take_answer(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
     sequence, request_id, principal, stored_wall_s, response, header, announced = row
     try:
         unpack_answer(Encoded(response, header), stored_wall_s, request_id, principal, seal)
-        values = (sequence, request_id, principal, stored_wall_s, response, header)
-    except (FirstlineError, TypeError, ValueError):
+    except FirstlineError:
         return
+    values = (sequence, request_id, principal, stored_wall_s, response, header)
     connection.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?,?,?,?,?)", (*values, announced != 0))

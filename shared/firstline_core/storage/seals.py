@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.storage.files import read_text
 
@@ -27,6 +29,9 @@ HEAD_BYTES = 5
 KEY_BYTES = 32
 CREDENTIAL = "credential:"
 """Prefix of the name of a file that systemd passes on."""
+
+DECODING_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, msgspec.MsgspecError)
+"""What decoding raises for columns that have other types or values than were written; SQLite does not notice that."""
 
 _PLAIN_HEAD, _ENCRYPTED_HEAD = b"\1", b"\2"
 _DIGEST_BYTES, _NAME_BYTES, _NONCE_BYTES = 16, 4, 12

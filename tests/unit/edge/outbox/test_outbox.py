@@ -582,6 +582,18 @@ async def test_an_unreadable_promise_ends_and_blocks_no_other(outbox: Outbox) ->
         await outbox.answer(both_lost.request.request_id, "local")
 
 
+@pytest.mark.parametrize("column", ["request", "request_header", "provisional", "provisional_header", "principal"])
+@pytest.mark.parametrize("value", ["7", "'text'", "x'ff'", "1e300"])
+async def test_a_column_of_another_type_costs_its_promise_only(outbox: Outbox, column: str, value: str) -> None:
+    """A flipped bit in a record's header changes the type of a column; SQLite notices that only in an index."""
+    lost, good = item(), item()
+    for one in (lost, good):
+        await outbox.put(one)
+    outbox._database.connection.execute(f"UPDATE items SET {column} = {value} WHERE sequence = 1")
+    assert [one.request.request_id for one in await outbox.pending(9)] == [good.request.request_id]
+    assert outbox.depth == 1
+
+
 def test_a_newer_format_is_left_alone(path: Path) -> None:
     Outbox(path).close()
     connection = sqlite3.connect(path)

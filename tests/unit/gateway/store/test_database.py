@@ -6,6 +6,7 @@ import importlib
 import os
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -20,9 +21,11 @@ from sqlalchemy import text
 from support.broker import free_port
 
 import firstline_gateway
-from firstline_core.errors import CapacityError, ConfigError
+from firstline_core.errors import CapacityError, ConfigError, StoreUnavailableError
+from firstline_gateway.identity.credentials import Credentials, read_changes
 from firstline_gateway.settings.settings import Store as StoreSettings
-from firstline_gateway.store.database import Database, check, open_database
+from firstline_gateway.store import service_clock
+from firstline_gateway.store.database import Database, check, connect, open_database
 from firstline_gateway.store.schema import METADATA
 from firstline_gateway.store.store import Store
 
@@ -147,6 +150,29 @@ def test_a_flipped_bit_in_the_schema_is_refused(file: Path, byte: bytes, bit: in
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"damaged.* `firstline-gateway restore FILE --store-only --config CONFIG`"):
         open_database(StoreSettings(url=f"sqlite:///{file}"))
+
+
+def test_flipped_bits_of_rows_are_damage(file: Path) -> None:
+    """A flipped bit of a row may give a column another type, which SQLite does not notice."""
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("UPDATE service_clock SET seconds = 1234.5678")
+        connection.execute("INSERT INTO api_keys VALUES ('0123456789abcdef', 'shop', '', '', 1, NULL, NULL, NULL, 1)")
+        connection.commit()
+    intact, raised = file.read_bytes(), set[str]()
+    for row in (struct.pack(">d", 1234.5678), b"0123456789abcdef"):
+        at = intact.rindex(row)
+        for bit in range(8 * (at - 12), 8 * (at + 1)):
+            content = bytearray(intact)
+            content[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(content)
+            try:
+                with closing(connect(StoreSettings(url=f"sqlite:///{file}"))) as database, database.reading() as opened:
+                    service_clock.read(opened)
+                    Credentials().apply(read_changes(opened, 0))
+            except StoreUnavailableError as error:
+                assert "damaged" in error.message
+                raised.add(type(error.__cause__).__name__)
+    assert "TypeError" in raised
 
 
 @pytest.mark.parametrize("look", [open_database, check])
