@@ -2,7 +2,7 @@
 
 from typing import Final
 
-GENERATION: Final = 1
+GENERATION: Final = 2
 """Generation of the processing, a part of every cache key.
 
 Raise it with every change after which a step gives other values for some input, although its declaration, and so the

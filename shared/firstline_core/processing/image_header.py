@@ -121,6 +121,11 @@ class ImageHeader:
         """Returns whether this is a greyscale image of 16 bits, which Pillow does not convert."""
         return self.bits == 16 and self.channels == 1
 
+    @property
+    def is_wide_grey_alpha(self) -> bool:
+        """Returns whether this is a greyscale image of 16 bits with alpha, of which Pillow drops the low bytes."""
+        return self.bits == 16 and self.channels == 2
+
 
 class MeasuredImage(NamedTuple):
     """The cost of processing one image.
@@ -248,6 +253,8 @@ def _decoding_bytes(header: ImageHeader, channels: int) -> int:
     if header.is_wide_grey:
         stages.append(held(own + own))
         own = 1
+    if header.is_wide_grey_alpha:  # four channels, each of them alone, two of them together, their bytes, 16 bits
+        stages.append(held(4) + held(4) + held(4) + 2 * held(2))
     if header.alpha:
         stages += [held(4 if own == 4 and not header.palette else own + 4), held(8)]
         if channels == 1:
@@ -304,6 +311,18 @@ def lacks_rows(encoded: bytes, header: ImageHeader) -> bool:
         if missing <= 0:
             return False
     return missing > len(inflate.flush())
+
+
+def as_four_channels(encoded: bytes) -> bytes:
+    """Returns a PNG of greyscale and alpha with 16 bits as one of four channels with 8 bits.
+
+    Only the header differs: a pixel has the same four bytes. A wrong checksum stays wrong.
+    """
+    start, end = next((start, end) for name, start, end in _chunks(encoded) if name == b"IHDR" and end - start >= 13)
+    before, checksum = encoded[start:end], int.from_bytes(encoded[end : end + 4], "big")
+    after = before[:8] + bytes((8, _RGBA)) + before[10:]
+    checksum ^= zlib.crc32(b"IHDR" + before) ^ zlib.crc32(b"IHDR" + after)
+    return encoded[:start] + after + checksum.to_bytes(4, "big") + encoded[end + 4 :]
 
 
 def damage_hint(encoded: bytes) -> str:

@@ -26,6 +26,7 @@ from firstline_core.processing.image_header import (
     ImageHeader,
     ImageStep,
     MeasuredImage,
+    as_four_channels,
     check_limits,
     crop_side,
     damage_hint,
@@ -209,7 +210,7 @@ def _decoded(encoded: bytes, header: ImageHeader, step: Decode, where: str) -> I
     # The plugins are used instead of Image.open: no parser of another format is reachable, and Pillow's process-wide
     # limit on pixels stays under the control of the embedding application.
     try:
-        image = _OPENERS[header.kind](BytesIO(encoded))
+        image = _OPENERS[header.kind](BytesIO(as_four_channels(encoded) if header.is_wide_grey_alpha else encoded))
         if image.size != (header.width, header.height):
             raise InvalidTensorError(f"{where} is a broken {header.kind}: it declares two sizes.")
         image.load()
@@ -265,16 +266,25 @@ def _opaque(image: Image.Image, header: ImageHeader, step: Decode, where: str) -
 
 def _of_8_bits(image: Image.Image, header: ImageHeader, step: Decode, where: str) -> Image.Image:
     """Scales a 16-bit image. Pillow takes the high byte of colours, and would clip greyscale values above 255."""
-    if not header.is_wide_grey:
-        colours = image.convert("RGB") if image.mode != "RGB" else image
-        brightest = max(high for _, high in colours.getextrema())  # type: ignore[misc]
-        if (step.bits or 16) != 16 or (not step.bits and brightest < _PART_OF_RANGE):
-            raise InvalidTensorError(
-                f"{where} has colours of 16 bits of which only a part is used; save it with 8 bits."
-            )
-        return image
-    if header.alpha:
-        raise InvalidTensorError(f"{where} is greyscale of 16 bits with a transparent value; save it with 8 bits.")
+    if header.is_wide_grey_alpha:
+        high, low, alpha, _ = image.split()
+        both = Image.merge("LA", (high, low)).tobytes()
+        scaled = _scaled_grey(Image.frombytes("I;16", image.size, both, "raw", "I;16B"), step, where)
+        scaled.putalpha(alpha)
+        return scaled
+    if header.is_wide_grey:
+        if header.alpha:
+            raise InvalidTensorError(f"{where} is greyscale of 16 bits with a transparent value; save it with 8 bits.")
+        return _scaled_grey(image, step, where)
+    colours = image.convert("RGB") if image.mode != "RGB" else image
+    brightest = max(high for _, high in colours.getextrema())  # type: ignore[misc]
+    if (step.bits or 16) != 16 or (not step.bits and brightest < _PART_OF_RANGE):
+        raise InvalidTensorError(f"{where} has colours of 16 bits of which only a part is used; save it with 8 bits.")
+    return image
+
+
+def _scaled_grey(image: Image.Image, step: Decode, where: str) -> Image.Image:
+    """Scales greyscale of 16 bits by the declared depth, or by its own range."""
     low, high = image.getextrema()
     assert isinstance(low, int | float) and isinstance(high, int | float)  # noqa: S101 (one channel)
     if step.bits:

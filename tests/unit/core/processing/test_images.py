@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import UNSET, UnsetType
 from PIL import Image
 from support.images import images
 
@@ -128,6 +129,33 @@ def test_the_transparent_value_of_greyscale_is_that_of_the_file(bits: int) -> No
     content = PNG[:8] + chunk(b"IHDR", head) + transparent + chunk(b"IDAT", data) + chunk(b"IEND", b"")
     found = np.asarray(decode(content, Decode(background=(10, 20, 30)), "Row 0"))
     assert found.tolist() == [[[0, 0, 0], [10, 20, 30]]]
+
+
+def wide_grey(values: list[int], alphas: list[int] | None = None) -> bytes:
+    """A PNG of one row with 16 bits."""
+    pairs = list(values) if alphas is None else [each for pair in zip(values, alphas, strict=True) for each in pair]
+    head = struct.pack(">IIBBBBB", len(values), 1, 16, 0 if alphas is None else 4, 0, 0, 0)
+    data = zlib.compress(b"\0" + struct.pack(f">{len(pairs)}H", *pairs))
+    return PNG[:8] + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("bits", [UNSET, 12, 16])
+@pytest.mark.parametrize("values", [[1000, 1255, 1510, 2020], [0, 7, 100, 255], [3, 3, 3, 3], [0, 17, 2048, 4095]])
+def test_wide_greyscale_with_alpha_is_scaled_like_that_without(values: list[int], bits: int | UnsetType) -> None:
+    step = Decode("L", background=(200, 200, 200), bits=bits)
+    expected = np.asarray(decode(wide_grey(values), step, "Row 0"))
+    np.testing.assert_array_equal(decode(wide_grey(values, [65_535] * 4), step, "Row 0"), expected)
+    half_seen = decode(wide_grey(values, [65_535, 65_535, 0, 0]), step, "Row 0")
+    assert np.asarray(half_seen).tolist() == [[*expected[0, :2].tolist(), 200, 200]]
+
+
+def test_wide_greyscale_with_alpha_is_checked_like_that_without() -> None:
+    with pytest.raises(InvalidTensorError, match="has the value 4096, but the bundle declares images of 12 bits"):
+        decode(wide_grey([4096, 0], [65_535, 0]), Decode(bits=12), "Row 0")
+    damaged = bytearray(wide_grey([5, 6], [1, 1]))
+    damaged[29] ^= 1  # the checksum of the header
+    with pytest.raises(InvalidTensorError, match="broken PNG"):
+        decode(bytes(damaged), Decode(), "Row 0")
 
 
 @pytest.mark.parametrize(
