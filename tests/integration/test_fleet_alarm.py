@@ -233,7 +233,7 @@ async def test_a_devices_own_alarm_reaches_the_gateway(tmp_path: Path, broker: B
         row = Tensor("x", np.array([[0.01, 1]], np.float32))
         waited = InferRequest("small", (row,), new_request_id(), version="1", full_model_digest=digest)
         await dirty.outbox.current().put(
-            OutboxItem(waited, (0,), response(waited, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s())
+            OutboxItem(waited, (0,), response(waited, Status.PROVISIONAL, classes=2), SYSTEM_CLOCK.wall_s())
         )
 
         await until(lambda: not dirty.outbox.depth)

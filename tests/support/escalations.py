@@ -35,7 +35,9 @@ def row(status: Status) -> RowAnswer:
     return RowAnswer(tier, Reason.UNCERTAIN, status, certified=False, confidence=None, model_digest="d" * 64)
 
 
-def response(to: InferRequest, status: Status = Status.FINAL, *, value: float = 0.5, rows: int = 0) -> InferResponse:
+def response(
+    to: InferRequest, status: Status = Status.FINAL, *, value: float = 0.5, rows: int = 0, classes: int = 10
+) -> InferResponse:
     """An answer whose probabilities are all `value`."""
     count = rows or to.rows
     tier = Tier.CLOUD if status is Status.FINAL else Tier.EDGE
@@ -52,7 +54,7 @@ def response(to: InferRequest, status: Status = Status.FINAL, *, value: float = 
         attempts=(Attempt(tier, "ok", 1.5),),
         rows=tuple(row(status) for _ in range(count)) if count > 1 else (),
     )
-    probabilities = np.full((count, 10), value, dtype=np.float32)
+    probabilities = np.full((count, classes), value, dtype=np.float32)
     return InferResponse(to.model, to.version, (Tensor("probabilities", probabilities),), id=to.id, answer=answer)
 
 
