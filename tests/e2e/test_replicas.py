@@ -37,7 +37,8 @@ DEVICES = {"over-http": "http", "over-mqtt": "mqtt"}
 REFRESH_S = 2.0  # `auth.refresh_s`
 LEASE_S = 6.0
 JOBS = {"firstline_gateway.jobs.runner._LEASE_S": LEASE_S, "firstline_gateway.jobs.runner._RENEW_S": 1.0}
-"""A fifth of what it is in the field: what the dead replica had begun is waited for."""
+OUTBOX = {"firstline_edge.outbox.correction_client._TIMEOUT_S": 6.0}
+"""A fifth of what they are in the field: what the dead replica had begun is waited for."""
 
 _GATEWAY = """\
 [api]
@@ -126,7 +127,7 @@ async def site(folder: Path, broker: Broker, store: Store) -> AsyncIterator[Site
     shutil.copytree(DIGITS, folder / "device" / "digits", ignore=shutil.ignore_patterns("full.onnx"))
     async with AsyncExitStack() as stack:
         gateways = await stack.enter_async_context(nursery("firstline_gateway", folder, JOBS))
-        agents = await stack.enter_async_context(nursery("firstline_edge", folder))
+        agents = await stack.enter_async_context(nursery("firstline_edge", folder, OUTBOX))
         replicas: dict[str, Process] = {}
         for number in range(REPLICAS):
             config = folder / f"gateway-{number}.toml"
