@@ -12,7 +12,7 @@ from rich.table import Table
 
 from firstline.cli.command import EXIT_FAILED, Report, command, command_group
 from firstline.cli.options import BundleArgument, require_bundle
-from firstline.cli.output import progress, table, warn
+from firstline.cli.output import progress, rows_checked_sentence, table, warn
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import Against, Calibration, calibrate
 from firstline.workbench.dataset import open_dataset
@@ -184,8 +184,7 @@ def create(
         "rows_checked": rows_checked,
     }
     calibrated = [] if calibration is None else _calibration_text(calibration)
-    independent = ", ".join(f"{rows} of {model}" for model, rows in rows_checked.items())
-    return Report(value, (*_summary_text(out, summary), f"Rows checked for independence: {independent}.", *calibrated))
+    return Report(value, (*_summary_text(out, summary), rows_checked_sentence(rows_checked), *calibrated))
 
 
 def _spec(flags: ModelFlags, recipe: Path | None, models: Path | None) -> BundleSpec:

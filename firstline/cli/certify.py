@@ -14,7 +14,7 @@ from rich.table import Table
 
 from firstline.cli.command import EXIT_FAILED, Report
 from firstline.cli.options import require_bundle
-from firstline.cli.output import confidence, percent, progress, table, warn
+from firstline.cli.output import confidence, percent, progress, rows_checked_sentence, table, warn
 from firstline.cli.score_table import read_table
 from firstline.client.sync_client import Client
 from firstline.workbench.bundle import refuse_overwriting
@@ -250,6 +250,7 @@ def certify_command(
     terms = Terms(epsilon, delta, contract.loss.value, score.value, seed, select)
     opened = _open(bundle, out, force=force) if bundle is not None else None
     certification: Certification | None
+    rows_checked: dict[str, int]
     if scores is not None:
         bundle_options = edge or tiers.from_agent or tiers.full_from or (out and opened is None)
         if bundle_options or contract.loss is Loss.HARM or score is not Choice.BEST or not contract.plain:
@@ -257,16 +258,16 @@ def certify_command(
                 "--scores goes with --epsilon, --delta, --select and --seed, and with a bundle also with --out; all "
                 "others go with a bundle and --data."
             )
-        result, certification = _certify_table(scores, opened, terms)
+        result, certification, rows_checked = _certify_table(scores, opened, terms)
     else:
         assert opened is not None and data is not None  # noqa: S101 (both were named)
-        certification = _certify_data(opened, data, edge, tiers, contract=contract, terms=terms)
+        certification, rows_checked = _certify_data(opened, data, edge, tiers, contract=contract, terms=terms)
         result = certification.result
     written = ""
     if opened is not None and certification is not None and certification.certificate is not None and out is not None:
         made = write_certified(opened, certification, out, force=force)
         written = f"{out}: {made.manifest.name} version {made.manifest.version}, {certification.variant.id} certified."
-    report = _report(result, certification, terms, written, plain=contract.plain)
+    report = _report(result, certification, terms, written, rows_checked, plain=contract.plain)
     return report._replace(exit_code=EXIT_FAILED) if require and not result.certified else report
 
 
@@ -279,8 +280,8 @@ def _open(bundle: Path, out: Path | None, *, force: bool) -> Bundle:
 
 def _certify_data(
     bundle: Bundle, folder: Path, edge: str, tiers: TierOptions, *, contract: ContractOptions, terms: Terms
-) -> Certification:
-    """Runs the models on a data folder, and returns what the rows prove."""
+) -> tuple[Certification, dict[str, int]]:
+    """Runs the models on a data folder; returns what the rows prove, and how many were checked for independence."""
     dataset = open_dataset(folder, labelled=contract.needs_labels)
     if contract.needs_labels:
         dataset.check_labels(bundle.manifest.labels)
@@ -288,25 +289,28 @@ def _certify_data(
     variants = [model for model in bundle.manifest.edge if edge in ("", model.id)]
     logits = tiers.from_agent is None and any(model.shows_logits for model in variants)
     check_score(terms.score, fraction, logits=logits)
-    require_independent_rows(bundle, [*variants, *filter(None, [bundle.manifest.full])], dataset)
+    rows_checked = require_independent_rows(bundle, [*variants, *filter(None, [bundle.manifest.full])], dataset)
     certification = contract.certify(bundle, tiers.gather(bundle, dataset, edge), dataset, terms)
     _warn(bundle.manifest, certification, learnable=terms.score in ("best", "learned"))
-    return certification
+    return certification, rows_checked
 
 
 def _certify_table(
     source: str, bundle: Bundle | None, terms: Terms
-) -> tuple[CertificationResult, Certification | None]:
-    """Returns what a table of scores proves, and the certification of the bundle that it came from, if one is named."""
+) -> tuple[CertificationResult, Certification | None, dict[str, int]]:
+    """Returns what a table of scores proves.
+
+    If the bundle that it came from is named, also its certification, and how many rows were checked for independence.
+    """
     rows = read_table(source)
     columns = [row.score for row in rows], [1 - row.agree for row in rows], [row.weight for row in rows]
     if bundle is None:
         fraction = terms.select_fraction or 0.0
         result = certify_weighted(*columns, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed)
-        return result, None
-    require_independent_rows(bundle, bundle.manifest.models)
+        return result, None, {}
+    rows_checked = require_independent_rows(bundle, bundle.manifest.models)
     certification = certify_field(bundle, *columns, certificates={row.certificate for row in rows}, terms=terms)
-    return certification.result, certification
+    return certification.result, certification, rows_checked
 
 
 def _warn(manifest: Manifest, certification: Certification, *, learnable: bool) -> None:
@@ -317,7 +321,13 @@ def _warn(manifest: Manifest, certification: Certification, *, learnable: bool) 
 
 
 def _report(
-    result: CertificationResult, certification: Certification | None, terms: Terms, written: str, *, plain: bool
+    result: CertificationResult,
+    certification: Certification | None,
+    terms: Terms,
+    written: str,
+    rows_checked: dict[str, int],
+    *,
+    plain: bool,
 ) -> Report:
     value, text = (
         asdict(result),
@@ -330,9 +340,11 @@ def _report(
             "temperature": selection.score.temperature,
             "selected": selection.used,
             "auroc": selection.aurocs,
+            "rows_checked": rows_checked,
         }
         if selection.used:
             text.append(selection_sentence(selection))
+        text.append(rows_checked_sentence(rows_checked))
         advice = "; name one with --out" if result.certified else ""
         text.append(written or f"No bundle was written{advice}.")
     return Report(value, text)

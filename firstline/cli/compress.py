@@ -12,7 +12,7 @@ from rich.table import Table
 
 from firstline.cli.command import Report
 from firstline.cli.options import BundleArgument, GatewayOptions, LimitOption, ThreadsOption, require_bundle
-from firstline.cli.output import confidence, percent, progress, size, table, warn
+from firstline.cli.output import confidence, percent, progress, rows_checked_sentence, size, table, warn
 from firstline.cli.profile_source import load_profile
 from firstline.cli.work_folder import work_folder
 from firstline.workbench.bundle import refuse_existing, require_writable
@@ -229,6 +229,7 @@ def as_json(found: Compression, taken: list[str], after: Manifest | None, versio
         "loss_delta": found.rule.loss_delta,
         "loss_proved": found.rule.confidence is not None,
         "rows": dict(zip(("make", "judge", "certify"), found.rows, strict=True)),
+        "rows_checked": found.rows_checked,
         "there": found.existing,
         "unmeasured": found.unmeasured,
         "certified_accuracy": found.certified_accuracy,
@@ -262,6 +263,7 @@ def found_text(found: Compression) -> Iterator[str | Table]:
         f"{confidence(found.rule.loss_delta)} for all candidates together; "
         f"{'the most' if found.rule.confidence is not None else 'what was seen'} decides."
     )
+    yield rows_checked_sentence(found.rows_checked)
     costs = (">p50 ms", *((">mJ", "on") if found.target is not None else ()), ">bytes")
     rows = [(*_row(figures, found), "there") for figures in found.existing]
     rows += [(*_row(one.figures, found), _verdict(one)) for one in found.candidates if one.figures]

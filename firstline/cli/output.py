@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -72,6 +72,12 @@ def print_table(made: Table) -> None:
 
 def warn(sentence: str) -> None:
     typer.echo(f"Warning: {sentence}", err=True)
+
+
+def rows_checked_sentence(rows_checked: Mapping[str, int]) -> str:
+    """Returns how many rows of each model, by id, were checked for independence."""
+    counts = ", ".join(f"{rows} of {model}" for model, rows in rows_checked.items())
+    return f"Rows checked for independence: {counts or 'none'}."
 
 
 def date(wall_s: float | None) -> str:

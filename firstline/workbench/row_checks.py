@@ -55,7 +55,7 @@ def require_independent_rows(
     models: Sequence[Model],
     dataset: Dataset | None = None,
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
-) -> None:
+) -> dict[str, int]:
     """Refuses models whose answer to a row depends on more than the manifest says.
 
     Args:
@@ -64,10 +64,14 @@ def require_independent_rows(
         dataset: encoded images, of which some run; None for none.
         options: how the models run.
 
+    Returns:
+        For each model that ran, by id, the number of rows that were checked.
+
     Raises:
         ConfigError: a model is refused; names the operator, if it is known, and the remedy.
     """
     given = None if dataset is None or bundle.manifest.input.datatype != "BYTES" else data_rows(dataset, bundle)
+    checked = dict[str, int]()
     for model in models:
         try:
             loaded = load_model(bundle, model, options)
@@ -75,8 +79,12 @@ def require_independent_rows(
             continue
         with closing(loaded):
             found = find_dependence(bundle, loaded, given)
-        if found is not None and found.depends_on != "nothing":
+        if found is None:
+            continue
+        if found.depends_on != "nothing":
             raise ConfigError(refusal(found, model, bundle))
+        checked[model.id] = found.rows
+    return checked
 
 
 def refusal(found: RowCheck, model: Model, bundle: Bundle) -> str:

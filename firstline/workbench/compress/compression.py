@@ -61,6 +61,7 @@ class Compression(Struct, frozen=True):
         unmeasured: models of the bundle that did not run on the target, by id, and why; they are not compared.
         certifications: of the candidates, by id; the promise holds for all of them together.
         rows: images of each part: make, judge, certify.
+        rows_checked: rows whose independence was checked, of each model of the bundle that runs here, by id.
         certified_accuracy: of every model, by id, on the certifying rows, which chose nothing.
         waited_share: largest share of a measurement in which other work had the core; 0 if it was not counted.
     """
@@ -73,6 +74,7 @@ class Compression(Struct, frozen=True):
     candidates: tuple[Candidate, ...]
     certifications: dict[str, Certification]
     rows: tuple[int, int, int]
+    rows_checked: dict[str, int]
     certified_accuracy: dict[str, float]
     waited_share: float
 
@@ -169,7 +171,7 @@ def compress(
     copy = _copied(bundle, folder)
     for model in manifest.models:
         load_model(copy, model, options).close()  # fail now, not after minutes
-    require_independent_rows(bundle, manifest.models, parts.make, options)
+    rows_checked = require_independent_rows(bundle, manifest.models, parts.make, options)
     counts = (len(parts.make), len(parts.judge), len(parts.certify))
     data = {"seed": str(seed), "data_sha256": dataset.digest()}
     data |= {f"{name}_rows": str(rows) for name, rows in zip(("make", "judge", "certify"), counts, strict=True)}
@@ -184,11 +186,18 @@ def compress(
         costs = measured_costs(_with_candidates(copy, models), models, profile, progress=progress)
     else:
         costs = read_costs(models, profile)
-    return _judged(work, parts, made, costs=costs, target=target, rule=rule)
+    return _judged(work, parts, made, rows_checked=rows_checked, costs=costs, target=target, rule=rule)
 
 
 def _judged(
-    work: Work, parts: Parts, made: Sequence[Candidate], *, costs: Costs, target: Target | None, rule: Rule
+    work: Work,
+    parts: Parts,
+    made: Sequence[Candidate],
+    *,
+    rows_checked: dict[str, int],
+    costs: Costs,
+    target: Target | None,
+    rule: Rule,
 ) -> Compression:
     """Judges and certifies the candidates whose cost is known."""
     bundle, manifest, source = work.bundle, work.bundle.manifest, work.source
@@ -219,6 +228,7 @@ def _judged(
         tuple(_with_verdict(one, figures, verdicts, costs) for one in made),
         {one.id: proofs[one.id] for one in new},
         (len(parts.make), len(parts.judge), len(parts.certify)),
+        rows_checked,
         {name: accuracy(evidence) for name, evidence in certified.items()},
         max((cost.waited_share for cost in costs.known.values()), default=0.0),
     )

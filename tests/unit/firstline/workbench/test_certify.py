@@ -138,6 +138,8 @@ def test_bundle_gets_the_certificate_of_its_variant(tmp_path: Path) -> None:
     assert list(found)[:6] == ["certified", "threshold", "kept", "risk_upper", "n", "n_needed"]
     assert found["certified"] and found["n"] == 599
     assert (found["score"], found["selected"], found["auroc"]) == ("margin", 0, {})  # too few to set any aside
+    assert set(found["rows_checked"]) == {"edge-onnx", "edge-tflite-float", "edge-tflite-int8", "full"}
+    assert min(found["rows_checked"].values()) >= 4 + 4  # of made-up and of given rows, on however slow a machine
 
     before, after = open_bundle(_DIGITS / "bundle"), open_bundle(out)
     assert (after.manifest.name, after.manifest.version) == ("digits", before.manifest.version + 1)

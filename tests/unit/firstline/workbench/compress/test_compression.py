@@ -250,6 +250,7 @@ def test_accepted_candidates_become_the_next_version(tmp_path: Path) -> None:
     assert set(by_technique) == {"static-int8", "dynamic-int8", "fp16", "int8-weights"}
     assert not by_technique["static-int8"]["accepted"]  # smaller by a fifth, and slower
     assert found["rows"] == {"make": 300, "judge": 120, "certify": 179}
+    assert set(found["rows_checked"]) == {figures["id"] for figures in found["there"]}
     # Only the dynamically quantised candidate takes its ranges from the batch.
     assert {name for name, one in by_technique.items() if one["batch"] == 1} == {"dynamic-int8"}
     taken = "edge-onnx-int8-weights"
