@@ -6,7 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +19,6 @@ from firstline_core.ids import new_request_id
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.selector import parse_selector
-from firstline_gateway.registry.catalogue import ListedVersion
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.commands import Command, command_changes, consequences, state_after
 from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView, contract_alarm
@@ -29,10 +28,13 @@ from firstline_gateway.rollouts.step import Now
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 
+if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does not need
+    from firstline_gateway.registry.catalogue import ListedVersion
+
 _LOOKS = 200  # a page of them
 
 _T = TypeVar("_T")
-FindListed = Callable[[str, str, int], Awaitable[ListedVersion | None]]
+FindListed = Callable[[str, str, int], Awaitable["ListedVersion | None"]]
 """Returns a signed "model" or "configuration" by name and version; None if it is not signed."""
 
 
