@@ -27,7 +27,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from firstline.console.settings import is_loopback
+from firstline_core.protocol.loopback import is_loopback
 from firstline_core.protocol.tensors import shown
 
 HEALTH = "/health"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from firstline_core.errors import ConfigError
+from firstline_core.protocol.loopback import is_loopback
 
 DEFAULT_PORT = 8090
-_LOOPBACK = "localhost"
 _FEWEST_CHARACTERS = 12  # of the password
 
 
@@ -69,13 +68,3 @@ class Settings:
     @property
     def scheme(self) -> str:
         return "http" if self.tls_certificate is None else "https"
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether an address or a host name belongs to this machine only."""
-    if host.lower() == _LOOPBACK:
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from firstline_core.errors import ConfigError
+from firstline_core.protocol.loopback import is_loopback
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.commands.base import add_command, settings_of, show
 
@@ -98,8 +99,6 @@ def _on_executor(model: dict[str, Any], *, of_all: str) -> str:
 
 def _configured(arguments: argparse.Namespace) -> tuple[str, Path | None]:
     """Returns the URL of the gateway with these settings, and the file of the authority that verifies it."""
-    from firstline_gateway.settings.load import is_loopback
-
     found = settings_of(arguments)
     local, hosts = found.api.host if is_loopback(found.api.host) else "127.0.0.1", found.tls.hosts
     if not found.tls.enabled:

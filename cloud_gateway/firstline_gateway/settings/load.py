@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError
+from firstline_core.protocol.loopback import is_loopback
 from firstline_core.storage import settings as sources
 from firstline_gateway.settings.settings import (
     BROKER_AUTHORITIES_FILE,
@@ -274,13 +275,3 @@ def _is_host(text: str) -> bool:
     except ValueError:
         return _HOST.fullmatch(text) is not None
     return True
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether only this machine reaches `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from firstline_core.errors import ConfigError, ForbiddenError, RequestError, UnauthorizedError
+from firstline_core.protocol.loopback import is_loopback
 from firstline_core.protocol.tensors import shown
 from firstline_core.storage.files import read_text
 from firstline_edge.settings.check import LOOPBACK_NAMES
@@ -167,15 +167,6 @@ def check_local(peer: tuple[str, int] | None) -> None:
     """
     if peer is not None and not is_loopback(peer[0]):
         raise ForbiddenError(f"Models are loaded and unloaded from the device itself, not from {peer[0]}.")
-
-
-def is_loopback(address: str) -> bool:
-    """Returns whether an address is a loopback address."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return found.is_loopback or (found.version == 6 and bool(found.ipv4_mapped and found.ipv4_mapped.is_loopback))
 
 
 def _name(authority: str) -> str:

@@ -20,6 +20,7 @@ HTTP
     http_client      every httpx client
     http_transport   connections of these clients: keepalive, Happy Eyeballs, and closing of idle ones
     proxies          the proxy that the environment names for a server
+    loopback         hosts that are reached from this machine only
     happy_eyeballs   blocking TCP connections to names with several addresses
 
 gRPC

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import ip_network
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 from firstline_core.errors import ConfigError
+from firstline_core.protocol.loopback import address_of, is_loopback
 
 
 def environment_proxy(url: str) -> str:
@@ -23,7 +24,7 @@ def environment_proxy(url: str) -> str:
     host = server.hostname or ""
     scheme = next((scheme for scheme in (server.scheme, "all") if variables.get(scheme)), None)
     port = server.port or (443 if server.scheme == "https" else 80)
-    if scheme is None or is_loopback(host) or _is_excluded(host, port, variables):
+    if scheme is None or is_this_machine(host) or _is_excluded(host, port, variables):
         return ""
     proxy = variables[scheme] if "://" in variables[scheme] else f"http://{variables[scheme]}"
     check_proxy(proxy, _name_of(f"{scheme}_proxy"), f", or exclude {host} in NO_PROXY")
@@ -55,18 +56,16 @@ def check_proxy(proxy: str, name: str, otherwise: str = "") -> None:
         raise ConfigError(f"{name} is not a URL; set it to http://HOST:PORT{otherwise}.")
 
 
-def is_loopback(host: str) -> bool:
-    """Returns whether a name or an address is this machine itself."""
+def is_this_machine(host: str) -> bool:
+    """Returns whether a client that connects to a name or an address reaches this machine."""
     name = host.lower().rstrip(".")
-    address = _address(name)
-    if address is None:
-        return name == "localhost" or name.endswith(".localhost")
-    return address.is_loopback or address.is_unspecified
+    address = address_of(name)
+    return is_loopback(name) or name.endswith(".localhost") or (address is not None and address.is_unspecified)
 
 
 def _is_excluded(host: str, port: int, variables: dict[str, str]) -> bool:
     """Returns whether NO_PROXY excludes a server; it may contain names, addresses, and ranges of addresses."""
-    address = _address(host)
+    address = address_of(host)
     if address is None:
         return bool(proxy_bypass_environment(f"{host}:{port}", variables))
     for entry in (entry.strip() for entry in variables.get("no", "").split(",")):
@@ -83,15 +82,6 @@ def _is_excluded(host: str, port: int, variables: dict[str, str]) -> bool:
                     "write ranges as 10.0.0.0/8 or fd00::/8."
                 ) from None
     return False
-
-
-def _address(host: str) -> IPv4Address | IPv6Address | None:
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return None
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address
 
 
 def _name_of(variable: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from firstline import AsyncClient, Client
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.http_client import ClientSettings, open_client
-from firstline_core.protocol.proxies import environment_proxy, is_loopback
+from firstline_core.protocol.proxies import environment_proxy, is_this_machine
 
 PROXY = "http://proxy.example:3128"
 
@@ -70,7 +70,7 @@ def test_variables_choose_the_proxy(
     ],
 )
 def test_this_machine_is_recognized(host: str, here: bool) -> None:
-    assert is_loopback(host) is here
+    assert is_this_machine(host) is here
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8070", "http://localhost:8070", "http://[::1]:8070"])
