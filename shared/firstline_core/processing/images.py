@@ -125,7 +125,8 @@ class ImageProcessing:
         measured: list[MeasuredImage] = []
         source_pixels = pixels = 0
         for row, element in enumerate(array):
-            image = self._measured(element, f"Row {row} of input '{tensor.name}'")
+            if not measured or array.dtype.hasobject:  # rows of pixels have one size
+                image = self._measured(element, f"Row {row} of input '{tensor.name}'")
             measured.append(image)
             source_pixels += image.header.pixels
             pixels += image.result_pixels
