@@ -5,7 +5,6 @@ Fills in defaults that depend on other settings, such as where relative paths st
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError
-from firstline_core.protocol.loopback import is_loopback
+from firstline_core.protocol.loopback import address_of, is_loopback
 from firstline_core.storage import settings as sources
 from firstline_gateway.settings.settings import (
     BROKER_AUTHORITIES_FILE,
@@ -270,8 +269,4 @@ def _check_hosts(key: str, hosts: Iterable[str]) -> None:
 
 
 def _is_host(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text.strip("[]"))
-    except ValueError:
-        return _HOST.fullmatch(text) is not None
-    return True
+    return address_of(text) is not None or _HOST.fullmatch(text) is not None

@@ -78,7 +78,7 @@ def check_answer(request: InferRequest, response: InferResponse, outputs: Output
     answer, digest = response.answer, request.full_model_digest
     if answer is not None and answer.status is not Status.FINAL:
         raise ProtocolError(f"It is {answer.status}, not final; let the link lead to a gateway, not to an agent.")
-    ran = "" if answer is None else answer.model_digest
+    ran = digest_of(response)
     if digest and ran != digest:
         by = f"by model {shown(ran[:12])}" if ran else "without the digest of a model"
         raise ProtocolError(
