@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import shutil
 import signal
 import socket
@@ -12,16 +10,15 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import httpx
 import numpy as np
 import orjson
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.commands import run_here
 from support.gateway import DIGITS
 from support.processes import TierProcess
 from support.waiting import wait_until
@@ -29,7 +26,6 @@ from support.waiting import wait_until
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import write_graph
 from firstline_core.processing.steps import InputSpec, Softmax
-from firstline_gateway.__main__ import main
 
 COMMAND = (sys.executable, "-m", "firstline_gateway")
 
@@ -44,14 +40,6 @@ def config(tmp_path: Path) -> Path:
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=60)
-
-
-def run_here(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command within this process, which has imported what it needs."""
-    out, said = io.StringIO(), io.StringIO()
-    with patch.dict(os.environ, environment), redirect_stdout(out), redirect_stderr(said):
-        code = main(list(map(str, arguments)))
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), said.getvalue())
 
 
 def gateway(config: Path, *arguments: str) -> TierProcess:

@@ -21,6 +21,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from support.broker import Broker, free_port
+from support.commands import run_here
 from support.databases import PostgreSql
 from support.digits import scans
 from support.gateway import DIGITS
@@ -256,7 +257,8 @@ def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
     ):
         file = site.folder / "url.toml"
         file.write_text(f'[store]\nurl = "{url}"\n')
-        refused = site.command("firstline_gateway", "check", "--config", file)
+        refused = run_here("check", "--config", file)
+        site.said.append(refused.stdout + refused.stderr)
         assert refused.returncode == 2, refused.stderr
         file.unlink()
 

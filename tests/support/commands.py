@@ -1,15 +1,28 @@
-"""Commands against a gateway in this process."""
+"""Commands within this process, or against a gateway in it."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
 
 from typer.testing import CliRunner, Result
 
 from firstline.cli.app import app
+from firstline_gateway.__main__ import main
+
+
+def run_here(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `firstline-gateway` within this process, which has imported what it needs."""
+    out, said = io.StringIO(), io.StringIO()
+    with patch.dict(os.environ, environment), redirect_stdout(out), redirect_stderr(said):
+        code = main(list(map(str, arguments)))
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), said.getvalue())
 
 
 async def firstline(url: str, token: str, *arguments: object, code: int = 0, **environment: str) -> Result:
