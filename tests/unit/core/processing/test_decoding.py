@@ -208,10 +208,17 @@ def test_threads_serve_callers_in_turn() -> None:
 
 def test_one_caller_never_has_all_threads_while_another_is_active() -> None:
     threads, go = held_threads(2)
+    begun = threading.Semaphore(0)
+
+    def hold() -> None:
+        begun.release()
+        go.wait()
+
     threads.submit("polite", lambda: None).result(10)
-    greedy = [threads.submit("greedy", go.wait) for _ in range(4)]
+    greedy = [threads.submit("greedy", hold) for _ in range(4)]
+    assert begun.acquire(timeout=10)
     threads.submit("polite", lambda: None).result(10)
-    assert sum(work.running() for work in greedy) == 1
+    assert not begun.acquire(blocking=False)
     go.set()
     for work in greedy:
         work.result(10)
