@@ -25,7 +25,10 @@ async def test_only_large_images_are_decoded_in_a_thread_for_images(tier: str, t
     before = image_threads()
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "digits").symlink_to(DIGITS)
-    async with either_tier(tier, tmp_path) as (url, _), httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with (
+        either_tier(tier, tmp_path) as (url, _),
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
+    ):
         for side, threads in ((SIDE, 0), (SIDE + 1, 1)):
             answer = await http.post("/firstline/v1/models/digits/infer", content=grey(side=side))
             assert answer.status_code == 200, answer.text
