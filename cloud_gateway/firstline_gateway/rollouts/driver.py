@@ -12,7 +12,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
-from firstline_core.errors import CapacityError, FirstlineError
+from firstline_core.errors import CapacityError, FirstlineError, StoreDamagedError
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.background import PeriodicTask
@@ -105,9 +105,9 @@ class RolloutDriver:
             while more and await self._leads():
                 more = await self._step(make)
                 steps += 1
-        except CapacityError:
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, CapacityError) and not isinstance(error, StoreDamagedError):
+                raise  # the next rollout would meet the same
             log.exception("rollout step failed", rollout=make.keywords["rollout_id"])
             self._caches.pop(make.keywords["rollout_id"], None)
         return steps

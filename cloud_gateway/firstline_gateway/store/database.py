@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, MultipleResultsFound, NoResultFound
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from firstline_core.errors import ConfigError, FirstlineError, RequestError, StoreUnavailableError
+from firstline_core.errors import ConfigError, FirstlineError, RequestError, StoreDamagedError, StoreUnavailableError
 from firstline_core.storage.files import sync_folder
 from firstline_core.storage.seals import DECODING_ERRORS
 from firstline_core.storage.secrets import read_secret
@@ -125,7 +125,7 @@ class Database:
             ) from error
         except damage as error:
             log.debug("store damaged", exc_info=error)
-            raise StoreUnavailableError(_damaged(self.shown, error), retry_after_s=_RETRY_AFTER_S) from error
+            raise StoreDamagedError(_damaged(self.shown, error), retry_after_s=_RETRY_AFTER_S) from error
 
 
 def connect(found: settings.Store) -> Database:
