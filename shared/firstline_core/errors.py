@@ -19,7 +19,6 @@
     │   ├── RateLimitedError          too many requests of this caller
     │   ├── BudgetExceededError       the budget of this hour or day is used up
     │   ├── StoreUnavailableError     the database is unreachable, full or read-only
-    │   │   └── StoreDamagedError         what it holds does not decode
     │   ├── EngineUnavailableError    no executor for the model is reachable
     │   └── NotReadyError             starting, draining, or the model is not loaded
     ├── LinkError                 between the tiers
@@ -143,10 +142,6 @@ class BudgetExceededError(CapacityError):
 
 class StoreUnavailableError(CapacityError):
     code = "store_unavailable"
-
-
-class StoreDamagedError(StoreUnavailableError):
-    pass
 
 
 class EngineUnavailableError(CapacityError):

@@ -12,7 +12,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
-from firstline_core.errors import CapacityError, FirstlineError, StoreDamagedError
+from firstline_core.errors import CapacityError, FirstlineError
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.background import PeriodicTask
@@ -21,6 +21,7 @@ from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView, contrac
 from firstline_gateway.rollouts.late_joiners import in_force, join_changes
 from firstline_gateway.rollouts.rollout import BEGUN, Assignment, Rollout, RolloutState
 from firstline_gateway.rollouts.step import Changes, Now, step
+from firstline_gateway.store.database import StoreDamagedError
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 

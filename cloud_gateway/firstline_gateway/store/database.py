@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, MultipleResultsFound, NoResultFound
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from firstline_core.errors import ConfigError, FirstlineError, RequestError, StoreDamagedError, StoreUnavailableError
+from firstline_core.errors import ConfigError, FirstlineError, RequestError, StoreUnavailableError
 from firstline_core.storage.files import sync_folder
 from firstline_core.storage.seals import DECODING_ERRORS
 from firstline_core.storage.secrets import read_secret
@@ -48,6 +48,10 @@ _DAMAGE_TO_WRITERS = (UnicodeDecodeError, msgspec.MsgspecError)  # sqlite3 raise
 _DAMAGE_TO_READERS = (*DECODING_ERRORS, MultipleResultsFound, NoResultFound)
 
 log = logger(__name__)
+
+
+class StoreDamagedError(StoreUnavailableError):
+    """What the store holds does not decode; other rows may. Callers get `store_unavailable`."""
 
 
 class Database:
