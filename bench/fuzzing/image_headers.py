@@ -39,7 +39,7 @@ def make_image(random: Random) -> ImageFile:
     """Returns a file with an unusual header."""
     background = (9, 99, 199) if random.random() < 0.3 else UNSET
     bits = random.choice((8, 12, 16)) if random.random() < 0.3 else UNSET
-    step = Decode(random.choice(("RGB", "L")), background, bits)
+    step = Decode(random.choice(("RGB", "BGR", "L")), background, bits)
     return ImageFile(_png(random) if random.random() < 0.6 else _jpeg(random), step)
 
 
@@ -60,7 +60,7 @@ def read_image(given: ImageFile) -> object:
     pixels = whole.run(tensor, cost)
     assert pixels.size <= cost.memory_bytes, f"{pixels.size} bytes, although it costs {cost.memory_bytes}"
     assert pixels.shape[1] * pixels.shape[2] == cost.pixels, f"{pixels.shape}, although it declares {cost.pixels}"
-    small = ImageProcessing(given.step, (CenterCrop(0.5), Resize(4, 4)), _LIMITS).run(tensor)
+    small = ImageProcessing(given.step, (CenterCrop(0.5), Resize(4, 4, letterbox="center")), _LIMITS).run(tensor)
     assert small.shape == (1, 4, 4, pixels.shape[3]), f"{small.shape} after the steps"
     return small
 

@@ -25,11 +25,14 @@ PlainPost = PostStep | Path
 
 USAGE: Mapping[str, tuple[str, str]] = {
     "decode": (
-        "decode[:RGB|L][:background=R/G/B][:bits=N]",
+        "decode[:RGB|BGR|L][:background=R/G/B][:bits=N]",
         "JPEG or PNG bytes to upright pixels, 0 to 255",
     ),
     "center_crop": ("center_crop[:FRACTION]", "the central square, FRACTION of the short side"),
-    "resize": ("resize:WIDTHxHEIGHT[:FILTER]", "nearest, bilinear (default), bicubic or lanczos"),
+    "resize": (
+        "resize:WIDTHxHEIGHT[:FILTER][:letterbox=corner|center][:pad=N]",
+        "nearest, bilinear (default), bicubic or lanczos; letterbox keeps the aspect ratio and pads with N, or with 0",
+    ),
     "scale": ("scale[:MEAN[:STD]]", "(x - MEAN) / STD; 0 and 255 unless named"),
     "layout": ("layout:NHWC|NCHW", "order of the axes"),
     "flatten": ("flatten", "all axes but the rows' into one"),
@@ -43,16 +46,16 @@ USAGE: Mapping[str, tuple[str, str]] = {
 _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "decode": ("mode", "background", "bits"),
     "center_crop": ("fraction",),
-    "resize": ("size", "filter"),
+    "resize": ("size", "filter", "letterbox", "pad"),
     "scale": ("mean", "std"),
     "layout": ("to",),
     "label_offset": ("offset",),
     "binary": ("of",),
 }
-_BY_NAME = frozenset({"background", "bits"})  # arguments that are only given by name
+_BY_NAME = frozenset({"background", "bits", "letterbox", "pad"})  # arguments that are only given by name
 _BEFORE = ("decode", "center_crop", "resize", "scale", "layout", "flatten", "graph")
 _AFTER = ("softmax", "label_offset", "binary", "graph")
-_NUMBERS = {"fraction": float, "offset": int, "bits": int}
+_NUMBERS = {"fraction": float, "offset": int, "bits": int, "pad": int}
 
 
 def parse_preprocess(text: str, folder: Path = Path()) -> tuple[PlainPre, ...]:
@@ -151,11 +154,9 @@ def _spell_step(step: PreStep | PostStep) -> str:
     fields = msgspec.to_builtins(step)
     op = fields.pop("op")
     if op == "resize":
-        fields = {"size": f"{fields['width']}x{fields['height']}", "filter": fields["filter"]}
-    if op == "decode":
-        return ":".join(["decode", fields.pop("mode"), *(f"{name}={_text(value)}" for name, value in fields.items())])
-    named = op == "scale"
-    return ":".join([op, *(f"{name}={_text(v)}" if named else _text(v) for name, v in fields.items())])
+        fields = {"size": f"{fields.pop('width')}x{fields.pop('height')}", **fields}
+    named = set(fields) if op == "scale" else _BY_NAME
+    return ":".join([op, *(f"{name}={_text(v)}" if name in named else _text(v) for name, v in fields.items())])
 
 
 def _text(value: object) -> str:

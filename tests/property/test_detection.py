@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline_core.errors import InvalidTensorError
+from firstline_core.processing.boxes import intersection_over_union
 from firstline_core.routing.certification import certify
 from firstline_core.routing.detection import (
     Boxes,
     any_unmatched,
-    intersection_over_union,
     matches,
     mean_confidence,
     minimum_confidence,

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess, spell
 from firstline_core.processing.steps import CenterCrop, Decode, Flatten, LabelOffset, Layout, Resize, Scale, Softmax
 
 _sides = st.integers(1, 16384)
 _numbers = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=4).map(tuple)
+_filters = st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"])
 _before = st.one_of(
-    st.builds(Decode, mode=st.sampled_from(["RGB", "L"])),
+    st.builds(Decode, mode=st.sampled_from(["RGB", "BGR", "L"])),
     st.builds(CenterCrop, fraction=st.floats(0, 1, exclude_min=True)),
+    st.builds(Resize, width=_sides, height=_sides, filter=_filters),
     st.builds(
-        Resize, width=_sides, height=_sides, filter=st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"])
+        Resize,
+        width=_sides,
+        height=_sides,
+        filter=_filters,
+        letterbox=st.sampled_from(["corner", "center"]),
+        pad=st.one_of(st.just(UNSET), st.integers(0, 255)),
     ),
     st.builds(Scale, mean=_numbers, std=_numbers),
     st.builds(Layout, to=st.sampled_from(["NHWC", "NCHW"])),

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.processing.geometry import ImageStep, crop_side
 from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Resize
 from firstline_core.protocol.limits import ImageLimits
 
@@ -77,8 +78,6 @@ _TIFF_ENTRY_BYTES = 12
 _ROW_POINTER_BYTES = 8
 _COEFFICIENT_BYTES = 2
 
-ImageStep = CenterCrop | Resize
-
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
@@ -115,6 +114,11 @@ class ImageHeader:
     @property
     def pixels(self) -> int:
         return self.width * self.height
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """Returns (width, height) after the orientation is applied."""
+        return (self.width, self.height) if self.orientation <= 4 else (self.height, self.width)
 
     @property
     def is_wide_grey(self) -> bool:
@@ -273,25 +277,20 @@ def _steps_bytes(sizes: Sequence[tuple[int, int]], steps: Sequence[ImageStep], b
         if isinstance(step, CenterCrop):
             total += _held(*after, bytes_per_pixel)
         elif after != before:  # Pillow resizes the columns first, then the rows
-            total += _held(after[0], before[1], bytes_per_pixel) + _held(*after, bytes_per_pixel)
+            images = 2 if step.letterbox else 1  # the resized picture, and the padded one
+            total += _held(after[0], before[1], bytes_per_pixel) + images * _held(*after, bytes_per_pixel)
     return total
 
 
 def _sizes(header: ImageHeader, steps: Sequence[ImageStep]) -> list[tuple[int, int]]:
     """Returns (width, height) of the upright image, and after each step."""
-    upright = (header.width, header.height) if header.orientation <= 4 else (header.height, header.width)
-    sizes = [upright]
+    sizes = [header.upright_size]
     for step in steps:
         if isinstance(step, Resize):
             sizes.append((step.width, step.height))
         else:
             sizes.append((crop_side(step, *sizes[-1]),) * 2)
     return sizes
-
-
-def crop_side(step: CenterCrop, width: int, height: int) -> int:
-    """Returns the side of the central square, in pixels."""
-    return max(1, round(step.fraction * min(width, height)))
 
 
 def lacks_rows(encoded: bytes, header: ImageHeader) -> bool:

@@ -12,29 +12,28 @@ import struct
 import zlib
 from collections.abc import Callable
 from io import BytesIO
-from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.processing.geometry import ImageStep, crop_side, geometry, placed
 from firstline_core.processing.image_header import (
     NO_COST,
     ImageCost,
     ImageHeader,
-    ImageStep,
     MeasuredImage,
     as_four_channels,
     check_limits,
-    crop_side,
     damage_hint,
     lacks_rows,
     measure,
     read_header,
 )
-from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Resize
+from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Mode, Resize
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
 from firstline_core.types import Array, Tensor
 
@@ -155,7 +154,7 @@ class ImageProcessing:
         done: list[Pixels] = []
         for row, (element, image) in enumerate(zip(tensor.array, images, strict=True)):
             original = self._original(element, image.header, f"Row {row} of input '{tensor.name}'")
-            found = _to_pixels(self._transform(original))
+            found = _to_pixels(self._transform(original), reverse=self._mode == "BGR")
             if done and found.shape != done[0].shape:
                 raise InvalidTensorError(
                     f"Row {row} of input '{tensor.name}' has {found.shape[1]}x{found.shape[0]} pixels and row 0 has "
@@ -164,9 +163,23 @@ class ImageProcessing:
             done.append(found)
         return done[0][None] if len(done) == 1 else np.stack(done)
 
+    def geometry(self, tensor: Tensor, cost: ImageCost) -> NDArray[np.float32]:
+        """Returns where the result of `run` lies in the upright images: FP32 (rows, 6), see `processing/geometry.py`.
+
+        Args:
+            tensor: images, or pixels.
+            cost: from `cost`, of this tensor.
+        """
+        if cost.images:
+            return geometry([image.header.upright_size for image in cost.images], self._steps)
+        rows, height, width, _ = tensor.array.shape
+        return geometry([(width, height)] * rows, self._steps)
+
     def _passes(self, array: Array) -> bool:
         """Returns whether pixels need no step."""
-        return not self._steps and (self._mode is None or array.shape[3] == CHANNELS[self._mode])
+        if self._steps or self._mode == "BGR":
+            return False
+        return self._mode is None or array.shape[3] == CHANNELS[self._mode]
 
     def _measured(self, element: bytes | Pixels, where: str) -> MeasuredImage:
         """Returns the cost of one image within the limits."""
@@ -301,15 +314,18 @@ def _scaled_grey(image: Image.Image, step: Decode, where: str) -> Image.Image:
     return image.point(lambda value: value * scale + (0.5 - low * scale)).convert("L")
 
 
-def _to_pixels(image: Image.Image) -> Pixels:
-    """Returns [height, width, channels] uint8, read-only."""
+def _to_pixels(image: Image.Image, *, reverse: bool) -> Pixels:
+    """Returns [height, width, channels] uint8, read-only; `reverse` makes BGR of RGB."""
+    if reverse:
+        return np.frombuffer(image.tobytes("raw", "BGR"), np.uint8).reshape(image.height, image.width, 3)
     pixels = np.asarray(image)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def _in_mode(image: Image.Image, mode: Literal["RGB", "L"]) -> Image.Image:
-    """Returns the image in `mode`; the image itself if it has this mode."""
-    return image if image.mode == mode else image.convert(mode)
+def _in_mode(image: Image.Image, mode: Mode) -> Image.Image:
+    """Returns the image in Pillow's form of `mode`, RGB for BGR; the image itself if it has this form."""
+    form = "L" if mode == "L" else "RGB"
+    return image if image.mode == form else image.convert(form)
 
 
 def _transform(steps: tuple[ImageStep, ...]) -> Transform:
@@ -340,6 +356,13 @@ def _resize(step: Resize) -> Transform:
     size, resample = (step.width, step.height), _FILTERS[step.filter]
 
     def resize(image: Image.Image) -> Image.Image:
-        return image if image.size == size else image.resize(size, resample)
+        place = placed(step, *image.size)
+        if image.size != place[:2]:
+            image = image.resize(place[:2], resample)
+        if place[:2] == size:
+            return image
+        padded = Image.new(image.mode, size, (step.pad or 0,) * len(image.getbands()))
+        padded.paste(image, place[2:])
+        return padded
 
     return resize

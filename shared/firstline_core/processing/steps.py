@@ -15,7 +15,10 @@ Positive = Annotated[int, Meta(ge=1, le=16384)]
 Byte = Annotated[int, Meta(ge=0, le=255)]
 
 
-CHANNELS: dict[Literal["RGB", "L"], int] = {"RGB": 3, "L": 1}
+Mode = Literal["RGB", "BGR", "L"]
+"""Order of an image's channels; L is greyscale."""
+
+CHANNELS: dict[Mode, int] = {"RGB": 3, "BGR": 3, "L": 1}
 """Number of channels by image mode."""
 
 
@@ -34,7 +37,7 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Decode(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="decode"):
-    """Decodes JPEG or PNG bytes to upright pixels, uint8. Inputs that are pixels are only converted to `mode`.
+    """Decodes JPEG or PNG bytes to upright pixels, uint8. Inputs that are pixels (RGB, L) are only converted to `mode`.
 
     Attributes:
         mode: of the result.
@@ -43,7 +46,7 @@ class Decode(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", ta
             own range.
     """
 
-    mode: Literal["RGB", "L"] = "RGB"
+    mode: Mode = "RGB"
     background: tuple[Byte, Byte, Byte] | UnsetType = UNSET
     bits: Annotated[int, Meta(ge=8, le=16)] | UnsetType = UNSET
 
@@ -55,11 +58,23 @@ class CenterCrop(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op"
 
 
 class Resize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="resize"):
-    """Resizes to width x height pixels, antialiased. It does not keep the aspect ratio: crop first if necessary."""
+    """Resizes to width x height pixels, antialiased.
+
+    Attributes:
+        letterbox: keeps the aspect ratio: the picture is placed in the top left corner or in the centre, and the rest
+            is padded. If it is not set, the picture is stretched.
+        pad: value of all channels of the padding; 0 if it is not set.
+    """
 
     width: Positive
     height: Positive
     filter: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
+    letterbox: Literal["corner", "center"] | UnsetType = UNSET
+    pad: Byte | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if self.pad is not UNSET and self.letterbox is UNSET:
+            raise ValueError("'pad' needs 'letterbox': a stretched picture has no padding")
 
 
 class Scale(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="scale"):
@@ -100,6 +115,101 @@ class Graph(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag
 
     artefact: Artefact
 
+
+Unit = Literal["pixels", "fractions"]
+"""Of a detector's boxes: pixels of the model's input, or fractions of its sides."""
+
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Yolox(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="yolox"):
+    """Decodes [n, cells, 5 + classes] of YOLOX: box terms in cells, objectness and class probabilities.
+
+    Attributes:
+        strides: pixels of a cell of each grid, in the order of the rows.
+    """
+
+    strides: Annotated[tuple[Positive, ...], Meta(min_length=1)] = (8, 16, 32)
+
+
+class FastestDet(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="fastestdet"):
+    """Decodes [n, 5 + classes, rows, columns] of FastestDet: objectness, box terms and class probabilities."""
+
+
+class Yolo(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="yolo"):
+    """Decodes YOLO exports whose boxes are centre, width and height; the longer of the two axes counts the boxes.
+
+    Attributes:
+        objectness: whether the fifth column is the objectness: YOLOv5 and YOLOv7, but not YOLOv8 to YOLO11.
+        unit: of the boxes; TFLite exports have fractions.
+    """
+
+    objectness: bool = False
+    unit: Unit = "pixels"
+
+
+class Detr(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="detr"):
+    """Decodes DETR and its relatives: boxes are centre, width and height in fractions.
+
+    Attributes:
+        logits: name of the output [n, queries, classes].
+        boxes: name of the output [n, queries, 4].
+        activation: softmax has "no object" as its last class; sigmoid has no such class.
+    """
+
+    logits: Annotated[str, Meta(min_length=1)]
+    boxes: Annotated[str, Meta(min_length=1)]
+    activation: Literal["softmax", "sigmoid"] = "softmax"
+
+
+class Ssd(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="ssd"):
+    """Reads the outputs of an SSD with suppression inside. Boxes are top, left, bottom, right in fractions.
+
+    Attributes:
+        boxes: name of the output [n, k, 4].
+        classes: name of the output [n, k].
+        scores: name of the output [n, k].
+        count: name of the output [n], the number of valid boxes; "" if scores of 0 mark the others.
+    """
+
+    boxes: Annotated[str, Meta(min_length=1)]
+    classes: Annotated[str, Meta(min_length=1)]
+    scores: Annotated[str, Meta(min_length=1)]
+    count: str = ""
+
+
+class BoxRows(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="box_rows"):
+    """Reads [n, k, 6] of a detector with suppression inside: x1, y1, x2, y2, score, class. A score of 0 is padding."""
+
+    unit: Unit = "pixels"
+
+
+class ClassMap(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="class_map"):
+    """Replaces the model's class i by `to[i]`, the number of a label; boxes whose class becomes -1 are dropped."""
+
+    to: Annotated[tuple[Annotated[int, Meta(ge=-1, lt=2**31)], ...], Meta(min_length=1)]
+
+
+class Suppress(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="suppress"):
+    """Suppresses a box that overlaps a better one of its class, and divides the others into detections and candidates.
+
+    Attributes:
+        score: least score of a detection, the model's operating score. Scores of different models are on different
+            scales.
+        iou: boxes with a larger intersection over union are suppressed; 1 for models with suppression inside.
+        floor: least score of a candidate. The best box of an image is a candidate whatever its score.
+        limit: number of boxes of an image that are compared, the best ones.
+    """
+
+    score: Fraction
+    iou: Fraction = 0.45
+    floor: Fraction = 0.01
+    limit: Annotated[int, Meta(ge=1, le=4096)] = 1000
+
+
+BoxDecoder = Yolox | FastestDet | Yolo | Detr | Ssd | BoxRows
+DetectionStep = BoxDecoder | ClassMap | Suppress
+"""Postprocessing of a detector: a decoder, then class maps, then `suppress`."""
 
 PreStep = Decode | CenterCrop | Resize | Scale | Layout | Flatten | Graph
 PostStep = Softmax | LabelOffset | Binary | Graph

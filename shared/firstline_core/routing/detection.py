@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from firstline_core.errors import InvalidTensorError
+from firstline_core.processing.boxes import intersection_over_union, partners
 
 Floats = NDArray[np.float64]
 
@@ -73,22 +74,6 @@ def nothing_there(boxes: Boxes) -> float:
     return 1.0 - float(boxes.confidences.max(initial=0.0))
 
 
-def intersection_over_union(some: Floats, others: Floats) -> Floats:
-    """Returns the overlap of each box with each of the others, (n, m) in [0, 1]; 0 for boxes without area.
-
-    Args:
-        some: (n, 4) corners.
-        others: (m, 4) corners.
-    """
-    low = np.maximum(some[:, None, :2], others[None, :, :2])
-    high = np.minimum(some[:, None, 2:], others[None, :, 2:])
-    shared = np.clip(high - low, 0, None).prod(axis=2)
-    areas, other_areas = (np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(axis=1) for boxes in (some, others))
-    union = areas[:, None] + other_areas[None, :] - shared
-    overlap: Floats = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
-    return overlap
-
-
 def matches(edge: Boxes, full: Boxes, *, overlap: float, least: float) -> tuple[int, int, int]:
     """Pairs boxes of the same class one to one, greedily, as COCO's evaluation does.
 
@@ -106,13 +91,8 @@ def matches(edge: Boxes, full: Boxes, *, overlap: float, least: float) -> tuple[
     """
     ours, theirs = edge.from_confidence(least), full.from_confidence(least)
     overlaps = intersection_over_union(ours.corners, theirs.corners)
-    overlaps[ours.classes[:, None] != theirs.classes[None, :]] = -1.0
-    pairs = 0
-    for row in overlaps:
-        if not row.size or row.max() < overlap:
-            continue
-        overlaps[:, row.argmax()] = -1.0  # taken; `row` is a view
-        pairs += 1
+    overlaps[(ours.classes[:, None] != theirs.classes) | (overlaps < overlap)] = 0
+    pairs = int(np.count_nonzero(partners(overlaps) >= 0))
     return pairs, len(ours.classes), len(theirs.classes)
 
 

@@ -72,6 +72,23 @@ def test_grey_has_one_channel_and_colour_becomes_grey() -> None:
     np.testing.assert_array_equal(pre(Decode("L"))(images(encode(colour)))[0, :, :, 0], expected)
 
 
+def test_bgr_reverses_the_channels_of_images_and_pixels() -> None:
+    pixels = photo()
+    for tensor in (images(encode(pixels)), Tensor("image", pixels[None])):
+        np.testing.assert_array_equal(pre(Decode("BGR"))(tensor)[0], pixels[:, :, ::-1])
+    np.testing.assert_array_equal(pre(Decode("BGR"))(images(encode(pixels[:, :, 0])))[0], pixels[:, :, :1].repeat(3, 2))
+
+
+def test_a_letterbox_keeps_the_aspect_ratio() -> None:
+    pixels = photo(8, 16)
+    found = pre(Decode(), Resize(16, 16, letterbox="center", pad=7))(images(encode(pixels)))[0]
+    np.testing.assert_array_equal(found[4:12], pixels)
+    assert (found[:4] == 7).all() and (found[12:] == 7).all()
+    grey = pre(Decode("L"), Resize(16, 16, letterbox="corner"))(images(encode(pixels[:, :, 0])))[0]
+    np.testing.assert_array_equal(grey[:8], pixels[:, :, :1])
+    assert not grey[8:].any()
+
+
 @pytest.mark.parametrize(
     ("mode", "kind"), [("P", "PNG"), ("LA", "PNG"), ("RGBA", "PNG"), ("1", "PNG"), ("CMYK", "JPEG")]
 )

@@ -25,6 +25,7 @@ def test_steps_of_an_image_classifier_are_parsed() -> None:
 def test_arguments_by_position_and_lists_are_parsed() -> None:
     assert parse_preprocess("scale:0.1/0.2/0.3:1/2/3") == (Scale(mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0)),)
     assert parse_preprocess("resize:8:nearest") == (Resize(width=8, height=8, filter="nearest"),)
+    assert parse_preprocess("resize:8:letterbox=corner:pad=114") == (Resize(8, 8, letterbox="corner", pad=114),)
     assert parse_preprocess("decode,scale") == (Decode(), Scale(mean=(0.0,), std=(255.0,)))
 
 
@@ -45,7 +46,10 @@ def test_graph_path_is_relative_to_the_folder(tmp_path: Path) -> None:
         ("resize", "spelled resize:WIDTHxHEIGHT"),
         ("resize:huge", "a size like 224x224"),
         ("resize:0x8", "spelled resize:WIDTHxHEIGHT"),
-        ("decode:BGR", "spelled decode[:RGB|L]"),
+        ("decode:GBR", "spelled decode[:RGB|BGR|L]"),
+        ("resize:8:letterbox=left", "spelled resize:WIDTHxHEIGHT"),
+        ("resize:8:pad=114", "'pad' needs 'letterbox'"),
+        ("resize:8:nearest:corner", "too many arguments"),
         ("decode:RGB:L", "too many arguments"),
         ("scale:middle=3", "takes no 'middle'"),
         ("scale:a/b", "needs a number for 'mean'"),

@@ -1,0 +1,1 @@
+"""Measurements of the tasks on pairs of third-party models."""

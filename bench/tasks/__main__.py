@@ -1,0 +1,44 @@
+"""Measures the tasks on pairs of third-party models, next to the figures that others measured.
+
+    python -m bench.tasks [--data DIR]
+
+Prints every figure, and writes them to bench/results/tasks.json and docs/benchmarks.md. Pairs without data are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from bench.figures import Figure, report
+from bench.page import refill
+from bench.pools import DATA
+from bench.tasks import detection
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+
+TASKS: Mapping[str, tuple[str, Callable[[Path], Iterator[Figure]]]] = {
+    "detection": ("coco-cascade", detection.figures),
+}
+"""For each task, its pair and what measures it in the pair's folder."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with the pairs (default: %(default)s)")
+    folder = parser.parse_args().data
+    figures: list[Figure] = []
+    for task, (pair, measure) in TASKS.items():
+        if (folder / pair).is_dir():
+            figures += (figure._replace(figure=f"{task}: {figure.figure}") for figure in measure(folder / pair))
+        else:
+            print(f"{pair} is skipped: {folder} does not have it.", file=sys.stderr)
+    code = report("tasks", figures)
+    refill(PAGE)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,358 @@
+"""Compiles a detector's declared steps into one function, from raw outputs to boxes in the upright original image.
+
+Every decoder gives x1, y1, x2, y2 in pixels of the model's input; suppression, mapping and clipping are the same for
+all. The steps are declared in `steps.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import NamedTuple, TypeVar, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.errors import InferenceError, ModelLoadError
+from firstline_core.processing.compile import softmax
+from firstline_core.processing.geometry import to_original
+from firstline_core.processing.steps import (
+    BoxDecoder,
+    BoxRows,
+    ClassMap,
+    DetectionStep,
+    Detr,
+    FastestDet,
+    Ssd,
+    Suppress,
+    Unit,
+    Yolo,
+    Yolox,
+)
+from firstline_core.types import Array, all_finite
+
+BOXES, SCORES, CLASSES, COUNT = "boxes", "scores", "classes", "count"
+"""The outputs of a detector: FP32 (n, k, 4), FP32 (n, k), INT64 (n, k), INT64 (n,)."""
+
+CANDIDATE = "candidate_"
+"""Prefix of boxes, scores and classes below the operating score, which confidence scores use; they have no count."""
+
+_Float = TypeVar("_Float", np.float32, np.float64)
+_Floats = NDArray[np.float32]
+_Ints = NDArray[np.int64]
+_LARGEST_EXPONENT = 20.0  # e ** 20 cells are more than any image has
+
+
+class Boxes(NamedTuple):
+    """Boxes of one image: (n, 4) x1, y1, x2, y2, scores (n,), classes (n,)."""
+
+    boxes: _Floats
+    scores: _Floats
+    classes: _Ints
+
+    def take(self, index: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Boxes:
+        """Returns the boxes at an index."""
+        return Boxes(self.boxes[index], self.scores[index], self.classes[index])
+
+
+class InputSize(NamedTuple):
+    """Width and height of the model's input, in pixels."""
+
+    width: int
+    height: int
+
+
+Detect = Callable[[Mapping[str, Array], _Floats], dict[str, Array]]
+"""From raw outputs by name, and geometries FP32 (n, 6), to the outputs and candidates of n rows.
+
+Raises:
+    InferenceError: outputs that the decoder does not understand, or NaN or infinity in them.
+"""
+
+
+def compile_detection(steps: Sequence[DetectionStep], size: InputSize, k: int, output: str = "") -> Detect:
+    """Returns the function of a detector's postprocessing.
+
+    Args:
+        steps: a decoder, any class maps, and `suppress`.
+        size: of the model's input.
+        k: number of boxes of a row in the result, padding included.
+        output: name of the model's output, for decoders of one output.
+
+    Raises:
+        ModelLoadError: the steps are not in this order.
+    """
+    match steps:
+        case [
+            Yolox() | FastestDet() | Yolo() | Detr() | Ssd() | BoxRows() as decoder,
+            *maps,
+            Suppress() as suppression,
+        ] if all(isinstance(step, ClassMap) for step in maps):
+            decode = partial(_decode, decoder, size=size, floor=suppression.floor, output=output)
+            tables = [np.asarray(step.to, np.int64) for step in maps if isinstance(step, ClassMap)]
+        case _:
+            raise ModelLoadError("Postprocessing of a detector: a decoder comes first, then class_map, then suppress.")
+
+    def detect(raw: Mapping[str, Array], geometry: _Floats) -> dict[str, Array]:
+        for name, array in raw.items():
+            if not all_finite(array):
+                raise InferenceError(f"Output '{name}' has NaN or infinity.")
+        result = _padded(len(geometry), k)
+        for row, place in enumerate(geometry):
+            found = decode({name: array[row] for name, array in raw.items()})
+            for table in tables:
+                found = _mapped(found, table)
+            _fill(result, row, _suppressed(found, place, suppression), suppression.score)
+        return result
+
+    return detect
+
+
+def suppress(found: Boxes, iou: float, limit: int) -> Boxes:
+    """Returns the boxes that overlap no better box of their class, best first (greedy non-maximum suppression).
+
+    The result does not depend on the order of the boxes: equal scores are ordered by class and box.
+
+    Args:
+        found: boxes of one image.
+        iou: boxes with a larger intersection over union are suppressed.
+        limit: number of boxes that are compared, the best ones.
+    """
+    if len(found.scores) > limit:
+        found = found.take(found.scores >= np.partition(found.scores, -limit)[-limit])
+    left, top, right, bottom = found.boxes.T
+    order = np.lexsort((bottom, right, top, left, found.classes, -found.scores))
+    ordered = found.take(order[:limit])
+    if iou >= 1:
+        return ordered
+    conflicts = intersection_over_union(ordered.boxes, ordered.boxes) > iou
+    conflicts &= ordered.classes[:, None] == ordered.classes
+    kept = np.ones(len(ordered.scores), np.bool_)
+    for index in np.flatnonzero(np.triu(conflicts, 1).any(axis=1)):
+        if kept[index]:
+            kept[index + 1 :] &= ~conflicts[index, index + 1 :]
+    return ordered.take(kept)
+
+
+def intersection_over_union(some: NDArray[_Float], others: NDArray[_Float]) -> NDArray[_Float]:
+    """Returns the overlap of each box with each of the others, (n, m) in [0, 1]; 0 for boxes without area.
+
+    Args:
+        some: (n, 4) left, top, right, bottom.
+        others: (m, 4) of the same dtype.
+    """
+    low, high = np.maximum(some[:, None, :2], others[:, :2]), np.minimum(some[:, None, 2:], others[:, 2:])
+    shared = np.maximum(high - low, 0).prod(axis=2)
+    areas, other_areas = (np.maximum(boxes[:, 2:] - boxes[:, :2], 0).prod(axis=1) for boxes in (some, others))
+    union = areas[:, None] + other_areas - shared
+    overlap: NDArray[_Float] = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+    return overlap
+
+
+def partners(overlap: NDArray[_Float]) -> NDArray[np.intp]:
+    """Pairs boxes one to one, as COCO's evaluation does: each takes the free partner with the largest overlap.
+
+    Args:
+        overlap: (n, m) of boxes, the surest first, with their possible partners; 0 for boxes that do not match.
+
+    Returns:
+        The index of each box's partner, (n,); -1 without one.
+    """
+    free = overlap.copy()
+    found = np.full(len(free), -1, np.intp)
+    for index in np.flatnonzero(overlap.any(axis=1)):
+        best = free[index].argmax()
+        if free[index, best] > 0:
+            found[index] = best
+            free[:, best] = 0
+    return found
+
+
+def class_map(names: Sequence[str], labels: Sequence[str]) -> ClassMap:
+    """Returns the map from a model's classes to a bundle's labels by name; names without a label are dropped."""
+    index = {label: position for position, label in enumerate(labels)}
+    return ClassMap(tuple(index.get(name, -1) for name in names))
+
+
+def _suppressed(found: Boxes, place: _Floats, step: Suppress) -> Boxes:
+    """Returns the remaining boxes in the original image, clipped, best first."""
+    found = suppress(found._replace(boxes=to_original(found.boxes, place)), step.iou, step.limit)
+    clipped = np.clip(found.boxes, 0, np.tile(place[:2], 2))
+    return found._replace(boxes=clipped).take(np.all(clipped[:, 2:] > clipped[:, :2], axis=1))
+
+
+def _padded(rows: int, k: int) -> dict[str, Array]:
+    result: dict[str, Array] = {COUNT: np.zeros(rows, np.int64)}
+    for prefix in ("", CANDIDATE):
+        result[prefix + BOXES] = np.zeros((rows, k, 4), np.float32)
+        result[prefix + SCORES] = np.zeros((rows, k), np.float32)
+        result[prefix + CLASSES] = np.full((rows, k), -1, np.int64)
+    return result
+
+
+def _fill(result: dict[str, Array], row: int, found: Boxes, score: float) -> None:
+    """Writes the boxes of one row, best first, into the padded result."""
+    k = result[SCORES].shape[1]
+    count = int(np.count_nonzero(found.scores >= score))
+    result[COUNT][row] = min(count, k)
+    detections, candidates = found.take(slice(min(count, k))), found.take(slice(count, count + k))
+    for prefix, part in (("", detections), (CANDIDATE, candidates)):
+        size = len(part.scores)
+        result[prefix + BOXES][row, :size] = part.boxes
+        result[prefix + SCORES][row, :size] = part.scores
+        result[prefix + CLASSES][row, :size] = part.classes
+
+
+def _mapped(found: Boxes, table: _Ints) -> Boxes:
+    if len(found.classes) and not 0 <= found.classes.min() <= found.classes.max() < len(table):
+        raise InferenceError(
+            f"The model gave a class outside of 0 to {len(table) - 1}, the classes of its class map; correct class_map."
+        )
+    mapped = found._replace(classes=table[found.classes])
+    return mapped.take(mapped.classes >= 0)
+
+
+# Decoders: of one row, without the axis of rows.
+
+
+def _decode(decoder: BoxDecoder, raw: Mapping[str, Array], *, size: InputSize, floor: float, output: str) -> Boxes:
+    match decoder:
+        case Yolox():
+            return _yolox(_only(raw, output, 2), decoder, size, floor)
+        case FastestDet():
+            return _fastestdet(_only(raw, output, 3), size, floor)
+        case Yolo():
+            return _yolo(_only(raw, output, 2), decoder, size, floor)
+        case Detr():
+            return _detr(raw, decoder, size, floor)
+        case Ssd():
+            return _ssd(raw, decoder, size, floor)
+        case BoxRows():
+            return _box_rows(_only(raw, output, 2), decoder, size, floor)
+        case _:
+            assert_never(decoder)
+
+
+def _yolox(values: _Floats, step: Yolox, size: InputSize, floor: float) -> Boxes:
+    cells = _cells(step.strides, size)
+    if len(values) != len(cells):
+        raise InferenceError(
+            f"YOLOX with strides {step.strides} has {len(cells)} cells for {size.width}x{size.height} pixels, but the "
+            f"model gave {len(values)}; correct the strides or the size."
+        )
+    best = values[:, 5:].max(axis=1)
+    kept = _above(values[:, 4] * best, floor)
+    scores = (values[kept, 4] * best[kept]).astype(np.float32)
+    corner, stride = cells[kept, :2], cells[kept, 2:]
+    center = (values[kept, :2] + corner) * stride
+    sides = np.exp(np.minimum(values[kept, 2:4], _LARGEST_EXPONENT)) * stride
+    return Boxes(_from_centers(center, sides), scores, values[kept, 5:].argmax(axis=1))
+
+
+def _fastestdet(values: _Floats, size: InputSize, floor: float) -> Boxes:
+    _, rows, columns = values.shape
+    flat = values.reshape(len(values), -1)
+    # A weighted geometric mean, as in the authors' sample.
+    scores: _Floats = flat[0] ** 0.6 * flat[5:].max(axis=0) ** 0.4
+    kept = _above(scores, floor)
+    terms = flat[1:5, kept]
+    corner = np.stack((kept % columns, kept // columns), axis=1).astype(np.float32)
+    center: _Floats = np.divide(corner + np.tanh(terms[:2].T), (columns, rows), dtype=np.float32)
+    boxes = _from_centers(center, _sigmoid(terms[2:].T))
+    return Boxes(boxes * _sides(size), scores[kept], flat[5:, kept].argmax(axis=0))
+
+
+def _yolo(values: _Floats, step: Yolo, size: InputSize, floor: float) -> Boxes:
+    if values.shape[0] < values.shape[1]:
+        values = values.T
+    first = 5 if step.objectness else 4
+    scores = values[:, first:].max(axis=1)
+    if step.objectness:
+        scores = scores * values[:, 4]
+    kept = _above(scores, floor)
+    boxes = _from_centers(values[kept, :2], values[kept, 2:4])
+    return Boxes(_in_pixels(boxes, step.unit, size), scores[kept], values[kept, first:].argmax(axis=1))
+
+
+def _detr(raw: Mapping[str, Array], step: Detr, size: InputSize, floor: float) -> Boxes:
+    logits, boxes = _named(raw, step.logits, 2), _named(raw, step.boxes, 2)
+    probabilities = softmax(logits)[:, :-1] if step.activation == "softmax" else _sigmoid(logits)
+    scores = probabilities.max(axis=1)
+    kept = _above(scores, floor)
+    centers = _from_centers(boxes[kept, :2], boxes[kept, 2:])
+    return Boxes(centers * _sides(size), scores[kept], probabilities[kept].argmax(axis=1))
+
+
+def _ssd(raw: Mapping[str, Array], step: Ssd, size: InputSize, floor: float) -> Boxes:
+    scores = _named(raw, step.scores, 1)
+    if step.count:
+        scores = scores[: round(float(_named(raw, step.count, 0)))]
+    kept = _above(scores, floor, padded=True)
+    boxes = _named(raw, step.boxes, 2)[kept][:, [1, 0, 3, 2]]
+    return Boxes(boxes * _sides(size), scores[kept], _whole(_named(raw, step.classes, 1)[kept]))
+
+
+def _box_rows(values: _Floats, step: BoxRows, size: InputSize, floor: float) -> Boxes:
+    if values.shape[1] != 6:
+        raise InferenceError(f"box_rows reads rows of 6 numbers, but the model gave {values.shape[1]}.")
+    kept = _above(values[:, 4], floor, padded=True)
+    return Boxes(_in_pixels(values[kept, :4], step.unit, size), values[kept, 4], _whole(values[kept, 5]))
+
+
+def _above(scores: _Floats, floor: float, *, padded: bool = False) -> NDArray[np.intp]:
+    """Returns the indices of scores of at least `floor`, or else of the best one; of `padded` scores only above 0."""
+    if not len(scores):
+        return np.zeros(0, np.intp)
+    best = scores.max()
+    if padded and best <= 0:
+        return np.zeros(0, np.intp)
+    return np.flatnonzero(scores >= min(np.float32(floor), best))
+
+
+@lru_cache(maxsize=16)
+def _cells(strides: tuple[int, ...], size: InputSize) -> _Floats:
+    """Returns column, row and stride of each cell, (cells, 3)."""
+    grids: list[Array] = []
+    for stride in strides:
+        rows, columns = np.indices((size.height // stride, size.width // stride))
+        grids.append(np.stack((columns.ravel(), rows.ravel(), np.full(rows.size, stride)), axis=1))
+    cells = np.concatenate(grids).astype(np.float32)
+    cells.flags.writeable = False
+    return cells
+
+
+def _from_centers(center: _Floats, sides: _Floats) -> _Floats:
+    return np.concatenate((center - sides / 2, center + sides / 2), axis=1)
+
+
+def _in_pixels(boxes: _Floats, unit: Unit, size: InputSize) -> _Floats:
+    return boxes if unit == "pixels" else boxes * _sides(size)
+
+
+def _sides(size: InputSize) -> _Floats:
+    return np.array([*size, *size], np.float32)
+
+
+def _sigmoid(values: _Floats) -> _Floats:
+    result: _Floats = np.reciprocal(1 + np.exp(-np.clip(values, -80, 80)), dtype=np.float32)
+    return result
+
+
+def _whole(classes: Array) -> _Ints:
+    return np.rint(classes).astype(np.int64)
+
+
+def _only(raw: Mapping[str, Array], output: str, axes: int) -> _Floats:
+    """Returns the named output, or the only one."""
+    return _named(raw, output or next(iter(raw)), axes)
+
+
+def _named(raw: Mapping[str, Array], name: str, axes: int) -> _Floats:
+    if name not in raw:
+        raise InferenceError(f"The model has no output '{name}'; it has: {', '.join(raw)}.")
+    array = raw[name]
+    if array.ndim != axes:
+        raise InferenceError(
+            f"Output '{name}' has shape {list(array.shape)} for a row; this decoder needs {axes} axes after the rows'."
+        )
+    return array.astype(np.float32, copy=False)

@@ -1,0 +1,243 @@
+"""Decoders of detectors, suppression and the canonical outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline_core.errors import InferenceError, ModelLoadError
+from firstline_core.processing.boxes import Boxes, InputSize, class_map, compile_detection, suppress
+from firstline_core.processing.steps import (
+    BoxDecoder,
+    BoxRows,
+    ClassMap,
+    DetectionStep,
+    Detr,
+    FastestDet,
+    Ssd,
+    Suppress,
+    Yolo,
+    Yolox,
+)
+from firstline_core.types import Array
+
+SIZE = InputSize(64, 32)
+SAME = np.array([[64, 32, 1, 1, 0, 0]], np.float32)
+"""The geometry of an image that is as large as the model's input."""
+
+COORDINATE = st.integers(0, 8)
+
+
+def run(*steps: DetectionStep, geometry: Array = SAME, k: int = 4, **raw: Any) -> dict[str, Array]:
+    arrays = {name: np.asarray(values, np.float32)[None] for name, values in raw.items()}
+    return compile_detection(steps, SIZE, k)(arrays, geometry)
+
+
+def found(outputs: dict[str, Array]) -> list[Any]:
+    """The detections of the only row: (box, score, class)."""
+    count = outputs["count"][0]
+    columns = (outputs[name][0, :count] for name in ("boxes", "scores", "classes"))
+    return [(box.tolist(), round(float(score), 4), int(label)) for box, score, label in zip(*columns, strict=True)]
+
+
+def logit(probability: float) -> float:
+    return float(np.log(probability / (1 - probability)))
+
+
+def yolox_output() -> Array:
+    values = np.zeros((8 + 2, 5 + 3), np.float32)  # 4x2 cells of 16 pixels, 2x1 cells of 32
+    values[6] = [0.5, 0.5, np.log(0.5), np.log(0.25), 0.8, 0.1, 0.9, 0.2]  # column 2, row 1
+    values[9] = [0, 0.5, 0, 0, 0.5, 0, 0, 0.8]  # column 1, row 0
+    return values
+
+
+def fastestdet_output() -> Array:
+    values = np.zeros((5 + 2, 2, 4), np.float32)  # 4x2 cells of 16 pixels
+    values[:, 1, 2] = [0.81, np.arctanh(0.5), np.arctanh(0.5), logit(0.125), logit(0.125), 0.2, 0.6]
+    return values
+
+
+DECODED: dict[str, tuple[BoxDecoder, dict[str, Any], list[Any]]] = {
+    "YOLOX": (
+        Yolox((16, 32)),
+        {"output": yolox_output()},
+        [([36, 22, 44, 26], 0.72, 1), ([16, 0, 48, 32], 0.4, 2)],
+    ),
+    "FastestDet": (
+        FastestDet(),
+        {"758": fastestdet_output()},
+        [([36, 22, 44, 26], round(0.81**0.6 * 0.6**0.4, 4), 1)],
+    ),
+    "YOLOv5": (
+        Yolo(objectness=True),
+        {"output0": [[10, 10, 8, 4, 0.5, 0.2, 0.9], *[[0] * 7] * 9]},
+        [([6, 8, 14, 12], 0.45, 1)],
+    ),
+    "YOLOv8": (
+        Yolo(),
+        {"output0": np.array([[10, 10, 8, 4, 0.2, 0.9, 0], *[[0] * 7] * 9]).T},
+        [([6, 8, 14, 12], 0.9, 1)],
+    ),
+    "YOLO11 in fractions": (
+        Yolo(unit="fractions"),
+        {"output0": np.array([[0.5, 0.5, 0.25, 0.25, 0.2, 0.9], *[[0] * 6] * 9]).T},
+        [([24, 12, 40, 20], 0.9, 1)],
+    ),
+    "DETR": (
+        Detr("logits", "boxes"),
+        {"logits": [np.log([0.1, 0.7, 0.2]), np.log([0.05, 0.05, 0.9])], "boxes": [[0.5, 0.5, 0.25, 0.25], [0] * 4]},
+        [([24, 12, 40, 20], 0.7, 1)],
+    ),
+    "RT-DETR": (
+        Detr("logits", "boxes", "sigmoid"),
+        {"logits": [[logit(0.1), logit(0.7)]], "boxes": [[0.5, 0.5, 0.25, 0.25]]},
+        [([24, 12, 40, 20], 0.7, 1)],
+    ),
+    "SSD": (
+        Ssd("boxes", "classes", "scores", "count"),
+        {"boxes": [[-0.5, 0.25, 0.5, 0.75], [0, 0, 1, 1]], "classes": [2, 1], "scores": [0.9, 0.8], "count": 1},
+        [([16, 0, 48, 16], 0.9, 2)],
+    ),
+    "rows": (
+        BoxRows(),
+        {"output0": [[1, 2, 30, 20, 0.5, 7], [0] * 6, [1, 2, 30, 20, 0.9, 7]]},
+        [([1, 2, 30, 20], 0.9, 7), ([1, 2, 30, 20], 0.5, 7)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_decoder(name: str) -> None:
+    decoder, raw, expected = DECODED[name]
+    outputs = run(decoder, Suppress(0.3, iou=1), **raw)
+    assert [(label, score) for _, score, label in found(outputs)] == [(label, score) for _, score, label in expected]
+    np.testing.assert_allclose([box for box, *_ in found(outputs)], [box for box, *_ in expected], atol=1e-3)
+
+
+def test_outputs_are_padded_and_have_the_declared_types() -> None:
+    outputs = run(BoxRows(), Suppress(0.6), k=3, raw=[[0, 0, 9, 9, 0.9, 1], [20, 0, 29, 9, 0.5, 1]])
+    assert {name: (array.dtype.str, array.shape) for name, array in outputs.items()} == {
+        "count": ("<i8", (1,)),
+        "boxes": ("<f4", (1, 3, 4)),
+        "scores": ("<f4", (1, 3)),
+        "classes": ("<i8", (1, 3)),
+        "candidate_boxes": ("<f4", (1, 3, 4)),
+        "candidate_scores": ("<f4", (1, 3)),
+        "candidate_classes": ("<i8", (1, 3)),
+    }
+    assert outputs["count"].tolist() == [1]
+    assert outputs["classes"].tolist() == [[1, -1, -1]]
+    assert not outputs["boxes"][0, 1:].any() and not outputs["scores"][0, 1:].any()
+    assert outputs["candidate_boxes"][0, 0].tolist() == [20, 0, 29, 9]
+    assert outputs["candidate_classes"].tolist() == [[1, -1, -1]]
+
+
+def test_only_the_best_boxes_fit() -> None:
+    rows = [[x, 0, x + 5, 5, 0.5 + x / 100, 0] for x in range(0, 40, 10)]
+    outputs = run(BoxRows(), Suppress(0.5), k=2, raw=rows)
+    assert [score for _, score, _ in found(outputs)] == [0.8, 0.7]
+
+
+def test_boxes_are_mapped_to_the_original_and_clipped() -> None:
+    geometry = np.array([[100, 50, 0.5, 0.5, 0, 4]], np.float32)
+    rows = [[-5, 0, 20, 14, 0.9, 0], [10, 9, 60, 40, 0.8, 1], [52, 5, 60, 9, 0.7, 2]]
+    outputs = run(BoxRows(), Suppress(0.5), geometry=geometry, raw=rows)
+    # The third lies in the padding.
+    assert found(outputs) == [([0, 0, 40, 20], 0.9, 0), ([20, 10, 100, 50], 0.8, 1)]
+
+
+def test_the_best_box_is_a_candidate_whatever_its_score() -> None:
+    values = np.zeros((10, 6), np.float32)
+    values[3] = [10, 10, 8, 4, 0.002, 0.001]
+    outputs = run(Yolo(), Suppress(0.3, floor=0.01), raw=values)
+    assert outputs["count"].tolist() == [0]
+    np.testing.assert_allclose(outputs["candidate_scores"], [[0.002, 0, 0, 0]])
+
+
+def test_an_empty_answer_has_no_candidate() -> None:
+    outputs = run(BoxRows(), Suppress(0.3), raw=np.zeros((0, 6)))
+    assert outputs["count"].tolist() == [0] and outputs["candidate_classes"].max() == -1
+
+
+def test_classes_are_renumbered_by_name() -> None:
+    mapping = class_map(["person", "???", "car"], ["car", "person"])
+    assert mapping == ClassMap((1, -1, 0))
+    rows = [[0, 0, 5, 5, 0.9, 0], [10, 0, 15, 5, 0.8, 1], [20, 0, 25, 5, 0.7, 2]]
+    outputs = run(BoxRows(), mapping, Suppress(0.5), raw=rows)
+    assert [label for *_, label in found(outputs)] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "raw", "message"),
+    [
+        ([Yolox()], {"output": np.zeros((9, 8))}, r"has 42 cells for 64x32 pixels, but the model gave 9"),
+        ([BoxRows()], {"output": np.zeros((9, 7))}, "rows of 6 numbers, but the model gave 7"),
+        ([BoxRows()], {"output": np.zeros((9, 7, 1))}, "needs 2 axes"),
+        ([BoxRows()], {"output": [[0, 0, 5, 5, np.nan, 0]]}, "Output 'output' has NaN or infinity"),
+        ([BoxRows(), ClassMap((0,))], {"output": [[0, 0, 5, 5, 1, 1]]}, "a class outside of 0 to 0"),
+        ([Detr("logits", "boxes")], {"logits": [[0, 0]]}, "no output 'boxes'; it has: logits"),
+    ],
+)
+def test_outputs_that_do_not_fit_are_errors(steps: list[DetectionStep], raw: dict[str, Any], message: str) -> None:
+    with pytest.raises(InferenceError, match=message):
+        run(*steps, Suppress(0.3), **raw)
+
+
+@pytest.mark.parametrize(
+    "steps", [[], [Yolox()], [Suppress(0.3), Yolox()], [Yolox(), Suppress(0.3), ClassMap((0,))]], ids=str
+)
+def test_steps_have_one_order(steps: list[DetectionStep]) -> None:
+    with pytest.raises(ModelLoadError, match="a decoder comes first, then class_map, then suppress"):
+        compile_detection(steps, SIZE, 4)
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> Boxes:
+    """Boxes on a small grid with few different scores, so that they overlap and tie."""
+    rows = draw(st.lists(st.tuples(COORDINATE, COORDINATE, COORDINATE, COORDINATE), max_size=12))
+    corners = np.array([(x, y, x + w, y + h) for x, y, w, h in rows], np.float32).reshape(-1, 4)
+    scores = draw(st.lists(st.sampled_from([0.1, 0.5, 0.9]), min_size=len(rows), max_size=len(rows)))
+    classes = draw(st.lists(st.integers(0, 1), min_size=len(rows), max_size=len(rows)))
+    return Boxes(corners, np.array(scores, np.float32), np.array(classes, np.int64))
+
+
+def plainly(detected: Boxes, iou: float) -> list[Any]:
+    """Suppression as the textbook states it."""
+    kept: list[Any] = []
+    for (x1, y1, x2, y2), score, label in sorted(
+        zip(*(values.tolist() for values in detected), strict=True), key=lambda row: (-row[1], row[2], row[0])
+    ):
+        for (a1, b1, a2, b2), _, other in kept:
+            shared = max(0, min(x2, a2) - max(x1, a1)) * max(0, min(y2, b2) - max(y1, b1))
+            union = (x2 - x1) * (y2 - y1) + (a2 - a1) * (b2 - b1) - shared
+            if label == other and union and np.float32(shared) / np.float32(union) > iou:
+                break
+        else:
+            kept.append(([x1, y1, x2, y2], score, label))
+    return kept
+
+
+def listed(detected: Boxes) -> list[Any]:
+    return [tuple(row) for row in zip(*(values.tolist() for values in detected), strict=True)]
+
+
+@given(boxes(), st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+def test_suppression_is_the_greedy_one(detected: Boxes, iou: float) -> None:
+    assert listed(suppress(detected, iou, 100)) == plainly(detected, iou)
+
+
+@given(boxes(), st.sampled_from([0.0, 0.3, 0.5, 1.0]), st.integers(1, 12))
+def test_suppression_is_idempotent(detected: Boxes, iou: float, limit: int) -> None:
+    once = suppress(detected, iou, limit)
+    assert listed(suppress(once, iou, limit)) == listed(once)
+
+
+@given(boxes(), st.sampled_from([0.0, 0.5]), st.integers(1, 12), st.randoms(use_true_random=False))
+def test_suppression_does_not_depend_on_order(detected: Boxes, iou: float, limit: int, random: Any) -> None:
+    order = random.sample(range(len(detected.scores)), len(detected.scores))
+    shuffled = detected.take(np.array(order, np.intp))
+    assert listed(suppress(shuffled, iou, limit)) == listed(suppress(detected, iou, limit))
