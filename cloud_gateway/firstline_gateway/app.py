@@ -184,11 +184,7 @@ class Gateway:
             clock=clock,
             service=service,
         )
-        self.decoding = (
-            ImageDecoding(settings.sessions, settings.images.total_memory_bytes, clock)
-            if all(each.engine == "local" for each in settings.engines.values())
-            else None
-        )
+        self.decoding = ImageDecoding(settings.sessions, settings.images.total_memory_bytes, clock)
         self.deliveries = Deliveries(self.store, settings.store, metrics=self.metrics, clock=clock, service=service)
         store.register_metrics(self.metrics, self.store)
         self.plane = GatewayDataPlane(
@@ -486,8 +482,7 @@ class Gateway:
         ended = await asyncio.gather(
             self._dispatcher.close(timeout_s), *(asyncio.to_thread(end, timeout_s) for end in ends)
         )
-        if self.decoding is not None:
-            await asyncio.to_thread(self.decoding.close)
+        await asyncio.to_thread(self.decoding.close)
         if all(ended):
             self.store.database.close()
         return all(ended)

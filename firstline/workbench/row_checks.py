@@ -109,15 +109,16 @@ def made_up_rows(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
     made = noise(row, int(np.clip(_LIMIT_BYTES // row.array.nbytes, _FEWEST_ROWS, _ROWS)))
     if made.dtype.kind == "f" or made.dtype == np.uint8:
         factors = np.resize(_MAGNITUDES, len(made)).reshape(-1, *(1,) * (made.ndim - 1))
-        made = (made * factors).astype(made.dtype)
+        np.multiply(made, factors, out=made, casting="unsafe")
     return Tensor(spec.name, made)
 
 
 def noise(row: Tensor, rows: int) -> Array:
     """Returns so many made-up rows in the shape and type of one, the same on every call."""
     rng, shape, dtype = np.random.default_rng(0), (rows, *row.shape[1:]), row.array.dtype
-    made: Array = rng.random(shape) if dtype.kind == "f" else rng.integers(0, 256 if dtype == np.uint8 else 2, shape)
-    return np.ascontiguousarray(made, dtype)
+    if dtype.kind == "f":
+        return rng.random(shape, np.float64 if dtype == np.float64 else np.float32).astype(dtype, copy=False)
+    return rng.integers(0, 256 if dtype == np.uint8 else 2, shape, dtype)
 
 
 def data_rows(dataset: Dataset, bundle: Bundle) -> Tensor:

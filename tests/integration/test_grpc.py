@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from firstline_core.protocol.http import BodyBudget
 from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of
 from firstline_gateway.app import Gateway, open_gateway
+from firstline_gateway.identity import ca
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Settings
 
@@ -223,6 +225,24 @@ async def test_tls_with_keys(tmp_path: Path) -> None:
             assert (await call("ModelInfer", digits_message())).model_name == "digits"
         async with calling(found.port, key=key) as call:
             assert (await refusal(call("ServerLive", timeout=2)))[0] in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+        await found.stop(1)
+
+
+async def test_tls_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    other = ca.create_authority(ca.new_key(), time.time())
+    certificate, key = ca.issue_server(other, ["127.0.0.1"], time.time())
+    texts = {"certificate": ca.pem_of(certificate).encode(), "key": ca.key_pem(key), "ca": other.pem.encode()}
+    files = {f"tls__{name}_file": str(tmp_path / f"{name}.pem") for name in texts}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.pem").write_bytes(BOM_UTF8 + text)
+    async with tls_site(tmp_path, grpc__enabled=True, grpc__port=0, **files) as at:
+        async with at.trusting(other.pem) as client:
+            assert (await client.get("/v2/health/live")).status_code == 200
+        found = at.gateway.grpc_server()
+        await found.start()
+        token = create_key(at.gateway.settings.store, "shop", "application")
+        async with calling(found.port, credentials=shown_by(None, other.pem), key=token) as call:
+            assert (await call("ModelInfer", digits_message())).model_name == "digits"
         await found.stop(1)
 
 

@@ -17,6 +17,7 @@ import uvloop
 from support.behind import GatewaysBehind, gateways_behind
 from support.databases import sqlite_store
 from support.gateway import DIGITS, serving_gateway
+from support.images import grey, image_threads
 from support.keys import create_key
 from support.pictures import Load, ask, expected, picture, probabilities
 from support.processes import TierProcess
@@ -132,6 +133,10 @@ async def test_plain_v2_server_gets_preprocessed_tensors(site: GatewaysBehind) -
             bad = await ask(client, b"no image")
             assert (bad.status_code, bad.json()["code"]) == (400, "invalid_tensor")
             assert (await ask(client, picture(3), timeout_s=1e-6)).status_code == 504
+            before = image_threads()
+            small, large = [probabilities(await ask(client, grey(side=side))) for side in (8, 800)]
+            assert len(image_threads() - before) == 1
+            np.testing.assert_allclose(small, large, atol=1e-5)
 
 
 def test_https_server_needs_a_trusted_authority(site: GatewaysBehind) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,11 @@ def grey(shade: int = 100, side: int = 8) -> bytes:
 def noise(seed: int = 0, side: int = 8) -> bytes:
     """A PNG that does not compress."""
     return encode(np.random.default_rng(seed).integers(0, 256, (side, side), np.uint8))
+
+
+def image_threads() -> set[threading.Thread]:
+    """The threads of this process that have decoded large images."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("images")}
 
 
 def images(*encoded: bytes, name: str = "image") -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from codecs import BOM_UTF8
 from functools import lru_cache, partial
 
 import grpc
@@ -116,7 +117,7 @@ def _credentials(tls: ServerTls, *, demand: bool) -> grpc.ServerCredentials:
     """
 
     def configuration(files: ServerFiles) -> grpc.ServerCertificateConfiguration:
-        pair = (files.key.read_bytes(), files.certificate.read_bytes())
+        pair = tuple(file.read_bytes().removeprefix(BOM_UTF8) for file in (files.key, files.certificate))
         return grpc.ssl_server_certificate_configuration(
             [pair], root_certificates=files.authorities_pem.encode() if demand else None
         )

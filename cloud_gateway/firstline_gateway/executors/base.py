@@ -164,7 +164,16 @@ class SplitsBatches(Protocol):
 
 
 @runtime_checkable
-class InProcess(Protocol):
+class PreparesHere(Protocol):
+    """An executor whose inputs are preprocessed in this process, wherever its models run."""
+
+    def loaded_model(self, key: ModelKey) -> LoadedModel | None:
+        """Returns the processing of a model; None if it is not known at the moment, or is done elsewhere."""
+        ...
+
+
+@runtime_checkable
+class InProcess(PreparesHere, Protocol):
     """An executor whose models are in this process, so that a batch of a quick one can run on the event loop."""
 
     def run_on_loop(
@@ -175,8 +184,4 @@ class InProcess(Protocol):
 
     def loop_times(self, key: ModelKey) -> LoopTimes:
         """Returns what batches of a model take on the event loop."""
-        ...
-
-    def loaded_model(self, key: ModelKey) -> LoadedModel | None:
-        """Returns a model; None if it is not in memory."""
         ...

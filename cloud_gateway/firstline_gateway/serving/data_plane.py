@@ -175,7 +175,7 @@ class GatewayDataPlane:
         limits: of requests.
         clock: for durations and deadlines.
         cache: answers of earlier requests, or None.
-        decoding: decodes large images before they are in a batch; None if models run elsewhere.
+        decoding: decodes large images before they are in a batch, for executors that prepare inputs here.
         looks_after_fleet: whether the gateway is useful before its first model comes.
 
     Attributes:
@@ -199,8 +199,8 @@ class GatewayDataPlane:
         residency: Residency,
         limits: Limits,
         clock: Clock,
+        decoding: ImageDecoding,
         cache: ResponseCache | None = None,
-        decoding: ImageDecoding | None = None,
         looks_after_fleet: bool = False,
     ) -> None:
         self._repository = repository
@@ -305,8 +305,8 @@ class GatewayDataPlane:
 
     async def _submit(self, request: InferRequest, served: ServedModel) -> Probabilities:
         """Runs a request in a batch, after its images are decoded if they are large."""
-        model = self._dispatcher.loaded_model(served.key) if self._decoding is not None else None
-        if self._decoding is None or model is None or not model.decodes_images:
+        model = self._dispatcher.loaded_model(served.key)
+        if model is None or not model.decodes_images:
             return await self._batcher.submit(served.key, request)
         tensor = request.inputs[0]
         cost = await self._decoding.cost(model, tensor, request.size_bytes, request.principal)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,13 +32,24 @@ LIGHT_BYTES = 16 * 1024 * 1024
 _INLINE_BYTES = 16 * 1024  # the headers of so many bytes, or of one row, are read within a few milliseconds
 _PATIENCE_S = 10.0
 _PASSES = 16  # other requests that may overtake one whose memory is not free
-_ACTIVE_S = 10.0  # a caller that decoded within this time has a thread kept free
+_REMEMBERED = 1024  # callers whose turns are known
 
 _T = TypeVar("_T")
 
 
 class PreparedTensor(Tensor, frozen=True, eq=False):
-    """The rows that a model's preprocessing returned for a request, in place of its tensor."""
+    """The rows that a model's preprocessing returned for a request, in place of its tensor.
+
+    Args:
+        sent: the tensor of the request, for servers that preprocess it themselves.
+    """
+
+    sent: Tensor | None = None
+
+
+def as_sent(tensor: Tensor) -> Tensor:
+    """Returns a request's tensor as it came, whether it was prepared here or not."""
+    return (tensor.sent or tensor) if isinstance(tensor, PreparedTensor) else tensor
 
 
 class Preparing(Protocol):
@@ -159,7 +169,7 @@ class _Work(NamedTuple):
 class FairThreads:
     """Threads of low priority that serve callers in turn.
 
-    While other callers are active, one of them never has all threads: the work of the others would wait for its end.
+    One caller never has all threads: the work of the others would wait for its end.
 
     Args:
         count: number of threads.
@@ -171,10 +181,9 @@ class FairThreads:
         self._lock = threading.Lock()
         self._closed = False
         self._waiting: dict[str, deque[_Work]] = {}
-        self._turns: dict[str, int] = {}  # number of the work of each active caller that began last
+        self._turns: dict[str, int] = {}  # number of the work of each caller that began last, oldest first
         self._begun = 0
         self._running: Counter[str] = Counter()
-        self._active_s: dict[str, float] = {}  # when a caller last had work, oldest first
 
     def submit(self, principal: str, function: Callable[[], _T]) -> Future[_T]:
         """Runs a function in a thread when it is this caller's turn.
@@ -187,7 +196,6 @@ class FairThreads:
             if self._closed:
                 raise RuntimeError("The threads for images are closed.")
             self._waiting.setdefault(principal, deque()).append(work)
-            self._note_active(principal)
             self._start()
         return work.result
 
@@ -201,28 +209,22 @@ class FairThreads:
             work.result.cancel()
         self._executor.shutdown(wait=True)
 
-    def _note_active(self, principal: str) -> None:
-        now_s = time.monotonic()
-        self._active_s.pop(principal, None)
-        self._active_s[principal] = now_s
-        while now_s - self._active_s[oldest := next(iter(self._active_s))] > _ACTIVE_S:
-            del self._active_s[oldest]
-            self._turns.pop(oldest, None)
-
     def _start(self) -> None:
         """Starts work while there are threads. The caller has the lock."""
         while self._running.total() < self._count and (principal := self._next()) is not None:
             work = self._waiting[principal].popleft()
             if not self._waiting[principal]:
                 del self._waiting[principal]
-            self._note_active(principal)
             self._begun += 1
+            self._turns.pop(principal, None)
             self._turns[principal] = self._begun
+            if len(self._turns) > _REMEMBERED:
+                del self._turns[next(iter(self._turns))]
             self._running[principal] += 1
             self._executor.submit(self._run, work)
 
     def _next(self) -> str | None:
-        most = max(1, self._count - 1) if len(self._active_s) > 1 else self._count
+        most = max(1, self._count - 1)
         free = (principal for principal in self._waiting if self._running[principal] < most)
         return min(free, key=lambda principal: self._turns.get(principal, 0), default=None)
 
@@ -243,13 +245,13 @@ class ImageDecoding:
     """Prepares the images of requests. Belongs to one event loop.
 
     Args:
-        threads: images that are decoded at the same moment.
+        threads: images of one caller that are decoded at the same moment; there is one more thread for the others.
         memory_bytes: of all images under way; see `MemoryBudget`.
         clock: for deadlines.
     """
 
     def __init__(self, threads: int, memory_bytes: int, clock: Clock) -> None:
-        self._threads = FairThreads(threads)
+        self._threads = FairThreads(threads + 1)
         self.budget = MemoryBudget(memory_bytes)
         self._clock = clock
 
@@ -305,7 +307,7 @@ class ImageDecoding:
             decoding.add_done_callback(lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(release))
             raise
         try:
-            yield PreparedTensor(tensor.name, rows)
+            yield PreparedTensor(tensor.name, rows, sent=tensor)
         finally:
             release()
 

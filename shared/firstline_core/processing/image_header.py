@@ -255,8 +255,8 @@ def _decoding_bytes(header: ImageHeader, channels: int) -> int:
     if header.progressive:
         stages[0] += header.pixels * header.channels * _COEFFICIENT_BYTES
     if header.is_wide_grey:
-        stages.append(held(own + own))
-        own = 1
+        own = 4 if header.alpha else 1
+        stages.append(held(2) + held(own))
     if header.is_wide_grey_alpha:  # four channels, each of them alone, two of them together, their bytes, 16 bits
         stages.append(held(4) + held(4) + held(4) + 2 * held(2))
     if header.alpha:

@@ -81,6 +81,7 @@ _UPRIGHT = {
 }
 _BLACK = (0, 0, 0)
 _FULL_RANGE = 65535
+_STRIP_ROWS = 64
 _PART_OF_RANGE = 64  # high bytes below this: at most 14 of 16 bits are used
 
 
@@ -224,18 +225,23 @@ def _decoded(encoded: bytes, header: ImageHeader, step: Decode, where: str) -> I
     # The plugins are used instead of Image.open: no parser of another format is reachable, and Pillow's process-wide
     # limit on pixels stays under the control of the embedding application.
     try:
-        image = _OPENERS[header.kind](BytesIO(as_four_channels(encoded) if header.is_wide_grey_alpha else encoded))
-        if image.size != (header.width, header.height):
-            raise InvalidTensorError(f"{where} is a broken {header.kind}: it declares two sizes.")
-        image.load()
-        if header.kind == "PNG" and _may_lack_rows(image, header) and lacks_rows(encoded, header):
-            raise InvalidTensorError(f"{where} is a truncated PNG: its compressed data ends before its last row.")
-        opaque = _in_mode(_opaque(image, header, step, where), step.mode)
+        opaque = _in_mode(_opaque(_loaded(encoded, header, where), header, step, where), step.mode)
         return opaque.transpose(_UPRIGHT[header.orientation]) if header.orientation > 1 else opaque
     except _BROKEN as error:
         raise InvalidTensorError(
             f"{where} is a broken {header.kind} of {len(encoded)} bytes: {error}.{damage_hint(encoded)}"
         ) from error
+
+
+def _loaded(encoded: bytes, header: ImageHeader, where: str) -> Image.Image:
+    """Returns the image as Pillow reads it."""
+    image = _OPENERS[header.kind](BytesIO(as_four_channels(encoded) if header.is_wide_grey_alpha else encoded))
+    if image.size != (header.width, header.height):
+        raise InvalidTensorError(f"{where} is a broken {header.kind}: it declares two sizes.")
+    image.load()
+    if header.kind == "PNG" and _may_lack_rows(image, header) and lacks_rows(encoded, header):
+        raise InvalidTensorError(f"{where} is a truncated PNG: its compressed data ends before its last row.")
+    return image
 
 
 def checked_header(encoded: bytes, limits: ImageLimits, where: str) -> ImageHeader:
@@ -287,20 +293,19 @@ def _of_8_bits(image: Image.Image, header: ImageHeader, step: Decode, where: str
         scaled.putalpha(alpha)
         return scaled
     if header.is_wide_grey:
-        if header.alpha:
-            raise InvalidTensorError(f"{where} is greyscale of 16 bits with a transparent value; save it with 8 bits.")
         return _scaled_grey(image, step, where)
     colours = image.convert("RGB") if image.mode != "RGB" else image
-    brightest = max(high for _, high in colours.getextrema())  # type: ignore[misc]
-    if (step.bits or 16) != 16 or (not step.bits and brightest < _PART_OF_RANGE):
+    if (step.bits or 16) != 16 or (not step.bits and _extrema(colours)[1] < _PART_OF_RANGE):
         raise InvalidTensorError(f"{where} has colours of 16 bits of which only a part is used; save it with 8 bits.")
     return image
 
 
 def _scaled_grey(image: Image.Image, step: Decode, where: str) -> Image.Image:
-    """Scales greyscale of 16 bits by the declared depth, or by its own range."""
-    low, high = image.getextrema()
-    assert isinstance(low, int | float) and isinstance(high, int | float)  # noqa: S101 (one channel)
+    """Scales greyscale of 16 bits by the declared depth, or by its own range; with alpha if a value is transparent.
+
+    In strips, which take little memory.
+    """
+    low, high = _extrema(image)
     if step.bits:
         low, most = 0, 2**step.bits - 1
         if high > most:
@@ -311,7 +316,30 @@ def _scaled_grey(image: Image.Image, step: Decode, where: str) -> Image.Image:
     else:
         low, most = (low, high) if high > low else (0, _FULL_RANGE)
     scale = 255 / (most - low)
-    return image.point(lambda value: value * scale + (0.5 - low * scale)).convert("L")
+    key = image.info.get("transparency")
+    scaled = Image.new("L" if key is None else "LA", image.size)
+    for box in _strips(image):
+        strip = image.crop(box)
+        part = strip.point(lambda value: value * scale + (0.5 - low * scale)).convert("L")
+        if key is not None:
+            part.putalpha(Image.fromarray(np.where(np.asarray(strip) == key, np.uint8(0), np.uint8(255))))
+        scaled.paste(part, box)
+    return scaled
+
+
+def _strips(image: Image.Image) -> list[tuple[int, int, int, int]]:
+    """Returns boxes of a few rows that cover an image."""
+    width, height = image.size
+    return [(0, top, width, min(top + _STRIP_ROWS, height)) for top in range(0, height, _STRIP_ROWS)]
+
+
+def _extrema(image: Image.Image) -> tuple[float, float]:
+    """Returns the lowest and the highest value of all channels.
+
+    In strips: Pillow lets no other thread run while it looks for the extreme values of an image.
+    """
+    found = [image.crop(box).getextrema() for box in _strips(image)]
+    return float(np.min(found)), float(np.max(found))
 
 
 def _to_pixels(image: Image.Image, *, reverse: bool) -> Pixels:

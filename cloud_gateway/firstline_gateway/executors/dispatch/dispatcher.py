@@ -93,8 +93,8 @@ class Dispatcher:
         return ExecutorSnapshot(self.members, self._clock.monotonic_s())
 
     def loaded_model(self, key: ModelKey) -> LoadedModel | None:
-        """Returns a model that is loaded in this process, to prepare its inputs; None if there is none."""
-        found = (member.in_process.loaded_model(key) for member in self.members if member.in_process is not None)
+        """Returns a model to prepare its inputs in this process; None if all executors prepare them elsewhere."""
+        found = (each.prepares_here.loaded_model(key) for each in self.members if each.prepares_here is not None)
         return next((model for model in found if model is not None), None)
 
     def loop_times(self, key: ModelKey) -> LoopTimes | None:

@@ -12,7 +12,7 @@ from typing import Literal
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.types import ModelKey, Tensor
-from firstline_gateway.executors.base import Executor, InProcess
+from firstline_gateway.executors.base import Executor, InProcess, PreparesHere
 from firstline_gateway.executors.dispatch.forecast import (
     Candidate,
     Costs,
@@ -185,6 +185,7 @@ class Member:
             "cut_off": given up, because another executor was faster or a probe took too long.
         running: batches in the order of their starts.
         in_process: the executor, if its models are in this process.
+        prepares_here: the executor, if its inputs are preprocessed in this process.
     """
 
     def __init__(
@@ -211,6 +212,7 @@ class Member:
         self.running: list[RunningBatch] = []
         self.outcomes: Counter[str] = Counter()
         self.in_process = executor if isinstance(executor, InProcess) else None
+        self.prepares_here = executor if isinstance(executor, PreparesHere) else None
         self._probe_budget = ProbeBudget()
         self._sessions = sessions
         self._is_shared = is_shared

@@ -23,6 +23,7 @@ from firstline_core.errors import (
     ProtocolError,
     RequestError,
 )
+from firstline_core.processing.decoding import as_sent
 from firstline_core.protocol.http import error_from, header_length
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import Limits
@@ -55,6 +56,11 @@ class RemoteModel(Protocol):
     @property
     def batch(self) -> int | None:
         """The most rows in one request; None if the model sets no limit."""
+        ...
+
+    @property
+    def loaded(self) -> LoadedModel | None:
+        """Its processing; None if the servers do it, or as long as no server is known."""
         ...
 
     @property
@@ -101,6 +107,7 @@ class FirstlineModel:
 
     questions = ("/firstline/v1/models",)
     batch = None  # that gateway obeys the bundle's
+    loaded = None
 
     def __init__(self, served: ServedModel, limits: Limits) -> None:
         self._served = served
@@ -122,7 +129,7 @@ class FirstlineModel:
         return False
 
     def prepare(self, tensor: Tensor) -> Array:
-        return tensor.array
+        return as_sent(tensor).array
 
     def encode(self, rows: Array, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
         request = InferRequest(
@@ -164,7 +171,7 @@ class V2Model:
         self._served = served
         self._options = options
         self._limits = limits
-        self._loaded: LoadedModel | None = None
+        self.loaded: LoadedModel | None = None
         self.batch = served.full.batch
         path = _path_of(served)
         self.path = f"{path}/infer"
@@ -185,12 +192,12 @@ class V2Model:
             return "It joins requests, but this model's rows run alone: remove dynamic_batching from its config.pbtxt."
         try:
             inputs, outputs = (_specs(metadata.body, key) for key in ("inputs", "outputs"))
-            if self._loaded is None:
+            if self.loaded is None:
                 bundle = Bundle(self._served.path, self._served.manifest)
-                self._loaded = load_around(_Elsewhere(inputs, outputs), bundle, self._served.full, self._options)
+                self.loaded = load_around(_Elsewhere(inputs, outputs), bundle, self._served.full, self._options)
         except FirstlineError as error:
             return error.message
-        known = self._loaded.runtime
+        known = self.loaded.runtime
         if (known.inputs, known.outputs) != (inputs, outputs):
             return "It takes or gives something else than it does on another server."
         return ""
@@ -220,8 +227,8 @@ class V2Model:
         return loaded.finish(_output_of(response, loaded.output_name), rows)
 
     def _known(self) -> LoadedModel:
-        assert self._loaded is not None  # noqa: S101 (no server gets a batch before one is known to have the model)
-        return self._loaded
+        assert self.loaded is not None  # noqa: S101 (no server gets a batch before one is known to have the model)
+        return self.loaded
 
 
 class _Elsewhere:

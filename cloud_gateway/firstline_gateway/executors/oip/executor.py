@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import EngineUnavailableError
 from firstline_core.types import ModelKey, Tensor
@@ -126,6 +127,9 @@ class OipExecutor:
                 retry_after_s=_RETRY_AFTER_S,
             )
         return await self._pool.run(key, inputs, deadlines_s)
+
+    def loaded_model(self, key: ModelKey) -> LoadedModel | None:
+        return model.loaded if (model := self._models.get(key)) is not None else None
 
     async def put(self, served: ServedModel) -> None:
         self._models[served.key] = self._make(served)

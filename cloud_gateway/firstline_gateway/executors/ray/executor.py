@@ -19,6 +19,7 @@ from firstline_core.errors import (
     LinkError,
     RemoteTimeoutError,
 )
+from firstline_core.processing.decoding import as_sent
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import ExecutionReport, Outcome
@@ -145,7 +146,7 @@ class RayExecutor:
     async def _call(
         self, name: str, inputs: Sequence[Tensor], left_s: Sequence[float | None], timeout_s: float
     ) -> list[Outcome]:
-        call = asyncio.ensure_future(self._cluster.run(name, inputs, left_s, timeout_s))
+        call = asyncio.ensure_future(self._cluster.run(name, [*map(as_sent, inputs)], left_s, timeout_s))
         self._calls[name].add(call)
         call.add_done_callback(self._calls[name].discard)
         try:

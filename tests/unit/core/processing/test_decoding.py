@@ -121,6 +121,19 @@ async def test_a_caller_who_leaves_holds_its_memory_until_the_thread_is_done(
     assert decoding.budget.held_bytes == 0
 
 
+async def test_one_caller_leaves_a_thread_to_one_who_comes_later(model: Model) -> None:
+    decoding, other = ImageDecoding(1, 100 * MIB, SYSTEM_CLOCK), Model()
+    greedy = [asyncio.create_task(prepare(decoding, model)) for _ in range(2)]
+    await asyncio.to_thread(model.began.wait)
+    other.go.set()
+    async with decoding.prepared(other, PICTURE, HEAVY, "polite", None) as prepared:
+        assert isinstance(prepared, PreparedTensor)
+        assert not any(task.done() for task in greedy)
+    model.go.set()
+    await asyncio.gather(*greedy)
+    decoding.close()
+
+
 async def test_one_caller_holds_at_most_half_and_delays_no_other() -> None:
     budget = MemoryBudget(100)
     await budget.take("greedy", 40, 1.0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec import UNSET, UnsetType
 from PIL import Image
-from support.images import images
+from support.images import encode, images
 
 from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError
 from firstline_core.processing.image_header import ImageCost, ImageHeader, check_limits, read_header
@@ -131,12 +131,13 @@ def test_the_transparent_value_of_greyscale_is_that_of_the_file(bits: int) -> No
     assert found.tolist() == [[[0, 0, 0], [10, 20, 30]]]
 
 
-def wide_grey(values: list[int], alphas: list[int] | None = None) -> bytes:
-    """A PNG of one row with 16 bits."""
+def wide_grey(values: list[int], alphas: list[int] | None = None, key: int | None = None) -> bytes:
+    """A PNG of one row with 16 bits, of which one value may be transparent."""
     pairs = list(values) if alphas is None else [each for pair in zip(values, alphas, strict=True) for each in pair]
     head = struct.pack(">IIBBBBB", len(values), 1, 16, 0 if alphas is None else 4, 0, 0, 0)
     data = zlib.compress(b"\0" + struct.pack(f">{len(pairs)}H", *pairs))
-    return PNG[:8] + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    transparent = b"" if key is None else chunk(b"tRNS", struct.pack(">H", key))
+    return PNG[:8] + chunk(b"IHDR", head) + transparent + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize("bits", [UNSET, 12, 16])
@@ -147,6 +148,15 @@ def test_wide_greyscale_with_alpha_is_scaled_like_that_without(values: list[int]
     np.testing.assert_array_equal(decode(wide_grey(values, [65_535] * 4), step, "Row 0"), expected)
     half_seen = decode(wide_grey(values, [65_535, 65_535, 0, 0]), step, "Row 0")
     assert np.asarray(half_seen).tolist() == [[*expected[0, :2].tolist(), 200, 200]]
+    with_key = np.asarray(decode(wide_grey(values, key=values[2]), step, "Row 0"))
+    assert with_key.tolist() == np.where(np.array([values]) == values[2], 200, expected).tolist()
+
+
+@pytest.mark.parametrize("height", [1, 64, 65, 200])
+def test_wide_greyscale_of_any_height_is_scaled_by_the_range_of_the_whole(height: int) -> None:
+    values = np.linspace(1000, 3000, 3 * height).round().astype(np.uint16).reshape(height, 3)
+    found = np.asarray(decode(encode(values), Decode("L"), "Row 0"))
+    np.testing.assert_array_equal(found, np.floor((values - 1000.0) * (255 / 2000) + 0.5))
 
 
 def test_wide_greyscale_with_alpha_is_checked_like_that_without() -> None:

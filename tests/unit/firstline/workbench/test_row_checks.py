@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +24,7 @@ from typer.testing import CliRunner
 from firstline.cli.app import app
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.inspect import verify
+from firstline.workbench.row_checks import noise
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
 from firstline.workbench.step_syntax import parse_postprocess
 from firstline_core.bundle.golden import deviation, read_golden, tensor_of
@@ -31,6 +33,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import DATATYPES, Tensor
 
 MakeModel = Callable[[Path], Path]
 DIGITS = Path(__file__).parents[4] / "models/digits"
@@ -73,6 +76,18 @@ def test_a_model_that_depends_on_chance_is_refused(tmp_path: Path, make: MakeMod
     with pytest.raises(ConfigError, match=rf"m\.onnx: Model 'edge' answers row \d+ differently .* {operator} .*export"):
         created(tmp_path, make)
     assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("datatype", ["UINT8", "INT8", "BOOL", "FP16", "FP32"])
+def test_made_up_rows_are_drawn_in_their_own_type(datatype: str) -> None:
+    row = Tensor("x", np.zeros((1, 64, 64), DATATYPES[datatype]))
+    tracemalloc.start()
+    made = noise(row, 256)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (made.dtype, len(made)) == (row.array.dtype, 256)
+    assert most_bytes < (4 if datatype == "FP16" else 1.1) * made.nbytes
+    assert made.max() > made.min()
 
 
 def test_a_model_of_no_use_row_by_row_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from firstline_core.errors import (
     RequestError,
     UnknownModelError,
 )
+from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -96,6 +97,7 @@ class Bench:
             residency=residency,
             clock=self.clock,
             limits=Limits(),
+            decoding=ImageDecoding(1, 1 << 28, self.clock),
             looks_after_fleet=looks_after_fleet,
         )
 

@@ -11,18 +11,19 @@ import orjson
 import pytest
 from msgspec import structs
 from support.gateway import DIGITS
-from support.images import encode, images
+from support.images import encode, grey, images
 
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelMismatchError, ProtocolError
+from firstline_core.processing.decoding import PreparedTensor
 from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array, InferRequest, InferResponse, Tensor
-from firstline_gateway.executors.oip.dialects import V2Model
+from firstline_gateway.executors.oip.dialects import FirstlineModel, V2Model
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import ServedModel
 
@@ -88,6 +89,13 @@ def test_it_is_the_same_as_the_model_in_this_process(served: ServedModel) -> Non
     logits = here.runtime.run({here.input.name: rows})[here.output_name]
     assert np.array_equal(model.read(reply(logits), "r", 1), here.predict(picture))
     here.close()
+
+
+def test_only_servers_without_the_processing_get_prepared_rows(served: ServedModel) -> None:
+    model, picture = made(served), images(grey())
+    prepared = PreparedTensor(picture.name, model.prepare(picture), sent=picture)
+    np.testing.assert_array_equal(model.prepare(prepared), prepared.array)
+    assert FirstlineModel(served, DEFAULT_LIMITS).prepare(prepared) is picture.array
 
 
 def test_a_bad_input_is_refused_before_it_travels(served: ServedModel) -> None:
