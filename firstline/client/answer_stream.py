@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -19,7 +20,7 @@ import httpx
 import orjson
 
 from firstline.client import connection
-from firstline.client.calls import Call, Prediction, check_request_id, prediction_from, read_infer, read_prediction
+from firstline.client.calls import Call, Prediction, check_request_id, prediction_from, read_infer
 from firstline.client.retries import TEMPORARY
 from firstline_core.errors import (
     FirstlineError,
@@ -239,7 +240,8 @@ def tensors_of(request_id: str, patience_s: float) -> Following[InferResponse]:
 def prediction_of(call: Call[Prediction], patience_s: float) -> Following[Prediction]:
     """Follows the answer to a call of the endpoint for files, as a label."""
     first = replace(call, headers={**(call.headers or {}), "Accept": EVENT_STREAM_TYPE})
-    return Following("short", _prediction, read_prediction, patience_s, first=first)
+    read = partial(_prediction, sent_id=(call.params or {}).get("id", ""))
+    return Following("short", read, call.read, patience_s, first=first)
 
 
 def _refusal(data: bytes) -> FirstlineError | None:
@@ -256,14 +258,14 @@ def _tensors(data: bytes) -> InferResponse:
         raise ProtocolError(f"The event stream does not say what a V2 server says. {error.message}") from error
 
 
-def _prediction(data: bytes) -> Prediction:
+def _prediction(data: bytes, sent_id: str) -> Prediction:
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise ProtocolError("The event stream has an event that is not JSON.") from error
     if not isinstance(document, dict):
         raise ProtocolError("The event stream has an event that is not a JSON object.")
-    return prediction_from(document, "The event stream")
+    return prediction_from(document, "The event stream", sent_id)
 
 
 def follow(http: httpx.Client, following: Following[T]) -> Iterator[T]:

@@ -129,8 +129,7 @@ def infer(
 
     def read(response: httpx.Response) -> InferResponse:
         answered = read_infer(response)
-        if answered.id != sent_id:
-            raise ProtocolError(f"{response.url} gave the answer to request {shown(answered.id)}, not to {sent_id}.")
+        _check_id(answered.id, sent_id, str(response.url))
         for tensor in answered.outputs:
             if tensor.shape[:1] != rows:
                 raise ProtocolError(
@@ -177,7 +176,9 @@ def forget(job_id: str) -> Call[None]:
     return Call("DELETE", _answer_path(job_id), _check)
 
 
-def infer_file(model: str, file: str | Path | bytes, options: RequestOptions) -> Call[Prediction]:
+def infer_file(
+    model: str, file: str | Path | bytes, options: RequestOptions, *, client_id: str = ""
+) -> Call[Prediction]:
     """Returns a request with an encoded image or JSON as its body.
 
     Raises:
@@ -197,16 +198,21 @@ def infer_file(model: str, file: str | Path | bytes, options: RequestOptions) ->
         params["priority"] = str(_priority(options))
     path = f"/firstline/v1/models/{quote(model, safe='')}/infer"
     headers = {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(options)
-    return Call("POST", path, read_prediction, content, headers, params)
+    sent_id = params["id"] = client_id or new_request_id()
+    return Call("POST", path, partial(read_prediction, sent_id=sent_id), content, headers, params)
 
 
-def read_prediction(response: httpx.Response) -> Prediction:
+def read_prediction(response: httpx.Response, sent_id: str = "") -> Prediction:
     """Returns the label and the description of the answer.
+
+    Args:
+        response: of the server.
+        sent_id: see `prediction_from`.
 
     Raises:
         InvalidTensorError: the file held several rows, or the model is not a classifier.
     """
-    return prediction_from(_json(response), str(response.url))
+    return prediction_from(_json(response), str(response.url), sent_id)
 
 
 def answer(request_id: str) -> Call[InferResponse]:
@@ -233,6 +239,12 @@ def check_request_id(answer: Answer | None, request_id: str, source: str) -> Non
     """Raises ProtocolError if the answer says that it belongs to another request."""
     if answer is not None and answer.request_id.lower() != request_id.lower():
         raise ProtocolError(f"{source} gave the answer to request {answer.request_id}, not to {request_id}.")
+
+
+def _check_id(found: object, sent_id: str, source: str) -> None:
+    """Raises ProtocolError if an answer does not repeat the id of the request."""
+    if found != sent_id:
+        raise ProtocolError(f"{source} gave the answer to request {shown(found)}, not to {sent_id}.")
 
 
 def long_polling(call: Call[T], left_s: float) -> Call[T]:
@@ -407,17 +419,20 @@ class Prediction:
     answer: Answer
 
 
-def prediction_from(document: Mapping[str, Any], source: str) -> Prediction:
+def prediction_from(document: Mapping[str, Any], source: str, sent_id: str = "") -> Prediction:
     """Reads the JSON answer of the endpoint for files.
 
     Args:
         document: the decoded object.
         source: the server's address, for error messages.
+        sent_id: the id that the answer has to repeat; "" if the request had none.
 
     Raises:
         InvalidTensorError: the file held several rows, or the model is not a classifier.
-        ProtocolError: a Firstline server does not send this.
+        ProtocolError: a Firstline server does not send this, or it is the answer to another request.
     """
+    if sent_id:
+        _check_id(document.get("id"), sent_id, source)
     if "results" in document or "outputs" in document:
         raise InvalidTensorError("The answer is not one label: `infer` gives several rows, and outputs of any kind.")
     try:

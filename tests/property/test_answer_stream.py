@@ -16,7 +16,7 @@ from firstline_core.types import Answer, Reason, Status, Tier
 
 def event(number: int, status: Status) -> bytes:
     answer = Answer("id", status, False, True, Tier.EDGE, Reason.REQUESTED, 0.5, "d")
-    words = {"label": "one", "probability": 0.5, "top": [], "model": "m", "version": "1"}
+    words = {"label": "one", "probability": 0.5, "top": [], "model": "m", "version": "1", "id": "mine"}
     return b"id: %d\ndata: %b\n\n" % (number, orjson.dumps(answers.to_dict(answer) | words))
 
 
@@ -52,6 +52,6 @@ def test_every_answer_once(drops: list[int], heartbeats: int, ends: bool) -> Non
         httpx.Client(base_url="http://agent", transport=httpx.MockTransport(server)) as http,
     ):
         answers = answer_stream.follow(
-            http, answer_stream.prediction_of(calls.infer_file("m", b"x", {}), patience_s=10)
+            http, answer_stream.prediction_of(calls.infer_file("m", b"x", {}, client_id="mine"), patience_s=10)
         )
         assert [found.answer.status for found in answers] == [Status.PROVISIONAL, Status.FINAL]

@@ -6,6 +6,7 @@ from typing import Any
 
 from firstline_core.protocol.http import EVENT_STREAM_TYPE
 from firstline_core.protocol.openapi import (
+    ANY_OBJECT,
     JSON,
     MODEL,
     PRIORITY,
@@ -127,7 +128,7 @@ def description() -> dict[str, Any]:
 
 
 def _change(summary: str) -> dict[str, Any]:
-    body = {JSON: {"schema": {"type": "object", "properties": {"parameters": {"type": "object"}}}}}
+    body = {JSON: {"schema": {"type": "object", "properties": {"parameters": ANY_OBJECT}}}}
     return operation("models", summary, MODEL, body=body, body_required=False, answer="Done.")
 
 

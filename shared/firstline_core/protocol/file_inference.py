@@ -1,6 +1,6 @@
 """Inference by file, for callers without tensors: an image or JSON is the body, and the answer has labels.
 
-`POST /firstline/v1/models/{model}/infer?route=&privacy=&wait=&timeout=&priority=`, the same on both tiers.
+`POST /firstline/v1/models/{model}/infer?route=&privacy=&wait=&timeout=&priority=&id=`, the same on both tiers.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def request_from_file(
         metadata: with its inputs.
         body: with any Content-Encoding undone.
         content_type: only multipart matters, because curl and tritonclient send none or a wrong one.
-        query: `route`, `privacy`, `wait`, `timeout` in microseconds, `priority`.
+        query: `route`, `privacy`, `wait`, `timeout` in microseconds, `priority`, and the caller's `id`.
         now_s: on this tier's monotonic clock; `timeout` counts from here.
         principal: the caller.
         limits: as for V2.
@@ -129,6 +129,7 @@ def request_from_file(
         model=model,
         inputs=inputs,
         request_id=new_request_id(),
+        id=query.get("id", ""),
         route=preferences.route,
         privacy=preferences.privacy,
         wait=preferences.wait,
@@ -146,9 +147,9 @@ def answer_json(response: InferResponse, labels: Sequence[str]) -> dict[str, Any
         labels: by class; a class without label is named by its number.
 
     Returns:
-        The answer's metadata, `model`, `version`, and one of: `label`, its `probability` and `top` for one row;
-        `results`, a list of these, for several rows; `outputs` by name without probabilities, or if they were requested
-        as classes.
+        The answer's metadata, `model`, `version`, the caller's `id` if it sent one, and one of: `label`, its
+        `probability` and `top` for one row; `results`, a list of these, for several rows; `outputs` by name without
+        probabilities, or if they were requested as classes.
 
     Raises:
         InferenceError: JSON cannot represent an output that is not finite or not UTF-8.
@@ -156,6 +157,8 @@ def answer_json(response: InferResponse, labels: Sequence[str]) -> dict[str, Any
     reply: dict[str, Any] = {"model": response.model, "version": response.version}
     if response.answer is not None:
         reply = answers.to_dict(response.answer) | reply
+    if response.id:
+        reply["id"] = response.id
     probabilities = next((tensor.array for tensor in response.outputs if tensor.name == PROBABILITIES), None)
     if probabilities is None or probabilities.dtype.hasobject or probabilities.ndim != 2 or not probabilities.size:
         return reply | {"outputs": {tensor.name: _plain(tensor) for tensor in response.outputs}}

@@ -24,6 +24,8 @@ _HEADER_LENGTH = {
     "schema": {"type": "integer"},
     "description": "Bytes of JSON before the binary tensors; absent where the body is JSON alone.",
 }
+# Generators of typed clients take an object without properties for an empty one unless it says this.
+ANY_OBJECT = {"type": "object", "additionalProperties": True}
 _TENSOR = {
     "type": "object",
     "required": ["name", "datatype", "shape"],
@@ -31,7 +33,7 @@ _TENSOR = {
         "name": {"type": "string"},
         "datatype": {"type": "string", "examples": ["FP32", "BYTES"]},
         "shape": {"type": "array", "items": {"type": "integer"}},
-        "parameters": {"type": "object"},
+        "parameters": ANY_OBJECT,
         "data": {"type": "array", "items": {}},
     },
 }
@@ -41,11 +43,11 @@ _REQUEST = {
     "properties": {
         "id": {"type": "string"},
         "parameters": {
-            "type": "object",
+            **ANY_OBJECT,
             "description": "route, privacy, wait, timeout (microseconds), priority (1 is the highest), ...",
         },
         "inputs": {"type": "array", "items": _TENSOR},
-        "outputs": {"type": "array", "items": {"type": "object"}},
+        "outputs": {"type": "array", "items": ANY_OBJECT},
     },
 }
 _RESPONSE = {
@@ -54,7 +56,7 @@ _RESPONSE = {
         "model_name": {"type": "string"},
         "model_version": {"type": "string"},
         "id": {"type": "string"},
-        "parameters": {"type": "object", "description": "request_id, tier, reason, status, certified, ..."},
+        "parameters": {**ANY_OBJECT, "description": "request_id, tier, reason, status, certified, ..."},
         "outputs": {"type": "array", "items": _TENSOR},
     },
 }
@@ -156,6 +158,7 @@ def file_infer(**query: dict[str, Any]) -> dict[str, Any]:
         "Send a file (an image, or JSON numbers) and read the label.",
         MODEL,
         *({"name": name, "in": "query", "schema": schema} for name, schema in query.items()),
+        {"name": "id", "in": "query", "schema": {"type": "string"}, "description": "Your own; the answer repeats it."},
         body={"application/octet-stream": _BYTES},  # any other type is accepted, too
         answer="Label, score and the five likeliest.",
     )

@@ -38,6 +38,7 @@ class Preferences:
 
 
 _KNOWN = dict.fromkeys(("route", "privacy", "wait", "timeout", "priority")).keys()
+_QUERY = (*_KNOWN, "id")
 _DEFAULT = Preferences(Route.AUTO, Privacy.ANY, Wait.FINAL, None, 0)
 
 
@@ -71,8 +72,8 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
         RequestError: an unknown name.
     """
     for name in query:
-        if name not in _KNOWN:
-            raise RequestError(f"Query parameter {shown(name)} is unknown; use {', '.join(_KNOWN)}.")
+        if name not in _QUERY:
+            raise RequestError(f"Query parameter {shown(name)} is unknown; use {', '.join(_QUERY)}.")
     parameters: dict[str, object] = dict(query)
     for name in ("timeout", "priority"):
         number = query.get(name, "")

@@ -126,6 +126,7 @@ def test_the_query() -> None:
     assert (request.route, request.privacy, request.wait) == (Route.EDGE, Privacy.LOCAL_ONLY, Wait.FIRST)
     assert (request.deadline_s, request.priority, request.principal) == (3.5, 1, "app")
     assert short(IMAGE, b"a", timeout="0").deadline_s is None
+    assert (short(IMAGE, b"a", id="mine").id, request.id) == ("mine", "")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def event(number: int, status: Status, label: str = "one") -> bytes:
     answer = Answer("id", status, False, True, Tier.EDGE, Reason.LINK_DOWN, 0.5, "d")
-    words = {"label": label, "probability": 0.5, "top": [], "model": "m", "version": "1"}
+    words = {"label": label, "probability": 0.5, "top": [], "model": "m", "version": "1", "id": "mine"}
     return b"id: %d\ndata: %b\n\n" % (number, orjson.dumps(answers.to_dict(answer) | words))
 
 
@@ -74,7 +74,9 @@ def followed(request: pytest.FixtureRequest) -> Callable[..., list[tuple[Status,
     """Follows a short call to its end with one of the two drivers."""
 
     def follow(server: Server, patience_s: float = 10.0) -> list[tuple[Status, str]]:
-        found = answer_stream.prediction_of(calls.infer_file("m", b"x", {"wait": "first"}), patience_s)
+        found = answer_stream.prediction_of(
+            calls.infer_file("m", b"x", {"wait": "first"}, client_id="mine"), patience_s
+        )
         transport = httpx.MockTransport(server)
         if request.param == "sync":
             with httpx.Client(base_url=URL, transport=transport) as http:
@@ -157,6 +159,14 @@ def test_malformed_stream_is_not_retried(followed: Follow, stream: bytes, fault:
     server = Server(streaming(event(1, Status.PROVISIONAL), stream.replace(b"id: 1", b"id: 2")))
     with pytest.raises(ProtocolError, match=fault):
         followed(server)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_event_of_another_request_is_an_error(followed: Follow, number: int) -> None:
+    events = [event(1, Status.PROVISIONAL), event(2, Status.FINAL, "two")]
+    events[number - 1] = events[number - 1].replace(b'"mine"', b'"another"')
+    with pytest.raises(ProtocolError, match="answer to request 'another', not to mine"):
+        followed(Server(streaming(*events)))
 
 
 def test_answer_without_stream_is_final(followed: Follow) -> None:

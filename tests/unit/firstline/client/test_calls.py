@@ -166,9 +166,12 @@ class TestInferFile:
 
     def test_options_are_query_parameters(self) -> None:
         call = calls.infer_file(
-            "m", b"x", {"route": Route.EDGE, "privacy": "local_only", "timeout_ms": 0.0001, "priority": 3}
+            "m",
+            b"x",
+            {"route": Route.EDGE, "privacy": "local_only", "timeout_ms": 0.0001, "priority": 3},
+            client_id="mine",
         )
-        assert call.params == {"route": "edge", "privacy": "local_only", "timeout": "1", "priority": "3"}
+        assert call.params == {"route": "edge", "privacy": "local_only", "timeout": "1", "priority": "3", "id": "mine"}
 
 
 class TestReadInfer:
@@ -222,6 +225,17 @@ class TestReadPrediction:
     def test_answer_that_is_not_json_is_a_protocol_error(self, content: bytes) -> None:
         with pytest.raises(ProtocolError):
             calls.read_prediction(response(200, content))
+
+    def test_answer_without_the_id_of_the_call_is_a_protocol_error(self) -> None:
+        call = calls.infer_file("m", b"x", {}, client_id="mine")
+        assert call.params == {"id": "mine"}
+        assert call.read(self.reply(id="mine")).label == "yes"
+        for changes in ({"id": "another"}, {"id": ["mine"]}, {"id": None}, {}):
+            with pytest.raises(ProtocolError, match=r"answer to request .*, not to mine"):
+                call.read(self.reply(**changes))
+
+    def test_each_call_has_an_id_of_its_own(self) -> None:
+        assert len({str(calls.infer_file("m", b"x", {}).params) for _ in range(3)}) == 3
 
     def test_several_rows_have_no_single_label(self) -> None:
         with pytest.raises(InvalidTensorError, match="`infer` gives several rows"):
