@@ -101,6 +101,12 @@ wrk:
 	$(call install,.venv-clients,$<)
 	touch $@
 
+# The generator and the compiler of TypeScript clients. Without npm their tests are skipped, and fail if CI=true.
+.venv-typescript/stamp: requirements/typescript/package.json requirements/typescript/package-lock.json
+	mkdir -p .venv-typescript
+	cp $^ .venv-typescript
+	npm ci --silent --ignore-scripts --prefix .venv-typescript && touch $@ || echo 'npm could not install openapi-typescript' >&2
+
 # Other servers, as their users install them. The benchmark reports one that cannot be installed.
 .venv-peers/%/stamp: requirements/peers/%.lock .venv/uv.stamp
 	[ -x .venv-peers/$*/bin/python ] || $(PYTHON) -m venv --without-pip .venv-peers/$*

@@ -1,5 +1,6 @@
 """Every lock is complete, hashed, names no index, and still answers pyproject.toml."""
 
+import json
 import re
 import tomllib
 from functools import cache
@@ -74,6 +75,14 @@ def test_a_lock_holds_pins_and_hashes_and_nothing_else(lock: Path) -> None:
     pin = r"[a-z0-9-]+==[^\s;]+(?: ; [^\\\n]+)? \\\n"
     hashes = r"(?:    --hash=sha256:[0-9a-f]{64} \\\n)*    --hash=sha256:[0-9a-f]{64}\n"
     assert re.fullmatch(f"(?:{pin}{hashes})+", lock.read_text())
+
+
+def test_npm_lock_has_hashes_and_names_no_registry() -> None:
+    folder = CHECKOUT / "requirements" / "typescript"
+    (project, *packages) = json.loads((folder / "package-lock.json").read_text())["packages"].values()
+    assert project["dependencies"] == json.loads((folder / "package.json").read_text())["dependencies"]
+    assert packages
+    assert all("integrity" in package and "resolved" not in package for package in packages)
 
 
 @pytest.mark.parametrize("lock", LOCKED_EXTRA_AND_GROUPS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from support.gateway import gateway_settings
+from support.needs import missing, program
 
 from bench.support.line import Line, line
 from firstline_edge.api.openapi import description
@@ -92,11 +92,49 @@ def test_a_generated_client_calls_the_tier(
     assert (status, name.partition("-")[0]) == (200, "firstline")
 
 
+_TYPED_CALL = """
+import createClient from "openapi-fetch";
+import type { paths } from "./types.js";
+
+declare const process: { argv: string[] };
+const [, , baseUrl, token] = process.argv;
+const client = createClient<paths>({ baseUrl, headers: { Authorization: `Bearer ${token}` } });
+const data = Array.from({ length: 64 }, (_, pixel) => pixel);
+const { data: answer, error } = await client.POST("/v2/models/{model}/infer", {
+  params: { path: { model: "digits" } },
+  body: {
+    id: "mine",
+    parameters: { timeout: 5_000_000 },
+    inputs: [{ name: "image", datatype: "UINT8", shape: [1, 8, 8, 1], data }],
+  },
+});
+if (error) throw new Error(error.error);
+if (typeof answer === "string" || !("outputs" in answer)) throw new Error("binary, or a job");
+console.log(JSON.stringify([answer.id, answer.parameters?.status, answer.outputs?.[0]?.shape]));
+// @ts-expect-error: the description has no such route
+void (() => client.GET("/v2/models/{model}/nowhere"));
+"""
+
+
+@pytest.fixture(scope="module")
+def npm_packages() -> Path:
+    """The folder of the packages that generate and compile TypeScript clients."""
+    folder = Path(__file__).parents[2] / ".venv-typescript" / "node_modules"
+    if not folder.exists():
+        missing("there is no .venv-typescript: `make clients`")
+    return folder
+
+
 @pytest.mark.parametrize("tier", ["agent", "gateway"])
-def test_typescript_types_are_generated(running: Line, tmp_path: Path, tier: str) -> None:
-    generator = shutil.which("openapi-typescript")
-    if generator is None:
-        pytest.skip("openapi-typescript is not installed: `npm install --global openapi-typescript typescript`")
-    document = fetched(running, tier, tmp_path)
-    succeeds(generator, document, "--output", tmp_path / "types.ts", folder=tmp_path)
-    assert "export interface paths" in (tmp_path / "types.ts").read_text()
+def test_a_typescript_client_calls_the_tier(running: Line, npm_packages: Path, tmp_path: Path, tier: str) -> None:
+    node, tools = program("node", "`apt-get install nodejs`"), npm_packages / ".bin"
+    at, document = running.tiers[tier], fetched(running, tier, tmp_path)
+    (tmp_path / "node_modules").symlink_to(npm_packages)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "call.ts").write_text(_TYPED_CALL)
+    succeeds(tools / "openapi-typescript", document, "--output", tmp_path / "types.ts", folder=tools)
+    compiled = ("--strict", "--target", "es2022", "--module", "nodenext", "--skipLibCheck")
+    succeeds(tools / "tsc", *compiled, tmp_path / "call.ts", folder=tools)
+    token = at.headers.get("Authorization", "").removeprefix("Bearer ") or "none"
+    printed = succeeds(node, tmp_path / "call.js", at.url, token, folder=tools)
+    assert json.loads(printed) == ["mine", "final", [1, 10]]

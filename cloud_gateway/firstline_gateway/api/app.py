@@ -47,8 +47,21 @@ def create_app(routers: Iterable[APIRouter], on_error: Callable[[FirstlineError]
     return app
 
 
+_JOB = {
+    "type": "object",
+    "required": ["request_id", "status", "durable", "model"],
+    "properties": {
+        "request_id": {"type": "string"},
+        "status": {"const": "pending"},
+        "durable": {"type": "boolean"},
+        "model": {"type": "string"},
+    },
+}
 _PENDING = {
-    "202": {"description": "The job was accepted and is not answered yet.", "content": {"application/json": {}}}
+    "202": {
+        "description": "The job was accepted and is not answered yet.",
+        "content": {"application/json": {"schema": _JOB}},
+    }
 }
 _PREFER = {
     "name": "Prefer",
