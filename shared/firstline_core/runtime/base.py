@@ -82,7 +82,10 @@ def pick_port(
     """
     names = ", ".join(f"'{spec.name}'" for spec in specs)
     if len(specs) > 1 and only:
-        raise ModelLoadError(f"{what} has {len(specs)} {side}s, {names}; a bundle feeds one.")
+        raise ModelLoadError(
+            f"{what} has {len(specs)} {side}s, {names}; a bundle feeds one. Export the model with one {side}, and let "
+            "its graph compute the others from it or hold them as constants."
+        )
     if not name and len(specs) == 1:
         return specs[0]
     for spec in specs:

@@ -125,7 +125,10 @@ class OnnxRuntime:
         self.provider: str = self._session.get_providers()[0]
         nodes = self._session.get_inputs()
         if unreadable := [f"'{node.name}' ({node.type})" for node in nodes if node.type not in _DATATYPES]:
-            raise ModelLoadError(f"{path}: inputs must be tensors of numbers; these are not: {', '.join(unreadable)}.")
+            raise ModelLoadError(
+                f"{path}: inputs must be tensors of numbers; these are not: {', '.join(unreadable)}. Export the model "
+                "with numbers as input, without the step that encodes text or categories."
+            )
         self.inputs = tuple(_specs(nodes))
         found = self._session.get_outputs()
         self.outputs = tuple(_specs(node for node in found if node.type in _DATATYPES))

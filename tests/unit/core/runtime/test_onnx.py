@@ -149,7 +149,7 @@ def test_inputs_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         [helper.make_tensor_value_info("y", TensorProto.STRING, ["n"])],
         [],
     )
-    with pytest.raises(ModelLoadError, match=r"'text' \(tensor\(string\)\)"):
+    with pytest.raises(ModelLoadError, match=r"'text' \(tensor\(string\)\)\. Export the model with numbers"):
         load(path)
 
 

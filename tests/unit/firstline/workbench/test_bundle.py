@@ -324,7 +324,9 @@ def test_labels_are_read_from_a_file(tmp_path: Path) -> None:
 
 def test_model_with_two_inputs_is_refused(tmp_path: Path) -> None:
     file = two_inputs(tmp_path / "pair.onnx")
-    with pytest.raises(ConfigError, match=r"Model 'edge' has 2 inputs, 'a', 'b'; a bundle feeds one"):
+    with pytest.raises(
+        ConfigError, match=r"Model 'edge' has 2 inputs, 'a', 'b'; a bundle feeds one\. Export the model with one"
+    ):
         create_bundle(_bare(file, 2, "", input="a"), tmp_path / "out")
 
 
