@@ -34,7 +34,6 @@ from chaos.storage import cut_gateway_power, cut_power, flip_bits
 
 _TARGET = "chaos"
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-_BENCH = Path(__file__).parents[2] / "bench"
 _MIB = 1 << 20
 
 
@@ -252,12 +251,10 @@ PARTS: dict[str, Callable[[Effort, int], list[Figure]]] = {
 }
 
 SCRIPTS: dict[str, Callable[[bool, int], str]] = {
-    "overload": lambda full, _seed: (
-        "overload.py " + ("--seconds 10 --repeats 3" if full else "--seconds 3 --repeats 1")
-    ),
-    "stampede": lambda full, seed: f"stampede.py --seed {seed} --seeds {5 if full else 1}",
+    "overload": lambda full, _seed: "overload " + ("--seconds 10 --repeats 3" if full else "--seconds 3 --repeats 1"),
+    "stampede": lambda full, seed: f"stampede --seed {seed} --seeds {5 if full else 1}",
     "fuzz": lambda full, seed: (
-        f"fuzz.py --seed {seed} " + ("--inputs 1000000 --requests 300" if full else "--inputs 100000 --requests 60")
+        f"fuzzing --seed {seed} " + ("--inputs 1000000 --requests 300" if full else "--inputs 100000 --requests 60")
     ),
 }
 """Benches with figures of their own in bench/results/NAME.json: by whether all of it is to run, and the seed."""
@@ -276,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(part, "begins")
         if part in SCRIPTS:
             command = SCRIPTS[part](options.full, options.seed).split()
-            failed |= subprocess.run([sys.executable, _BENCH / command[0], *command[1:]]).returncode != 0
+            failed |= subprocess.run([sys.executable, "-m", f"bench.{command[0]}", *command[1:]]).returncode != 0
             page.refill(PAGE)
             continue
         try:

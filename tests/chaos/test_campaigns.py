@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.util import find_spec
 
 import pytest
 
@@ -41,6 +42,12 @@ def test_a_slope_has_a_bound_above_it() -> None:
     assert slope == pytest.approx(2) and bound == pytest.approx(2)
     slope, bound = slope_of([0.0, 1.0, 2.0, 3.0], [5.0, 8.0, 8.0, 11.0])
     assert slope == pytest.approx(1.8) and bound > slope
+
+
+@pytest.mark.parametrize("part", run.SCRIPTS)
+def test_benches_of_parts_exist(part: str) -> None:
+    module, *_ = run.SCRIPTS[part](True, 1).split()
+    assert find_spec(f"bench.{module}") is not None
 
 
 def test_violation_replaces_earlier_figures(monkeypatch: pytest.MonkeyPatch) -> None:
