@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -10,15 +11,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+from msgspec import structs
 from support.gateway import DIGITS
 from support.pictures import Load, ask, picture
 from support.processes import TierProcess
 from support.ray_cluster import RayNodes, ray_nodes
 
+from bench.support.bundles import model, write_manifest
 from firstline_core.errors import RemoteTimeoutError
+from firstline_core.processing.steps import InputSpec, Softmax
+from firstline_core.types import Array
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+# `support.impure_models.dynamically_quantised`, because this environment has no onnx.
+_QUANTISED_BY_THE_BATCH = (
+    "CAo66AEKIwoBeBIBcRIBcxIBeiIVRHluYW1pY1F1YW50aXplTGluZWFyCiEKAXEKB3dlaWdodHMKAXoSAWkiDU1hdE11bEludGVnZXIKFwoB"
+    "aRIBZiIEQ2FzdCoJCgJ0bxgBoAECChIKAXMKBXNjYWxlEgF0IgNNdWwKDgoBZgoBdBIBeSIDTXVsEgVzbWFsbCodCAQIAxADQgd3ZWlnaHRz"
+    "Sgx/AAAAfwAAAH8qKioqDxABQgVzY2FsZUoEBoPBPFoUCgF4Eg8KDQgBEgkKAxIBbgoCCARiFAoBeRIPCg0IARIJCgMSAW4KAggDQgQKABAR"
+)
 
 
 @contextmanager
@@ -103,6 +116,32 @@ async def test_other_bundle_on_the_cluster_is_an_error(tmp_path: Path, nodes: Ra
             reply = await ask(client, picture(0))
             assert (reply.status_code, reply.json()["code"]) == (503, "engine_unavailable")
             assert (await client.get("/v2/health/ready")).status_code == 400
+
+
+async def test_model_with_batch_1_runs_row_by_row(tmp_path: Path, nodes: RayNodes) -> None:
+    nodes.add_one()  # with room for one more
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "m.onnx").write_bytes(base64.b64decode(_QUANTISED_BY_THE_BATCH))
+    declared = model(files / "m.onnx", files, postprocess=(Softmax(),), batch=1)
+    edge = structs.replace(declared, id="edge")
+    write_manifest(files, [edge], ("a", "b", "c"), full=declared, input=InputSpec("x", "FP32", (-1, 4)))
+    manifest = json.loads((files / "manifest.json").read_text())
+    rows = np.random.default_rng(2).standard_normal((8, 4)) * np.resize([0.2, 5], 8)[:, None]
+    with gateway(tmp_path / "near", nodes, manifest, models_directory=str(files), replicas_min=1) as running:
+        async with client_of(running) as client:
+            await until_replicas(client, 1)
+
+            async def classify(part: Array) -> list[float]:
+                given = {"name": "x", "datatype": "FP32", "shape": list(part.shape), "data": part.tolist()}
+                reply = await client.post("/v2/models/small/infer", json={"inputs": [given]})
+                values: list[float] = reply.json()["outputs"][0]["data"]
+                return values
+
+            alone = [value for row in rows for value in await classify(row[None])]
+            assert await classify(rows) == pytest.approx(alone, abs=1e-6)
+            at_once = await asyncio.gather(*[classify(row[None]) for row in rows])
+            assert [value for each in at_once for value in each] == pytest.approx(alone, abs=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Ray imports
