@@ -44,6 +44,7 @@ async def listening(gateway: Gateway) -> AsyncIterator[int]:
     finally:
         await found.stop(1)
         await gateway.close()
+    assert gateway.overload.in_progress == 0
 
 
 def settings_of(folder: Path, **overrides: object) -> Settings:

@@ -59,7 +59,10 @@ def grpc_server(
     def unread(context: Context) -> FirstlineError | None:
         loop = asyncio.get_running_loop()
         overload.watch(loop)
-        return OVERLOADED if overload.refuses(_client_key(context, proxy_header), loop.time()) else None
+        if overload.refuses(_client_key(context, proxy_header), loop.time()):
+            return OVERLOADED
+        context.add_done_callback(lambda _: overload.ended())
+        return None
 
     def no_room(context: Context) -> None:
         overload.queue_full(_client_key(context, proxy_header), asyncio.get_running_loop().time())

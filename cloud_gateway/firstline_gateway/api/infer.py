@@ -124,6 +124,7 @@ class InferenceApp:
                 raise
             # The client left while its answer was sent.
         finally:
+            self._overload.ended()
             if outcome is not None:  # recorded after the answer, which does not wait for the log
                 record(
                     self._metrics,

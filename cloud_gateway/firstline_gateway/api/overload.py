@@ -33,7 +33,8 @@ class OverloadGuard:
     - Those of a client that was refused for lack of room many times this second and did not wait. For a quarter of
       the present waiting time its requests are refused; then one is read again. So the queue never runs empty.
     - Those of clients that send at least as often as the average, while the event loop is too far behind to read all
-      (receive livelock: Mogul and Ramakrishnan, 1997).
+      (receive livelock: Mogul and Ramakrishnan, 1997), and many requests are in progress. With few in progress, other
+      work on the machine delays the loop, and a refusal would not help.
 
     Clients are distinguished by a hash of their credentials, which are not verified yet. No client can cause the
     refusal of another one. Belongs to one event loop.
@@ -41,11 +42,14 @@ class OverloadGuard:
     Args:
         queue_wait_s: returns how long a request would wait for its turn now.
         on_refused: called for each request that is refused unread.
+
+    Attributes:
+        in_progress: requests that were not refused unread, and have not ended.
     """
 
-    # So many refused requests of a client a second are read, and get a reasoned answer: 1 % of a core. So many
-    # requests of all clients are read however far behind the loop is: they are not what delays it.
-    _READ_PER_S = 20
+    # So many refused requests of a client a second are read, and get a reasoned answer: 1 % of a core. So many requests
+    # of all clients a second, and so many at the same moment, are always read: they are not what delays the loop.
+    _READ_PER_S = _READ_TOGETHER = 20
     _LONGEST_HOLD_S = 0.1
     _PERIOD_S = 1.0
     _LAG_PERIOD_S = 0.02
@@ -59,6 +63,7 @@ class OverloadGuard:
         self._period_start_s = 0.0
         self._sent: Counter[int] = Counter()
         self._sent_in_all = 0
+        self.in_progress = 0
         self._queue_full: Counter[int] = Counter()
         self._held_until_s: dict[int, float] = {}
 
@@ -92,17 +97,22 @@ class OverloadGuard:
             self._held_until_s[client] = now_s + min(self._LONGEST_HOLD_S, self._queue_wait_s() / 4)
 
     def refuses(self, client: int, now_s: float) -> bool:
-        """Counts a request of a client, and returns whether to refuse it unread."""
+        """Counts a request of a client, and returns whether to refuse it unread; otherwise call `ended` at its end."""
         self._begin_period(now_s)
         self._sent[client] += 1
         self._sent_in_all += 1
         if self._held_until_s.get(client, now_s) <= now_s:
             sent = self._sent_in_all
             sends_often = sent > self._READ_PER_S and self._sent[client] * len(self._sent) >= sent
-            if not (sends_often and self.is_behind):
+            if not (sends_often and self.in_progress >= self._READ_TOGETHER and self.is_behind):
+                self.in_progress += 1
                 return False
         self._on_refused()
         return True
+
+    def ended(self) -> None:
+        """Notes the end of a request that was not refused unread."""
+        self.in_progress -= 1
 
     def _begin_period(self, now_s: float) -> None:
         if now_s - self._period_start_s <= self._PERIOD_S:

@@ -55,6 +55,18 @@ def test_a_late_event_loop_refuses_the_busiest_clients() -> None:
     assert not guard.refuses(1, 11.5)
 
 
+def test_a_late_event_loop_refuses_no_client_while_few_requests_are_in_progress() -> None:
+    overload = Overload()
+    overload.late(0.2)
+    for _ in range(19):
+        assert not overload.guard.refuses(2, 10.0)
+    for _ in range(1000):
+        assert not overload.guard.refuses(1, 10.0)
+        overload.guard.ended()
+    assert not overload.guard.refuses(1, 10.0)
+    assert overload.guard.refuses(1, 10.0)
+
+
 def test_a_late_event_loop_with_few_requests_refuses_no_client() -> None:
     overload = Overload()
     overload.late(0.2)
