@@ -56,7 +56,7 @@ class PretendedDevice(Device):
     def reported(self) -> Reported:
         self.sequence += 1
         updates = (self.update,) if self.update is not None else ()
-        models = (RunningModel(BUNDLE, self.version),)
+        models = (RunningModel(BUNDLE, self.version, "edge", full_digest="f" * 64),)
         return Reported("session", self.sequence, self.known.revision, models, updates)
 
 

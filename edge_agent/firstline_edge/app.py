@@ -411,7 +411,7 @@ class EdgeAgent:
         self.fleet = FleetMember(
             start,
             self._fleet_tasks,
-            StateReport(start, self.models, device_hardware(self.state.path), self.surveyor),
+            StateReport(start, self.models, self.auditor, device_hardware(self.state.path), self.surveyor),
             CountsReport(start.starts, self._counts, self.recorder, self.outbox, clock),
             twin_transport(self.links, http, settings.fleet.poll_s, clock, rng),
             clock=clock,

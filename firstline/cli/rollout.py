@@ -58,6 +58,13 @@ class RolloutOptions:
         bool,
         typer.Option("--promote-unseen", help="Promote at the end even without enough observations, for small fleets."),
     ] = False
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIGURE",
+            help="Do not judge this figure; repeatable. Without disagreement, no audits are needed.",
+        ),
+    ] = None
     configuration: Annotated[
         bool, typer.Option("--configuration", help="Roll out a configuration (see `config`) instead of a bundle.")
     ] = False
@@ -120,8 +127,9 @@ class RolloutOptions:
         """Returns the definition in the file, with the options that change its fields."""
         content = _toml(self.file) if self.file is not None else {}
         rules = content.get("rules", {})
-        if self.promote_unseen and isinstance(rules, dict):  # the gateway reports any other type
-            content["rules"] = {"promote_unseen": True} | rules
+        chosen = {"promote_unseen": self.promote_unseen, "ignored": self.ignore}
+        if isinstance(rules, dict):  # the gateway reports any other type
+            content["rules"] = {name: value for name, value in chosen.items() if value} | rules
         return content | ({"what": "configuration"} if self.configuration else {})
 
 
@@ -331,7 +339,7 @@ def _plan_text(plan: Plan) -> Iterator[str | Table]:
     yield f"{counted(plan.devices, 'device')}, {plan.rest} of them held back; {sent}{complete}"
     yield f"{plan.detects}\n{plan.false_aborts}"
     yield from (f"its start ends rollout {rollout}" for rollout in plan.supersedes)
-    yield from (f"mind: {warning}" for warning in plan.warnings)
+    yield from (f"mind: {warning}" for warning in (*plan.warnings, plan.unaudited) if warning)
     yield f"abort: {plan.abort}\nrollback: {plan.rollback}"
 
 

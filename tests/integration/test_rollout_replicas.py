@@ -23,6 +23,7 @@ from firstline_gateway.fleet import devices, totals
 from firstline_gateway.rollouts import driver, records
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.driver import RolloutDriver
+from firstline_gateway.rollouts.judgement.figures import FIGURES
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollout import Stage
 from firstline_gateway.rollouts.rollouts import Rollouts
@@ -201,7 +202,7 @@ async def test_late_joiner_takes_part_in_the_rollback(store: Store) -> None:
     late = fleet.pop("camera-00004")
     async with replicas(store, clock) as (first, second):
         live(first.database, fleet, clock.wall_s())
-        found = definition(Stage(1.0, soak_s=0.0), rules=Rules(promote_unseen=True), held_back=0.0)
+        found = definition(Stage(1.0, soak_s=0.0), rules=Rules(ignored=tuple(FIGURES)), held_back=0.0)
         made = await first.rollouts.create(found, OPS)
         await first.rollouts.command(made.id, Command.START, OPS)
         for _ in range(4):

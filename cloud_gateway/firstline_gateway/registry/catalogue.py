@@ -39,10 +39,12 @@ class ListedVersion(NamedTuple):
     Attributes:
         sha256: of the manifest, or of the configuration.
         contracts: number of certified variants; each has a contract of its own.
+        full_digest: of the full model; "" without one.
     """
 
     sha256: str
     contracts: int
+    full_digest: str = ""
 
 
 def catalogue_of(targets: Targets) -> Catalogue:
@@ -161,4 +163,4 @@ class CatalogueReader:
             return None
         bundle = find_bundle(catalogue.bundles[key], *key)
         certified = sum(variant.certificate is not None for variant in bundle.release.variants)
-        return ListedVersion(bundle.manifest.sha256, certified)
+        return ListedVersion(bundle.manifest.sha256, certified, bundle.release.full_digest)

@@ -17,6 +17,7 @@ from firstline_core.fleet.twin import (
     DesiredModel,
     DesiredVersion,
     Reported,
+    RunningModel,
     Update,
     withdrawn_after,
 )
@@ -37,6 +38,8 @@ class DeviceView(Struct, frozen=True):
         update: the latest that it reports.
         desired: its desired version.
         audited: whether it is to audit the judged bundles without a certificate too.
+        audits_off: the setting that switches its audits off, see `Reported`.
+        model: the version of the rollout's bundle that it runs; None for a configuration, or if it reports none.
     """
 
     name: str
@@ -48,6 +51,8 @@ class DeviceView(Struct, frozen=True):
     update: Update | None
     desired: DesiredVersion | None
     audited: bool = False
+    audits_off: str = ""
+    model: RunningModel | None = None
 
 
 def desired_of(document: Desired, subject: Subject, name: str) -> DesiredVersion | None:
@@ -72,13 +77,18 @@ def with_audits(document: Desired, bundle: str, *, wanted: bool) -> Desired:
     return replace(document, audits=tuple(sorted(others | {bundle} if wanted else others)))
 
 
+def model_of(reported: Reported | None, subject: Subject, name: str) -> RunningModel | None:
+    """Returns the version of a bundle that a device reports to run; None if it reports none, or for a configuration."""
+    models = reported.models if reported is not None and subject is Subject.MODEL else ()
+    return next((each for each in models if each.name == name), None)
+
+
 def version_of(reported: Reported | None, subject: Subject, name: str) -> int:
     """Returns the version that a device reports to run; 0 if it reports none, or another name."""
-    if reported is None:
-        return 0
-    if subject is Subject.CONFIGURATION:
+    if reported is not None and subject is Subject.CONFIGURATION:
         return reported.configuration if reported.configuration_name == name else 0
-    return next((each.version for each in reported.models if each.name == name), 0)
+    model = model_of(reported, subject, name)
+    return model.version if model is not None else 0
 
 
 def update_of(reported: Reported | None, subject: Subject, name: str) -> Update | None:

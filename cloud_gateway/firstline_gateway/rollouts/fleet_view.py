@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlalchemy import Connection, Row, Text, select, type_coerce
 
-from firstline_core.fleet.twin import DesiredVersion, Update
+from firstline_core.fleet.twin import DesiredVersion, RunningModel, Update
 from firstline_core.routing import audit
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import ModelKey
@@ -24,7 +24,7 @@ from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.device_progress import DeviceView, desired_of, update_of, version_of
+from firstline_gateway.rollouts.device_progress import DeviceView, desired_of, model_of, update_of, version_of
 from firstline_gateway.rollouts.judgement.figures import Period
 from firstline_gateway.rollouts.rollout import Assignment, Definition, Subject
 from firstline_gateway.store.schema import batched
@@ -46,6 +46,8 @@ class _Documents(NamedTuple):
     update: Update | None
     desired: DesiredVersion | None
     audited: bool
+    audits_off: str
+    model: RunningModel | None
 
 
 class FleetCache:
@@ -104,15 +106,15 @@ class FleetCache:
                     update=update_of(reported, self._what, self._bundle),
                     desired=desired_of(desired, self._what, self._bundle),
                     audited=self._judged_bundle in desired.audits,
+                    audits_off=reported.audits_off if reported is not None else "",
+                    model=model_of(reported, self._what, self._bundle),
                 ),
             )
 
     def _device(self, row: Row[Any], wall_s: float) -> DeviceView:
-        _, up_to_date, version, update, desired, audited = self._documents[row.name]
+        documents = self._documents[row.name]
         age_s = max(0.0, wall_s - row.last_seen_s) if row.last_seen_s is not None else math.inf
-        return DeviceView(
-            row.name, self._tags[row.tags], age_s, row.online, up_to_date, version, update, desired, audited
-        )
+        return DeviceView(row.name, self._tags[row.tags], age_s, row.online, *documents[1:])
 
 
 class FleetView:

@@ -9,7 +9,7 @@ import numpy as np
 
 from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
 from firstline_core.telemetry.wording import counted, duration_text
-from firstline_gateway.rollouts.device_progress import is_reachable
+from firstline_gateway.rollouts.device_progress import DeviceView, is_reachable
 from firstline_gateway.rollouts.judgement.figures import FIGURES, between
 from firstline_gateway.rollouts.judgement.statistics import (
     LOOKS_PER_STAGE,
@@ -17,7 +17,7 @@ from firstline_gateway.rollouts.judgement.statistics import (
     smallest_detectable,
     spread_error,
 )
-from firstline_gateway.rollouts.judgement.verdict import Limit, finite
+from firstline_gateway.rollouts.judgement.verdict import WITHOUT_AUDITS, Limit, finite
 from firstline_gateway.rollouts.rollout import Definition, Rollout, RolloutState, Stage, divide
 from firstline_gateway.rollouts.step import Now, View, selected
 
@@ -28,7 +28,16 @@ _Spreads = Mapping[int, Mapping[str, float]]
 """Known standard deviations between devices over the last hours, by hours and figure."""
 
 
-def plan(definition: Definition, view: View, size_bytes: int | None, now: Now, *, delta: float, contracts: int) -> Plan:
+def plan(
+    definition: Definition,
+    view: View,
+    size_bytes: int | None,
+    now: Now,
+    *,
+    delta: float,
+    contracts: int,
+    has_full_model: bool = True,
+) -> Plan:
     """Returns the effects of a rollout on the current fleet.
 
     Args:
@@ -38,6 +47,7 @@ def plan(definition: Definition, view: View, size_bytes: int | None, now: Now, *
         now: the time.
         delta: the probability with which a contract that holds may ever alarm.
         contracts: number of contracts of the version.
+        has_full_model: whether the version has a full model, which audits its edge answers.
     """
     rollout = Rollout("plan", definition, RolloutState.DRAFT, "", now.wall_s, seed=0)
     devices = selected(rollout, view)
@@ -79,6 +89,7 @@ def plan(definition: Definition, view: View, size_bytes: int | None, now: Now, *
         abort="Those done keep the new version, those under way stop and keep the old one, those waiting hear nothing.",
         rollback="Those done and those under way run again what they ran before, those waiting hear nothing.",
         warnings=tuple(_warnings(definition, len(devices))),
+        unaudited=_unaudited(definition, [view.devices[name] for name, _ in devices], has_full_model=has_full_model),
         sees=sees,
         detects=_detects(stages, definition),
         false_aborts=_false_aborts(definition.rules.alpha, delta, contracts),
@@ -135,6 +146,16 @@ def _blindness(stages: Sequence[StagePlan], definition: Definition) -> str:
     if not any(figure.spread is not None for stage in stages for figure in stage.figures):
         return f"fewer than {counted(_FEWEST, 'device')} have reported counts for the length of a stage"
     return "its groups are too small for a difference to be more than chance"
+
+
+def _unaudited(definition: Definition, devices: Sequence[DeviceView], *, has_full_model: bool) -> str:
+    """Returns why a stage will be held without audits, in a sentence; "" if nothing known prevents them."""
+    off = sorted({device.audits_off for device in devices if device.audits_off})
+    if not definition.needs_audits or (has_full_model and not off):
+        return ""
+    number = counted(sum(bool(device.audits_off) for device in devices), "device")
+    because = f"{' or '.join(off)} is 0 on {number}" if has_full_model else f"{definition.title} has no full model"
+    return f"A stage whose edge answers are not audited is held, and {because}.{WITHOUT_AUDITS}"
 
 
 def no_device_warning(definition: Definition) -> tuple[str, ...]:

@@ -119,6 +119,11 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
         check_growing(self.stages)
 
     @property
+    def needs_audits(self) -> bool:
+        """Returns whether its stages are promoted only after audits of edge answers; a configuration's never."""
+        return self.what is Subject.MODEL and self.rules.need_audits
+
+    @property
     def places_salt(self) -> str:
         """Returns the salt of the devices' places."""
         return self.salt or self.manifest_sha256

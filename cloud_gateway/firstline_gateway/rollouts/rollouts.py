@@ -186,9 +186,10 @@ class Rollouts:
         if self._before_start is not None:
             await self._before_start(rollout.definition)
         planned = await self._planned(rollout.definition, None)
+        blind = (planned.detects,) if not planned.sees else ()
         if not planned.devices:
-            return no_device_warning(rollout.definition)
-        return () if planned.sees else (planned.detects,)
+            blind = no_device_warning(rollout.definition)
+        return (*blind, planned.unaudited) if planned.unaudited else blind
 
     async def plan(self, definition: Definition, size_bytes: int | None) -> Plan:
         """Returns the plan of a rollout.
@@ -208,13 +209,21 @@ class Rollouts:
         listed = await self._listed(definition)
         # A version that the registry does not list may have one certified variant.
         contracts = listed.contracts if listed is not None else int(definition.what is Subject.MODEL)
+        has_full_model = listed is None or bool(listed.full_digest)
 
         def read(connection: Connection) -> Plan:
             view = FleetView(connection, "", definition, FleetCache(definition), now.wall_s)
             supersedes = tuple(rollout.id for rollout in _conflicting(connection, definition))
-            return replace(
-                plan(definition, view, size_bytes, now, delta=self._delta, contracts=contracts), supersedes=supersedes
+            planned = plan(
+                definition,
+                view,
+                size_bytes,
+                now,
+                delta=self._delta,
+                contracts=contracts,
+                has_full_model=has_full_model,
             )
+            return replace(planned, supersedes=supersedes)
 
         return await self._store.read(read)
 

@@ -12,7 +12,7 @@ growing intervals.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -41,11 +41,13 @@ from firstline_gateway.rollouts.rollout import (
     LIVE,
     UNFINISHED,
     Assignment,
+    Definition,
     DeviceState,
     Phase,
     Rollout,
     RolloutState,
     StageGroups,
+    Subject,
     divide,
     due,
     place,
@@ -392,7 +394,7 @@ def evaluate(changes: Changes, assignments: Mapping[str, Assignment], view: View
     installed = sum(each.state is _S.DONE for each in devices)
     elapsed_s = now.service_s - rollout.since_s
     over = elapsed_s >= stage.soak_s
-    verdict = _judged(rollout, installed, failed, *_groups(rollout, assignments, view), over=over)
+    verdict = _judged(rollout, installed, failed, _observed(rollout, assignments, view), over=over)
     # A person who resumed the rollout within the stage's time resumed it for the rest of that time.
     patient_s = max(rollout.patience_s, rollout.since_s + stage.soak_s) + stage.patience_s
     due_s = now.service_s + _interval_s(stage.soak_s, elapsed_s)
@@ -418,7 +420,7 @@ def abort_early(changes: Changes, devices: Iterable[Assignment], now: Now) -> bo
     failed = sum(each.state is _S.FAILED for each in tried)
     if not failed:
         return False
-    verdict = _judged(changes.rollout, len(tried) - failed, failed, (), (), over=False)
+    verdict = _judged(changes.rollout, len(tried) - failed, failed, _Observed([], [], []), over=False)
     if verdict.decision is not Decision.ABORT:
         return False
     _record(changes, verdict, now)
@@ -426,36 +428,53 @@ def abort_early(changes: Changes, devices: Iterable[Assignment], now: Now) -> bo
     return True
 
 
-def _groups(
-    rollout: Rollout, assignments: Mapping[str, Assignment], view: View
-) -> tuple[Sequence[Device], Sequence[Device]]:
-    """Returns the stage's devices that were online when it began, and its control group likewise."""
+class _Observed(NamedTuple):
+    """The devices that a stage is judged by; see `judge`."""
+
+    treated: list[Device]
+    control: list[Device]
+    running: list[Device]
+
+
+def _observed(rollout: Rollout, assignments: Mapping[str, Assignment], view: View) -> _Observed:
+    """Returns the stage's devices and its control group that were online when it began, and all that run the model."""
     definition, baselines = rollout.definition, view.baselines()
-    reachable = [
+    observed = [
         each
         for each in assignments.values()
         if each.stage == rollout.stage
-        and each.reachable
+        and (each.reachable or each.state is _S.DONE)
         and each.device in baselines
         and each.device in view.devices  # neither decommissioned nor revoked
     ]
-    totals = view.totals(each.device for each in reachable)
-    treated: list[Device] = []
-    control: list[Device] = []
-    for each in reachable:
-        before, start = baselines[each.device]
-        silent = not is_reachable(view.devices.get(each.device), definition.silent_s)
+    totals = view.totals(each.device for each in observed)
+    groups = _Observed([], [], [])
+    for each in observed:
+        (before, start), shown = baselines[each.device], view.devices[each.device]
+        silent = not is_reachable(shown, definition.silent_s)
         device = compared(definition.judged_bundle, before, start, totals.get(each.device), silent=silent)
-        (treated if each.treated else control).append(device)
-    return treated, control
+        device = _with_audits(device, shown, definition)
+        if each.reachable:
+            (groups.treated if each.treated else groups.control).append(device)
+        if each.state is _S.DONE and definition.what is Subject.MODEL:
+            groups.running.append(device)
+    return groups
+
+
+def _with_audits(device: Device, shown: DeviceView, definition: Definition) -> Device:
+    """Returns a device with the variant that it runs, and the reason why it audits nothing."""
+    model = shown.model
+    if model is not None and not model.full_digest:
+        return replace(device, variant=model.variant, audits_off="the bundle has no full model")
+    variant = model.variant if model is not None else definition.bundle
+    return replace(device, variant=variant, audits_off=f"{shown.audits_off} is 0" if shown.audits_off else "")
 
 
 def _judged(
     rollout: Rollout,
     installed: int,
     failed: int,
-    treated: Sequence[Device],
-    control: Sequence[Device],
+    observed: _Observed,
     *,
     over: bool,
 ) -> Verdict:
@@ -467,8 +486,9 @@ def _judged(
         over=over,
         installed=installed,
         failed=failed,
-        treated=treated,
-        control=control,
+        treated=observed.treated,
+        control=observed.control,
+        running=observed.running,
         seed=(rollout.seed + 1_000_003 * rollout.stage) % 2**63,
     )
 

@@ -59,6 +59,12 @@ class AuditRate:
         self._allowance = _allowance_of(settings)
         self._share_until_s = -math.inf
 
+    @property
+    def switched_off_by(self) -> str:
+        """Returns the name of the setting that allows no audit at all; "" if both allow some."""
+        limits = {"audit.per_hour": self._allowance.per_hour, "audit.bytes_per_hour": self._allowance.bytes_per_hour}
+        return next((name for name, limit in limits.items() if not limit), "")
+
     def propensity(self, *, has_room: bool) -> float:
         """Returns the probability of drawing the next answer; 0 without room for an audit.
 
@@ -121,6 +127,11 @@ class Auditor:
         self._certifies = certifies
         self._spending = spending
         self._for_rollouts: Collection[str] = ()
+
+    @property
+    def switched_off_by(self) -> str:
+        """See `AuditRate`."""
+        return self._rate.switched_off_by
 
     def audit_for_rollouts(self, bundles: Collection[str]) -> None:
         """Audits these bundles without a certificate too, within the same budget; "" is every bundle."""

@@ -20,6 +20,7 @@ from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, Telem
 from firstline_core.fleet.twin import Profiling, Reported, RunningModel, Update
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.types import Answer, InferRequest, InferResponse, RowAnswer, Status, Tier
+from firstline_edge.audits.auditor import Auditor
 from firstline_edge.fleet.start import FleetStart, Starts
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.models.models import DeviceModel, Models
@@ -99,13 +100,17 @@ class StateReport:
     Args:
         start: limits and configuration from the fleet.
         models: of the agent.
+        auditor: of their answers.
         hardware: of the device, for its capabilities.
         surveyor: the hardware catalogue.
     """
 
-    def __init__(self, start: FleetStart, models: Models, hardware: Hardware, surveyor: Surveyor) -> None:
+    def __init__(
+        self, start: FleetStart, models: Models, auditor: Auditor, hardware: Hardware, surveyor: Surveyor
+    ) -> None:
         self._start = start
         self._models = models
+        self._auditor = auditor
         self._capabilities = capabilities(hardware)
         self._surveyor = surveyor
 
@@ -121,6 +126,7 @@ class StateReport:
             configuration_name=running.name if running is not None else "",
             configuration_sha256=running.sha256 if running is not None else "",
             braked=self._start.limiter.active_brake is not None,
+            audits_off=self._auditor.switched_off_by,
             agent_version=VERSION,
             capabilities=self._capabilities,
             hardware=stable_catalogue(self._surveyor.catalogue),

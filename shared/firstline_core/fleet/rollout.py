@@ -171,6 +171,7 @@ class Plan(Struct, frozen=True):
         sees: whether a stage can detect any difference from its control group.
         detects: a sentence about the differences that this fleet can detect, and when.
         false_aborts: the probability that a model that changes nothing is aborted, in one sentence.
+        unaudited: why a stage will be held without audits, in one sentence; "" if nothing known prevents them.
         warnings: sentences about what the plan cannot achieve.
     """
 
@@ -185,6 +186,7 @@ class Plan(Struct, frozen=True):
     sees: bool
     detects: str
     false_aborts: str
+    unaudited: str = ""
     warnings: tuple[str, ...] = ()
 
 

@@ -270,6 +270,7 @@ class Reported(Struct, frozen=True):
         configuration_name: their name; "" if the device uses its own.
         configuration_sha256: of the file that was read; "" if the device uses its own.
         braked: whether a brake is in force.
+        audits_off: name of the setting that switches the device's audits off, e.g. "audit.per_hour"; "" if it audits.
         capabilities: compared with the requirements of bundles: runtimes, machine, free bytes.
         profiles: progress of each profiling request.
         hardware: of the device; None until it was surveyed.
@@ -284,6 +285,7 @@ class Reported(Struct, frozen=True):
     configuration_name: Annotated[str, Meta(max_length=64)] = ""
     configuration_sha256: Annotated[str, Meta(max_length=64)] = ""
     braked: bool = False
+    audits_off: Annotated[str, Meta(max_length=64, pattern="^[a-z_.]*$")] = ""
     agent_version: Annotated[str, Meta(max_length=64)] = ""
     capabilities: Annotated[dict[str, str | int | float | bool | tuple[str, ...]], Meta(max_length=64)] = {}
     hardware: Catalogue | None = None

@@ -119,10 +119,19 @@ class Device(Struct, frozen=True):
     Attributes:
         after: the period since the stage's installations have ended; None without a report.
         before: a period before the stage; None if unknown.
+        variant: of the model that it runs; "" without an edge model.
+        audits_off: why it audits nothing, in words; "" if it audits.
     """
 
     after: Period | None
     before: Period | None = None
+    variant: str = ""
+    audits_off: str = ""
+
+    @property
+    def audited(self) -> bool:
+        """Returns whether any of its answers was audited."""
+        return self.after is not None and self.after.counts.audited > 0
 
 
 BEFORE_S = 86_400.0

@@ -3,7 +3,7 @@
 - **abort**: more installations failed than are accepted, or a figure is worse than the control group's by more than its
   tolerance, at the p-value at which this evaluation may abort.
 - **hold**: no figure is worse, but the stage's time is not over; or there is too little data to detect the difference
-  that the rollout must find; or no device of the stage runs the model.
+  that the rollout must find; or no device of the stage runs the model; or no edge answer of a variant was audited.
 - **promote**: the stage's time is over, and every difference that had to be found would have been detected.
 
 Both groups are as chance made them: all devices of the stage that were online at the offer, whether they run the model
@@ -15,6 +15,7 @@ stage's installations have ended.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
@@ -41,6 +42,7 @@ INSTALLATIONS = "installations"
 _SMALLEST = 1e-300  # no p-value is 0, so that logarithms of it are finite
 _SHOWN = 0.001
 _MOST_ZEROS = 9
+WITHOUT_AUDITS = " To promote without audits, use `firstline rollout promote`, or start with `--ignore disagreement`."
 
 
 class Decision(StrEnum):
@@ -87,7 +89,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
         installations: share of devices on which it may fail to install or be rolled back.
         limits: by figure, replacing the defaults; see `figures.FIGURES`.
         ignored: figures that are not judged.
-        promote_unseen: a stage is promoted when its time is over, whatever it could not detect: for small fleets.
+        promote_unseen: a stage is promoted when its time is over, whatever it could not detect, if edge answers of each
+            variant were audited: for small fleets.
     """
 
     alpha: Annotated[float, Meta(gt=0, lt=0.5)] = 0.01
@@ -108,6 +111,12 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
         if self.promote_unseen:
             limits = {name: Limit(limit.tolerance) for name, limit in limits.items()}
         return {name: limit for name, limit in limits.items() if name not in self.ignored}
+
+    @property
+    def need_audits(self) -> bool:
+        """Returns whether a model is promoted only after audits; a rollout may ignore disagreement, or find none."""
+        limit = self.limits.get("disagreement", DEFAULT_LIMITS["disagreement"])
+        return limit.must_detect is not None and "disagreement" not in self.ignored
 
     def check(self) -> None:
         """Checks that the rules can promote a stage.
@@ -131,7 +140,7 @@ class Verdict(Struct, frozen=True):
     """The decision on a stage, and its reason.
 
     Attributes:
-        rule: "installations", a figure's name, "time", "unclear" or "sound".
+        rule: "installations", a figure's name, "time", "unclear", "unaudited" or "sound".
         sentence: for people.
     """
 
@@ -152,6 +161,7 @@ def judge(
     failed: int,
     treated: Sequence[Device],
     control: Sequence[Device],
+    running: Sequence[Device] = (),
     seed: int,
 ) -> Verdict:
     """Judges a stage.
@@ -165,6 +175,7 @@ def judge(
         failed: number of devices that could not, or went back; a device that fell silent after it accepted is included.
         treated: the stage's devices, see above.
         control: the control group.
+        running: the devices of the stage that run the model, including those that are not compared.
         seed: of the divisions that are drawn; stored, so that the numbers can be reproduced.
     """
     level, rng = rules.level(stages, look), np.random.default_rng([seed, look])
@@ -194,9 +205,13 @@ def judge(
         if one.must_detect is not None and (one.detectable is None or one.detectable > one.must_detect)
     ]
     if unclear:
-        sentence = f"{_unclear(unclear)}{_without_audits(unclear, treated, control)}"
+        blind = any(one.figure == "disagreement" for one in unclear)
+        sentence = f"{_unclear(unclear)}{_without_audits(treated, control) if blind else ''}"
         return Verdict(Decision.HOLD, "unclear", sentence, look, findings)
-    sentence = f"{_sound(findings)}{_without_audits(findings, treated, control)}"
+    if rules.need_audits and (unaudited := _unaudited(running)):
+        sentence = f"Nothing that could be seen is worse.{unaudited}{WITHOUT_AUDITS}"
+        return Verdict(Decision.HOLD, "unaudited", sentence, look, findings)
+    sentence = f"{_sound(findings)}{_without_audits(treated, control)}"
     return Verdict(Decision.PROMOTE, "sound", sentence, look, findings)
 
 
@@ -267,21 +282,35 @@ def _unclear(findings: Sequence[FindingState]) -> str:
     return f"Nothing is worse, but too little is known yet of {', '.join(parts)}."
 
 
-def _without_audits(findings: Sequence[FindingState], treated: Sequence[Device], control: Sequence[Device]) -> str:
-    """Returns a sentence about a group without audited answers; "" if both groups have audits."""
-    if not any(one.figure == "disagreement" for one in findings):
-        return ""
-    groups = (("with", treated), ("without", control))
-    unaudited = [
-        word
-        for word, devices in groups
-        if devices and not any(one.after is not None and one.after.counts.audited for one in devices)
-    ]
+def _unaudited(running: Sequence[Device]) -> str:
+    """Returns a sentence about the variants without audited answers, with the reason; "" if all have audits."""
+    audited = {device.variant for device in running if device.audited}
+    unaudited = [device for device in running if device.variant and device.variant not in audited]
     if not unaudited:
         return ""
-    return (
-        f" No edge answer on devices {' or '.join(unaudited)} the model was audited: audits need requests that are "
-        "not local_only, a bundle with a full model, a link, and a budget (audit.per_hour)."
+    variants = ", ".join(sorted({device.variant for device in unaudited}))
+    return f" No edge answer of {variants} was audited: {_why_unaudited(unaudited)}."
+
+
+def _without_audits(treated: Sequence[Device], control: Sequence[Device]) -> str:
+    """Returns a sentence about a group without audited answers; "" if both groups have audits."""
+    groups = {"with": treated, "without": control}
+    unaudited = {
+        word: devices for word, devices in groups.items() if devices and not any(one.audited for one in devices)
+    }
+    if not unaudited:
+        return ""
+    why = _why_unaudited([device for devices in unaudited.values() for device in devices])
+    return f" No edge answer on devices {' or '.join(unaudited)} the model was audited: {why}."
+
+
+def _why_unaudited(devices: Sequence[Device]) -> str:
+    """Returns what switches the audits of these devices off; what audits need, if nothing does."""
+    reasons = Counter(device.audits_off for device in devices if device.audits_off)
+    why = " and ".join(f"{reason} on {counted(number, 'device')}" for reason, number in sorted(reasons.items()))
+    return why or (
+        "audits need requests that are not local_only, a bundle with a full model, a link, and a budget "
+        "(audit.per_hour, audit.max_share)"
     )
 
 

@@ -304,9 +304,12 @@ async def test_audits_for_a_rollout_respect_privacy_and_the_budget(make_scene: M
     scene = make_scene(certified=None)
     scene.auditor.audit_for_rollouts((scene.held.manifest.name,))
     await scene.infer(SURE, privacy=Privacy.LOCAL_ONLY)
-    scene.auditor.adopt(AuditSection(per_hour=0), ())
-    await scene.infer(SURE)
+    for off in ("per_hour", "bytes_per_hour"):
+        scene.auditor.adopt(AuditSection(**{off: 0}), ())
+        assert scene.auditor.switched_off_by == f"audit.{off}"
+        await scene.infer(SURE)
     scene.auditor.adopt(ALL, ())
+    assert scene.auditor.switched_off_by == ""
     scene.auditor.audit_for_rollouts(("other",))
     await scene.infer(SURE)
     await asyncio.sleep(0)

@@ -18,6 +18,7 @@ from firstline_core.fleet.audit_log import verify_log
 from firstline_gateway import audit_log
 from firstline_gateway.contracts import records as contract_records
 from firstline_gateway.rollouts import driver
+from firstline_gateway.rollouts.judgement.figures import FIGURES
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollout import Stage
 
@@ -79,7 +80,7 @@ async def test_an_alarm_after_the_snapshot_stops_the_offer_to_a_late_joiner(
 
     monkeypatch.setattr(driver, "_compute_join", computed)
     async with driven(sqlite_store(tmp_path), Pretended(population)) as room:
-        found = definition(Stage(1.0, soak_s=0.0), rules=Rules(promote_unseen=True), held_back=0.0)
+        found = definition(Stage(1.0, soak_s=0.0), rules=Rules(ignored=tuple(FIGURES)), held_back=0.0)
         assert (await room.run(found, 10)).state == "completed"
         population[name] = late
         for _ in range(3):

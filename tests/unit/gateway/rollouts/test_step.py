@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from firstline_core.fleet.telemetry import ModelCounts
-from firstline_core.fleet.twin import DesiredModel, Update
+from firstline_core.fleet.twin import DesiredModel, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.commands import Command, command_changes
@@ -19,7 +19,16 @@ from firstline_gateway.rollouts.device_progress import DeviceView
 from firstline_gateway.rollouts.judgement.figures import FIGURES, Period
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
 from firstline_gateway.rollouts.plan import plan
-from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState, Phase, Rollout, RolloutState, Stage
+from firstline_gateway.rollouts.rollout import (
+    Assignment,
+    Definition,
+    DeviceState,
+    Phase,
+    Rollout,
+    RolloutState,
+    Stage,
+    Subject,
+)
 from firstline_gateway.rollouts.step import Changes, Now, step
 
 S = DeviceState
@@ -39,10 +48,12 @@ class SimulatedFleet:
     notes: list[str] = field(default_factory=list)
     now_s: float = 0.0
     alarm: str = ""
+    audits: bool = False
 
     def totals(self, names: Iterable[str]) -> Mapping[str, Totals]:
         rows = 100 + int(self.now_s)
-        return {name: Totals((ModelCounts("cameras", 1, rows=rows, kept=rows),), 1e5 + self.now_s) for name in names}
+        counts = ModelCounts("cameras", 1, rows=rows, kept=rows, audited=rows if self.audits else 0)
+        return {name: Totals((counts,), 1e5 + self.now_s) for name in names}
 
     def totals_before(self, names: Iterable[str], at_s: float) -> Mapping[str, Totals]:
         return {name: Totals((), at_s - at_s) for name in names}
@@ -487,7 +498,7 @@ def test_a_stage_without_audits_waits_and_names_the_reason() -> None:
     assert "No edge answer on devices with or without the model was audited" in fleet.rollout.sentence
 
 
-@pytest.mark.parametrize("rules", [Rules(promote_unseen=True), UNSEEN])
+@pytest.mark.parametrize("rules", [Rules(promote_unseen=True, ignored=("disagreement",)), UNSEEN])
 def test_a_promotion_without_audits_says_so(rules: Rules) -> None:
     fleet = simulated_fleet(1, Stage(1.0, soak_s=60), rules=rules)
     fleet.advance()
@@ -496,6 +507,63 @@ def test_a_promotion_without_audits_says_so(rules: Rules) -> None:
     look = step(fleet.rollout, fleet.assignments, fleet, Now(61.0, 1.7e9 + 61.0)).look
     assert look is not None
     assert look.decision == "promote" and "No edge answer on devices with the model was audited" in look.sentence
+
+
+@pytest.mark.parametrize(
+    ("audits_off", "model", "reason"),
+    [
+        ("", RunningModel("cameras", 2, "edge-int8", full_digest="f" * 64), "edge-int8 was audited: audits need"),
+        ("audit.per_hour", None, "cameras was audited: audit.per_hour is 0 on 2 devices"),
+        ("", RunningModel("cameras", 2, "edge"), "edge was audited: the bundle has no full model on 2 devices"),
+    ],
+)
+def test_a_stage_that_nobody_audited_waits_for_a_person(
+    audits_off: str, model: RunningModel | None, reason: str
+) -> None:
+    fleet = simulated_fleet(2, Stage(1.0, soak_s=60, patience_s=300), rules=Rules(promote_unseen=True))
+    for name, each in fleet.devices.items():
+        fleet.devices[name] = replace(each, audits_off=audits_off, model=model)
+    fleet.devices["d00"] = replace(fleet.devices["d00"], online=False)  # it is not compared, and counts here
+    fleet.advance()
+    fleet.devices["d00"] = replace(fleet.devices["d00"], online=True)
+    fleet.advance(1)
+    fleet.report_all(UpdateState.COMMITTED)
+    for _ in range(4):
+        fleet.advance(60)
+    assert fleet.rollout.state is RolloutState.RUNNING and "rollout.promote" not in fleet.notes
+    assert reason in fleet.rollout.sentence and "`--ignore disagreement`" in fleet.rollout.sentence
+    fleet.advance(300)
+    assert fleet.rollout.state is RolloutState.PAUSED
+    fleet.command(Command.PROMOTE)
+    fleet.advance()
+    assert fleet.rollout.state is RolloutState.COMPLETED
+
+
+def test_a_stage_with_audits_is_promoted_unseen() -> None:
+    fleet = simulated_fleet(1, Stage(1.0, soak_s=60), rules=Rules(promote_unseen=True))
+    fleet.audits = True
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
+    for _ in range(3):
+        fleet.advance(60)
+    assert fleet.rollout.state is RolloutState.COMPLETED, fleet.rollout.sentence
+
+
+def test_a_plan_names_what_prevents_audits() -> None:
+    fleet = simulated_fleet(4, Stage(0.5, soak_s=901), rules=Rules(promote_unseen=True))
+
+    def unaudited(definition: Definition, *, has_full_model: bool = True) -> str:
+        now = Now(0.0, 1.7e9)
+        planned = plan(definition, fleet, None, now, delta=0.05, contracts=0, has_full_model=has_full_model)
+        return planned.unaudited
+
+    definition = fleet.rollout.definition
+    assert unaudited(definition) == ""
+    assert "cameras version 2 has no full model" in unaudited(definition, has_full_model=False)
+    fleet.devices["d01"] = replace(fleet.devices["d01"], audits_off="audit.per_hour")
+    assert "is held, and audit.per_hour is 0 on 1 device." in unaudited(definition)
+    assert unaudited(replace(definition, rules=Rules(ignored=("disagreement",)))) == ""
+    assert unaudited(replace(definition, what=Subject.CONFIGURATION)) == ""
 
 
 def test_devices_that_are_revoked_are_neither_waited_for_nor_judged() -> None:
@@ -538,7 +606,8 @@ def test_a_stage_without_devices_waits_and_is_never_promoted() -> None:
 
 
 def test_a_stage_on_which_no_device_runs_the_model_is_not_promoted() -> None:
-    fleet = simulated_fleet(4, Stage(1.0, soak_s=60, patience_s=300), rules=Rules(promote_unseen=True))
+    rules = Rules(promote_unseen=True, ignored=("disagreement",))
+    fleet = simulated_fleet(4, Stage(1.0, soak_s=60, patience_s=300), rules=rules)
     fleet.devices = {name: replace(each, online=False) for name, each in fleet.devices.items()}
     for _ in range(3):
         fleet.advance(60)

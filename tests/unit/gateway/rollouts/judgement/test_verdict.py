@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -45,7 +46,14 @@ def period(rng: np.random.Generator, own: float, **worse: float) -> Period:
 
 
 def judged(
-    seed: int = 1, *, each: int = 60, look: int = 8, failed: int = 0, rules: Rules | None = None, **worse: float
+    seed: int = 1,
+    *,
+    each: int = 60,
+    look: int = 8,
+    failed: int = 0,
+    rules: Rules | None = None,
+    running: Sequence[Device] = (),
+    **worse: float,
 ) -> Verdict:
     rng = np.random.default_rng(seed)
     stage_groups: list[list[Device]] = [[], []]
@@ -61,6 +69,7 @@ def judged(
         failed=failed,
         treated=stage_groups[0],
         control=stage_groups[1],
+        running=running,
         seed=seed,
     )
 
@@ -122,6 +131,26 @@ def test_a_promotion_claims_only_the_required_detection(unseen: bool, claimed: b
     verdict = judged(rules=Rules(promote_unseen=unseen))
     assert verdict.decision is Decision.PROMOTE
     assert ("what was to be found would have been" in verdict.sentence) is claimed
+
+
+@pytest.mark.parametrize(
+    ("rules", "decision"),
+    [
+        (Rules(), Decision.HOLD),
+        (Rules(promote_unseen=True), Decision.HOLD),
+        (Rules(promote_unseen=True, ignored=("disagreement",)), Decision.PROMOTE),
+        (Rules(limits={"disagreement": Limit(0.01)}), Decision.PROMOTE),
+    ],
+)
+def test_every_variant_needs_an_audit(rules: Rules, decision: Decision) -> None:
+    audited = Device(Period(ModelCounts("m", 1, audited=1), 1.0), variant="edge-fp32")
+    never = Device(Period(ModelCounts("m", 1, rows=9), 1.0), variant="edge-int8")
+    verdict = judged(rules=rules, running=[audited, never])
+    assert verdict.decision is decision
+    assert ("No edge answer of edge-int8 was audited" in verdict.sentence) is (decision is Decision.HOLD)
+    without_edge_model = Device(Period(ModelCounts("m", 1, rows=9), 1.0))
+    both = [audited, without_edge_model, Device(None, variant="edge-fp32")]
+    assert judged(rules=rules, running=both).decision is Decision.PROMOTE
 
 
 def test_a_stage_without_any_report_is_held() -> None:
