@@ -556,23 +556,23 @@ class EdgeAgent:
         def live() -> set[str]:
             from firstline_core.fleet.configuration import KEYS  # an agent without reloads does not need to import it
 
-            keys = {"log.level", "log.format"}
-            if not self.settings.fleet.enabled:  # otherwise the fleet's configuration is applied to these at a start
-                keys.update(KEYS)
+            keys = {"log.level", "log.format", *KEYS}
             if self.spending is None:  # nothing has had a price since the start
                 keys -= {key for key in KEYS if key.startswith(("budget.", "costs.")) or key == "policy.kind"}
             return keys
 
         async def apply(settings: EdgeSettings) -> list[str]:
             check(settings)
-            read = []
-            if isinstance(access, TokenAccess):
-                access.adopt(await asyncio.to_thread(read_tokens, settings.api.token_file, "api.token_file"))
-                read = [settings.api.token_file]
-            logs.configure(settings.log.level, settings.log.format)
-            if not settings.fleet.enabled:
+            files = [settings.api.token_file] if isinstance(access, TokenAccess) else []
+            tokens = [await asyncio.to_thread(read_tokens, file, "api.token_file") for file in files]
+            if self._fleet_tasks is not None:
+                self._fleet_tasks.adopt_own(settings)
+            else:
                 self.live_settings.exchange(settings)
-            return read
+            if isinstance(access, TokenAccess):
+                access.adopt(*tokens)
+            logs.configure(settings.log.level, settings.log.format)
+            return files
 
         self._start(
             self._opened, "configuration", partial(SettingsReload(self.settings, read, apply, live).keep, requested)

@@ -14,12 +14,14 @@ import pytest_asyncio
 from msgspec.structs import replace
 from support.agent import serving_agent
 from support.images import noise
+from support.logs import captured_lines
 from support.registry_site import RegistrySite, connected_to_fleet, registry_site
 from support.waiting import until
 
 from firstline.release.publishing import PushedConfiguration, push_configuration
 from firstline_core.fleet.twin import DesiredConfiguration
 from firstline_edge.__main__ import main
+from firstline_edge.api.access import access_of
 from firstline_edge.api.status import birth_message
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
@@ -179,6 +181,43 @@ async def test_an_unsigned_configuration_is_refused(site: RegistrySite, settings
         await site.desire(configuration=DesiredConfiguration("careful", 1, "0" * 64, "r2"))
         assert ((await site.ended("r2")).state, (await site.ended("r2")).reason) == ("rejected", "integrity")
         assert signed.sha256 and agent.operations.status()["fleet"]["configuration"] is None
+
+
+async def test_a_reload_keeps_the_fleets_configuration_on_top(
+    site: RegistrySite, settings: EdgeSettings, tmp_path: Path
+) -> None:
+    signed = await pushed(site, tmp_path, CAREFUL)
+    found = [
+        replace(
+            settings,
+            policy=replace(settings.policy, min_threshold=min_threshold),
+            audit=replace(settings.audit, per_hour=0, bytes_per_hour=audit_bytes),
+        )
+        for min_threshold, audit_bytes in ((1.6, 1.0), (1.2, 0.0))  # the fleet sets 1.5, and may only set more
+    ]
+    requested = asyncio.Event()
+    with captured_lines() as lines:
+        async with EdgeAgent(settings) as agent:
+            await connected_to_fleet(agent)
+            await site.desire(configuration=DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))
+            assert (await site.ended("r1")).state == "committed"
+            agent.start_reloading(lambda: found.pop(0), access_of(settings.api), requested)
+            (held,) = agent.models.all
+            for _ in range(2):
+                requested.set()
+                await until(lambda: not requested.is_set())
+
+            async def reported() -> bool:
+                return (await told_of(site)).audits_off == "audit.bytes_per_hour"
+
+            await until(reported, 60)
+            assert agent.router.threshold(held) == 1.5
+            await agent.operations.roll_back_configuration()
+            assert agent.router.threshold(held) == 1.2
+    (refused,) = (line for line in lines if line["event"] == "configuration not reloaded")
+    assert refused["why"].startswith("The fleet's configuration does not fit the new settings. It sets policy.min_th")
+    (reloaded,) = (line for line in lines if line["event"] == "configuration reloaded")
+    assert reloaded["applied"] == "policy.min_threshold, audit.per_hour, audit.bytes_per_hour"
 
 
 async def test_configuration_is_rolled_back_on_the_device(

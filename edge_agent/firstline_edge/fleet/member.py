@@ -23,6 +23,7 @@ from firstline_edge.fleet.transports import TwinTransport
 from firstline_edge.fleet.twin import Twin
 from firstline_edge.fleet.updates.model_updates import Updater
 from firstline_edge.profiling.profiler import Profiler
+from firstline_edge.settings.settings import EdgeSettings
 
 log = logger(__name__)
 
@@ -73,6 +74,11 @@ class FleetTasks:
         self._configurator.receive(desired.configuration)
         self._profiler.receive(desired.profiles)
         self._auditor.audit_for_rollouts(desired.audits)
+
+    def adopt_own(self, settings: EdgeSettings) -> None:
+        """Uses other settings of the device itself; see `Configurator.adopt_own`."""
+        self._configurator.adopt_own(settings)
+        self._start.changes.set()
 
     def updates(self) -> tuple[Update, ...]:
         """Returns the state of the latest updates of models and of the configuration."""

@@ -305,7 +305,7 @@ def _without_audits(treated: Sequence[Device], control: Sequence[Device]) -> str
 
 
 def _why_unaudited(devices: Sequence[Device]) -> str:
-    """Returns what switches the audits of these devices off; what audits need, if nothing does."""
+    """Returns the reasons why these devices audit nothing, or the conditions of audits if no reason is known."""
     reasons = Counter(device.audits_off for device in devices if device.audits_off)
     why = " and ".join(f"{reason} on {counted(number, 'device')}" for reason, number in sorted(reasons.items()))
     return why or (

@@ -77,6 +77,19 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
     def can_roll_back(self) -> bool:
         return self._store.state.can_roll_back
 
+    def adopt_own(self, own: EdgeSettings) -> None:
+        """Uses other settings of the device itself, with the configuration that runs on top of them.
+
+        Raises:
+            ConfigError: they do not allow this configuration; nothing has changed.
+        """
+        try:
+            settings = settings_with(own, self._store.state.running)
+        except ConfigError as error:
+            raise ConfigError(f"The fleet's configuration does not fit the new settings. {error.message}") from error
+        self._own = own
+        self._adopt(settings)
+
     def _check_rollback(self) -> None:
         self._store.state.check_rollback()
 
