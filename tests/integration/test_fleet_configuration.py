@@ -187,6 +187,7 @@ async def test_a_reload_keeps_the_fleets_configuration_on_top(
     site: RegistrySite, settings: EdgeSettings, tmp_path: Path
 ) -> None:
     signed = await pushed(site, tmp_path, CAREFUL)
+    settings = replace(settings, log=replace(settings.log, format="json"))
     found = [
         replace(
             settings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from support.waiting import until
 
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import linear
+from firstline_core.bundle.manifest import Policy
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SYSTEM_CLOCK, SimulatedClock
 from firstline_core.fleet.rollout import RolloutSummary
@@ -45,7 +46,8 @@ def bundle(folder: Path, version: int, *, agreeing: bool) -> Bundle:
     edge = model(linear(folder / "edge.onnx", second if agreeing else first), folder, postprocess=(Softmax(),))
     full = model(linear(folder / "full.onnx", second), folder, postprocess=(Softmax(),))
     spec = InputSpec("x", "FP32", (-1, 2))
-    return write_manifest(folder, [edge], ["plus", "minus"], version=version, full=full, input=spec)
+    policy = Policy(threshold=0.9)
+    return write_manifest(folder, [edge], ["plus", "minus"], version=version, full=full, input=spec, policy=policy)
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Fleet:
     rollouts: Rollouts
     driver: RolloutDriver
     clock: SimulatedClock
-    asked: int = 0
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
 
     async def start(self, new: Bundle, rules: Rules) -> str:
         """Starts a rollout to one half of the devices, and returns its id."""
@@ -69,9 +71,8 @@ class Fleet:
         return made.id
 
     async def ask(self) -> None:
-        """Asks every device once; its edge model is sure of the answer."""
-        self.asked += 1
-        first = 0.5 + (self.asked % 100) / 200
+        """Asks every device for a new row; its edge model is sure of the answer."""
+        first = self.random.uniform(0.5, 1.0)
         for agent in self.agents.values():
             row = np.array([[first, -first]], np.float32)
             await agent.data_plane.infer(InferRequest("small", (Tensor("x", row),), new_request_id()))
@@ -145,7 +146,15 @@ async def running_fleet(folder: Path, devices: int, **audit: object) -> AsyncIte
         gateway = site.gateway
         await gateway.rollout_driver.close()  # minutes pass between looks, which a simulated clock counts
         service = ServiceClock(gateway.store.database, clock)
-        rollouts = Rollouts(gateway.store, clock=clock, service=service, delta=0.05, on_change=lambda: None)
+        assert gateway.full_models is not None
+        rollouts = Rollouts(
+            gateway.store,
+            clock=clock,
+            service=service,
+            delta=0.05,
+            on_change=lambda: None,
+            before_start=gateway.full_models.prepare,
+        )
         driver = RolloutDriver(gateway.store, clock=clock, service=service, on_desired=lambda: None)
         stack.push_async_callback(driver.close)
         agents = {}

@@ -186,10 +186,9 @@ class Rollouts:
         if self._before_start is not None:
             await self._before_start(rollout.definition)
         planned = await self._planned(rollout.definition, None)
-        blind = (planned.detects,) if not planned.sees else ()
-        if not planned.devices:
-            blind = no_device_warning(rollout.definition)
-        return (*blind, planned.unaudited) if planned.unaudited else blind
+        blind = "" if planned.sees else planned.detects
+        warnings = (blind,) if planned.devices else no_device_warning(rollout.definition)
+        return tuple(filter(None, (*warnings, planned.unaudited)))
 
     async def plan(self, definition: Definition, size_bytes: int | None) -> Plan:
         """Returns the plan of a rollout.
