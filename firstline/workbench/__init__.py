@@ -22,6 +22,7 @@ Measure
     csv_files     CSV files that people write
     dataset       labelled images on disk, and the group of each
     observe       runs models image by image, and times each answer
+    average_precision    of a detector, as COCO defines it
     accuracy      counts the right answers of each model
     evaluate      figures of the edge model alone, the full model alone, and both tiers
     report_data   the numbers behind plots and page

@@ -2,4 +2,5 @@
 
 Modules
     classification      one probability per label
+    detection           boxes with classes and scores
 """

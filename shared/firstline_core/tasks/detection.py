@@ -1,0 +1,398 @@
+"""Detection: boxes with classes and scores. Pure.
+
+The outputs are `boxes` FP32 [n, k, 4] in pixels of the upright original image, `scores` FP32 [n, k], `classes` INT64
+[n, k] and `count` INT64 [n], best first; what follows after `count` is padding, with 0 and class -1. Boxes below the
+model's operating score are evidence: the same names with the prefix `candidate_`.
+
+Frames without an object outnumber the others, so a share of frames that differ hides missed objects. The loss has
+therefore events, such as "missed person", each with a condition: the frames that count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError
+from firstline_core.processing.boxes import (
+    BOXES,
+    CANDIDATE,
+    CLASSES,
+    COUNT,
+    SCORES,
+    Boxes,
+    intersection_over_union,
+    partners,
+)
+from firstline_core.types import DATATYPES, Array, TensorSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Arrays = Mapping[str, Array]
+Scores = NDArray[np.float32]
+
+MISSED, INVENTED = "missed", "invented"
+
+_Share = Annotated[float, Meta(gt=0, le=1)]
+_Pixels = Annotated[float, Meta(ge=0, le=16384)]
+_SLACK = 1e-6  # rounding of 32-bit arithmetic
+_MEASURES = 8
+_CLASSES_AT_MOST = 64  # above this, no selection part has enough rows of each class
+# Paul Tol's bright scheme, which colour-blind people can tell apart.
+_COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#bbbbbb")
+
+
+class Objects(NamedTuple):
+    """Objects of an edge model and a full model, counted for each row and group: INT64 (n, groups).
+
+    Attributes:
+        found: of the full model, with a match of the edge model.
+        missed: of the full model, without a match.
+        invented: of the edge model, without a match of the full model.
+    """
+
+    found: NDArray[np.int64]
+    missed: NDArray[np.int64]
+    invented: NDArray[np.int64]
+
+
+class Event(NamedTuple):
+    """A conditional loss.
+
+    Attributes:
+        counts: bool (n,), the rows in which the event can occur.
+        loss: FP32 (n,), 1 where it occurred, else 0; 0 for rows that do not count.
+    """
+
+    counts: NDArray[np.bool_]
+    loss: Scores
+
+
+class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="detection"):
+    """A detector.
+
+    The edge model's box matches the full model's if both are of one group and overlap enough. Each box matches at most
+    one.
+
+    Attributes:
+        labels: of the classes, in their order.
+        k: number of boxes of a row in the outputs, padding included.
+        class_groups: labels that are not told apart, by the name of their group; every other label is a group.
+        iou: intersection over union from which boxes match.
+        small_iou: the same for objects below `small_side`.
+        small_side: square root of the area, in pixels.
+        least_side: smaller objects are neither missed nor invented, in pixels.
+    """
+
+    kind: ClassVar[str] = "detection"
+    score_kinds: ClassVar[tuple[str, ...]] = ("minimum_confidence", "mean_confidence", "no_candidate", "product")
+
+    labels: Annotated[tuple[str, ...], Meta(min_length=1)]
+    k: Annotated[int, Meta(ge=1, le=1000)] = 100
+    class_groups: dict[str, tuple[str, ...]] = {}
+    iou: _Share = 0.5
+    small_iou: _Share = 0.3
+    small_side: _Pixels = 32.0
+    least_side: _Pixels = 0.0
+
+    def __post_init__(self) -> None:
+        grouped = [label for labels in self.class_groups.values() for label in labels]
+        for label in grouped:
+            if label not in self.labels:
+                raise ValueError(f"class_groups name the label '{label}', which does not exist")
+            if grouped.count(label) > 1:
+                raise ValueError(f"label '{label}' is in two groups; it belongs to one")
+        for name in self.class_groups:
+            if name in self.labels and name not in grouped:
+                raise ValueError(f"the group '{name}' has the name of a label outside of it")
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return (
+            TensorSpec(BOXES, "FP32", (-1, self.k, 4)),
+            TensorSpec(SCORES, "FP32", (-1, self.k)),
+            TensorSpec(CLASSES, "INT64", (-1, self.k)),
+            TensorSpec(COUNT, "INT64", (-1,)),
+        )
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """Returns the groups in the order of their first labels."""
+        group_of = {label: name for name, labels in self.class_groups.items() for label in labels}
+        return tuple(dict.fromkeys(group_of.get(label, label) for label in self.labels))
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        """Returns the names of all events, such as "missed person"."""
+        return tuple(f"{direction} {group}" for group in self.group_names for direction in (MISSED, INVENTED))
+
+    def fault(self, outputs: Arrays) -> str:
+        """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
+        boxes, scores, classes, count = (outputs[name] for name in (BOXES, SCORES, CLASSES, COUNT))
+        if not (count.min() >= 0 and count.max() <= self.k):
+            return f"a count outside of 0 to {self.k}"
+        used = _used(outputs)
+        if not (scores >= 0).all() or not (scores <= 1 + _SLACK).all():
+            return "scores outside of 0 to 1, or NaN"
+        if not np.isfinite(boxes).all() or not (boxes[..., 2:] >= boxes[..., :2]).all():
+            return "boxes that end before they begin, or NaN or infinity"
+        if not ((classes >= 0) & (classes < len(self.labels)) == used).all() or not (classes[~used] == -1).all():
+            return f"classes outside of 0 to {len(self.labels) - 1}, or padding that is not -1"
+        if boxes[~used].any() or scores[~used].any():
+            return "padding that is not 0"
+        return ""
+
+    def check(self, outputs: Arrays, rows: int) -> None:
+        """Raises an error if the outputs are not as declared.
+
+        Raises:
+            InferenceError: an output is absent, or has another datatype, another shape or an impossible value.
+        """
+        for spec in self.outputs:
+            found, shape = outputs.get(spec.name), (rows, *spec.shape[1:])
+            dtype = DATATYPES[spec.datatype]
+            if found is None or found.dtype != dtype or found.shape != shape:
+                got = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
+                raise InferenceError(f"'{spec.name}' is {got}, expected {dtype} {list(shape)}.")
+        if problem := self.fault(outputs):
+            raise InferenceError(f"The detections have {problem}.")
+
+    def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
+        """Returns the confidence of each row, in [0, 1].
+
+        - `minimum_confidence`: the lowest score of a detection; without detections 1 - the best candidate's score.
+        - `mean_confidence`: the mean score of the detections; without detections 1 - the best candidate's score.
+        - `no_candidate`: 1 - the best candidate's score: whether an object was missed.
+        - `product`: the detections' scores times 1 - each candidate's score: as if all decisions were independent.
+
+        A row with neither detections nor candidates has the score 0: a model that returns nothing says nothing about
+        its confidence. Models without suppression inside always have a candidate.
+
+        Args:
+            kind: one of `score_kinds`.
+            outputs: canonical outputs.
+            evidence: has `candidate_scores`.
+            temperature: without effect, because scores of detectors are not logits.
+
+        Raises:
+            InvalidTensorError: the evidence has no candidates.
+        """
+        scores, count = outputs[SCORES], outputs[COUNT]
+        candidates = _candidate_scores(evidence)
+        used, best = _used(outputs), candidates.max(axis=1, initial=0)
+        if kind == "no_candidate":
+            found = 1 - best
+        elif kind == "product":
+            found = np.where(used, scores, 1).prod(axis=1) * (1 - candidates).prod(axis=1)
+        elif kind == "mean_confidence":
+            found = np.where(count > 0, scores.sum(axis=1) / np.maximum(count, 1), 1 - best)
+        else:
+            found = np.where(count > 0, scores.min(axis=1, where=used, initial=1), 1 - best)
+        return np.where((count > 0) | (best > 0), found, 0).astype(np.float32)
+
+    @property
+    def feature_count(self) -> int:
+        """Returns the number of columns of `features`."""
+        return _MEASURES + (len(self.group_names) if len(self.labels) <= _CLASSES_AT_MOST else 0)
+
+    def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
+        """Returns the inputs of learned scores, (n, feature_count).
+
+        Number of detections, lowest and mean score, best candidate, sum of the candidates, logarithms of both factors
+        of the score `product`, logarithm of the smallest side; then, for up to 64 labels, the detected groups.
+        """
+        scores, count, candidates = outputs[SCORES], outputs[COUNT], _candidate_scores(evidence)
+        used = _used(outputs)
+        least = scores.min(axis=1, where=used, initial=1)
+        mean = scores.sum(axis=1) / np.maximum(count, 1)
+        sure = np.log(np.where(used, np.maximum(scores, _SLACK), 1)).sum(axis=1)
+        missed = np.log(np.maximum(1 - candidates, _SLACK)).sum(axis=1)
+        side = np.where(used, _sides(outputs[BOXES]), np.inf).min(axis=1)
+        small = np.log1p(np.where(np.isfinite(side), side, 0))
+        columns = [count, least, mean, candidates.max(axis=1, initial=0), candidates.sum(axis=1), sure, missed, small]
+        if len(self.labels) <= _CLASSES_AT_MOST:
+            columns += list(self.detected(outputs).T)
+        return np.column_stack(columns).astype(np.float32)
+
+    def detected(self, outputs: Arrays) -> NDArray[np.bool_]:
+        """Returns which groups have an object of at least `least_side`, (n, groups)."""
+        index = self._group_index()
+        found = np.zeros((len(outputs[COUNT]), len(self.group_names)), np.bool_)
+        rows, columns = np.nonzero(_used(outputs) & (_sides(outputs[BOXES]) >= self.least_side))
+        found[rows, index[outputs[CLASSES][rows, columns]]] = True
+        return found
+
+    def loss(self, edge: Arrays, full: Arrays) -> Scores:
+        """Returns 1 for each row in which any object is missed or invented, else 0: (n,)."""
+        objects = self.objects(edge, full)
+        wrong: NDArray[np.int64] = (objects.missed + objects.invented).sum(axis=1)
+        return (wrong > 0).astype(np.float32)
+
+    def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
+        """Returns the loss against labelled boxes, which have the form of outputs."""
+        return self.loss(outputs, truth)
+
+    def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
+        """Returns the rows that count for an event, and its loss.
+
+        "missed G" counts rows in which the full model detects the group G; its loss is 1 if the edge model lacks a
+        match for one of these objects. "invented G" counts rows in which the edge model detects G; its loss is 1 if the
+        full model lacks a match.
+
+        Args:
+            name: one of `events`.
+            edge: canonical outputs.
+            full: canonical outputs, or labelled boxes.
+
+        Raises:
+            ConfigError: no such event.
+        """
+        if name not in self.events:
+            raise ConfigError(f"There is no event '{name}'; there are: {', '.join(self.events[:8])}.")
+        direction, _, group = name.partition(" ")
+        objects = self.objects(edge, full)
+        column = self.group_names.index(group)
+        if direction == MISSED:
+            counts, lost = objects.found + objects.missed > 0, objects.missed
+        else:
+            counts, lost = self.detected(edge), objects.invented
+        return Event(counts[:, column], (lost[:, column] > 0).astype(np.float32))
+
+    def objects(self, edge: Arrays, full: Arrays) -> Objects:
+        """Returns the objects that the edge model found, missed and invented, relative to the full model or to labels.
+
+        Args:
+            edge: canonical outputs.
+            full: canonical outputs, or labelled boxes.
+        """
+        index = self._group_index()
+        shape = len(edge[COUNT]), len(self.group_names)
+        result = Objects(np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64))
+        for row in np.flatnonzero((edge[COUNT] > 0) | (full[COUNT] > 0)).tolist():
+            ours, theirs = detections(edge, row), detections(full, row)
+            our_groups, their_groups = index[ours.classes], index[theirs.classes]
+            overlap = intersection_over_union(ours.boxes, theirs.boxes)
+            needed = np.where(_sides(theirs.boxes) < self.small_side, self.small_iou, self.iou)
+            overlap[(our_groups[:, None] != their_groups) | (overlap < needed)] = 0
+            partner = partners(overlap)
+            found = np.isin(np.arange(len(theirs.scores)), partner)
+            counts = _sides(theirs.boxes) >= self.least_side
+            np.add.at(result.found[row], their_groups[found & counts], 1)
+            np.add.at(result.missed[row], their_groups[~found & counts], 1)
+            np.add.at(result.invented[row], our_groups[(partner < 0) & (_sides(ours.boxes) >= self.least_side)], 1)
+        return result
+
+    def difference(self, expected: Arrays, actual: Arrays) -> float:
+        """Returns the largest difference of a score, or of a box relative to its size; infinite without a partner.
+
+        A detection of one side may be a candidate of the other, because its score is near the operating score.
+        """
+        if expected[BOXES].shape != actual[BOXES].shape:
+            return float("inf")
+        return max((_difference(expected, actual, row) for row in range(len(expected[COUNT]))), default=0.0)
+
+    def same(self, a: Arrays, b: Arrays, tolerance: float) -> NDArray[np.bool_]:
+        """Returns for each row whether `difference` is at most the tolerance, (n,)."""
+        return np.array([_difference(a, b, row) <= tolerance for row in range(len(a[COUNT]))], np.bool_)
+
+    def describe(self, outputs: Arrays, row: int) -> dict[str, Any]:
+        """Returns the JSON form of a row for people: its objects, best first, with boxes in pixels."""
+        found = detections(outputs, row)
+        objects = [
+            {
+                "label": self.labels[label],
+                "score": round(score, 4),
+                "box": dict(zip(("x1", "y1", "x2", "y2"), (round(value, 1) for value in box), strict=True)),
+            }
+            for box, score, label in _listed(found)
+        ]
+        return {"count": len(objects), "objects": objects}
+
+    def draw(self, image: Image.Image, outputs: Arrays, row: int) -> Image.Image:
+        """Returns a copy of the upright image with the row's boxes, labels and scores."""
+        from PIL import ImageDraw, ImageFont  # Pillow takes 3 MB: import it only for images
+
+        drawn = image.convert("RGB")
+        canvas = ImageDraw.Draw(drawn)
+        line = max(2, round(max(drawn.size) / 300))
+        font = ImageFont.load_default(max(10, round(max(drawn.size) / 45)))
+        for box, score, label in zip(*(values.tolist() for values in detections(outputs, row)), strict=True):
+            colour = _COLOURS[label % len(_COLOURS)]
+            canvas.rectangle(box, outline=colour, width=line)
+            text = f"{self.labels[label]} {score:.2f}"
+            left, top, right, bottom = canvas.textbbox((box[0] + line, box[1] + line), text, font=font)
+            canvas.rectangle((left - line, top - line, right + line, bottom + line), fill=colour)
+            canvas.text((box[0] + line, box[1] + line), text, fill="white", font=font)
+        return drawn
+
+    def _group_index(self) -> NDArray[np.int64]:
+        """Returns the number of each label's group."""
+        names = self.group_names
+        group_of = {label: name for name, labels in self.class_groups.items() for label in labels}
+        return np.array([names.index(group_of.get(label, label)) for label in self.labels], np.int64)
+
+
+def _used(outputs: Arrays) -> NDArray[np.bool_]:
+    """Returns which boxes are detections and not padding, (n, k)."""
+    scores: Scores = outputs[SCORES]
+    used: NDArray[np.bool_] = np.arange(scores.shape[1]) < outputs[COUNT][:, None]
+    return used
+
+
+def detections(outputs: Arrays, row: int) -> Boxes:
+    """Returns the detections of a row, best first."""
+    count = int(outputs[COUNT][row])
+    return Boxes(outputs[BOXES][row, :count], outputs[SCORES][row, :count], outputs[CLASSES][row, :count])
+
+
+def with_candidates(outputs: Arrays, row: int) -> Boxes:
+    """Returns the detections of a row, then its candidates if there are any."""
+    found = detections(outputs, row)
+    if CANDIDATE + SCORES not in outputs:
+        return found
+    count = int(np.count_nonzero(outputs[CANDIDATE + CLASSES][row] >= 0))
+    more = Boxes(*(outputs[CANDIDATE + name][row, :count] for name in (BOXES, SCORES, CLASSES)))
+    return Boxes(
+        np.concatenate((found.boxes, more.boxes)),
+        np.concatenate((found.scores, more.scores)),
+        np.concatenate((found.classes, more.classes)),
+    )
+
+
+def _listed(boxes: Boxes) -> Iterator[tuple[list[float], float, int]]:
+    """Yields the box, score and class of each."""
+    yield from zip(boxes.boxes.tolist(), boxes.scores.tolist(), boxes.classes.tolist(), strict=True)
+
+
+def _candidate_scores(evidence: Arrays) -> Scores:
+    scores = evidence.get(CANDIDATE + SCORES)
+    if scores is None:
+        raise InvalidTensorError("The scores of detectors need candidates; these outputs come without.")
+    return scores
+
+
+def _difference(expected: Arrays, actual: Arrays, row: int) -> float:
+    """Returns the largest difference of a row's detections, see `Detection.difference`."""
+    worst = 0.0
+    for some, others in ((expected, actual), (actual, expected)):
+        ours, theirs = detections(some, row), with_candidates(others, row)
+        overlap = intersection_over_union(ours.boxes, theirs.boxes)
+        overlap[ours.classes[:, None] != theirs.classes] = 0
+        partner = partners(overlap)
+        if (partner < 0).any():
+            return float("inf")
+        pairs = theirs.take(partner)
+        moved = np.abs(ours.boxes - pairs.boxes).max(axis=1) / np.maximum(_sides(ours.boxes), 1)
+        worst = max(worst, float(np.maximum(moved, np.abs(ours.scores - pairs.scores)).max(initial=0)))
+    return worst
+
+
+def _sides(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns the square root of each box's area, in pixels."""
+    sides: NDArray[np.float32] = np.sqrt(np.prod(boxes[..., 2:] - boxes[..., :2], axis=-1))
+    return sides
