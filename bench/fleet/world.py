@@ -30,6 +30,7 @@ from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.routing.certificate import Histogram
 from firstline_core.routing.drift import histogram
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.classification import Classification
 
 _HOUR_S = 3600.0
 _MEMORY = Path("/dev/shm")
@@ -152,7 +153,7 @@ def write_bundle(folder: Path, name: str, version: int, sharpness: float = 1.0) 
     threshold, scores = _certified()
     spec = InputSpec("x", "FP32", (-1, FEATURES))
     known: dict[str, Any] = {"name": name, "version": version, "full": full, "input": spec}
-    plain = Manifest(labels=_LABELS, edge=(edge,), policy=Policy(threshold=threshold), **known)
+    plain = Manifest(task=Classification(_LABELS), edge=(edge,), policy=Policy(threshold=threshold), **known)
     certified = with_certificate(edge, plain, threshold, n=_SAMPLE, kept=_KEPT, histogram=scores)
     rows = folder / "rows.npy"
     np.save(rows, sample(1)[:_GOLDEN_ROWS])

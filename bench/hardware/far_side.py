@@ -18,7 +18,7 @@ from firstline.workbench.splitting.measure import full_of, halves
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array
+from firstline_core.types import PROBABILITIES, Arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class CutModel:
 
     def whole(self, encoded: bytes) -> int:
         """Returns the class that the whole model predicts."""
-        return int(self._whole.run(self._prepared(encoded)).argmax())
+        return int(self._whole.run(self._prepared(encoded))[PROBABILITIES].argmax())
 
     def begin(self, cut: int, encoded: bytes) -> bytes:
         """Runs the first part and returns the checkpoint."""
@@ -58,9 +58,10 @@ class CutModel:
 
     def finish(self, cut: int, checkpoint: bytes) -> int:
         """Returns the class that the second part computes from a checkpoint."""
-        return int(self._halves[cut].finish(self._forms[cut].unpack(checkpoint), self._whole).argmax())
+        answer = self._halves[cut].finish(self._forms[cut].unpack(checkpoint), self._whole)
+        return int(answer[PROBABILITIES].argmax())
 
-    def _prepared(self, encoded: bytes) -> Array:
+    def _prepared(self, encoded: bytes) -> Arrays:
         return self._whole.prepare(image_tensor(self._input, encoded))
 
 

@@ -22,7 +22,7 @@ from bench.routing.parts import Effort, Job
 from bench.routing.population import Population, at_most
 from bench.routing.shifts import CHANGES, relabelled
 from firstline_core.routing.certification import certify
-from firstline_core.routing.policy import score
+from firstline_core.tasks.classification import score
 
 EPSILONS = (0.05, 0.02)
 DELTA = 0.05

@@ -19,8 +19,7 @@ from bench.figures import Figure
 from bench.pools import CIFAR10, TRAINSAMPLE, Pool
 from bench.routing.parts import Effort, Job
 from bench.routing.population import Population, at_most
-from firstline.workbench.selection import select
-from firstline_core.bundle.loading import scorer
+from firstline.workbench.selection import scores_by, select
 from firstline_core.bundle.manifest import Score
 from firstline_core.routing import binomial
 from firstline_core.routing.certification import certify
@@ -96,7 +95,7 @@ def measure(pool: Pool, loss: str, n: int, calibrations: int) -> list[Tally]:
     """Repeats the procedure; every promise on the same samples."""
     losses = pool.losses()[loss]
     truths = pool.labels if loss == "harm" else pool.full.argmax(axis=1)
-    margin = scorer(_OWN)(pool.edge)
+    margin = scores_by(_OWN, pool.edge)
     plain = Population.of(margin, losses)
     tallies = {
         (epsilon, delta): Tally(pool.name, loss, n, epsilon, delta, calibrations, plain.oracle(epsilon))
@@ -106,7 +105,7 @@ def measure(pool: Pool, loss: str, n: int, calibrations: int) -> list[Tally]:
         own_scores = margin[rows].astype(np.float64)
         chosen = select(pool.edge[rows], losses[rows], truths[rows], own=_OWN, own_scores=own_scores, seed=_SEED)
         scores, certifying = chosen.scores[chosen.rest], losses[rows[chosen.rest]]
-        truth = plain if chosen.score == _OWN else Population.of(scorer(chosen.score)(pool.edge), losses)
+        truth = plain if chosen.score == _OWN else Population.of(scores_by(chosen.score, pool.edge), losses)
         sample = Population.of(margin[rows], losses[rows])
         for (epsilon, delta), tally in tallies.items():
             tally.learned += chosen.score.learned is not None

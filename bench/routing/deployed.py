@@ -13,8 +13,8 @@ from firstline_core.bundle.manifest import Manifest, Model, Policy
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.certification import certify
-from firstline_core.routing.policy import score
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.classification import Classification, score
 
 DECLARED = 0.9
 """The threshold that the pairs' bundles declare, on the likeliest class's probability."""
@@ -51,7 +51,7 @@ def manifest_of(fitted: Pool, epsilon: float, delta: float) -> Manifest:
     manifest = Manifest(
         name="pair",
         version=1,
-        labels=tuple(map(str, range(fitted.edge.shape[1]))),
+        task=Classification(tuple(map(str, range(fitted.edge.shape[1])))),
         input=InputSpec("image", "BYTES", (-1,)),
         edge=(edge,),
         full=full,

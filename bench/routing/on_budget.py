@@ -23,7 +23,8 @@ from bench.routing.deployed import DECLARED, Deployed, deploy
 from bench.routing.parts import Effort, Job
 from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
-from firstline_core.routing.policy import PolicyState, RowEvidence, make_policy, score, value_of
+from firstline_core.routing.policy import PolicyState, RowEvidence, make_policy, value_of
+from firstline_core.tasks.classification import features, score
 from firstline_core.types import Tier
 
 RESOURCES = ("bytes", "joules", "money")
@@ -94,11 +95,11 @@ def _days(deployed: Deployed, resource: str, contract: bool, share: float) -> li
     random = np.random.default_rng(_SEED)
     costs = [_cost(int(size)) for size in asked.size_bytes]
     of_resource = np.array([getattr(cost, resource) for cost in costs])
-    gains, scores = asked.gains(), score(manifest.policy.score.kind, asked.edge)  # type: ignore[arg-type]
+    gains, scores = asked.gains(), score(manifest.policy.score.kind, asked.edge)
     learned = manifest.policy.value
     values = [
         value_of(None if learned is None else float(value), float(sure))
-        for value, sure in zip(scores if learned is None else learned.losses(asked.edge), scores, strict=True)
+        for value, sure in zip(scores if learned is None else learned.losses(features(asked.edge)), scores, strict=True)
     ]
     certificate = manifest.edge[0].certificate if contract else None
     if contract and certificate is None:

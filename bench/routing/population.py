@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from bench.figures import Figure
 from firstline_core.routing import binomial
-from firstline_core.routing.policy import Scores
+from firstline_core.tasks.base import Scores
 
 
 @dataclass(frozen=True, slots=True)

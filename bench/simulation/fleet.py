@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from bench.simulation.memory_outbox import MemoryOutbox
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, DeadlineExceededError, LinkDownError, LinkError, QueueFullError
+from firstline_core.tasks.base import Task
 from firstline_core.types import (
     Answer,
     Attempt,
@@ -219,7 +220,9 @@ async def _ask(request: InferRequest, chain: LinkChain, outbox: MemoryOutbox, cl
         await outbox.put(OutboxItem(request, (0,), provisional, clock.wall_s()))
 
 
-def _merge(provisional: InferResponse, _rows: tuple[int, ...], correction: InferResponse) -> InferResponse:
+def _merge(
+    provisional: InferResponse, _rows: tuple[int, ...], correction: InferResponse, _task: Task | None
+) -> InferResponse:
     answer = provisional.answer
     return replace(correction, answer=replace(answer, status=Status.FINAL)) if answer is not None else correction
 

@@ -14,6 +14,7 @@ from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.certificate import Certificate
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.classification import Classification
 
 
 def artefact(path: Path, root: Path) -> Artefact:
@@ -37,7 +38,7 @@ def write_manifest(root: Path, edge: Sequence[Model], labels: Sequence[str], **f
     known: dict[str, Any] = {
         "name": "small",
         "version": 1,
-        "labels": tuple(labels),
+        "task": Classification(tuple(labels)),
         "input": InputSpec("image", "BYTES", (-1,)),
         "edge": tuple(edge),
     }

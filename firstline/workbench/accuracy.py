@@ -13,7 +13,7 @@ from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Sha256
+from firstline_core.types import PROBABILITIES, Sha256
 
 
 def accuracies_on(
@@ -54,5 +54,5 @@ def accuracies_on(
             raise ConfigError(f"No model of {bundle.path} loads here, so that none has an accuracy: {why}")
         right = np.zeros(len(models), np.int64)
         for sample, _, predictions in predict_each(models, manifest.input, dataset, progress):
-            right += [int(prediction.probabilities.argmax()) == sample.label for prediction, _ in predictions]
+            right += [int(prediction.outputs[PROBABILITIES].argmax()) == sample.label for prediction, _ in predictions]
     return {model.digest: count / len(dataset) for model, count in zip(models, right.tolist(), strict=True)}

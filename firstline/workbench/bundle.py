@@ -33,6 +33,7 @@ from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.processing.steps import Graph
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.classification import Classification
 
 RuntimeName = Literal["onnx", "tflite"]
 Warn = Callable[[str], None]
@@ -176,11 +177,10 @@ def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Wa
         return Manifest(
             name=spec.name,
             version=spec.version,
-            labels=spec.labels,
+            task=Classification(spec.labels, independent=spec.independent_labels),
             input=input_spec,
             edge=tuple(models[: len(spec.edge)]),
             full=models[-1] if spec.full is not None else None,
-            independent_labels=spec.independent_labels,
             policy=_policy(spec.policy, files),
         )
     except ValueError as error:

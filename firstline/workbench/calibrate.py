@@ -21,8 +21,8 @@ from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import TEMPERATURES, Policy
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.policy import Probabilities, temper
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.classification import Probabilities, temper
 
 Against = Literal["labels", "full"]
 # Scores are FP32; their last bit is 6e-8 near 1.
@@ -92,15 +92,14 @@ def calibrate(
             stack.callback(model.close)
         observed = observe(models, manifest.input, dataset, progress)
 
-    *edges, full = [answers.probabilities for answers in observed.answers]
-    best = full.argmax(axis=1)
+    *edges, full = observed.answers
     policy = manifest.policy
     if not keep_temperature:
-        temperature = fit_temperature(edges[0], observed.truth if against == "labels" else best)
+        temperature = fit_temperature(edges[0].probabilities, observed.truth if against == "labels" else full.labels)
         policy = msgspec.structs.replace(policy, score=msgspec.structs.replace(policy.score, temperature=temperature))
     score = load_scorer(Bundle(bundle.path, msgspec.structs.replace(manifest, policy=policy)), options)
-    scores = [score(probabilities).astype(np.float64) for probabilities in edges]
-    differs = [probabilities.argmax(axis=1) != best for probabilities in edges]
+    scores = [score(edge.outputs, edge.evidence).astype(np.float64) for edge in edges]
+    differs = [manifest.task.loss(edge.outputs, full.outputs) > 0 for edge in edges]
     threshold = smallest_threshold(scores, differs, target_disagreement)
     return Calibration(
         policy=msgspec.structs.replace(policy, threshold=threshold),

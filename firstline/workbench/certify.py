@@ -27,6 +27,7 @@ from firstline_core.routing.certificate import Certificate, Contract, GroupCerti
 from firstline_core.routing.certification import CertificationResult, Start, certify, start_shares, starts_at
 from firstline_core.routing.contracts import certify_groups, certify_stream, certify_weighted, net_loss
 from firstline_core.routing.drift import histogram
+from firstline_core.types import PROBABILITIES
 from firstline_edge.audits.records import key_of
 
 EdgeContract = Literal["disagreement", "harm"]
@@ -144,8 +145,7 @@ def certify_classes(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certifi
 
     Classes that the data does not show accept nothing. Arguments and errors are those of `certify_by`.
     """
-    labels = bundle.manifest.labels
-    groups = [labels[label] for label in evidence.edge.tolist()]
+    groups = bundle.manifest.task.groups({PROBABILITIES: evidence.probabilities})
     result, selection = _certify_all_groups(bundle, evidence, groups, "class", terms)
     limits = {group: proved.threshold for group, proved in result.groups.items()}
     rows = selection.rest.tolist()

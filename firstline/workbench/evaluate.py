@@ -113,8 +113,7 @@ def _edge_run(manifest: Manifest, answers: Answers, scores: NDArray[np.float64])
     certificate = valid_certificate(manifest, answers.model)
     declared = manifest.policy.threshold
     thresholds = [
-        policy.threshold_in_use(declared, certificate, label=manifest.labels[label])
-        for label in answers.labels.tolist()
+        policy.threshold_in_use(declared, certificate, label=group) for group in manifest.task.groups(answers.outputs)
     ]
     return EdgeRun(
         answers=answers,

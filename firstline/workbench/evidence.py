@@ -23,8 +23,8 @@ from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, ProtocolError, RequestError, UnauthorizedError
 from firstline_core.routing.certificate import Contract
-from firstline_core.routing.policy import Probabilities
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.classification import Probabilities
 from firstline_core.types import PROBABILITIES, InferResponse
 
 # Slow devices may take it; a lost one ends the command that much later.
@@ -278,7 +278,7 @@ def _row(response: InferResponse, manifest: Manifest, where: str) -> np.ndarray[
 
 
 def _here(model: LoadedModel, manifest: Manifest, encoded: bytes) -> int:
-    return int(model.predict(image_tensor(manifest.input, encoded)).argmax())
+    return int(model.predict(image_tensor(manifest.input, encoded)).outputs[PROBABILITIES].argmax())
 
 
 def _on_gateway(gateway: Client, manifest: Manifest, encoded: bytes) -> int:

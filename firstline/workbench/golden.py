@@ -52,10 +52,10 @@ def answered_golden(
     for model in bundle.manifest.edge:
         with closing(load_model(bundle, model, options)) as loaded:
             try:
-                probabilities = loaded.predict(tensor).astype(np.float64).round(_DIGITS)
+                found = loaded.predict(tensor).outputs
             except InvalidTensorError as error:
                 raise ConfigError(f"'{model.id}' does not take a golden input: {error.message}") from error
-        outputs[model.id] = tuple(map(tuple, probabilities.tolist()))
+        outputs[model.id] = {name: array.astype(np.float64).round(_DIGITS).tolist() for name, array in found.items()}
     content = encode_golden(msgspec.structs.replace(inputs, outputs=outputs))
     if len(content) > LIMIT_BYTES:
         raise ConfigError(

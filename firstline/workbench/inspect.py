@@ -22,7 +22,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.certificate import Certificate
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import fault
+from firstline_core.types import PROBABILITIES
 
 Outcome = Literal["ok", "absent", "failed"]
 
@@ -99,7 +99,7 @@ def summarise(bundle: Bundle) -> Summary:
     return Summary(
         name=manifest.name,
         version=manifest.version,
-        task=manifest.task,
+        task=manifest.task.kind,
         input=manifest.input,
         labels=manifest.labels,
         policy=manifest.policy,
@@ -177,12 +177,13 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
                 said = f"loads on {loaded.runtime.provider}; its input's sizes are free, so not run"
                 return Check(what, "ok", said, checked)
             rows = loaded.prepare(tensor)
-            probabilities = loaded.compute(rows).probabilities
-            range_error = misfit(loaded, tensor, rows)
+            outputs = loaded.compute(rows).outputs
+            range_error = misfit(loaded, tensor, rows[loaded.input.name])
         finally:
             loaded.close()
     except FirstlineError as error:
         return Check(what, "failed", error.message)
+    probabilities = outputs[PROBABILITIES]
     if not np.isfinite(probabilities).all():
         return Check(what, "failed", "gives NaN or infinity for noise", checked)
     if range_error is not None and range_error.hopeless:
@@ -190,9 +191,9 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
     shape = f"{list(probabilities.shape)} on {loaded.runtime.provider}"
     noted = f"; {checked} rows are independent" if checked is not None else ""
     noted += f"; {range_error.sentence}" if range_error is not None else ""
-    if problem := no_probabilities(probabilities, loaded):
+    if problem := no_probabilities(outputs, loaded):
         return Check(what, "failed", problem, checked)
-    if problem := fault(probabilities, loaded.outputs):
+    if problem := loaded.declared.fault(outputs):
         return Check(what, "ok", f"gives {shape}; for noise, {problem}{noted}", checked)
     return Check(what, "ok", f"gives probabilities {shape}{noted}", checked)
 
@@ -206,7 +207,8 @@ def _verified_score(bundle: Bundle, options: RuntimeOptions) -> Check:
         if kind == "energy":
             return Check("score", "ok", "energy of the logits, which the softmax step is given")
         classes = len(bundle.manifest.labels)
-        sure, unsure = score(np.stack([np.eye(1, classes)[0], np.full(classes, 1 / classes)]).astype(np.float32))
+        probabilities = np.stack([np.eye(1, classes)[0], np.full(classes, 1 / classes)]).astype(np.float32)
+        sure, unsure = score({PROBABILITIES: probabilities}, {})
     except FirstlineError as error:
         return Check("score", "failed", error.message)
     return Check("score", "ok", f"{kind} gives {sure:.4g} for one certain class, {unsure:.4g} for a uniform answer")

@@ -20,8 +20,8 @@ from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
 from firstline_core.processing.steps import Binary, Decode, InputSpec, LabelOffset, Scale, Softmax
 from firstline_core.processing.trial import trial_input
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import fault
-from firstline_core.types import Array, Tensor, TensorSpec
+from firstline_core.tasks.classification import Outputs
+from firstline_core.types import PROBABILITIES, Array, Arrays, Tensor, TensorSpec, row_count
 
 IMAGE_INPUT = "image"
 _TRIAL_ROWS = 4
@@ -103,12 +103,13 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         warn(f"{source.name}: not tried, because its input's sizes are free; add resize where they should not be.")
         return
     rows = loaded.prepare(tensor)
-    if (range_error := misfit(loaded, tensor, rows)) is not None:
+    if (range_error := misfit(loaded, tensor, rows[loaded.input.name])) is not None:
         if range_error.hopeless:
             raise ConfigError(f"{range_error.sentence}.")
         warn(f"{source.name}: {range_error.sentence}.")
-    raw = loaded.runtime.run({loaded.input.name: rows})[loaded.output_name].reshape(len(rows), -1)
-    probabilities = loaded.compute(rows).probabilities
+    raw = loaded.runtime.run(rows)[loaded.output_name].reshape(row_count(rows), -1)
+    outputs = loaded.compute(rows).outputs
+    probabilities = outputs[PROBABILITIES]
     if not np.isfinite(probabilities).all():
         raise ConfigError("its outputs are NaN or infinite; check scale (mean, std) against what the model expects.")
     softmax = any(isinstance(step, Softmax) for step in loaded.model.postprocess)
@@ -117,9 +118,9 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
             f"its one output is not the probability of a label: a trial run gives {raw.min():.3g} to {raw.max():.3g}; "
             "write binary:logit as its postprocessing if it is a logit. A bundle cannot have a regression model."
         )
-    if problem := no_probabilities(probabilities, loaded):
+    if problem := no_probabilities(outputs, loaded):
         raise ConfigError(problem)
-    if problem := fault(probabilities, loaded.outputs):
+    if problem := loaded.declared.fault(outputs):
         warn(f"{source.name}: a trial run gives {problem}. Such answers are refused.")
     elif softmax and may_be_probabilities(raw) and raw.sum(axis=1).min() > 0.5:
         warn(f"{source.name}: the model's outputs already look like probabilities; drop softmax, which flattens them.")
@@ -127,7 +128,7 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         warn(
             f"{source.name}: one row at a time, it gives the same answer to every row of a trial run, and is of no use."
         )
-    if loaded.labels[0].lower() == "background" and not any(
+    if loaded.task.labels[0].lower() == "background" and not any(
         isinstance(step, LabelOffset) for step in loaded.model.postprocess
     ):
         warn(
@@ -136,16 +137,17 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         )
 
 
-def no_probabilities(probabilities: NDArray[np.float32], loaded: LoadedModel) -> str:
+def no_probabilities(outputs: Arrays, loaded: LoadedModel) -> str:
     """Returns why the outputs of a trial run cannot be probabilities, and what to change; "" if they can be.
 
     A sum that is too small is possible: rounding to eight bits may take most of an answer to noise.
     """
-    problem = fault(probabilities, replace(loaded.outputs, least_sum=0.0))
+    declared = loaded.declared
+    problem = replace(declared, least_sum=0.0).fault(outputs) if isinstance(declared, Outputs) else ""
     if not problem:
         return ""
     advice = "Add softmax to its postprocessing if its outputs are logits"
-    if may_be_independent(probabilities):
+    if may_be_independent(outputs[PROBABILITIES]):
         advice += ", or declare `independent_labels = true` in the recipe if each label has a probability of its own"
     return f"its outputs are not probabilities: a trial run gives {problem}, and such answers are refused. {advice}."
 

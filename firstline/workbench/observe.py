@@ -15,8 +15,8 @@ from firstline_core.bundle.loading import LoadedModel, Prediction, Scorer
 from firstline_core.bundle.manifest import Model
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.steps import InputSpec
-from firstline_core.routing.policy import Probabilities
-from firstline_core.types import Tensor
+from firstline_core.tasks.classification import LOGITS, Probabilities
+from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, Tensor, row_count, slice_rows
 
 Progress = Callable[[int, int], None]
 """Called with the number of images that are done, and of all."""
@@ -29,16 +29,26 @@ class Answers:
     Attributes:
         model: that answered.
         provider: that ran it.
-        probabilities: (n, classes) FP32.
-        logits: (n, classes) FP32; None if they were not stored, or the model shows none (`Model.shows_logits`).
+        outputs: the task's outputs, n rows.
+        evidence: see `Prediction`; empty if it was not stored.
         seconds: (n,) for each image, decoding and processing included.
     """
 
     model: Model
     provider: str
-    probabilities: Probabilities
-    logits: Probabilities | None
+    outputs: Arrays
+    evidence: Arrays
     seconds: NDArray[np.float64]
+
+    @property
+    def probabilities(self) -> Probabilities:
+        """(n, classes) FP32."""
+        return self.outputs[PROBABILITIES]
+
+    @property
+    def logits(self) -> Probabilities | None:
+        """(n, classes) FP32; None if they were not stored, or the model shows none (`Model.shows_logits`)."""
+        return self.evidence.get(LOGITS)
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -48,10 +58,9 @@ class Answers:
 
     def scores(self, score: Scorer) -> NDArray[np.float64]:
         """Returns (n,) scores, of one row at a time as on a device: other batches may change the last digits."""
-        scores = np.empty(len(self.probabilities))
-        for position in range(len(scores)):
-            row = slice(position, position + 1)
-            scores[position] = score(self.probabilities[row], None if self.logits is None else self.logits[row])[0]
+        scores = np.empty(row_count(self.outputs))
+        for row in range(len(scores)):
+            scores[row] = score(slice_rows(self.outputs, row, row + 1), slice_rows(self.evidence, row, row + 1))[0]
         return scores
 
 
@@ -98,18 +107,20 @@ def observe(
     for position, (sample, size_bytes, predictions) in enumerate(predict_each(models, spec, dataset, progress)):
         truth[position], sizes[position] = sample.label, size_bytes
         for of_model, (prediction, took_s) in zip(answers, predictions, strict=True):
-            of_model.probabilities[position] = prediction.probabilities[0]
             of_model.seconds[position] = took_s
-            if of_model.logits is not None and prediction.logits is not None:
-                of_model.logits[position] = prediction.logits[0]
+            for name, array in of_model.outputs.items():
+                array[position] = prediction.outputs[name][0]
+            for name, array in of_model.evidence.items():
+                array[position] = prediction.evidence[name][0]
     return Observations(truth, sizes, answers)
 
 
 def _reserve(model: LoadedModel, count: int, *, with_logits: bool) -> Answers:
     """Returns answers to be filled in: a list of rows would take twice the memory when it becomes an array."""
-    shape = (count, len(model.labels))
-    logits = np.empty(shape, np.float32) if with_logits and model.model.shows_logits else None
-    return Answers(model.model, model.runtime.provider, np.empty(shape, np.float32), logits, np.empty(count))
+    outputs = {spec.name: np.empty((count, *spec.shape[1:]), DATATYPES[spec.datatype]) for spec in model.task.outputs}
+    shows_logits = with_logits and model.model.shows_logits
+    evidence = {LOGITS: np.empty((count, len(model.task.labels)), np.float32)} if shows_logits else {}
+    return Answers(model.model, model.runtime.provider, outputs, evidence, np.empty(count))
 
 
 def predict_each(
@@ -135,7 +146,7 @@ def predict_each(
 
 def _timed(model: LoadedModel, tensor: Tensor) -> tuple[Prediction, float]:
     start_s = time.perf_counter()
-    prediction = model.predict_with_logits(tensor)
+    prediction = model.predict(tensor)
     return prediction, time.perf_counter() - start_s
 
 

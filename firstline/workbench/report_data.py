@@ -12,7 +12,8 @@ from firstline.workbench.observe import Answers
 from firstline_core.bundle.manifest import certificate_problem, valid_certificate
 from firstline_core.routing import binomial
 from firstline_core.routing.certificate import Certificate
-from firstline_core.routing.policy import auroc, temper
+from firstline_core.routing.policy import auroc
+from firstline_core.tasks.classification import temper
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

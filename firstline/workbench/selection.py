@@ -16,13 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.calibrate import fit_temperature
-from firstline_core.bundle.loading import scorer
-from firstline_core.bundle.manifest import Score, ScoreKind
+from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import Start, check_share, split, start_shares, starts_at
-from firstline_core.routing.policy import MEASURES, Logistic, Probabilities, Scores, auroc, features
+from firstline_core.routing.policy import Logistic, auroc
+from firstline_core.tasks import classification
+from firstline_core.tasks.base import Scores
+from firstline_core.tasks.classification import MEASURES, Probabilities, features
 
-ScoreName = ScoreKind | Literal["best", "bundle"]
+ScoreName = Literal["max_probability", "margin", "entropy", "energy", "learned", "graph", "best", "bundle"]
 """Which score: "best" chooses, "bundle" leaves it as it is."""
 
 SELECTS_FROM_ROWS = 1500
@@ -45,7 +47,7 @@ class Selection:
 
     score: Score
     value: Logistic | None
-    aurocs: Mapping[ScoreKind, float]
+    aurocs: Mapping[str, float]
     starts: tuple[Start, ...] | None
     used: int
     rest: NDArray[np.intp]
@@ -164,11 +166,29 @@ def _scores(
     probabilities: Probabilities,
     logits: Probabilities | None,
 ) -> NDArray[np.float64]:
-    return own_scores if score == own else scorer(score)(probabilities, logits).astype(np.float64)
+    return own_scores if score == own else scores_by(score, probabilities, logits).astype(np.float64)
+
+
+def scores_by(declared: Score, probabilities: Probabilities, logits: Probabilities | None = None) -> Scores:
+    """Scores each row, like `Scorer`.
+
+    Args:
+        declared: a score without a graph.
+        probabilities: (n, classes).
+        logits: (n, classes); only "energy" needs them.
+
+    Returns:
+        (n,) float32; higher means that the edge answer is more likely to be accepted.
+    """
+    if declared.graph is not None:
+        raise ValueError("a score graph is loaded from its bundle")
+    if declared.learned is not None:
+        return 1 - declared.learned.losses(features(probabilities))
+    return classification.score(declared.kind, probabilities, logits, temperature=declared.temperature)
 
 
 LEARNED: Literal["learned"] = "learned"
-FIXED: tuple[ScoreKind, ...] = ("margin", "max_probability", "entropy")
+FIXED: tuple[str, ...] = ("margin", "max_probability", "entropy")
 _FOLDS = 5
 # Strong shrinkage: a selection part of hundreds of rows has few losses in each class.
 _INVERSE_PENALTY = 0.1
@@ -186,7 +206,7 @@ class ScoreChoice:
     """
 
     declared: Score
-    aurocs: Mapping[ScoreKind, float]
+    aurocs: Mapping[str, float]
 
     @property
     def name(self) -> str:
@@ -195,10 +215,6 @@ class ScoreChoice:
     @property
     def learned(self) -> Logistic | None:
         return self.declared.learned
-
-    def score(self, probabilities: Probabilities, logits: Probabilities | None = None) -> Scores:
-        """(n,) float32; higher means keep. Not for a graph's."""
-        return scorer(self.declared)(probabilities, logits)
 
 
 def can_learn() -> bool:
@@ -285,25 +301,26 @@ def choose_score(
             comparison (without it, the margin), and is a candidate if it differs from the others.
         seed: seed of the folds.
     """
-    candidates: dict[ScoreKind, Score] = {kind: Score(kind, temperature) for kind in FIXED}
+    candidates: dict[str, Score] = {kind: Score(kind, temperature) for kind in FIXED}
     fold_of = _folds(losses, seed)
     if fold_of is None:
         return ScoreChoice(candidates["margin"] if own is None else own[0], {})
-    scores = {kind: scorer(declared)(probabilities) for kind, declared in candidates.items()}
+    scores = {kind: scores_by(declared, probabilities) for kind, declared in candidates.items()}
     if logits is not None:
         candidates["energy"] = Score("energy", temperature)
-        scores["energy"] = scorer(candidates["energy"])(probabilities, logits)
+        scores["energy"] = scores_by(candidates["energy"], probabilities, logits)
     learns = can_learn()
     if own is not None and own[0].kind not in candidates and not (learns and own[0].learned):
         candidates[own[0].kind], scores[own[0].kind] = own
-    areas_of: dict[ScoreKind, list[float]] = {name: [] for name in candidates}
+    areas_of: dict[str, list[float]] = {name: [] for name in candidates}
     if learns:
         areas_of[LEARNED] = []
     for fold in range(_FOLDS):
         held = fold_of == fold
         for name, areas in areas_of.items():
             if learns and name == LEARNED:
-                scores_held = fit_logistic(probabilities[~held], losses[~held]).score(probabilities[held])
+                fitted = fit_logistic(probabilities[~held], losses[~held])
+                scores_held = 1 - fitted.losses(features(probabilities[held]))
             else:
                 scores_held = scores[name][held]
             area = auroc(scores_held, losses[held])

@@ -100,9 +100,9 @@ def certify(bundle: Bundle, calibration: Path, train: Part) -> list[Certificatio
 def scores(bundle: Bundle, variant: Model, part: Part) -> NDArray[np.floating]:
     """(n,) by the bundle's score, of the variant's answers."""
     model = load_model(bundle, variant, RuntimeOptions())
-    probabilities = model.predict(Tensor(bundle.manifest.input.name, part.pixels[..., None]))
+    prediction = model.predict(Tensor(bundle.manifest.input.name, part.pixels[..., None]))
     model.close()
-    return load_scorer(bundle, RuntimeOptions())(probabilities)
+    return load_scorer(bundle, RuntimeOptions())(*prediction)
 
 
 def with_promises(manifest: Manifest, proved: list[Certification]) -> Manifest:

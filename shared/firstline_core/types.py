@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
@@ -46,8 +46,36 @@ _DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 
 Array = NDArray[Any]
 
+Arrays = Mapping[str, Array]
+"""Named arrays that share the first axis, the rows."""
+
 PROBABILITIES = "probabilities"
 """The only output of a classifier, on both tiers: FP32, (rows, classes)."""
+
+
+def row_count(arrays: Arrays) -> int:
+    """Returns the number of rows of named arrays, of which there is at least one."""
+    return len(next(iter(arrays.values())))
+
+
+def slice_rows(arrays: Arrays, start: int, end: int) -> Arrays:
+    """Returns the rows from `start` up to, but not including, `end` as views."""
+    return {name: array[start:end] for name, array in arrays.items()}
+
+
+def size_bytes(arrays: Iterable[Array]) -> int:
+    """Returns the bytes of payload: of the numbers, or of the elements of BYTES."""
+    total = 0
+    for array in arrays:
+        total += sum(map(len, array.flat)) if array.dtype.hasobject else array.nbytes
+    return total
+
+
+def join_rows(parts: Sequence[Arrays]) -> Arrays:
+    """Returns the rows of all parts in their order; the parts have equal names, and at least one is given."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def all_finite(array: Array) -> bool:
@@ -315,12 +343,12 @@ class InferRequest(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Returns the bytes of payload: of the tensors, or of the encoded elements for BYTES."""
-        size_bytes = 0
+        """Returns the bytes of payload, see `size_bytes`; a loop of its own, because it runs often for each request."""
+        total = 0
         for tensor in self.inputs:
             array = tensor.array
-            size_bytes += sum(map(len, array.flat)) if array.dtype.hasobject else array.nbytes
-        return size_bytes
+            total += sum(map(len, array.flat)) if array.dtype.hasobject else array.nbytes
+        return total
 
     def take(self, rows: Sequence[int]) -> InferRequest:
         """Returns the request with some of its rows, in the given order."""
@@ -387,6 +415,11 @@ class InferResponse(Struct, frozen=True):
     outputs: tuple[Tensor, ...]
     id: str = ""
     answer: Answer | None = None
+
+    @property
+    def arrays(self) -> Arrays:
+        """Returns the arrays of the outputs by name."""
+        return {tensor.name: tensor.array for tensor in self.outputs}
 
     def output(self, name: str) -> Array:
         """Returns the array of an output.

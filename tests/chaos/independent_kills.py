@@ -431,7 +431,7 @@ class Campaign:
         count(report, self._acknowledged, found, right)
         report.asked = self._next
         report.live, report.live_swapped = len(self._live), count_wrong(self._live, right)
-        labels = json.loads((self._folder / "device-models" / "digits" / "manifest.json").read_text())["labels"]
+        labels = json.loads((self._folder / "device-models" / "digits" / "manifest.json").read_text())["task"]["labels"]
         final = {request_id for request_id, end in found.items() if end is not None and end.status == "final"}
         heard = [
             (self._numbers[request_id], {labels[int(index)]: value for index, value in scores.items()})

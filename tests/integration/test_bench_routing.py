@@ -15,7 +15,7 @@ from bench.routing.arrivals import Traffic
 from bench.routing.deployed import deploy
 from bench.routing.population import Population
 from bench.routing.shifts import blurred, noisy, relabelled
-from firstline_core.routing.policy import score
+from firstline_core.tasks.classification import score
 
 
 @pytest.fixture(scope="module")

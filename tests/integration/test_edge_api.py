@@ -25,6 +25,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings
+from firstline_core.tasks.classification import Classification
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import InferResponse
 from firstline_edge.api import server
@@ -389,9 +390,8 @@ async def test_an_output_that_is_not_finite_is_counted_once(tmp_path: Path) -> N
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     path = linear(bundle / "m.onnx", np.full((2, 2), 3e38, np.float32))
-    write_manifest(
-        bundle, [model(path, bundle)], ["a", "b"], input=InputSpec("x", "FP32", (-1, 2)), independent_labels=True
-    )
+    task = Classification(("a", "b"), independent=True)
+    write_manifest(bundle, [model(path, bundle)], ["a", "b"], input=InputSpec("x", "FP32", (-1, 2)), task=task)
     settings = edge_settings(tmp_path / "state", models__directories=[str(bundle)])
     async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
         (name,) = [found["name"] for found in (await http.post("/v2/repository/index")).json()]

@@ -35,7 +35,7 @@ def bundle_of(path: Path, root: Path, labels: list[str], **fields: Any) -> Bundl
 
 def predict(bundle: Bundle, encoded: list[bytes]) -> Any:
     loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
-    return loaded.predict(images(*encoded))
+    return loaded.predict(images(*encoded)).outputs["probabilities"]
 
 
 def interpret(path: Path, rows: Any) -> Any:

@@ -118,7 +118,9 @@ def what_it_says(bundle: Path) -> dict[int, list[float]]:
     assert found.manifest.full is not None
     loaded = load_model(found, found.manifest.full, RuntimeOptions())
     rows = {number: np.array([[number / 10, 0, 1, 2]], np.float32) for number in range(20)}
-    right = {number: loaded.predict(Tensor("x", row))[0].tolist() for number, row in rows.items()}
+    right = {
+        number: loaded.predict(Tensor("x", row)).outputs["probabilities"][0].tolist() for number, row in rows.items()
+    }
     loaded.close()
     return right
 

@@ -27,6 +27,7 @@ from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
+from firstline_core.types import PROBABILITIES
 
 pytestmark = pytest.mark.timeout(330)  # the first caller waits for the recipe
 
@@ -280,12 +281,13 @@ def test_every_variant_repeats_its_golden_answers(heldout: Dataset, calibration:
     inputs = tensor_of(answers, bundle.manifest.input)
     for model in bundle.manifest.edge:
         loaded = load_model(bundle, model, RuntimeOptions())
-        probabilities = loaded.predict(inputs)
+        outputs = loaded.predict(inputs).outputs
         loaded.close()
-        assert probabilities.argmax(axis=1).tolist() == list(range(10))
-        found = deviation(answers, model.id, probabilities)
+        assert outputs[PROBABILITIES].argmax(axis=1).tolist() == list(range(10))
+        found = deviation(answers, model.id, outputs, loaded.task)
         assert found is not None and found <= golden.tolerance
-        other = deviation(answers, model.id, probabilities[::-1])
+        turned = {name: array[::-1] for name, array in outputs.items()}
+        other = deviation(answers, model.id, turned, loaded.task)
         assert other is not None and other > golden.tolerance
     scans = {np.asarray(Image.open(io.BytesIO(png))).tobytes() for png in answers.inputs}
     assert len(scans) == 10

@@ -11,8 +11,7 @@ from support.gateway import GatedExecutor, pool_of, request_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, QueueFullError
-from firstline_core.types import ModelKey
-from firstline_gateway.executors.base import Probabilities
+from firstline_core.types import PROBABILITIES, Arrays, ModelKey
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
@@ -69,7 +68,7 @@ async def play(plan: list[object], slots: int) -> None:
     bounds = Bounds(requests=4, size_bytes=80, seconds=20.0, batch_rows=MAX_ROWS)
     batcher = Batcher(pool_of(executor, *KEYS, clock=clock), clock=clock, bounds=bounds)
     due: dict[float, float | None] = {}
-    asked: list[tuple[Submit, list[float], asyncio.Task[Probabilities]]] = []
+    asked: list[tuple[Submit, list[float], asyncio.Task[Arrays]]] = []
     for step in plan:
         if isinstance(step, Submit):
             sign = -1 if step.bad else 1
@@ -103,7 +102,7 @@ async def play(plan: list[object], slots: int) -> None:
             continue
         error = task.exception()
         if error is None:
-            assert task.result()[:, 0].tolist() == [2 * value for value in values]
+            assert task.result()[PROBABILITIES][:, 0].tolist() == [2 * value for value in values]
             assert not step.bad
         else:
             assert isinstance(error, DeadlineExceededError | InvalidTensorError | QueueFullError)

@@ -23,6 +23,7 @@ from firstline_core.bundle.manifest import (
 from firstline_core.processing.steps import Decode, Graph, InputSpec, Resize, Scale, Softmax
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.classification import Classification
 from firstline_core.types import Privacy, Reason, Route, Tier
 
 DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64)
@@ -57,7 +58,7 @@ MANIFESTS = st.builds(
     Manifest,
     st.just("m"),
     st.integers(1, 9),
-    st.just(("a", "b")),
+    st.just(Classification(("a", "b"))),
     st.just(InputSpec("x", "BYTES", (-1,))),
     models("edge").map(lambda model: (model,)),
     models("full"),
@@ -74,7 +75,7 @@ def test_certificate_survives_unrelated_changes(manifest: Manifest) -> None:
     found = parse_manifest(encode_manifest(certified(manifest)))
     assert found == certified(manifest)
     assert valid_certificate(found, found.edge[0]) == found.edge[0].certificate
-    moved = msgspec.structs.replace(found, version=found.version + 1, labels=("c", "d"))
+    moved = msgspec.structs.replace(found, version=found.version + 1, task=Classification(("c", "d")))
     assert valid_certificate(moved, moved.edge[0]) is not None
 
 

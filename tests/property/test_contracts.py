@@ -17,6 +17,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.types import PROBABILITIES
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
@@ -53,7 +54,7 @@ def test_audits_count_once_over_restarts(
     repository: Repository, steps: list[tuple[str, str, int, float, float] | None]
 ) -> None:
     (served,) = repository
-    three = np.eye(10, dtype=np.float32)[[3]]
+    three = {PROBABILITIES: np.eye(10, dtype=np.float32)[[3]]}
     clock = SimulatedClock()
     with TemporaryDirectory() as folder:
 

@@ -22,6 +22,7 @@ from firstline_core.processing.steps import (
     Softmax,
 )
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.classification import Classification
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 PATHS = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,9}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,9}){0,2}", fullmatch=True)
@@ -58,11 +59,13 @@ SHAPES = st.lists(st.integers(1, 99) | st.just(-1), max_size=3).map(lambda sizes
 INPUTS = st.builds(
     InputSpec, st.text(min_size=1, max_size=5), st.sampled_from(["FP32", "UINT8", "INT64"]), SHAPES
 ) | st.builds(InputSpec, st.text(min_size=1, max_size=5), st.just("BYTES"), st.just((-1,)))
+LABELS: Any = st.lists(st.text(max_size=5), min_size=2, max_size=4).map(tuple)
+TASKS = st.builds(Classification, LABELS, st.booleans())
 MANIFESTS = st.builds(
     Manifest,
     NAMES,
     st.integers(1, 2**53),
-    st.lists(st.text(max_size=5), min_size=2, max_size=4).map(tuple),
+    TASKS,
     INPUTS,
     st.lists(MODELS, min_size=1, max_size=3, unique_by=lambda model: model.id).map(tuple),
     st.none(),

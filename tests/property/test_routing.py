@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from firstline_core.errors import RequestError
-from firstline_core.routing.policy import CERTIFIED, Decision, PolicyState, RowEvidence, before, score, temper
+from firstline_core.routing.policy import CERTIFIED, Decision, PolicyState, RowEvidence, before
+from firstline_core.tasks.classification import score, temper
 from firstline_core.types import Privacy, Reason, Route, Tier
 
 KINDS: Any = ["max_probability", "margin", "entropy"]
@@ -101,7 +102,7 @@ EVIDENCE = st.fixed_dictionaries(
 
 
 def by_score(found: float, threshold: float) -> Decision:
-    evidence = RowEvidence(found, 0.0, threshold, certified=False, probabilities=np.empty(0, np.float32), now_s=0.0)
+    evidence = RowEvidence(found, 0.0, threshold, certified=False, outputs={}, now_s=0.0)
     return CERTIFIED.decide(evidence, PolicyState())
 
 

@@ -17,7 +17,7 @@ from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array
+from firstline_core.types import PROBABILITIES, Array
 
 HELDOUT = DIGITS.parent / "heldout"
 
@@ -64,10 +64,16 @@ def predictions(count: int) -> Predictions:
     edge, full = load_edge(bundle, options), load_model(bundle, bundle.manifest.full, options)
     rows = images(*contents)
     on_edge, in_full = edge.predict(rows), full.predict(rows)
-    scores = np.asarray(load_scorer(bundle, options)(on_edge))
+    scores = np.asarray(load_scorer(bundle, options)(on_edge.outputs, on_edge.evidence))
     edge.close()
     full.close()
-    return Predictions(contents, on_edge, in_full, scores, scores >= bundle.manifest.policy.threshold)
+    return Predictions(
+        contents,
+        on_edge.outputs[PROBABILITIES],
+        in_full.outputs[PROBABILITIES],
+        scores,
+        scores >= bundle.manifest.policy.threshold,
+    )
 
 
 def digits_bundle(folder: Path, version: int) -> Bundle:

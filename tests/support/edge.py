@@ -26,8 +26,10 @@ from firstline_core.processing.steps import InputSpec
 from firstline_core.routing import policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.storage.artefact import Artefact
-from firstline_core.tasks.classification import Outputs
+from firstline_core.tasks.base import DeclaredOutputs
+from firstline_core.tasks.classification import Classification
 from firstline_core.types import (
+    PROBABILITIES,
     Answer,
     Attempt,
     ContractNotice,
@@ -66,7 +68,7 @@ def manifest(*, full: bool = True, threshold: float = THRESHOLD) -> Manifest:
     return Manifest(
         name="m",
         version=3,
-        labels=("yes", "no"),
+        task=Classification(("yes", "no")),
         input=InputSpec("x", "FP32", (-1, 1)),
         edge=(_model("edge", "a"),),
         full=_model("full", "b") if full else None,
@@ -85,13 +87,14 @@ class Echo:
 
     def __init__(self, manifest: Manifest) -> None:
         self.model = manifest.edge[0]
+        self.task = manifest.task
         self.digest = manifest.edge[0].digest
         self.runtime = SimpleNamespace(provider="echo")
         self.runs: list[list[float]] = []
         self.gate = threading.Event()
         self.gate.set()
 
-    def predict(self, tensor: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def predict(self, tensor: Tensor) -> Prediction:
         values = tensor.array[:, 0]
         self.runs.append([round(float(value), 3) for value in values])
         self.gate.wait()
@@ -99,10 +102,7 @@ class Echo:
             raise InvalidTensorError("Row 0 is negative.")
         if (values > 1).any():
             raise InferenceError("The runtime failed.")
-        return np.stack([values, 1 - values], axis=1).astype(np.float32)
-
-    def predict_with_logits(self, tensor: Tensor) -> Prediction:
-        return Prediction(self.predict(tensor), None)
+        return Prediction({PROBABILITIES: np.stack([values, 1 - values], axis=1).astype(np.float32)}, {})
 
     def close(self) -> None:
         pass
@@ -132,7 +132,7 @@ class FakeCloud:
         request: InferRequest,
         deadline_s: float | None,
         attempts: list[Attempt],
-        outputs: Outputs | None = None,
+        outputs: DeclaredOutputs | None = None,
     ) -> InferResponse:
         self.requests.append(request)
         self.deadlines_s.append(deadline_s)
@@ -163,7 +163,7 @@ def full_answer(request: InferRequest, digest: str, agrees: Callable[[float], bo
     yes = [agrees(round(float(value), 3)) for value in request.inputs[0].array[:, 0]]
     probabilities[yes] = probabilities[yes][:, ::-1]
     answer = Answer(request.request_id, Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, None, digest)
-    outputs = (Tensor("probabilities", probabilities),)
+    outputs = (Tensor(PROBABILITIES, probabilities),)
     return InferResponse(request.model, "3", outputs, id=request.request_id, answer=answer)
 
 
@@ -233,7 +233,7 @@ class Scene:
         self.echo = Echo(described)
         edge = EdgeModel(
             self.echo,  # type: ignore[arg-type]
-            lambda p, logits=None: p.max(axis=1),
+            lambda outputs, _evidence: outputs[PROBABILITIES].max(axis=1),
             "evidence",
             row_ms,
             4,

@@ -14,7 +14,7 @@ from support.gateway import served_as
 from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError
-from firstline_core.types import ModelKey, Tensor
+from firstline_core.types import PROBABILITIES, ModelKey, Tensor
 from firstline_gateway.executors.base import ExecutorReport, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
@@ -71,7 +71,7 @@ class Timed(ExecutorWithoutFiles):
             return InvalidTensorError("negative")
         if self.values_that_fail.intersection(tensor.array.flat):
             return InferenceError("no kernel")
-        return (tensor.array * 2).astype(np.float32)
+        return {PROBABILITIES: (tensor.array * 2).astype(np.float32)}
 
     async def drop(self, key: ModelKey) -> None:
         self.dropped.append(key)
@@ -131,7 +131,7 @@ class Site:
             while (now_s := self.clock.monotonic_s()) < end_s:
                 (outcome,) = await self.ask(value)
                 assert not isinstance(outcome, FirstlineError), outcome
-                assert outcome.tolist() == [[2 * value]]
+                assert outcome["probabilities"].tolist() == [[2 * value]]
                 took_s.append(self.clock.monotonic_s() - now_s)
 
         await self.until(asyncio.gather(*(client(float(number)) for number in range(clients))))

@@ -25,10 +25,11 @@ from firstline_core.processing.steps import InputSpec
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
-from firstline_core.types import Array, InferRequest, ModelKey, Tensor
+from firstline_core.tasks.classification import Classification
+from firstline_core.types import PROBABILITIES, Arrays, InferRequest, ModelKey, Tensor, row_count
 from firstline_gateway.api import sockets
 from firstline_gateway.app import Gateway, open_gateway
-from firstline_gateway.executors.base import Executor, Outcome, Probabilities
+from firstline_gateway.executors.base import Executor, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single_executor
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository, ServedModel
@@ -49,8 +50,8 @@ def request_of(*values: float, model: str = "m", deadline_s: float | None = None
     )
 
 
-def doubled(tensor: Tensor) -> Probabilities:
-    return (tensor.array * 2).astype(np.float32)
+def doubled(tensor: Tensor) -> Arrays:
+    return {PROBABILITIES: (tensor.array * 2).astype(np.float32)}
 
 
 class GatedExecutor(ExecutorWithoutFiles):
@@ -101,16 +102,17 @@ class Doubler:
         self.batch = None
         self._fails_above = fails_above
 
-    def prepare(self, tensor: Tensor) -> Array:
+    def prepare(self, tensor: Tensor) -> Arrays:
         if (tensor.array < 0).any():
             raise InvalidTensorError("Row 0 is negative.")
-        return tensor.array
+        return {tensor.name: tensor.array}
 
-    def run(self, rows: Array) -> Probabilities:
-        self.runs.append(len(rows))
-        if (rows > self._fails_above).any():
+    def run(self, rows: Arrays) -> Arrays:
+        self.runs.append(row_count(rows))
+        (values,) = rows.values()
+        if (values > self._fails_above).any():
             raise FirstlineError("too large")
-        return (rows * 2).astype(np.float32)
+        return {PROBABILITIES: (values * 2).astype(np.float32)}
 
 
 def served_as(key: ModelKey, size_bytes: int = 1, batch: Literal[1] | None = None) -> ServedModel:
@@ -118,7 +120,8 @@ def served_as(key: ModelKey, size_bytes: int = 1, batch: Literal[1] | None = Non
     artefact = Artefact("full.onnx", "0" * 64, size_bytes)
     full = Model(id="full", artefact=artefact, runtime="onnx", precision="fp32", batch=batch)
     spec = InputSpec("x", "FP32", (-1, 1))
-    manifest = Manifest(name=key.name, version=key.version, labels=("a", "b"), input=spec, edge=(), full=full)
+    task = Classification(("a", "b"))
+    manifest = Manifest(name=key.name, version=key.version, task=task, input=spec, edge=(), full=full)
     return ServedModel(key, Path(), manifest, None, manifest.full_digest)
 
 

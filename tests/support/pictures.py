@@ -15,7 +15,7 @@ from support.waiting import until
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array
+from firstline_core.types import PROBABILITIES, Array
 
 
 def picture(number: int) -> bytes:
@@ -26,7 +26,7 @@ def expected(numbers: Sequence[int]) -> list[Array]:
     """The full model's probabilities for each of these pictures."""
     bundle = open_bundle(DIGITS)
     model = load_model(bundle, bundle.manifest.full, RuntimeOptions())
-    found = [model.predict(images(picture(number))) for number in numbers]
+    found = [model.predict(images(picture(number))).outputs[PROBABILITIES] for number in numbers]
     model.close()
     return found
 

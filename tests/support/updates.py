@@ -31,6 +31,7 @@ from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel
 from firstline_core.fleet.update import ENDED, UpdateState
 from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.storage.artefact import SignedFile
+from firstline_core.tasks.classification import Classification
 from firstline_edge.fleet.configuration.configuration_store import ConfigurationStore, start_configuration
 from firstline_edge.fleet.configuration.configurator import Configurator
 from firstline_edge.fleet.updates.installation import Installer
@@ -49,7 +50,8 @@ def bundle_at(folder: Path, version: int, name: str = NAME) -> Path:
     path = linear(folder / "edge.onnx", np.full((4, 2), version, np.float32))
     model = Model("edge", artefact(path, folder), "onnx", "fp32", postprocess=(Softmax(),))
     spec = InputSpec("x", "FP32", (-1, 4))
-    manifest = Manifest(name=name, version=version, labels=("yes", "no"), input=spec, edge=(model,))
+    task = Classification(("yes", "no"))
+    manifest = Manifest(name=name, version=version, task=task, input=spec, edge=(model,))
     (folder / "manifest.json").write_bytes(encode_manifest(manifest))
     return folder
 

@@ -27,8 +27,8 @@ from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.routing.certification import certify
-from firstline_core.routing.policy import score
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.classification import score
 
 _CIFAR_STEPS = "decode:RGB,resize:32x32,scale:0:255,scale:0.485/0.456/0.406:0.229/0.224/0.225,layout:NCHW"
 _RECIPES = Path(__file__).parents[3] / "models"

@@ -24,7 +24,7 @@ from firstline_core.errors import CapacityError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import Array, ContractNotice, InferRequest, ModelKey
+from firstline_core.types import PROBABILITIES, Arrays, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.devices import DeviceActivity, DeviceAlarm, DeviceAlarms, share_per_hour
 from firstline_gateway.contracts.metrics import ContractMetrics
@@ -168,13 +168,13 @@ class ContractMonitor:
         sharing = self._alarms.keys() - self._quotas.keys()
         return share_per_hour(self._settings.escalations_per_hour, self._activity.active_devices(sharing, now_s))
 
-    def answered(self, request: InferRequest, served: ServedModel, probabilities: Array) -> None:
+    def answered(self, request: InferRequest, served: ServedModel, outputs: Arrays) -> None:
         """Notes the alarm of the device that sent an answered request, and counts the request if it is an audit.
 
         Args:
             request: the answered request.
             served: the model that answered.
-            probabilities: (1, classes) of the full model.
+            outputs: of the full model, one row.
         """
         note, device, model = request.audit, device_of(request.principal), served.key
         if device is None:
@@ -190,12 +190,12 @@ class ContractMonitor:
             self._activity.audited(model, device, key.edge_digest)
         if key is None:
             self._skip(Skipped.NOT_PROMISED, model, device, _OTHER_CERTIFICATE)
-        elif not np.isfinite(probabilities).all():
+        elif not np.isfinite(outputs[PROBABILITIES]).all():
             self._skip(Skipped.NO_ANSWER, model, device, _NO_PROBABILITY)
         elif not self._room.acquire(blocking=False):
             self._skip(Skipped.DISK, model, device, _BEHIND)
         else:
-            disagrees = int(np.argmax(probabilities[0])) != note.predicted
+            disagrees = int(outputs[PROBABILITIES][0].argmax()) != note.predicted
             self._take(Audit(device, request.request_id, key, note, disagrees))
 
     def end(self, model: ModelKey) -> Future[int]:

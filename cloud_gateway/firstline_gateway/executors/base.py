@@ -7,19 +7,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.errors import FirstlineError
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry.statistics import OverheadTimes
-from firstline_core.types import ModelKey, Tensor
+from firstline_core.types import Arrays, ModelKey, Tensor
 from firstline_gateway.models.repository import ServedModel
 
-Probabilities = NDArray[np.float32]
-Outcome = Probabilities | FirstlineError
-"""The outcome of one request of a batch: (rows, classes) in the order of its rows, or its own error."""
+Outcome = Arrays | FirstlineError
+"""The outcome of one request of a batch: the task's outputs in the order of its rows, or its own error."""
 
 
 @dataclass(frozen=True, slots=True)

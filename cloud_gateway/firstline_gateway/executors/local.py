@@ -22,10 +22,11 @@ import numpy as np
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError, DeadlineExceededError, FirstlineError, InferenceError
+from firstline_core.processing.decoding import PreparedTensor
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry.statistics import OverheadTimes
-from firstline_core.types import Array, ModelKey, Tensor
-from firstline_gateway.executors.base import ExecutionReport, Outcome, Probabilities
+from firstline_core.types import Arrays, ModelKey, Tensor, join_rows, row_count, slice_rows
+from firstline_gateway.executors.base import ExecutionReport, Outcome
 from firstline_gateway.models.repository import ServedModel
 
 
@@ -157,14 +158,14 @@ class _Timed:
         self._model = model
         self.input_s = self.infer_s = 0.0
 
-    def prepare(self, tensor: Tensor) -> Array:
+    def prepare(self, tensor: Tensor) -> Arrays:
         started_s = perf_counter()
         try:
             return self._model.prepare(tensor)
         finally:
             self.input_s += perf_counter() - started_s
 
-    def run(self, rows: Array) -> Probabilities:
+    def run(self, rows: Arrays) -> Arrays:
         started_s = perf_counter()
         try:
             return self._model.run(rows)
@@ -175,9 +176,9 @@ class _Timed:
 class Predictor(Protocol):
     """The part of `firstline_core.bundle.loading.LoadedModel` that a batch needs."""
 
-    def prepare(self, tensor: Tensor) -> Array: ...
+    def prepare(self, tensor: Tensor) -> Arrays: ...
 
-    def run(self, rows: Array) -> Probabilities: ...
+    def run(self, rows: Arrays) -> Arrays: ...
 
 
 def run_batch(
@@ -232,10 +233,9 @@ def _run_alike(
     """Prepares and runs all rows together; None where a request may be at fault, or late, so that each is looked at."""
     sizes = [len(tensor.array) for tensor in inputs]
     try:
-        together = np.concatenate([tensor.array for tensor in inputs]) if len(inputs) > 1 else inputs[0].array
-        rows = model.prepare(type(inputs[0])(inputs[0].name, together))
+        rows = model.prepare(_joined(inputs))
         late = until_s < math.inf and until_s <= clock.monotonic_s()
-        if not all(sizes) or len(rows) != sum(sizes) or late:
+        if not all(sizes) or row_count(rows) != sum(sizes) or late:
             return None
         results = _run_rows(model, rows, max_rows)
     except (FirstlineError, MemoryError):
@@ -243,10 +243,21 @@ def _run_alike(
     if len(sizes) == 1:
         return [results]
     ends = accumulate(sizes)
-    return [results[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    return [slice_rows(results, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-Group = list[tuple[int, Array]]
+def _joined(inputs: Sequence[Tensor]) -> Tensor:
+    """Returns the rows of inputs that are alike as one tensor."""
+    first = inputs[0]
+    if len(inputs) == 1:
+        return first
+    if isinstance(first, PreparedTensor):
+        prepared = [each.rows for each in inputs if isinstance(each, PreparedTensor)]
+        return PreparedTensor.of(first.name, join_rows(prepared))
+    return Tensor(first.name, np.concatenate([tensor.array for tensor in inputs]))
+
+
+Group = list[tuple[int, Arrays]]
 """Requests that can run together: the place of each in its batch, and its rows."""
 
 
@@ -258,7 +269,7 @@ class Prepared(NamedTuple):
 
 
 def prepare_batch(
-    prepare: Callable[[Tensor], Array],
+    prepare: Callable[[Tensor], Arrays],
     inputs: Sequence[Tensor],
     deadlines_s: Sequence[float | None],
     clock: Clock,
@@ -279,22 +290,24 @@ def prepare_batch(
         except MemoryError as error:
             outcomes[position] = _no_memory(error)
         else:
-            groups[rows.shape[1:], rows.dtype].append((position, rows))
+            kind = tuple([(name, array.shape[1:], array.dtype) for name, array in rows.items()])
+            groups[kind].append((position, rows))
     return Prepared(list(groups.values()), outcomes)
 
 
-def joined_rows(group: Group) -> Array:
+def joined_rows(group: Group) -> Arrays:
     """Returns the rows of all requests of a group, in their order."""
-    return group[0][1] if len(group) == 1 else np.concatenate([part for _, part in group])
+    return join_rows([part for _, part in group])
 
 
-def split_results(group: Group, results: Probabilities) -> dict[int, Outcome]:
+def split_results(group: Group, results: Arrays) -> dict[int, Outcome]:
     """Returns the results of each request of a group, from the results of `joined_rows`."""
     outcomes: dict[int, Outcome] = {}
     start = 0
     for position, part in group:
-        outcomes[position] = results[start : start + len(part)]
-        start += len(part)
+        end = start + row_count(part)
+        outcomes[position] = slice_rows(results, start, end)
+        start = end
     return outcomes
 
 
@@ -317,13 +330,15 @@ def _no_memory(cause: MemoryError) -> FirstlineError:
     return error
 
 
-def _run_rows(model: Predictor, rows: Array, max_rows: int) -> Probabilities:
-    if len(rows) <= max_rows:
+def _run_rows(model: Predictor, rows: Arrays, max_rows: int) -> Arrays:
+    count = row_count(rows)
+    if count <= max_rows:
         results = model.run(rows)
     else:
-        results = np.concatenate([model.run(rows[start : start + max_rows]) for start in range(0, len(rows), max_rows)])
-    if len(results) != len(rows):
+        starts = range(0, count, max_rows)
+        results = join_rows([model.run(slice_rows(rows, start, start + max_rows)) for start in starts])
+    if row_count(results) != count:
         raise InferenceError(
-            f"The model returned {len(results)} rows for {len(rows)}; its batch axis is not the first."
+            f"The model returned {row_count(results)} rows for {count}; its batch axis is not the first."
         )
     return results

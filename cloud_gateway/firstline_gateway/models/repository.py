@@ -156,7 +156,7 @@ class Repository:
             versions=tuple(map(str, self.versions(name))),
             platform=PLATFORMS[served.full.runtime],
             inputs=(served.manifest.input_spec,),
-            outputs=(served.manifest.output_spec,),
+            outputs=served.manifest.task.outputs,
             labels=served.manifest.labels,
         )
 

@@ -28,8 +28,8 @@ from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import (
-    PROBABILITIES,
     Answer,
+    Arrays,
     Attempt,
     ContractNotice,
     InferRequest,
@@ -44,7 +44,6 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_gateway import __version__
-from firstline_gateway.executors.base import Probabilities
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.identity.principals import device_of
 from firstline_gateway.models.repository import Repository, ServedModel
@@ -62,8 +61,8 @@ _BATCH_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 class AnswerObserver(Protocol):
     """Learns of every answer, and adds a notice to it; the contracts implement it."""
 
-    def answered(self, request: InferRequest, served: ServedModel, probabilities: Probabilities) -> None:
-        """Counts an answered request; `probabilities` are (rows, classes)."""
+    def answered(self, request: InferRequest, served: ServedModel, outputs: Arrays) -> None:
+        """Counts an answered request with the task's outputs."""
         ...
 
     def notice(self, request: InferRequest, served: ServedModel) -> ContractNotice | None:
@@ -263,18 +262,18 @@ class GatewayDataPlane:
         try:
             check(request, served)
             if self._cache is None:
-                probabilities, served = await self._run(request, served)
+                outputs, served = await self._run(request, served)
             else:
-                probabilities, served = await self._cached_or_run(self._cache, request, served)
+                outputs, served = await self._cached_or_run(self._cache, request, served)
         except FirstlineError:
             self._statistics.of(served.key).fail.add(self._clock.monotonic_s() - started_s)
             raise
         seconds = self._clock.monotonic_s() - started_s
-        self._contracts.answered(request, served, probabilities)
+        self._contracts.answered(request, served, outputs)
         response = InferResponse(
             model=served.key.name,
             version=str(served.key.version),
-            outputs=(Tensor(PROBABILITIES, probabilities),),
+            outputs=tuple([Tensor(name, array) for name, array in outputs.items()]),
             id=request.id,
             answer=Answer(
                 request_id=request.request_id,
@@ -293,7 +292,7 @@ class GatewayDataPlane:
         self._statistics.answered(served.key, response, seconds)
         return response
 
-    async def _run(self, request: InferRequest, served: ServedModel) -> tuple[Probabilities, ServedModel]:
+    async def _run(self, request: InferRequest, served: ServedModel) -> tuple[Arrays, ServedModel]:
         """Returns the model's output once it is in memory, and the model: a new bundle may have replaced it."""
         place = self._memory.hold(served.key) or await self._residency.loaded(served.key, request.deadline_s)
         try:
@@ -303,7 +302,7 @@ class GatewayDataPlane:
         finally:
             self._memory.release(place)
 
-    async def _submit(self, request: InferRequest, served: ServedModel) -> Probabilities:
+    async def _submit(self, request: InferRequest, served: ServedModel) -> Arrays:
         """Runs a request in a batch, after its images are decoded if they are large."""
         model = self._dispatcher.loaded_model(served.key)
         if model is None or not model.decodes_images:
@@ -316,7 +315,7 @@ class GatewayDataPlane:
 
     async def _cached_or_run(
         self, cache: ResponseCache, request: InferRequest, served: ServedModel
-    ) -> tuple[Probabilities, ServedModel]:
+    ) -> tuple[Arrays, ServedModel]:
         """Returns a cached output, for which no model is loaded, or that of the model, which is then cached."""
         started_s, statistics = self._clock.monotonic_s(), self._statistics.of(served.key)
         if request.size_bytes <= _HASHED_HERE_BYTES:
@@ -330,11 +329,11 @@ class GatewayDataPlane:
         if cached is not None:
             statistics.cache_hit.add(lookup_s)
             return cached, served
-        probabilities, ran_on = await self._run(request, served)
+        outputs, ran_on = await self._run(request, served)
         if ran_on.digest == served.digest:
-            cache.put(key, probabilities)
+            cache.put(key, outputs)
         statistics.cache_miss.add(lookup_s)
-        return probabilities, ran_on
+        return outputs, ran_on
 
     # Shutdown.
 

@@ -12,8 +12,7 @@ from collections import OrderedDict
 import numpy as np
 
 from firstline_core import processing
-from firstline_core.types import InferRequest, Tensor
-from firstline_gateway.executors.base import Probabilities
+from firstline_core.types import Arrays, InferRequest, Tensor, size_bytes
 from firstline_gateway.models.repository import ServedModel
 
 # Overhead of an entry: its key, the array object, its place in two orders.
@@ -29,29 +28,30 @@ class ResponseCache:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._answers: OrderedDict[bytes, Probabilities] = OrderedDict()
+        self._answers: OrderedDict[bytes, Arrays] = OrderedDict()
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._answers)
 
-    def get(self, key: bytes) -> Probabilities | None:
-        """Returns the answer of a key, (rows, classes), read-only, or None."""
+    def get(self, key: bytes) -> Arrays | None:
+        """Returns the outputs of a key, read-only, or None."""
         found = self._answers.get(key)
         if found is not None:
             self._answers.move_to_end(key)
         return found
 
-    def put(self, key: bytes, probabilities: Probabilities) -> None:
+    def put(self, key: bytes, outputs: Arrays) -> None:
         """Stores an answer; the least recently used ones make room."""
-        answer = probabilities.copy()  # not a view of its whole batch
-        answer.flags.writeable = False
-        if key in self._answers or answer.nbytes + _ENTRY_BYTES > self._limit_bytes:
+        answer = {name: array.copy() for name, array in outputs.items()}  # not views of a whole batch
+        for array in answer.values():
+            array.flags.writeable = False
+        if key in self._answers or _size_bytes(answer) > self._limit_bytes:
             return
         self._answers[key] = answer
-        self.size_bytes += answer.nbytes + _ENTRY_BYTES
+        self.size_bytes += _size_bytes(answer)
         while self.size_bytes > self._limit_bytes:
-            self.size_bytes -= self._answers.popitem(last=False)[1].nbytes + _ENTRY_BYTES
+            self.size_bytes -= _size_bytes(self._answers.popitem(last=False)[1])
 
 
 def key_of(request: InferRequest, served: ServedModel) -> bytes | None:
@@ -68,6 +68,10 @@ def key_of(request: InferRequest, served: ServedModel) -> bytes | None:
         digest.update(len(part).to_bytes(4, "little") + part.encode("utf-8", "surrogatepass"))
     _add(digest, tensor)
     return digest.digest()
+
+
+def _size_bytes(answer: Arrays) -> int:
+    return size_bytes(answer.values()) + _ENTRY_BYTES
 
 
 def _add(digest: hashlib._Hash, tensor: Tensor) -> None:

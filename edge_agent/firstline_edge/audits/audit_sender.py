@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import PROBABILITIES, Attempt, InferRequest
+from firstline_core.types import Arrays, Attempt, InferRequest
 from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.client import LiveTraffic
@@ -44,7 +43,7 @@ class Audit:
         sent: the request to the gateway, under its own id.
         content: sha256 of the row.
         score: the edge model's.
-        predicted: the class that it gave.
+        edge: the outputs that it gave.
         propensity: the probability with which it was drawn.
         threshold: in use at that time.
         covered: whether that threshold covers it, so that its audit tests the certificate.
@@ -57,7 +56,7 @@ class Audit:
     sent: InferRequest
     content: bytes
     score: float
-    predicted: int
+    edge: Arrays
     propensity: float
     threshold: float
     covered: bool
@@ -179,11 +178,11 @@ class AuditSender:
             raise LinkDownError("This device has no link to a gateway.")
         manifest, attempts = audit.model.manifest, list[Attempt]()
         sent = replace(audit.sent, alarm=self._certificates.alarm_of(audit.model))
-        outputs = manifest.outputs_of(manifest.full)
-        response = await self._cloud.infer(sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts, outputs)
-        full = response.output(PROBABILITIES)[0]
+        declared = manifest.outputs_of(manifest.full)
+        response = await self._cloud.infer(sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts, declared)
+        full = response.arrays
         self._cache.put(result_key(audit.content, manifest.full_digest), ModelOutput(full))
-        agree = int(np.argmax(full) == audit.predicted)
+        agree = int(manifest.task.loss(audit.edge, full)[0] == 0)
         # Before its own result can raise an alarm: the certificate was valid when the note was sent.
         self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))
         if audit.monitored is None:

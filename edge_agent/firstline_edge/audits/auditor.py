@@ -16,7 +16,6 @@ import math
 import random
 from collections.abc import Collection, Sequence
 
-import numpy as np
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
@@ -25,7 +24,7 @@ from firstline_core.routing import sampling
 from firstline_core.routing.certificate import Contract
 from firstline_core.routing.policy import CERTIFIED
 from firstline_core.routing.sampling import Allowance, AuditBudget
-from firstline_core.types import AuditNote, InferRequest, Privacy, Reason, Tensor
+from firstline_core.types import PROBABILITIES, AuditNote, InferRequest, Privacy, Reason, Tensor
 from firstline_edge.audits.audit_sender import Audit, AuditSender
 from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
 from firstline_edge.budgets.spending import Spending
@@ -215,7 +214,7 @@ class Auditor:
                 continue
             share = self._rate.propensity(has_room=self._sender.has_room)
             if self._rng.random() < share:
-                agree = int(np.argmax(row.edge.probabilities) == np.argmax(row.output.probabilities))
+                agree = int(model.manifest.task.loss(row.edge.outputs, row.output.outputs)[0] == 0)
                 sample = monitored.sample(self._clock.wall_s(), row.score, agree, share, kept=False)
                 self._certificates.add_sample(sample)
 
@@ -241,11 +240,11 @@ def _audit_of(
         share: the probability with which it was drawn.
         covered: whether the threshold in use covers it.
     """
-    certificate, predicted = monitored.certificate, int(np.argmax(edge.probabilities))
+    certificate = monitored.certificate
     # Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
     # raise a false alarm for the whole fleet. A tightened one is this device's own affair.
     note = AuditNote(
-        predicted=predicted,
+        predicted=int(edge.outputs[PROBABILITIES].argmax()),
         propensity=share,
         floor=share,
         epsilon=monitored.epsilon,
@@ -263,7 +262,7 @@ def _audit_of(
         sent=replace(escalation, request_id=new_request_id(), audit=note if tests_promise else None, trace=None),
         content=row.content,
         score=row.score,
-        predicted=predicted,
+        edge=edge.outputs,
         propensity=share,
         threshold=monitored.threshold,
         covered=covered,
@@ -281,7 +280,7 @@ def _rollout_audit_of(model: DeviceModel, request: InferRequest, row: Row, edge:
         sent=replace(escalation, request_id=new_request_id(), trace=None),
         content=row.content,
         score=row.score,
-        predicted=int(np.argmax(edge.probabilities)),
+        edge=edge.outputs,
         propensity=share,
         threshold=math.nan,
         covered=False,

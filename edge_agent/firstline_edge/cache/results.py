@@ -60,7 +60,7 @@ _ROUNDING_S = 1.0
 # costs a twentieth of the time at most; a thread would cost each lookup more than its read.
 _SLOW_S, _REST_TIMES = 0.01, 20
 
-# Memory of an entry in addition to its probabilities: key, objects, links of the ordered map.
+# Memory of an entry in addition to its arrays: key, objects, links of the ordered map.
 _OVERHEAD_BYTES = 400
 
 Entry = tuple[bytes, float]
@@ -136,10 +136,10 @@ class ResultCache:
 
         Args:
             key: from `requests.context.result_key`.
-            output: its probabilities are copied, for they may be a view of a whole batch or message.
+            output: copied, for its arrays may be views of a whole batch or message.
             private: whether the input is `local_only`: never on disk, never counted.
         """
-        output = ModelOutput(output.probabilities.copy(), output.score, output.value)
+        output = output.copy()
         self._remember(key, output, self._ttl_s, private=private)
         if not private and self._disk is not None:
             self._disk.put(key, output.encode())
@@ -171,7 +171,7 @@ class ResultCache:
             self._disk.close()
 
     def _remember(self, key: bytes, output: ModelOutput, left_s: float, *, private: bool) -> None:
-        size_bytes = output.probabilities.nbytes + _OVERHEAD_BYTES
+        size_bytes = output.size_bytes + _OVERHEAD_BYTES
         if key in self._entries:
             self._forget(key)
         if size_bytes > self._limit_bytes:

@@ -460,7 +460,7 @@ class TierRouter:
             row.value,
             self.threshold(model, model.group(output)),
             edge.certificate is not None,
-            output.probabilities,
+            output.outputs,
             self._clock.monotonic_s(),
         )
         return self.policy.decide(evidence, self._states[edge.digest])

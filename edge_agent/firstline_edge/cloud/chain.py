@@ -24,7 +24,7 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.http import StaleConnectionError
 from firstline_core.routing.timing import Flight, LinkTiming, TimingReport
-from firstline_core.tasks.classification import Outputs
+from firstline_core.tasks.base import DeclaredOutputs
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
 from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget, State
@@ -129,7 +129,9 @@ class LinkState:
             log.warning("device refused by gateway", link=self.link.name, error=error.message)
         self.used, self.refused, self.problem = True, refused, error.message
 
-    async def check_answer(self, request: InferRequest, response: InferResponse, outputs: Outputs | None) -> None:
+    async def check_answer(
+        self, request: InferRequest, response: InferResponse, outputs: DeclaredOutputs | None
+    ) -> None:
         """Accepts an answer of the gateway, or raises an error of this link; see `full_answers.check_answer`."""
         try:
             check_answer(request, response, outputs)
@@ -285,7 +287,7 @@ class LinkChain:
         request: InferRequest,
         deadline_s: float | None,
         attempts: list[Attempt],
-        outputs: Outputs | None = None,
+        outputs: DeclaredOutputs | None = None,
     ) -> InferResponse:
         """Returns the gateway's answer, over one link after the other until one works.
 
@@ -322,7 +324,7 @@ class LinkChain:
         return await self._ask(replace(request, id=request.request_id), ends_s, attempts, outputs)
 
     async def _ask(
-        self, request: InferRequest, ends_s: float, attempts: list[Attempt], outputs: Outputs | None
+        self, request: InferRequest, ends_s: float, attempts: list[Attempt], outputs: DeclaredOutputs | None
     ) -> InferResponse:
         error: FirstlineError
         error = nowhere = LinkDownError("No link to the gateway works at the moment.")

@@ -25,10 +25,9 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.protocol.tensors import shown
-from firstline_core.tasks.classification import Outputs
+from firstline_core.tasks.base import DeclaredOutputs
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import (
-    PROBABILITIES,
     Answer,
     Attempt,
     ContractNotice,
@@ -37,6 +36,7 @@ from firstline_core.types import (
     Reason,
     Status,
     Tier,
+    slice_rows,
 )
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.link import Uplink
@@ -315,7 +315,8 @@ class CloudClient:
             self._refusals.clear(manifest.name, model.version)
             self._contracts.apply_notice(model, response.answer.contract if response.answer is not None else None)
             ran = digest_of(response)
-            outputs = [ModelOutput(probabilities) for probabilities in response.output(PROBABILITIES)]
+            arrays = response.arrays
+            outputs = [ModelOutput(slice_rows(arrays, row, row + 1)) for row in range(len(indices))]
             if digest and ran:
                 for index, output in zip(indices, outputs, strict=True):
                     self._cache.put(result_key(rows[index].content, digest), output)
@@ -361,7 +362,7 @@ class CloudClient:
         return replace(response, model=request.model, id=request.id, answer=answer)
 
     async def _call(
-        self, request: InferRequest, deadline_s: float, attempts: list[Attempt], outputs: Outputs | None = None
+        self, request: InferRequest, deadline_s: float, attempts: list[Attempt], outputs: DeclaredOutputs | None = None
     ) -> InferResponse:
         """One escalation over whichever link answers; every link tried leaves an attempt."""
         if self._cloud is None:  # no Retry-After: time does not change it

@@ -15,7 +15,7 @@ from firstline_core.errors import (
     ProtocolError,
     RemoteTimeoutError,
 )
-from firstline_core.tasks.classification import Outputs
+from firstline_core.tasks.base import DeclaredOutputs
 from firstline_core.types import Attempt, InferRequest, InferResponse
 
 
@@ -59,7 +59,7 @@ class Uplink(Protocol):
         request: InferRequest,
         deadline_s: float | None,
         attempts: list[Attempt],
-        outputs: Outputs | None = None,
+        outputs: DeclaredOutputs | None = None,
     ) -> InferResponse:
         """Returns the gateway's answer, which `check_answer` accepts with these `outputs`.
 

@@ -183,9 +183,7 @@ def _measured(
     if point is not None:
         row_ms, sample_bytes = point.query.quantiles_ms[0], point.moved.received_bytes
     else:
-        measured = quickest_ms(
-            manifest, loaded, lambda tensor: score(*loaded.predict_with_logits(tensor)), _MEASURED_RUNS
-        )
+        measured = quickest_ms(manifest, loaded, lambda tensor: score(*loaded.predict(tensor)), _MEASURED_RUNS)
         row_ms, sample_bytes = measured or (math.inf, 1)
     edge = EdgeModel(
         loaded=loaded,

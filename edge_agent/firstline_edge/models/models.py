@@ -21,10 +21,10 @@ from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.profile.profile import Distribution, Point
 from firstline_core.routing.certificate import Certificate
-from firstline_core.routing.policy import Logistic, Probabilities
+from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.base import runs_on_loop
 from firstline_core.runtime.select import PLATFORMS
-from firstline_core.types import InferRequest, ModelMetadata, Tensor
+from firstline_core.types import Arrays, InferRequest, ModelMetadata, Tensor, slice_rows
 from firstline_edge.models.workers import Workers
 from firstline_edge.requests.context import ModelOutput
 
@@ -171,22 +171,25 @@ class EdgeModel:
             InferenceError: the runtime failed.
         """
         started_s = time.perf_counter()
-        probabilities, logits = self.loaded.predict_with_logits(tensor)
-        scores = self.score(probabilities, logits)
+        outputs, evidence = self.loaded.predict(tensor)
+        scores = self.score(outputs, evidence).tolist()
         self.pace.ran(time.perf_counter() - started_s, measured_s)
+        values = self._values(outputs, len(scores))
+        if len(scores) == 1:
+            return [ModelOutput(outputs, scores[0], values[0])]
         return [
-            ModelOutput(row, score, value)
-            for row, score, value in zip(probabilities, scores.tolist(), self._values(probabilities), strict=True)
+            ModelOutput(slice_rows(outputs, row, row + 1), score, value)
+            for row, (score, value) in enumerate(zip(scores, values, strict=True))
         ]
 
-    def _values(self, probabilities: Probabilities) -> Sequence[float | None]:
+    def _values(self, outputs: Arrays, rows: int) -> Sequence[float | None]:
         """Returns the learned value of an escalation of each row; None if the score determines it."""
         if self.value is not None:
-            learned: list[float] = self.value.losses(probabilities).tolist()
+            learned: list[float] = self.value.losses(self.loaded.task.features(outputs)).tolist()
             return learned
         if self.bounded_score:
-            return [None] * len(probabilities)
-        supposed: list[float] = (1 - probabilities.max(axis=1)).tolist()
+            return [None] * rows
+        supposed: list[float] = self.loaded.task.supposed_losses(outputs).tolist()
         return supposed
 
     async def run_in_thread(
@@ -242,7 +245,7 @@ class DeviceModel:
         edge = self.edge
         if edge is None or output is None or (certificate := edge.certificate) is None or not certificate.by:
             return None
-        return self.manifest.labels[int(output.probabilities.argmax())]
+        return self.manifest.task.groups(output.outputs)[0]
 
     @property
     def metadata(self) -> ModelMetadata:
@@ -251,7 +254,7 @@ class DeviceModel:
             versions=(self.version,),
             platform=PLATFORMS[self.edge.loaded.model.runtime] if self.edge else "firstline",
             inputs=(self.manifest.input_spec,),
-            outputs=(self.manifest.output_spec,),
+            outputs=self.manifest.task.outputs,
             labels=self.manifest.labels,
         )
 

@@ -8,10 +8,9 @@ from msgspec.structs import replace
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
-from firstline_core.tasks import classification
-from firstline_core.tasks.classification import Outputs
+from firstline_core.tasks.base import DeclaredOutputs, LikeOutputs, Task
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import PROBABILITIES, Attempt, InferResponse, Reason
+from firstline_core.types import Attempt, InferResponse, Reason
 from firstline_edge.cloud.client import Contracts, ModelRefusals
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.models.models import DeviceModel, Models
@@ -20,7 +19,7 @@ from firstline_edge.requests.full_answers import merge
 
 log = logger(__name__)
 
-Merge = Callable[[InferResponse, tuple[int, ...], InferResponse], InferResponse]
+Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, Task | None], InferResponse]
 
 _TIMEOUT_S = 30.0
 _REFUSALS = 5
@@ -70,7 +69,9 @@ class CorrectionClient:
         try:
             correction = await self._ask(item)
             answered = True
-            merged = self._merge(item.provisional, item.rows, correction)
+            device_model = self._models.find(model)
+            task = device_model.manifest.task if device_model is not None else None
+            merged = self._merge(item.provisional, item.rows, correction, task)
             self._model_refusals.clear(model, version)
             return merged, ""
         except FirstlineError as error:
@@ -101,7 +102,7 @@ class CorrectionClient:
         attempts: list[Attempt] = []
         request = replace(item.request, alarm=alarm, promised=True)
         ends_s = self._clock.monotonic_s() + _TIMEOUT_S
-        correction = await self._cloud.infer(request, ends_s, attempts, _outputs_of(item, device_model))
+        correction = await self._cloud.infer(request, ends_s, attempts, _declared_outputs(item, device_model))
         if correction.answer is None:
             return correction
         if device_model is not None:
@@ -109,8 +110,8 @@ class CorrectionClient:
         return replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
 
 
-def _outputs_of(item: OutboxItem, model: DeviceModel | None) -> Outputs:
+def _declared_outputs(item: OutboxItem, model: DeviceModel | None) -> DeclaredOutputs:
     """Returns what the full model's outputs satisfy; the device may have replaced the bundle since the promise."""
     if model is not None and model.manifest.full_digest == item.request.full_model_digest:
         return model.manifest.outputs_of(model.manifest.full)
-    return classification.independent(item.provisional.output(PROBABILITIES).shape[1])
+    return LikeOutputs(item.provisional.arrays)

@@ -11,22 +11,24 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from firstline_core import processing
 from firstline_core.clock import Clock
+from firstline_core.errors import InvalidTensorError
+from firstline_core.protocol.tensors import from_binary, to_binary
 from firstline_core.routing.account import Denial
 from firstline_core.routing.policy import value_of
 from firstline_core.types import (
-    PROBABILITIES,
     Answer,
+    Arrays,
     Attempt,
     InferRequest,
     InferResponse,
@@ -36,6 +38,7 @@ from firstline_core.types import (
     Tensor,
     Tier,
     Wait,
+    size_bytes,
 )
 
 if TYPE_CHECKING:
@@ -47,38 +50,62 @@ _FIRST, _FINAL = Wait.FIRST, Status.FINAL
 _DISTANCE = {Tier.CACHE: 0, Tier.EDGE: 1, Tier.CLOUD: 2}
 _NOT_HELD: Mapping[str, Any] = MappingProxyType({"threshold": None})
 
-_FORMAT = 1
-_HEAD = struct.Struct("<Bff")  # format, score, value
-_NUMBERS = np.dtype("<f4")
+_ELEMENTS_LIMIT = 2**31 - 1  # what was stored was within the limits before
+
+
+class _StoredOutput(Struct, frozen=True, array_like=True):
+    """A `ModelOutput` in the cache's file: each tensor as datatype, shape and V2's binary form."""
+
+    score: float | None
+    value: float | None
+    tensors: dict[str, tuple[str, tuple[Annotated[int, Meta(ge=0, le=_ELEMENTS_LIMIT)], ...], bytes]]
+
+
+_STORED = msgspec.msgpack.Decoder(_StoredOutput)
 
 
 class ModelOutput(Struct, frozen=True, eq=False):
     """The output of one model for one row.
 
     Args:
-        probabilities: FP32 (classes,).
+        outputs: the task's outputs, each of one row.
         score: the edge model's confidence; None for the full model.
         value: P(edge wrong and full right), the value of asking the full model; None if the bundle learned none.
     """
 
-    probabilities: NDArray[np.float32]
+    outputs: Arrays
     score: float | None = None
     value: float | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of the arrays in memory."""
+        return size_bytes(self.outputs.values())
+
+    def copy(self) -> ModelOutput:
+        """Returns the output with arrays of its own, which are no views of a whole batch or message."""
+        return ModelOutput({name: array.copy() for name, array in self.outputs.items()}, self.score, self.value)
+
     def encode(self) -> bytes:
-        """Returns format (one byte), score, value (NaN if there is none) and probabilities; little-endian."""
-        score = math.nan if self.score is None else self.score
-        value = math.nan if self.value is None else self.value
-        return _HEAD.pack(_FORMAT, score, value) + self.probabilities.astype(_NUMBERS, copy=False).tobytes()
+        """Returns the output as bytes, for `decode`."""
+        tensors = {}
+        for name, array in self.outputs.items():
+            tensor = Tensor(name, array)
+            tensors[name] = (tensor.datatype, array.shape, bytes(to_binary("Output", tensor)))
+        return msgspec.msgpack.encode(_StoredOutput(self.score, self.value, tensors))
 
     @staticmethod
     def decode(encoded: bytes) -> ModelOutput | None:
-        """Returns the output that `encode` wrote; None for another format or an impossible length."""
-        if len(encoded) < _HEAD.size or encoded[0] != _FORMAT or (len(encoded) - _HEAD.size) % 4:
+        """Returns the output that `encode` wrote; None for anything else."""
+        try:
+            stored = _STORED.decode(encoded)
+            outputs = {
+                name: from_binary(name, datatype, shape, memoryview(raw))
+                for name, (datatype, shape, raw) in stored.tensors.items()
+            }
+        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidTensorError, KeyError):
             return None
-        _, score, value = _HEAD.unpack_from(encoded)
-        probabilities = np.frombuffer(encoded, _NUMBERS, offset=_HEAD.size)
-        return ModelOutput(probabilities, None if math.isnan(score) else score, None if math.isnan(value) else value)
+        return ModelOutput(outputs, stored.score, stored.value)
 
 
 class Row(Struct, eq=False):
@@ -173,13 +200,16 @@ class RequestContext(Struct, eq=False):
         """
         request = self.request
         row_answers = [row.answer for row in self.rows if row.answer is not None]
-        outputs = [row.output.probabilities for row in self.rows if row.output is not None]
-        # Copied in any case: the cache holds them too, and the caller may do with them as they like.
-        together = outputs[0][None].copy() if len(outputs) == 1 else np.stack(outputs)
+        outputs = [row.output.outputs for row in self.rows if row.output is not None]
+        together = []
+        for name, array in outputs[0].items():
+            # Copied in any case: the cache holds them too, and the caller may do with them as they like.
+            joined = array.copy() if len(outputs) == 1 else np.concatenate([row[name] for row in outputs])
+            together.append(Tensor(name, joined))
         return InferResponse(
             model=request.model,
             version=version,
-            outputs=(Tensor(PROBABILITIES, together),),
+            outputs=tuple(together),
             id=request.id,
             answer=summarise(request.request_id, row_answers, self.attempts, durable=durable),
         )

@@ -19,9 +19,10 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks import classification
-from firstline_core.tasks.classification import Outputs
+from firstline_core.tasks.base import DeclaredOutputs, Task
 from firstline_core.types import (
     PROBABILITIES,
+    Arrays,
     InferRequest,
     InferResponse,
     Reason,
@@ -59,7 +60,7 @@ def escalation_of(request: InferRequest, version: str, full_digest: str, alarm: 
     )
 
 
-def check_answer(request: InferRequest, response: InferResponse, outputs: Outputs | None) -> None:
+def check_answer(request: InferRequest, response: InferResponse, declared: DeclaredOutputs | None) -> None:
     """Accepts an answer of the gateway, or raises an error of the link that carried it.
 
     An intermediary may swap, repeat or alter answers, and bytes that an earlier answer left on a connection may look
@@ -68,7 +69,7 @@ def check_answer(request: InferRequest, response: InferResponse, outputs: Output
     Args:
         request: as it was sent; the gateway echoes its request id as V2's `id`.
         response: from the gateway.
-        outputs: declaration of the full model's outputs; None if this device does not hold the bundle.
+        declared: what the full model's outputs satisfy; None if this device does not hold the bundle.
 
     Raises:
         ProtocolError: the answer is another request's or another model's, is not final, or has impossible outputs.
@@ -85,11 +86,11 @@ def check_answer(request: InferRequest, response: InferResponse, outputs: Output
             f"It was given {by}, and this device's bundle names {digest[:12]}; let the link lead to a gateway with the "
             "same bundle."
         )
-    if outputs is None:
+    if declared is None:
         _check_any(response.outputs, request.rows)
         return
     try:
-        classification.check(response.outputs, outputs, request.rows)
+        declared.check(response.arrays, request.rows)
     except InferenceError as error:
         raise ProtocolError(error.message) from error
 
@@ -139,16 +140,20 @@ def can_be_promised(error: FirstlineError) -> bool:
     return isinstance(error, LinkError | CapacityError) and not isinstance(error, BudgetExceededError)
 
 
-def merge(provisional: InferResponse, rows: tuple[int, ...], correction: InferResponse) -> InferResponse:
+def merge(
+    provisional: InferResponse, rows: tuple[int, ...], correction: InferResponse, task: Task | None
+) -> InferResponse:
     """Puts the full model's rows into a provisional answer, which makes it final.
 
-    The answer is `changed` where a corrected row's likeliest class is another than before. A corrected row's reason is
-    `uncertain`: why the full model answered. The decision log has the provisional answer with its original reason.
+    The answer is `changed` if the task finds a loss in a corrected row, such as another likeliest class. A corrected
+    row's reason is `uncertain`: why the full model answered. The decision log has the provisional answer with its
+    original reason.
 
     Args:
         provisional: all rows, as they were first answered.
         rows: positions, in the order of the correction's rows.
         correction: the gateway's answer, accepted by `check_answer`.
+        task: of the bundle; None if this device holds no version of it any more.
 
     Raises:
         ProtocolError: the provisional answer does not say how it came about.
@@ -156,11 +161,14 @@ def merge(provisional: InferResponse, rows: tuple[int, ...], correction: InferRe
     first = provisional.answer
     if first is None:
         raise ProtocolError("The provisional answer does not say how it came about; it cannot be corrected.")
-    probabilities = np.array(provisional.output(PROBABILITIES))
-    full, digest = correction.output(PROBABILITIES), digest_of(correction)
-    before = probabilities[list(rows)].argmax(axis=1)
-    changed = bool((before != full.argmax(axis=1)).any())
-    probabilities[list(rows)] = full
+    positions, digest = list(rows), digest_of(correction)
+    before = {name: array[positions] for name, array in provisional.arrays.items()}
+    changed = _differ(task, before, correction.arrays)
+    outputs = []
+    for tensor in provisional.outputs:
+        array = np.array(tensor.array)
+        array[positions] = correction.output(tensor.name)
+        outputs.append(Tensor(tensor.name, array))
     row_answers = list(first.rows) or [
         RowAnswer(first.tier, first.reason, first.status, first.certified, first.confidence, first.model_digest)
     ]
@@ -176,6 +184,14 @@ def merge(provisional: InferResponse, rows: tuple[int, ...], correction: InferRe
     attempts = (*first.attempts, *(correction.answer.attempts if correction.answer is not None else ()))
     return replace(
         provisional,
-        outputs=(Tensor(PROBABILITIES, probabilities),),
+        outputs=tuple(outputs),
         answer=replace(summarise(first.request_id, row_answers, attempts, durable=first.durable), changed=changed),
     )
+
+
+def _differ(task: Task | None, before: Arrays, after: Arrays) -> bool:
+    if task is not None:
+        return bool((task.loss(before, after) > 0).any())
+    if PROBABILITIES in before:
+        return bool(classification.losses(before[PROBABILITIES], after[PROBABILITIES]).any())
+    return any(not np.array_equal(array, after[name]) for name, array in before.items())

@@ -119,7 +119,7 @@ def _prepared(model: LoadedModel, dataset: Dataset, spec: InputSpec) -> Iterator
     shape: tuple[int, ...] | None = None
     for sample, tensor in images(spec, dataset):
         with naming_image(sample, dataset):
-            (row,) = model.prepare(tensor)
+            (row,) = model.prepare(tensor)[model.input.name]
         if row.shape != (shape := shape or row.shape):
             raise ConfigError(
                 f"'{sample.file}' of {dataset.folder} becomes a row of shape {list(row.shape)}, and the first "

@@ -24,10 +24,9 @@ from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.planning.split import Cut, Form, FormName, Splits
-from firstline_core.routing.policy import Probabilities
 from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
-from firstline_core.types import Array, Tensor
+from firstline_core.types import PROBABILITIES, Array, Arrays, Tensor
 
 AUTO = "auto"
 _NARROWER = 0.9
@@ -71,14 +70,14 @@ class Halves:
         wide = len(shape) == 4 and math.prod(shape) >= _SCALED * shape[channel]
         return [Checkpoint(form, shape, channel if wide else None) for form in _FLOATS]
 
-    def begin(self, rows: Array) -> Array:
+    def begin(self, rows: Arrays) -> Array:
         """Computes the tensor from the whole model's input."""
-        return self.head.run({self.head.inputs[0].name: rows})[self.head.outputs[0].name]
+        (values,) = rows.values()
+        return self.head.run({self.head.inputs[0].name: values})[self.head.outputs[0].name]
 
-    def finish(self, tensor: Array, whole: LoadedModel) -> Probabilities:
+    def finish(self, tensor: Array, whole: LoadedModel) -> Arrays:
         """Computes the whole model's answer from the tensor."""
-        found = self.tail.run({self.tail.inputs[0].name: tensor})[whole.output_name]
-        return whole.finish(found, len(tensor))
+        return whole.finish(self.tail.run({self.tail.inputs[0].name: tensor}), len(tensor))
 
 
 class _Measurements:
@@ -234,7 +233,7 @@ def _cut(bundle: Bundle, model: Model, tensor: str) -> tuple[bytes, bytes]:
 
 def _measure_row(whole: LoadedModel, cuts: Sequence[Halves], tensor: Tensor, into: _Measurements) -> None:
     rows = into.timed(("prepare",), whole.prepare, tensor)
-    into.classes[()].append(int(into.timed(("model",), whole.run, rows).argmax()))
+    into.classes[()].append(int(into.timed(("model",), whole.run, rows)[PROBABILITIES].argmax()))
     for cut in cuts:
         crossing = into.timed(("head", cut.tensor), cut.begin, rows)
         for checkpoint in cut.checkpoints():
@@ -243,7 +242,7 @@ def _measure_row(whole: LoadedModel, cuts: Sequence[Halves], tensor: Tensor, int
             unpacked = into.timed(("unpack", *key), checkpoint.unpack, packed)
             answer = into.timed(("tail", cut.tensor), cut.finish, unpacked, whole)
             into.sizes[key].append(len(packed))
-            into.classes[key].append(int(answer.argmax()))
+            into.classes[key].append(int(answer[PROBABILITIES].argmax()))
 
 
 def _cut_of(cut: Halves, found: _Measurements, labels: NDArray[np.int64]) -> Cut:

@@ -5,7 +5,7 @@ They are stored in a file of the bundle. Their inputs are visible to everyone wh
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -14,10 +14,10 @@ from msgspec import Meta, Struct
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import InputSpec
-from firstline_core.routing.policy import Probabilities
 from firstline_core.storage.artefact import Artefact
 from firstline_core.storage.files import read_limited
-from firstline_core.types import DATATYPES, Tensor
+from firstline_core.tasks.base import Task
+from firstline_core.types import DATATYPES, Arrays, Tensor
 
 GOLDEN_NAME = "golden.json"
 LIMIT_BYTES = 8 << 20
@@ -29,12 +29,12 @@ class GoldenAnswers(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         inputs: rows: encoded images if the bundle takes BYTES, otherwise little-endian bytes in C order.
-        outputs: probabilities (rows, classes) by variant.
+        outputs: by variant and name of the output: nested lists, one entry for each row.
         shape: of a row; () for BYTES.
     """
 
     inputs: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
-    outputs: dict[str, tuple[tuple[float, ...], ...]]
+    outputs: dict[str, dict[str, list[Any]]]
     shape: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(max_length=8)] = ()
 
 
@@ -73,18 +73,20 @@ def tensor_of(answers: GoldenAnswers, spec: InputSpec) -> Tensor:
         raise IntegrityError(f"The golden inputs are none of shape {list(answers.shape)}: {error}.") from error
 
 
-def deviation(answers: GoldenAnswers, variant: str, actual: Probabilities) -> float | None:
-    """Returns the largest difference of a probability; None for an unknown variant, infinite for another shape.
+def deviation(answers: GoldenAnswers, variant: str, actual: Arrays, task: Task) -> float | None:
+    """Returns the largest difference, see `Task.difference`; None for an unknown variant, infinite for another shape.
 
     Args:
         answers: of the bundle.
         variant: its id.
-        actual: probabilities (rows, classes) on this device.
+        actual: the task's outputs on this device.
+        task: of the bundle.
     """
-    expected = answers.outputs.get(variant)
-    if expected is None:
+    stored = answers.outputs.get(variant)
+    if stored is None:
         return None
-    wanted = np.array(expected, np.float64) if len({len(row) for row in expected}) == 1 else np.empty(0)
-    if wanted.shape != actual.shape or not np.isfinite(actual).all():
+    try:
+        expected = {spec.name: np.array(stored[spec.name], DATATYPES[spec.datatype]) for spec in task.outputs}
+    except (KeyError, ValueError, TypeError, OverflowError):
         return float("inf")
-    return float(np.abs(wanted - actual).max())
+    return task.difference(expected, actual)

@@ -1,6 +1,6 @@
 """Loads the models and the score of a bundle with their processing; a trial run detects wrong declarations.
 
-A loaded model computes probabilities from the bundle's input. It is synchronous and thread-safe.
+A loaded model computes the task's outputs from the bundle's input. It is synchronous and thread-safe.
 """
 
 from __future__ import annotations
@@ -17,20 +17,33 @@ from numpy.typing import NDArray
 from firstline_core.bundle.manifest import Manifest, Model, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
-from firstline_core.processing.compile import Preprocess, Step, compile_postprocess, compile_preprocess
+from firstline_core.processing.compile import (
+    GraphLoader,
+    Preprocess,
+    Step,
+    compile_postprocess,
+    compile_preprocess,
+)
 from firstline_core.processing.decoding import PreparedTensor
 from firstline_core.processing.image_header import NO_COST, ImageCost
 from firstline_core.processing.steps import Decode, Graph, InputSpec, Softmax
 from firstline_core.processing.trial import trial_input
 from firstline_core.protocol.tensors import shown
-from firstline_core.routing import policy
-from firstline_core.routing.policy import Probabilities, Scores
 from firstline_core.runtime.base import RowByRow, Runtime, fits, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
-from firstline_core.tasks import classification
+from firstline_core.tasks.base import Scores, Task
+from firstline_core.tasks.classification import LOGITS, temper
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import DATATYPES, PROBABILITIES, Array, InferRequest, Tensor, all_finite
+from firstline_core.types import (
+    DATATYPES,
+    PROBABILITIES,
+    Arrays,
+    InferRequest,
+    Tensor,
+    all_finite,
+    row_count,
+)
 
 _HIGHEST = np.finfo(np.float32).max
 
@@ -47,19 +60,34 @@ def declared_input(request: InferRequest, manifest: Manifest) -> Tensor:
     if len(request.inputs) != 1 or request.inputs[0].name != name:
         given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
         raise InvalidTensorError(f"Model '{manifest.name}' takes one input, '{name}'; the request has: {given}.")
-    for output in request.outputs:
-        if output.name != PROBABILITIES:
-            raise InvalidTensorError(
-                f"Model '{manifest.name}' has no output {shown(output.name)}; it has: {PROBABILITIES}."
-            )
+    if request.outputs:
+        names = [spec.name for spec in manifest.task.outputs]
+        for output in request.outputs:
+            if output.name not in names:
+                raise InvalidTensorError(
+                    f"Model '{manifest.name}' has no output {shown(output.name)}; it has: {', '.join(names)}."
+                )
     return request.inputs[0]
 
 
 class Prediction(NamedTuple):
-    """The outputs of a model, (n, classes) float32; `logits` only with `Model.shows_logits`."""
+    """What a model gave for some rows.
 
-    probabilities: Probabilities
-    logits: Probabilities | None
+    Attributes:
+        outputs: the canonical outputs of the task.
+        evidence: what else it gave for scoring: `logits` of a classifier with `Model.shows_logits`.
+    """
+
+    outputs: Arrays
+    evidence: Arrays
+
+
+Postprocess = Callable[[Arrays, int], Prediction]
+"""Computes the canonical outputs from the model's outputs by name, and the number of rows.
+
+Raises:
+    InferenceError: an output has another shape than the bundle declares.
+"""
 
 
 class LoadedModel:
@@ -69,8 +97,8 @@ class LoadedModel:
         digest: of the model, see `Model.digest`.
         decodes_images: whether its preprocessing has image steps.
         batch: of the model, see `Model.batch`; `run` obeys it.
-        labels: of the bundle, in the order of the probabilities' columns.
-        outputs: the limits of the probabilities.
+        task: of the bundle.
+        declared: what the outputs satisfy.
         input: of the model, for which `prepare` makes rows.
         output_name: of the model's output that `run` reads.
         passed_over: of an edge variant: the preferred variants that do not load here, each with the reason.
@@ -87,27 +115,27 @@ class LoadedModel:
         manifest: Manifest,
         runtime: Runtime,
         pre: Preprocess,
-        post: Step,
-        to_logits: Step | None,
+        post: Postprocess,
+        output_name: str,
         resources: ExitStack[None],
     ) -> None:
         self.model = model
         self.digest = model.digest
         self.batch = model.batch
-        self.labels = manifest.labels
+        self.task = manifest.task
         self.runtime = runtime
-        self.outputs = manifest.outputs_of(model)
+        self.declared = manifest.outputs_of(model)
         self._spec = manifest.input
         self._dtype = DATATYPES[manifest.input.datatype]
         self._floats = self._dtype.kind == "f"
         self._pixels_pass = any(isinstance(step, Decode) for step in model.preprocess)
-        self._pre, self._post, self._to_logits = pre, post, to_logits
+        self._pre, self._post = pre, post
         self.decodes_images = pre.images is not None
         self.input = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True)
-        self.output_name = pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
+        self.output_name = output_name
         self._resources = resources
 
-    def prepare(self, tensor: Tensor, cost: ImageCost | None = None) -> Array:
+    def prepare(self, tensor: Tensor, cost: ImageCost | None = None) -> Arrays:
         """Preprocesses a bundle input into rows for `run`.
 
         Args:
@@ -115,12 +143,15 @@ class LoadedModel:
                 channels].
             cost: from `image_cost`, of this tensor; None to read the headers of its images now.
 
+        Returns:
+            The model's inputs by name.
+
         Raises:
             InvalidTensorError: not this bundle's input; the message names the row if possible.
             PayloadTooLargeError: an image over a limit.
         """
         if isinstance(tensor, PreparedTensor):
-            return tensor.array
+            return tensor.rows
         self._check(tensor)
         rows = self._pre.run(tensor, cost)
         if not fits(rows.shape, self.input.shape):
@@ -128,7 +159,7 @@ class LoadedModel:
                 f"Input '{tensor.name}' becomes rows of shape {list(rows.shape[1:])}, but model '{self.model.id}' "
                 f"takes {_sizes(self.input.shape[1:])}."
             )
-        return rows
+        return {self.input.name: rows}
 
     def image_cost(self, tensor: Tensor) -> ImageCost:
         """Returns what decoding the images of a bundle input costs, from their headers; `NO_COST` for other inputs.
@@ -141,61 +172,48 @@ class LoadedModel:
         self._check(tensor)
         return self._pre.images.cost(tensor)
 
-    def run(self, rows: Array) -> Probabilities:
+    def run(self, rows: Arrays) -> Arrays:
         """Runs the model.
 
         Args:
-            rows: from `prepare`; those of several requests may be concatenated.
+            rows: from `prepare`; those of several requests may be joined.
 
         Returns:
-            (n, classes) float32.
+            The canonical outputs of the task.
 
         Raises:
             InvalidTensorError: rows that are not from `prepare`.
             InferenceError: the runtime failed, or the output is not as the bundle declares it.
         """
-        return self._checked(self.compute(rows)).probabilities
+        return self._checked(self.compute(rows)).outputs
 
-    def predict(self, tensor: Tensor) -> Probabilities:
-        """Returns `run(prepare(tensor))`: (n, classes) float32."""
-        return self.run(self.prepare(tensor))
-
-    def predict_with_logits(self, tensor: Tensor) -> Prediction:
-        """Like `predict`, with the logits before the softmax step, if there is one."""
+    def predict(self, tensor: Tensor) -> Prediction:
+        """Prepares and runs, see `prepare` and `run`; with the evidence for scores."""
         return self._checked(self.compute(self.prepare(tensor)))
 
-    def finish(self, output: Array, rows: int) -> Probabilities:
-        """Postprocesses the output of a model that ran elsewhere, like `run`.
+    def finish(self, raw: Arrays, rows: int) -> Arrays:
+        """Postprocesses the outputs of a model that ran elsewhere, like `run`.
 
         Args:
-            output: of the model.
+            raw: the model's outputs by name.
             rows: number of input rows.
 
         Raises:
             InferenceError: see `run`.
         """
-        return self._checked(self._post_processed(output, rows)).probabilities
+        return self._checked(self._post(raw, rows)).outputs
 
     def _checked(self, prediction: Prediction) -> Prediction:
-        if problem := classification.fault(prediction.probabilities, self.outputs):
+        if problem := self.declared.fault(prediction.outputs):
             raise InferenceError(
                 f"Model '{self.model.id}' gave {problem}; such an input is outside of what it computes, "
                 "or the bundle's postprocessing does not fit the model."
             )
         return prediction
 
-    def compute(self, rows: Array) -> Prediction:
+    def compute(self, rows: Arrays) -> Prediction:
         """Like `run`, without the check of the values, for made-up inputs."""
-        return self._post_processed(self.runtime.run({self.input.name: rows})[self.output_name], len(rows))
-
-    def _post_processed(self, output: Array, rows: int) -> Prediction:
-        probabilities: Probabilities = self._post(output)
-        if probabilities.shape != (rows, len(self.labels)):
-            raise InferenceError(
-                f"Model '{self.model.id}' gave {list(probabilities.shape)} for {rows} rows, but the bundle has "
-                f"{len(self.labels)} labels; correct the labels, the output's name or the label offset."
-            )
-        return Prediction(probabilities, self._to_logits(output) if self._to_logits is not None else None)
+        return self._post(self.runtime.run(rows), row_count(rows))
 
     def close(self) -> None:
         """Frees the model and its graphs; calling it twice is harmless."""
@@ -235,28 +253,28 @@ class Scorer(Protocol):
     """Scores rows: higher means that the edge answer is more likely to be accepted.
 
     Args:
-        probabilities: (n, classes) float32.
-        logits: (n, classes), the input of the softmax step; only "energy" needs them.
+        outputs: canonical outputs of n rows.
+        evidence: see `Prediction`.
 
     Returns:
         (n,) float32.
 
     Raises:
-        InvalidTensorError: not a matrix, fewer than two classes, or missing logits.
+        InvalidTensorError: the score needs evidence that the model does not give.
     """
 
-    def __call__(self, probabilities: Probabilities, logits: Probabilities | None = None, /) -> Scores: ...
+    def __call__(self, outputs: Arrays, evidence: Arrays, /) -> Scores: ...
 
 
-def scorer(declared: Score) -> Scorer:
+def scorer(task: Task, declared: Score) -> Scorer:
     """Returns the function of a score without a graph."""
-    if declared.learned is not None:
-        return declared.learned.score
+    if (learned := declared.learned) is not None:
+        return lambda outputs, _evidence: 1 - learned.losses(task.features(outputs))
     if declared.kind == "graph":
         raise ValueError("a score graph is loaded from its bundle")
     if declared.kind == "learned":
         raise ValueError("a learned score has its weights")
-    return partial(policy.score, declared.kind, temperature=declared.temperature)
+    return partial(task.score, declared.kind, temperature=declared.temperature)
 
 
 def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedModel:
@@ -296,21 +314,38 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
             resources.callback(graph.close)
             return _graph_step(_batched(graph, model), step.artefact.file)
 
+        output_name = pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
         loaded = LoadedModel(
             model=model,
             manifest=bundle.manifest,
             runtime=_batched(runtime, model),
             pre=compile_preprocess(model.preprocess, bundle.manifest.input, load_graph, options.images),
-            post=compile_postprocess(model.postprocess, load_graph),
-            to_logits=compile_postprocess(
-                [step for step in model.postprocess if not isinstance(step, Softmax)], load_graph
-            )
-            if model.shows_logits
-            else None,
+            post=_to_probabilities(model, len(bundle.manifest.labels), output_name, load_graph),
+            output_name=output_name,
             resources=resources,
         )
         undo.pop_all()  # no failure: the model now owns the resources
     return loaded
+
+
+def _to_probabilities(model: Model, labels: int, output_name: str, load_graph: GraphLoader) -> Postprocess:
+    """Returns the postprocessing of a classifier."""
+    to_probabilities, to_logits = compile_postprocess(model.postprocess, load_graph), None
+    if model.shows_logits:
+        steps = [step for step in model.postprocess if not isinstance(step, Softmax)]
+        to_logits = compile_postprocess(steps, load_graph)
+
+    def post_process(raw: Arrays, rows: int) -> Prediction:
+        probabilities = to_probabilities(raw[output_name])
+        if probabilities.shape != (rows, labels):
+            raise InferenceError(
+                f"Model '{model.id}' gave {list(probabilities.shape)} for {rows} rows, but the bundle has {labels} "
+                "labels; correct the labels, the output's name or the label offset."
+            )
+        evidence = {} if to_logits is None else {LOGITS: to_logits(raw[output_name])}
+        return Prediction({PROBABILITIES: probabilities}, evidence)
+
+    return post_process
 
 
 def load_edge(
@@ -351,9 +386,9 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
     Raises:
         ModelLoadError: a score graph is absent, does not load, or does not return one score per row.
     """
-    declared = bundle.manifest.policy.score
+    task, declared = bundle.manifest.task, bundle.manifest.policy.score
     if declared.graph is None:
-        return scorer(declared)
+        return scorer(task, declared)
     file = bundle.file(declared.graph)
     if not file.is_file():
         raise ModelLoadError(f"The bundle's score graph is absent: {file}.")
@@ -361,9 +396,10 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
     # A certificate scores one row at a time, so a graph whose rows depend on each other must do so on the device too.
     step = _graph_step(RowByRow(graph), declared.graph.file)
 
-    def score(probabilities: Probabilities, logits: Probabilities | None = None, /) -> NDArray[np.float32]:
+    def score(outputs: Arrays, _evidence: Arrays, /) -> NDArray[np.float32]:
+        probabilities = outputs[PROBABILITIES]
         if declared.temperature != 1.0:
-            probabilities = policy.temper(probabilities, declared.temperature)
+            probabilities = temper(probabilities, declared.temperature)
         found = step(probabilities)
         if found.size != len(probabilities):
             raise InferenceError(f"Score graph {file.name} gave {found.size} scores for {len(probabilities)} rows.")
@@ -372,8 +408,8 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
 
     classes = len(bundle.manifest.labels)
     try:
-        trial = np.full((2, classes), 1 / classes, np.float32)
-        if not np.array_equal(score(trial), score(trial), equal_nan=True):
+        trial = {PROBABILITIES: np.full((2, classes), 1 / classes, np.float32)}
+        if not np.array_equal(score(trial, {}), score(trial, {}), equal_nan=True):
             raise InferenceError("it gives the same answer different scores; export it without random numbers.")
     except (InferenceError, InvalidTensorError) as error:
         graph.close()

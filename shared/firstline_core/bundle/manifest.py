@@ -15,10 +15,11 @@ from msgspec import Meta, Struct
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import Graph, InputSpec, LabelOffset, PostStep, PreStep, Softmax
 from firstline_core.routing.certificate import Certificate
-from firstline_core.routing.policy import Logistic, feature_count
+from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
-from firstline_core.tasks import classification
-from firstline_core.types import PROBABILITIES, Name, Sha256, TensorSpec
+from firstline_core.tasks import AnyTask
+from firstline_core.tasks.base import DeclaredOutputs
+from firstline_core.types import Name, Sha256, TensorSpec
 
 Text = Annotated[str, Meta(max_length=4096)]
 
@@ -47,7 +48,6 @@ MANIFEST_LIMIT_BYTES = 4 * 1024 * 1024
 _FORMAT_JSON = str(FORMAT).encode()
 _FLOATS = ("fp32", "fp16", "bf16", "fp64")
 
-ScoreKind = Literal["max_probability", "margin", "entropy", "energy", "learned", "graph"]
 TEMPERATURES = (0.01, 100.0)
 """Minimum and maximum temperature of a score."""
 
@@ -118,14 +118,15 @@ class Score(Struct, frozen=True, forbid_unknown_fields=True):
     """The declared score: higher means that the edge answer is more likely to be accepted.
 
     Attributes:
-        kind: see `routing/policy.py`; "energy" uses the input of the postprocessing's softmax step.
+        kind: one of the task's `score_kinds`, or "learned" or "graph"; "energy" uses the input of the postprocessing's
+            softmax step.
         temperature: divides the logits, or the logarithms of the probabilities, before scoring; 1 has no effect. Its
             bounds keep the quotients well inside FP32. A learned score does not use it.
         graph: for kind "graph": input `probabilities` FP32 [n, classes], output `score` FP32 [n].
         learned: for kind "learned": P(loss), of which the score is the complement.
     """
 
-    kind: ScoreKind = "max_probability"
+    kind: Name = "max_probability"
     temperature: Annotated[float, Meta(ge=TEMPERATURES[0], le=TEMPERATURES[1])] = 1.0
     graph: Artefact | None = None
     learned: Logistic | None = None
@@ -164,7 +165,7 @@ class Golden(Struct, frozen=True, forbid_unknown_fields=True):
     """Answers that a device must reproduce before a bundle serves requests, see `golden.py`.
 
     Attributes:
-        tolerance: maximum difference of a probability, because runtimes and processors differ.
+        tolerance: maximum difference of an output, see `Task.difference`, because runtimes and processors differ.
     """
 
     artefact: Artefact
@@ -175,24 +176,20 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """A bundle's declaration. `version` is monotonic and is the V2 model version.
 
     Attributes:
-        task: "classification": the output is `probabilities` FP32 [-1, classes] in the order of `labels`.
+        task: what the models answer, such as the labels of a classifier.
         edge: variants in order of preference; a device takes the first that it can load.
         full: the full model, if the bundle has one.
         golden: the data of the device's self-test; None if the bundle has none.
-        independent_labels: whether each label has a probability of its own; otherwise the probabilities of a row sum to
-            about 1.
     """
 
     name: Name
     version: Annotated[int, Meta(ge=1)]
-    labels: tuple[str, ...]
+    task: AnyTask
     input: InputSpec
     edge: tuple[Model, ...]
     full: Model | None = None
     policy: Policy = Policy()
     golden: Golden | None = None
-    task: Literal["classification"] = "classification"
-    independent_labels: bool = False
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -201,17 +198,18 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a bundle needs an edge variant or a full model")
         if len(set(ids)) != len(ids):
             raise ValueError(f"model ids must differ, got {', '.join(ids)}")
-        if len(self.labels) < 2:
-            raise ValueError("a classifier needs at least two labels")
+        kinds = (*self.task.score_kinds, "learned", "graph")
+        if self.policy.score.kind not in kinds:
+            raise ValueError(f"policy.score.kind of this task is one of {', '.join(kinds)}")
         if self.policy.score.kind == "energy":
             for model in self.edge:
                 if not model.shows_logits:
                     raise ValueError(f"score 'energy' needs logits; '{model.id}' declares no softmax, or a graph too")
         for name, learned in (("score.learned", self.policy.score.learned), ("value", self.policy.value)):
-            wanted = feature_count(len(self.labels))
+            wanted = self.task.feature_count
             if learned is not None and len(learned.weights) != wanted:
                 raise ValueError(
-                    f"policy.{name} has {len(learned.weights)} weights, but {len(self.labels)} labels give {wanted}"
+                    f"policy.{name} has {len(learned.weights)} weights, but its task gives {wanted} features"
                 )
         if self.full is not None and self.full.certificate is not None:
             raise ValueError("a certificate belongs to an edge variant; the full model needs none")
@@ -235,16 +233,16 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         return TensorSpec(self.input.name, self.input.datatype, self.input.shape)
 
     @property
-    def output_spec(self) -> TensorSpec:
-        return TensorSpec(PROBABILITIES, "FP32", (-1, len(self.labels)))
+    def labels(self) -> tuple[str, ...]:
+        """Returns the labels of the classes, in their order; () if the task has none."""
+        return self.task.labels
 
-    def outputs_of(self, model: Model | None) -> classification.Outputs:
+    def outputs_of(self, model: Model | None) -> DeclaredOutputs:
         """Returns what the outputs of one of the bundle's models satisfy; None is a full model without declaration."""
-        labels = len(self.labels)
-        if self.independent_labels or model is None:
-            return classification.independent(labels)
+        if model is None:
+            return self.task.declared(rounded=True, cut=True)
         cut = any(isinstance(step, LabelOffset) for step in model.postprocess)
-        return classification.single_label(labels, rounded=model.precision not in _FLOATS, cut=cut)
+        return self.task.declared(rounded=model.precision not in _FLOATS, cut=cut)
 
     @property
     def full_digest(self) -> str:
@@ -278,11 +276,9 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
 def encode_manifest(manifest: Manifest) -> bytes:
     """Returns the manifest's file form: indented JSON, so that people can read and compare it.
 
-    `batch` and `independent_labels` are omitted at their defaults: the manifests of most bundles need neither.
+    `batch` is omitted at its default: most models do not need it.
     """
     fields = msgspec.to_builtins(manifest)
-    if not manifest.independent_labels:
-        del fields["independent_labels"]
     for model in (*fields["edge"], fields["full"]):
         if model is not None and model["batch"] is None:
             del model["batch"]

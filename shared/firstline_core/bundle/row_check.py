@@ -16,9 +16,8 @@ from firstline_core.bundle.loading import LoadedModel
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError
 from firstline_core.processing.steps import Graph
-from firstline_core.routing.policy import Probabilities
 from firstline_core.runtime.row_operators import RowOperator, find_row_operator
-from firstline_core.types import Array, Tensor
+from firstline_core.types import Array, Arrays, Tensor, join_rows
 
 TOLERANCE = 1e-3
 """Largest difference of two outputs that agree: absolute for probabilities, otherwise relative to the row's largest."""
@@ -28,7 +27,7 @@ _BATCHES = (32, 3)
 _FEWEST_ROWS = 4
 _ROUNDING = 1e-6
 
-Answer = Callable[[Array], Probabilities]
+Answer = Callable[[Array], Arrays]
 Clock = Callable[[], float]
 
 
@@ -84,8 +83,8 @@ def check_model_rows(bundle: Bundle, loaded: LoadedModel, tensor: Tensor, *, lim
         InferenceError: the model fails on a single row.
     """
 
-    def answer(part: Array) -> Probabilities:
-        return loaded.compute(loaded.prepare(Tensor(tensor.name, part))).probabilities
+    def answer(part: Array) -> Arrays:
+        return loaded.compute(loaded.prepare(Tensor(tensor.name, part))).outputs
 
     found = check_rows(answer, tensor.array, limit_s=limit_s)
     if found.depends_on == "nothing":
@@ -113,14 +112,14 @@ def check_rows(answer: Answer, rows: Array, *, limit_s: float = 2.0, now_s: Cloc
     Raises:
         InferenceError: a single row fails.
     """
-    alone: list[Probabilities] = []
+    alone: list[Arrays] = []
     end_s = now_s() + limit_s
     for position in range(len(rows)):
         alone.append(answer(rows[position : position + 1]))
         if len(alone) >= _FEWEST_ROWS and now_s() > end_s:
             break
-    count, expected = len(alone), np.concatenate(alone)
-    again = np.concatenate([answer(rows[position : position + 1]) for position in reversed(range(count))])[::-1]
+    count, expected = len(alone), join_rows(alone)
+    again = join_rows([answer(rows[position : position + 1]) for position in reversed(range(count))][::-1])
     difference = _difference(expected, again)
     if difference.size > TOLERANCE:
         return RowCheck(count, "run", difference)
@@ -135,18 +134,27 @@ def check_rows(answer: Answer, rows: Array, *, limit_s: float = 2.0, now_s: Cloc
     return RowCheck(count, "batch" if difference.size > TOLERANCE else "nothing", difference)
 
 
-def _in_batches(answer: Answer, rows: Array, order: NDArray[np.intp], size: int) -> Probabilities | None:
+def _in_batches(answer: Answer, rows: Array, order: NDArray[np.intp], size: int) -> Arrays | None:
     """Returns the answers in the rows' own order; None if the model does not take several rows."""
     try:
-        found = np.concatenate([answer(rows[order[start : start + size]]) for start in range(0, len(order), size)])
+        found = join_rows([answer(rows[order[start : start + size]]) for start in range(0, len(order), size)])
     except InferenceError:
         return None
-    return found[np.argsort(order)]
+    back = np.argsort(order)
+    return {name: array[back] for name, array in found.items()}
 
 
-def _difference(expected: Probabilities, found: Probabilities | None) -> Difference:
-    if found is None or found.shape != expected.shape:
+def _difference(expected: Arrays, found: Arrays | None) -> Difference:
+    """Returns the largest difference of any output."""
+    if found is None:
         return Difference(0, float("inf"))
+    return max((_difference_of(array, found[name]) for name, array in expected.items()), key=lambda one: one.size)
+
+
+def _difference_of(expected: Array, found: Array) -> Difference:
+    if found.shape != expected.shape:
+        return Difference(0, float("inf"))
+    expected, found = expected.reshape(len(expected), -1), found.reshape(len(found), -1)
     with np.errstate(invalid="ignore"):  # infinity minus infinity
         differences = np.abs(expected.astype(np.float64) - found)
     same = (expected == found) | (np.isnan(expected) & np.isnan(found))

@@ -21,7 +21,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import DeadlineExceededError, PayloadTooLargeError, QueueFullError
 from firstline_core.processing.image_header import ImageCost
 from firstline_core.runtime.priority import use_low_priority_in_thread
-from firstline_core.types import Array, Tensor
+from firstline_core.types import Arrays, Tensor
 
 LIGHT_PIXELS = 500_000
 """Decoding so many takes a few milliseconds at most."""
@@ -41,10 +41,17 @@ class PreparedTensor(Tensor, frozen=True, eq=False):
     """The rows that a model's preprocessing returned for a request, in place of its tensor.
 
     Args:
+        rows: the model's inputs by name; `array` is one of them.
         sent: the tensor of the request, for servers that preprocess it themselves.
     """
 
+    rows: Arrays
     sent: Tensor | None = None
+
+    @staticmethod
+    def of(name: str, rows: Arrays, sent: Tensor | None = None) -> PreparedTensor:
+        """Returns prepared rows under the name of the bundle's input."""
+        return PreparedTensor(name, next(iter(rows.values())), rows, sent)
 
 
 def as_sent(tensor: Tensor) -> Tensor:
@@ -57,7 +64,7 @@ class Preparing(Protocol):
 
     def image_cost(self, tensor: Tensor) -> ImageCost: ...
 
-    def prepare(self, tensor: Tensor, cost: ImageCost) -> Array: ...
+    def prepare(self, tensor: Tensor, cost: ImageCost) -> Arrays: ...
 
 
 def is_light(cost: ImageCost) -> bool:
@@ -307,7 +314,7 @@ class ImageDecoding:
             decoding.add_done_callback(lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(release))
             raise
         try:
-            yield PreparedTensor(tensor.name, rows, sent=tensor)
+            yield PreparedTensor.of(tensor.name, rows, tensor)
         finally:
             release()
 
@@ -315,7 +322,7 @@ class ImageDecoding:
         """Waits for images that are being decoded, and drops the others."""
         self._threads.close()
 
-    def _prepare(self, model: Preparing, tensor: Tensor, cost: ImageCost, deadline_s: float | None) -> Array:
+    def _prepare(self, model: Preparing, tensor: Tensor, cost: ImageCost, deadline_s: float | None) -> Arrays:
         if deadline_s is not None and self._clock.monotonic_s() >= deadline_s:
             raise DeadlineExceededError(
                 "The request's deadline passed before its images were decoded; allow more time."

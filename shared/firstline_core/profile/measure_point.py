@@ -50,7 +50,7 @@ from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.onnx import providers as onnx_providers
 from firstline_core.runtime.priority import use_lowest_priority
 from firstline_core.runtime.select import CPU, RuntimeOptions
-from firstline_core.types import InferRequest, Tensor
+from firstline_core.types import Arrays, InferRequest, Tensor, size_bytes
 
 _SHARES = {"query": 0.25, "loaded": 0.35, "light": 0.1, "mixed": 0.25, "operators": 0.05}
 """Shares of a point's seconds; the scenarios that a service meets most have the most samples."""
@@ -154,7 +154,7 @@ def measure(job: Job) -> Point:
         light_load = _light_load(query, mean_s, job.seconds * _SHARES["light"]) if key.of_one_row else None
         peak_bytes = peak(before_bytes)
         mixed_load = _mixed_load(bundle, query, mean_s, job)
-        prepared, output = loaded.prepare(tensor), loaded.predict(tensor)
+        prepared, output = loaded.prepare(tensor), loaded.predict(tensor).outputs
     found_operators, absent = _operators(bundle, model, loaded, prepared, job)
     warm_queries, queued = scenarios.steady_from(whole, median_s), under_load.of(waited=True)
     received_bytes = InferRequest(bundle.manifest.name, (tensor,), "").size_bytes
@@ -173,7 +173,9 @@ def measure(job: Job) -> Point:
         run=run,
         offline_per_s=float(f"{key.batch * (len(whole) - warm) / sum(whole[measured]):.5g}"),
         warm_up=WarmUp(_ms(load_s), _ms(whole[0]), warm_queries, _ms(sum(whole[:warm_queries]))),
-        moved=Moved(received_bytes, prepared.nbytes, output.nbytes, model.artefact.size_bytes),
+        moved=Moved(
+            received_bytes, size_bytes(prepared.values()), size_bytes(output.values()), model.artefact.size_bytes
+        ),
         peak_memory_bytes=peak_bytes,
         processor_ms=_ms(processor_s / (len(whole) - warm)),
         energy_mj=energy,
@@ -253,7 +255,7 @@ def _usual_ms(seconds: Sequence[float]) -> float | None:
 
 
 def _operators(
-    bundle: Bundle, model: Model, loaded: LoadedModel, rows: np.ndarray, job: Job
+    bundle: Bundle, model: Model, loaded: LoadedModel, rows: Arrays, job: Job
 ) -> tuple[tuple[Operator, ...], str]:
     if model.runtime != "onnx":
         return (), "The TFLite interpreter has no profiler in Python."
@@ -266,7 +268,7 @@ def _operators(
             ) as traced:
                 until_s = time.perf_counter() + job.seconds * _SHARES["operators"]
                 for done in range(_TRACED_RUNS):
-                    traced.run({loaded.input.name: rows})
+                    traced.run(rows)
                     if done > 1 and time.perf_counter() > until_s:
                         break
                 return operators(traced.end_trace().read_bytes()), ""

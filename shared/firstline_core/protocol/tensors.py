@@ -163,8 +163,9 @@ def to_binary(kind: str, tensor: Tensor) -> memoryview:
     Raises:
         InvalidTensorError: an element of a BYTES tensor is not `bytes`.
     """
-    if tensor.datatype != "BYTES":
-        return np.ascontiguousarray(tensor.array, _LITTLE_ENDIAN[tensor.datatype]).data
+    datatype = tensor.datatype
+    if datatype != "BYTES":
+        return np.ascontiguousarray(tensor.array, _LITTLE_ENDIAN[datatype]).data
     where, parts = f"{kind} {shown(tensor.name)}", list[bytes]()
     for index, element in enumerate(tensor.array.flat):
         _check_bytes(where, index, element)

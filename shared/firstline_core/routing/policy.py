@@ -1,11 +1,10 @@
-"""Which tier answers: the scores of edge answers, and the policies that decide by them.
+"""Which tier answers: the policies that decide by the scores of edge answers.
 
 `before` decides by the request alone, `Policy.decide` by the edge model's output. `Certified` and `Value` are
 Firstline's own policies. The others are baselines, and re-implementations of other products from their published
 descriptions, for comparison on the same rows. Budgets can override all of them.
 
-A higher score means that the edge answer is more likely to be accepted. A learned score is fitted by the workbench;
-applying it needs numpy only, so that the device needs no learning library.
+A learned score is fitted by the workbench; applying it needs numpy only, so that the device needs no learning library.
 
 Pure functions of evidence: links, caches and clocks are not used here.
 """
@@ -22,117 +21,11 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from firstline_core.errors import ConfigError, InvalidTensorError, RequestError
+from firstline_core.errors import ConfigError, RequestError
 from firstline_core.routing.certificate import Certificate, Contract
-from firstline_core.types import Privacy, Reason, Route, Tier
-
-Probabilities = NDArray[np.float32]
-Scores = NDArray[np.float32]
-
-ScoreKind = Literal["max_probability", "margin", "entropy", "energy"]
-
-_LEAST = np.float32(1e-7)
-"""The smallest probability that `temper` uses."""
+from firstline_core.types import PROBABILITIES, Arrays, Privacy, Reason, Route, Tier
 
 PolicyKind = Literal["certified", "value", "threshold", "edge_only", "cloud_only", "random", "sedna", "groundlight"]
-
-
-def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
-    """Applies temperature scaling (Guo et al. 2017, "On Calibration of Modern Neural Networks") to probabilities.
-
-    softmax(log p / T) equals softmax(logits / T), so no logits are needed. A quantised softmax rounds its tails to
-    zero; they are raised to 1e-7, which keeps the logarithm finite and the order unchanged.
-
-    Args:
-        probabilities: (n, classes) in [0, 1]; rows need not sum to 1.
-        temperature: above 1 flattens, below 1 sharpens, 1 only normalises the rows.
-
-    Returns:
-        (n, classes) float32, rows sum to 1.
-    """
-    # In double precision, so that scores are rounded once: equal rows must get equal scores, because ties are a large
-    # share of an overconfident model's rows.
-    tempered = np.maximum(probabilities, _LEAST, dtype=np.float32).astype(np.float64)
-    if temperature != 1.0:
-        np.log(tempered, out=tempered)
-        tempered /= temperature
-        tempered -= np.maximum.reduce(tempered, axis=-1, keepdims=True)
-        np.exp(tempered, out=tempered)
-    tempered /= np.add.reduce(tempered, axis=-1, keepdims=True)
-    return tempered.astype(np.float32)
-
-
-def max_probability(probabilities: Probabilities) -> Scores:
-    """Returns the highest probability, (n,) in [0, 1]."""
-    best: Scores = np.maximum.reduce(probabilities, axis=-1)
-    return best
-
-
-def margin(probabilities: Probabilities) -> Scores:
-    """Returns the gap between the two most likely classes, (n,) in [0, 1]; 0 for a tie."""
-    top = np.partition(probabilities, -2, axis=-1)[:, -2:]
-    gap: Scores = top[:, 1] - top[:, 0]
-    return gap
-
-
-def entropy(probabilities: Probabilities) -> Scores:
-    """Returns one minus the entropy divided by log(classes), (n,) in [0, 1]; 0 for a uniform row."""
-    # 0 log 0 is 0; NaN stays NaN, because a row with NaN must not look certain.
-    terms = probabilities * np.log(np.where(probabilities > 0, probabilities, 1.0))
-    certainty = 1.0 + terms.sum(axis=-1) / np.log(probabilities.shape[-1])
-    clipped: Scores = np.clip(certainty, 0.0, 1.0).astype(np.float32)
-    return clipped
-
-
-_SCORES = {"max_probability": max_probability, "margin": margin, "entropy": entropy}
-
-
-def score(
-    kind: ScoreKind, probabilities: Probabilities, logits: Probabilities | None = None, *, temperature: float = 1.0
-) -> Scores:
-    """Scores each row after temperature scaling.
-
-    Args:
-        kind: of the score.
-        probabilities: (n, classes) float32.
-        logits: (n, classes), the input of the softmax step; only "energy" needs them.
-        temperature: see `temper`.
-
-    Returns:
-        (n,) float32, higher means more certain; in [0, 1], except for "energy".
-
-    Raises:
-        InvalidTensorError: not a matrix, fewer than two classes, or missing logits.
-    """
-    if kind == "energy":
-        if logits is None:
-            raise InvalidTensorError("The score 'energy' needs logits; this model shows none.")
-        return energy(logits, temperature)
-    if probabilities.ndim != 2 or probabilities.shape[1] < 2:
-        raise InvalidTensorError(
-            f"A score needs probabilities of shape [rows, classes >= 2], got {list(probabilities.shape)}."
-        )
-    return _SCORES[kind](temper(probabilities, temperature))
-
-
-def energy(logits: Probabilities, temperature: float = 1.0) -> Scores:
-    """Returns the negative free energy T log sum exp(logits / T), which is large for inputs like the training data.
-
-    Liu et al. 2020, "Energy-based Out-of-distribution Detection", with the sign for which higher means more certain. It
-    needs logits, because a softmax discards it.
-
-    Args:
-        logits: (n, classes).
-        temperature: above 0.
-
-    Returns:
-        (n,) float32, unbounded.
-    """
-    scaled = logits / np.float32(temperature)
-    highest = scaled.max(axis=-1)
-    summed = np.log(np.exp(scaled - highest[..., None]).sum(axis=-1))
-    found: Scores = (np.float32(temperature) * (highest + summed)).astype(np.float32)
-    return found
 
 
 def auroc(scores: NDArray[np.floating], failed: NDArray[np.bool_]) -> float | None:
@@ -156,42 +49,8 @@ def auroc(scores: NDArray[np.floating], failed: NDArray[np.bool_]) -> float | No
     return float((ranks[~failed].sum() - good * (good + 1) / 2) / (bad * good))
 
 
-MEASURES = 4
-"""Number of the first columns of `features`, which are measures; the others are classes."""
-
-_CLASSES_AT_MOST = 64  # above this, no selection part has enough rows of each class
-
-_SMALLEST = np.float32(1 / 512)  # half a step of a quantised softmax, as the lower bound of its zeros
-
-
-def feature_count(classes: int) -> int:
-    """Returns the number of columns of `features`."""
-    return MEASURES + (classes if classes <= _CLASSES_AT_MOST else 0)
-
-
-def features(probabilities: Probabilities) -> NDArray[np.float32]:
-    """Returns the inputs of the score: confidence measures and the predicted class.
-
-    The class matters if a quantised softmax saturates: a quarter of the answers may share one margin, although the edge
-    model is wrong ten times as often for one class as for another.
-
-    Args:
-        probabilities: (n, classes), classes >= 2.
-
-    Returns:
-        (n, 4) margin, certainty (one minus the entropy) and the logarithms of the two highest probabilities; then, for
-        up to 64 classes, the one-hot predicted class.
-    """
-    rows = temper(probabilities, 1.0)
-    top = np.sort(np.partition(rows, -2, axis=-1)[:, -2:], axis=-1)
-    found = [top[:, 1] - top[:, 0], entropy(rows), np.log(np.maximum(top, _SMALLEST))]
-    if rows.shape[1] <= _CLASSES_AT_MOST:
-        found.append(np.eye(rows.shape[1], dtype=np.float32)[probabilities.argmax(axis=-1)])
-    return np.column_stack(found).astype(np.float32, copy=False)
-
-
 class Logistic(Struct, frozen=True, forbid_unknown_fields=True):
-    """Logistic regression over `features`, as stored in the manifest.
+    """Logistic regression over the features of a task, as stored in the manifest.
 
     Attributes:
         weights: (features,); they include the standardisation of the fit.
@@ -201,25 +60,23 @@ class Logistic(Struct, frozen=True, forbid_unknown_fields=True):
     weights: tuple[float, ...]
     bias: float
 
-    def losses(self, probabilities: Probabilities) -> Scores:
+    def losses(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Returns P(loss), (n,) float32 in [0, 1].
 
-        Raises:
-            ConfigError: fitted for another number of classes.
-        """
-        found = features(probabilities)
-        if found.shape[1] != len(self.weights):
-            raise ConfigError(
-                f"The learned score has {len(self.weights)} weights, but {probabilities.shape[1]} classes give "
-                f"{found.shape[1]} features; fit it for this model."
-            )
-        odds = found.astype(np.float64) @ np.asarray(self.weights) + self.bias
-        lost: Scores = (1 / (1 + np.exp(np.clip(-odds, -700, 700)))).astype(np.float32)
-        return lost
+        Args:
+            features: (n, features), of the task that it was fitted for.
 
-    def score(self, probabilities: Probabilities, _logits: Probabilities | None = None, /) -> Scores:
-        """Returns 1 - P(loss), (n,) float32 in [0, 1]; higher means more certain. Logits are not used."""
-        return 1 - self.losses(probabilities)
+        Raises:
+            ConfigError: fitted for another number of features.
+        """
+        if features.shape[1] != len(self.weights):
+            raise ConfigError(
+                f"The learned score has {len(self.weights)} weights, but the model's answers give {features.shape[1]} "
+                "features; fit it for this model."
+            )
+        odds = features.astype(np.float64) @ np.asarray(self.weights) + self.bias
+        lost: NDArray[np.float32] = (1 / (1 + np.exp(np.clip(-odds, -700, 700)))).astype(np.float32)
+        return lost
 
 
 # Looking up a member of an enumeration takes as long as the rest of `before`.
@@ -333,7 +190,7 @@ class RowEvidence:
         value: P(edge wrong and full right), 0 to 1; see `value_of`.
         threshold: in use: certified, declared or raised.
         certified: whether a valid certificate is in force.
-        probabilities: (classes,) of the edge model.
+        outputs: of the edge model, one row.
         now_s: monotonic.
     """
 
@@ -341,7 +198,7 @@ class RowEvidence:
     value: float
     threshold: float
     certified: bool
-    probabilities: NDArray[np.float32]
+    outputs: Arrays
     now_s: float
 
 
@@ -475,6 +332,7 @@ class Sedna(Policy):
 
     A row is hard, and escalated, if 1 + sum(p * log p) / log(classes) is below the threshold. A row with a probability
     that is not within 0 to 1 is not hard. Sedna fails on a probability of exactly 0; here 0 log 0 is 0, its limit.
+    The filter is defined for classifiers; for other tasks the edge model's score takes the place of this sum.
 
     From the description of `CrossEntropyFilter` in kubeedge/sedna, lib/sedna/algorithms/hard_example_mining.
 
@@ -486,7 +344,9 @@ class Sedna(Policy):
     kind: ClassVar[PolicyKind] = "sedna"
 
     def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
-        return _ESCALATE if _certainty(evidence.probabilities) < self.threshold else _ACCEPT
+        probabilities = evidence.outputs.get(PROBABILITIES)
+        certainty = evidence.score if probabilities is None else _certainty(probabilities[0])
+        return _ESCALATE if certainty < self.threshold else _ACCEPT
 
 
 @dataclass(frozen=True)

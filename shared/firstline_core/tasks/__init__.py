@@ -1,6 +1,14 @@
-"""Tasks: the outputs of a model and what they must satisfy.
+"""Tasks: what models answer, and how answers are scored and compared. One module of pure functions per task.
 
 Modules
+    base                what every task provides
     classification      one probability per label
     detection           boxes with classes and scores
 """
+
+from __future__ import annotations
+
+from firstline_core.tasks.classification import Classification
+
+AnyTask = Classification
+"""The task of a manifest, told apart by its `kind`."""

@@ -1,15 +1,35 @@
-"""Classification: the output `probabilities`, FP32 [rows, labels], and what it must satisfy. Pure."""
+"""Classification: one probability per label, in the output `probabilities`, FP32 [rows, labels]. Pure.
+
+Scores and features follow from the probabilities; the score "energy" needs the logits too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from firstline_core.errors import InferenceError
-from firstline_core.types import PROBABILITIES, Tensor
+from firstline_core.errors import InferenceError, InvalidTensorError
+from firstline_core.tasks.base import Scores
+from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec
+
+Probabilities = NDArray[np.float32]
+
+LOGITS = "logits"
+"""The evidence of the score "energy": the input of the softmax step, FP32 [rows, labels]."""
+
+_LEAST = np.float32(1e-7)
+"""The smallest probability that `temper` uses."""
+
+MEASURES = 4
+"""Number of the first columns of `features`, which are measures; the others are classes."""
+
+_CLASSES_AT_MOST = 64  # above this, no selection part has enough rows of each class
+
+_SMALLEST = np.float32(1 / 512)  # half a step of a quantised softmax, as the lower bound of its zeros
 
 # A quantised softmax of ten labels sums to 0.91 or more; a sum over 1 comes from rounding alone.
 _LEAST_SUM, _MOST_SUM = 0.85, 1.05
@@ -17,6 +37,62 @@ _LEAST_SUM, _MOST_SUM = 0.85, 1.05
 _HALF_STEP = 1 / 512
 # Rounding of 32-bit arithmetic: a dequantised 255 x (1 / 255) is slightly above 1.
 _SLACK = 1e-6
+
+
+class Classification(
+    Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="classification"
+):
+    """A classifier: `probabilities` FP32 [-1, labels] in the order of the labels.
+
+    Args:
+        labels: at least two.
+        independent: whether each label has a probability of its own; otherwise a row's probabilities sum to about 1.
+    """
+
+    kind: ClassVar[str] = "classification"
+    score_kinds: ClassVar[tuple[str, ...]] = ("max_probability", "margin", "entropy", "energy")
+
+    labels: tuple[str, ...]
+    independent: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.labels) < 2:
+            raise ValueError("a classifier needs at least two labels")
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(PROBABILITIES, "FP32", (-1, len(self.labels))),)
+
+    @property
+    def feature_count(self) -> int:
+        return feature_count(len(self.labels))
+
+    def declared(self, *, rounded: bool, cut: bool) -> Outputs:
+        labels = len(self.labels)
+        return independent(labels) if self.independent else single_label(labels, rounded=rounded, cut=cut)
+
+    def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
+        return score(kind, outputs[PROBABILITIES], evidence.get(LOGITS), temperature=temperature)
+
+    def features(self, outputs: Arrays) -> NDArray[np.float32]:
+        return features(outputs[PROBABILITIES])
+
+    def supposed_losses(self, outputs: Arrays) -> Scores:
+        supposed: Scores = 1 - max_probability(outputs[PROBABILITIES])
+        return supposed
+
+    def groups(self, outputs: Arrays) -> Sequence[str]:
+        return [self.labels[label] for label in outputs[PROBABILITIES].argmax(axis=1).tolist()]
+
+    def loss(self, edge: Arrays, full: Arrays) -> Scores:
+        return losses(edge[PROBABILITIES], full[PROBABILITIES])
+
+    def difference(self, expected: Arrays, actual: Arrays) -> float:
+        """Returns the largest difference of a probability."""
+        wanted, found = expected[PROBABILITIES], actual[PROBABILITIES]
+        if wanted.shape != found.shape or not np.isfinite(found).all():
+            return float("inf")
+        return float(np.abs(wanted.astype(np.float64) - found).max())
 
 
 class Outputs(Struct, frozen=True):
@@ -31,6 +107,17 @@ class Outputs(Struct, frozen=True):
     labels: int
     least_sum: float = 0.0
     most_sum: float = np.inf
+
+    def fault(self, outputs: Arrays) -> str:
+        return fault(outputs[PROBABILITIES], self)
+
+    def check(self, outputs: Arrays, rows: int) -> None:
+        found = outputs.get(PROBABILITIES)
+        if found is None or found.dtype != np.float32 or found.shape != (rows, self.labels):
+            got = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
+            raise InferenceError(f"'{PROBABILITIES}' is {got}, expected float32 {[rows, self.labels]}.")
+        if problem := fault(found, self):
+            raise InferenceError(f"'{PROBABILITIES}' has {problem}.")
 
 
 def single_label(labels: int, *, rounded: bool = False, cut: bool = False) -> Outputs:
@@ -49,29 +136,6 @@ def single_label(labels: int, *, rounded: bool = False, cut: bool = False) -> Ou
 def independent(labels: int) -> Outputs:
     """Returns the output of a classifier of independent labels, each with a probability of its own."""
     return Outputs(labels)
-
-
-def check(outputs: Sequence[Tensor], declared: Outputs, rows: int) -> NDArray[np.float32]:
-    """Returns the probabilities if the outputs are as declared.
-
-    Args:
-        outputs: of one answer.
-        declared: the declaration.
-        rows: number of rows.
-
-    Returns:
-        FP32 (rows, labels).
-
-    Raises:
-        InferenceError: no such output, another datatype or shape, or a value that `fault` names.
-    """
-    found = next((tensor.array for tensor in outputs if tensor.name == PROBABILITIES), None)
-    if found is None or found.dtype != np.float32 or found.shape != (rows, declared.labels):
-        got = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
-        raise InferenceError(f"'{PROBABILITIES}' is {got}, expected float32 {[rows, declared.labels]}.")
-    if problem := fault(found, declared):
-        raise InferenceError(f"'{PROBABILITIES}' has {problem}.")
-    return found
 
 
 def fault(probabilities: NDArray[np.float32], declared: Outputs) -> str:
@@ -108,3 +172,135 @@ def _described(probabilities: NDArray[np.float32], declared: Outputs) -> str:
         f"a row that sums to {worst:.3g}, outside of {declared.least_sum:.3g} to {declared.most_sum:.3g}, although its "
         "labels exclude each other"
     )
+
+
+def losses(edge: Probabilities, full: Probabilities) -> Scores:
+    """Returns 1 for each row whose likeliest label differs, otherwise 0: (n,) float32."""
+    differs: Scores = (edge.argmax(axis=1) != full.argmax(axis=1)).astype(np.float32)
+    return differs
+
+
+def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
+    """Applies temperature scaling (Guo et al. 2017, "On Calibration of Modern Neural Networks") to probabilities.
+
+    softmax(log p / T) equals softmax(logits / T), so no logits are needed. A quantised softmax rounds its tails to
+    zero; they are raised to 1e-7, which keeps the logarithm finite and the order unchanged.
+
+    Args:
+        probabilities: (n, classes) in [0, 1]; rows need not sum to 1.
+        temperature: above 1 flattens, below 1 sharpens, 1 only normalises the rows.
+
+    Returns:
+        (n, classes) float32, rows sum to 1.
+    """
+    # In double precision, so that scores are rounded once: equal rows must get equal scores, because ties are a large
+    # share of an overconfident model's rows.
+    tempered = np.maximum(probabilities, _LEAST, dtype=np.float32).astype(np.float64)
+    if temperature != 1.0:
+        np.log(tempered, out=tempered)
+        tempered /= temperature
+        tempered -= np.maximum.reduce(tempered, axis=-1, keepdims=True)
+        np.exp(tempered, out=tempered)
+    tempered /= np.add.reduce(tempered, axis=-1, keepdims=True)
+    return tempered.astype(np.float32)
+
+
+def max_probability(probabilities: Probabilities) -> Scores:
+    """Returns the highest probability, (n,) in [0, 1]."""
+    best: Scores = np.maximum.reduce(probabilities, axis=-1)
+    return best
+
+
+def margin(probabilities: Probabilities) -> Scores:
+    """Returns the gap between the two most likely classes, (n,) in [0, 1]; 0 for a tie."""
+    top = np.partition(probabilities, -2, axis=-1)[:, -2:]
+    gap: Scores = top[:, 1] - top[:, 0]
+    return gap
+
+
+def entropy(probabilities: Probabilities) -> Scores:
+    """Returns one minus the entropy divided by log(classes), (n,) in [0, 1]; 0 for a uniform row."""
+    # 0 log 0 is 0; NaN stays NaN, because a row with NaN must not look certain.
+    terms = probabilities * np.log(np.where(probabilities > 0, probabilities, 1.0))
+    certainty = 1.0 + terms.sum(axis=-1) / np.log(probabilities.shape[-1])
+    clipped: Scores = np.clip(certainty, 0.0, 1.0).astype(np.float32)
+    return clipped
+
+
+def score(kind: str, probabilities: Probabilities, logits: Array | None = None, *, temperature: float = 1.0) -> Scores:
+    """Scores each row after temperature scaling.
+
+    Args:
+        kind: of the score, one of `Classification.score_kinds`.
+        probabilities: (n, classes) float32.
+        logits: (n, classes), the input of the softmax step; only "energy" needs them.
+        temperature: see `temper`.
+
+    Returns:
+        (n,) float32, higher means more certain; in [0, 1], except for "energy".
+
+    Raises:
+        InvalidTensorError: not a matrix, fewer than two classes, or missing logits.
+    """
+    if kind == "energy":
+        if logits is None:
+            raise InvalidTensorError("The score 'energy' needs logits; this model shows none.")
+        return energy(logits, temperature)
+    if probabilities.ndim != 2 or probabilities.shape[1] < 2:
+        raise InvalidTensorError(
+            f"A score needs probabilities of shape [rows, classes >= 2], got {list(probabilities.shape)}."
+        )
+    tempered = temper(probabilities, temperature)
+    match kind:
+        case "max_probability":
+            return max_probability(tempered)
+        case "margin":
+            return margin(tempered)
+        case _:
+            return entropy(tempered)
+
+
+def energy(logits: Array, temperature: float = 1.0) -> Scores:
+    """Returns the negative free energy T log sum exp(logits / T), which is large for inputs like the training data.
+
+    Liu et al. 2020, "Energy-based Out-of-distribution Detection", with the sign for which higher means more certain. It
+    needs logits, because a softmax discards it.
+
+    Args:
+        logits: (n, classes).
+        temperature: above 0.
+
+    Returns:
+        (n,) float32, unbounded.
+    """
+    scaled = logits / np.float32(temperature)
+    highest = scaled.max(axis=-1)
+    summed = np.log(np.exp(scaled - highest[..., None]).sum(axis=-1))
+    found: Scores = (np.float32(temperature) * (highest + summed)).astype(np.float32)
+    return found
+
+
+def feature_count(classes: int) -> int:
+    """Returns the number of columns of `features`."""
+    return MEASURES + (classes if classes <= _CLASSES_AT_MOST else 0)
+
+
+def features(probabilities: Probabilities) -> NDArray[np.float32]:
+    """Returns the inputs of the score: confidence measures and the predicted class.
+
+    The class matters if a quantised softmax saturates: a quarter of the answers may share one margin, although the edge
+    model is wrong ten times as often for one class as for another.
+
+    Args:
+        probabilities: (n, classes), classes >= 2.
+
+    Returns:
+        (n, 4) margin, certainty (one minus the entropy) and the logarithms of the two highest probabilities; then, for
+        up to 64 classes, the one-hot predicted class.
+    """
+    rows = temper(probabilities, 1.0)
+    top = np.sort(np.partition(rows, -2, axis=-1)[:, -2:], axis=-1)
+    found = [top[:, 1] - top[:, 0], entropy(rows), np.log(np.maximum(top, _SMALLEST))]
+    if rows.shape[1] <= _CLASSES_AT_MOST:
+        found.append(np.eye(rows.shape[1], dtype=np.float32)[probabilities.argmax(axis=-1)])
+    return np.column_stack(found).astype(np.float32, copy=False)

@@ -17,9 +17,10 @@ from chaos.simulation.models import full_says, served
 from chaos.simulation.plan import Plan
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InferenceError, LinkDownError
+from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import InferRequest, InferResponse, ModelKey, Tensor
+from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, ModelKey, Tensor
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.records import AUDITS
@@ -72,7 +73,7 @@ class SimulatedExecutor(ExecutorWithoutFiles):
             self._book.failed += 1
             failure: list[Outcome] = [InferenceError("The full model's runtime failed.")]
             return failure * len(inputs)
-        return [full_says(tensor.array[:, 0]) for tensor in inputs]
+        return [{PROBABILITIES: full_says(tensor.array[:, 0])} for tensor in inputs]
 
 
 class Cloud:
@@ -128,6 +129,7 @@ class Cloud:
             dispatcher=dispatcher,
             statistics=statistics,
             residency=residency,
+            decoding=ImageDecoding(1, 1 << 20, self._clock),  # its threads start with the first image
             clock=self._clock,
             limits=DEFAULT_LIMITS,
         )

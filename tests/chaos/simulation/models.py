@@ -21,7 +21,8 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.clock import Clock
 from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
-from firstline_core.types import Array, AuditNote, InferRequest, ModelKey, Tensor
+from firstline_core.tasks.classification import Classification
+from firstline_core.types import PROBABILITIES, Array, AuditNote, InferRequest, ModelKey, Tensor
 from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_gateway.models.repository import Repository, ServedModel
 
@@ -49,7 +50,7 @@ def _manifest(name: str, digit: str) -> Manifest:
     manifest = Manifest(
         name=name,
         version=1,
-        labels=("yes", "no"),
+        task=Classification(("yes", "no")),
         input=InputSpec(INPUT, "FP32", (-1, 1)),
         edge=(edge,),
         full=full,
@@ -73,8 +74,8 @@ class _Echo:
         self.model, self.digest = model, model.digest
         self.runtime = SimpleNamespace(provider="echo")
 
-    def predict_with_logits(self, tensor: Tensor) -> Prediction:
-        return Prediction(edge_says(tensor.array[:, 0]), None)
+    def predict(self, tensor: Tensor) -> Prediction:
+        return Prediction({PROBABILITIES: edge_says(tensor.array[:, 0])}, {})
 
     def close(self) -> None:
         pass
@@ -88,7 +89,7 @@ def held(row_ms: float, clock: Clock) -> list[DeviceModel]:
         loaded: Any = _Echo(manifest.edge[0])
         return EdgeModel(
             loaded,
-            lambda probabilities, _: probabilities.max(axis=1),
+            lambda outputs, _: outputs[PROBABILITIES].max(axis=1),
             f"evidence of {manifest.name}",
             row_ms,
             4,

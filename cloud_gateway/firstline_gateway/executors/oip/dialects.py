@@ -31,17 +31,17 @@ from firstline_core.protocol.oip import Encoded, decode_response, encode_request
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.base import cast_feed
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks import classification
 from firstline_core.types import (
     DATATYPES,
     Array,
+    Arrays,
     InferRequest,
     InferResponse,
     RequestedOutput,
     Tensor,
     TensorSpec,
+    row_count,
 )
-from firstline_gateway.executors.base import Probabilities
 from firstline_gateway.models.repository import ServedModel
 
 SHA256 = "sha256"
@@ -81,7 +81,7 @@ class RemoteModel(Protocol):
         """Returns whether `prepare` may take milliseconds, and needs a thread."""
         ...
 
-    def prepare(self, tensor: Tensor) -> Array:
+    def prepare(self, tensor: Tensor) -> Arrays:
         """Returns the rows to send for a request's input.
 
         Raises:
@@ -89,12 +89,12 @@ class RemoteModel(Protocol):
         """
         ...
 
-    def encode(self, rows: Array, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
+    def encode(self, rows: Arrays, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
         """The body of a request; the server echoes the id."""
         ...
 
-    def read(self, reply: HttpReply, request_id: str, rows: int) -> Probabilities:
-        """The probabilities of the answer to a request of so many rows.
+    def read(self, reply: HttpReply, request_id: str, rows: Arrays) -> Arrays:
+        """Returns the task's outputs from the answer to a request with these rows.
 
         Raises:
             FirstlineError: the server's error, a malformed answer, or another request's.
@@ -128,13 +128,13 @@ class FirstlineModel:
     def needs_thread(self, tensor: Tensor) -> bool:
         return False
 
-    def prepare(self, tensor: Tensor) -> Array:
-        return as_sent(tensor).array
+    def prepare(self, tensor: Tensor) -> Arrays:
+        return {tensor.name: as_sent(tensor).array}
 
-    def encode(self, rows: Array, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
+    def encode(self, rows: Arrays, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
         request = InferRequest(
             model=self._served.key.name,
-            inputs=(Tensor(self._served.manifest.input.name, rows),),
+            inputs=_tensors(rows),
             request_id="",
             id=request_id,
             binary_output=True,
@@ -143,16 +143,18 @@ class FirstlineModel:
         )
         return encode_request(request, now_s=now_s)
 
-    def read(self, reply: HttpReply, request_id: str, rows: int) -> Probabilities:
+    def read(self, reply: HttpReply, request_id: str, rows: Arrays) -> Arrays:
         response = _response_of(reply, request_id, self._served, self._limits)
         if response.answer is None:
             raise ProtocolError("It answered, but not as a Firstline gateway does.")
         if problem := self._other(response.answer.model_digest):
             raise ModelMismatchError(problem)
         try:
-            return classification.check(response.outputs, self._served.manifest.outputs_of(self._served.full), rows)
+            outputs = response.arrays
+            self._served.manifest.outputs_of(self._served.full).check(outputs, row_count(rows))
         except InferenceError as error:
             raise ProtocolError(error.message) from error
+        return outputs
 
     def _other(self, digest: object) -> str:
         if digest == self._served.digest:
@@ -205,15 +207,17 @@ class V2Model:
     def needs_thread(self, tensor: Tensor) -> bool:
         return bool(self._served.full.preprocess)
 
-    def prepare(self, tensor: Tensor) -> Array:
+    def prepare(self, tensor: Tensor) -> Arrays:
         loaded = self._known()
-        return cast_feed(loaded.input.name, loaded.prepare(tensor), DATATYPES[loaded.input.datatype])
+        name, dtype = loaded.input.name, DATATYPES[loaded.input.datatype]
+        rows = loaded.prepare(tensor)
+        return {**rows, name: cast_feed(name, rows[name], dtype)}
 
-    def encode(self, rows: Array, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
+    def encode(self, rows: Arrays, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
         loaded = self._known()
         request = InferRequest(
             model=self._served.key.name,
-            inputs=(Tensor(loaded.input.name, rows),),
+            inputs=(Tensor(loaded.input.name, rows[loaded.input.name]),),
             request_id="",
             id=request_id,
             outputs=(RequestedOutput(loaded.output_name, binary=True),),
@@ -221,10 +225,10 @@ class V2Model:
         )
         return encode_request(request, now_s=now_s)
 
-    def read(self, reply: HttpReply, request_id: str, rows: int) -> Probabilities:
+    def read(self, reply: HttpReply, request_id: str, rows: Arrays) -> Arrays:
         loaded = self._known()
         response = _response_of(reply, request_id, self._served, self._limits)
-        return loaded.finish(_output_of(response, loaded.output_name), rows)
+        return loaded.finish({loaded.output_name: _output_of(response, loaded.output_name)}, row_count(rows))
 
     def _known(self) -> LoadedModel:
         assert self.loaded is not None  # noqa: S101 (no server gets a batch before one is known to have the model)
@@ -245,6 +249,10 @@ class _Elsewhere:
 
     def close(self) -> None:
         """Nothing is held here."""
+
+
+def _tensors(arrays: Arrays) -> tuple[Tensor, ...]:
+    return tuple([Tensor(name, array) for name, array in arrays.items()])
 
 
 def _path_of(served: ServedModel) -> str:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-import numpy as np
-
 from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import (
     CapacityError,
@@ -39,8 +37,8 @@ from firstline_core.protocol.http_client import HttpReply
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.telemetry.trace import CURRENT
-from firstline_core.types import Array, ModelKey, Tensor
-from firstline_gateway.executors.base import ExecutionReport, Outcome, Probabilities
+from firstline_core.types import Arrays, ModelKey, Tensor, join_rows, row_count, slice_rows
+from firstline_gateway.executors.base import ExecutionReport, Outcome
 from firstline_gateway.executors.local import Group, Prepared, joined_rows, prepare_batch, split_results
 from firstline_gateway.executors.oip.dialects import RemoteModel
 from firstline_gateway.models.repository import ServedModel
@@ -245,9 +243,9 @@ class OipServer:
         try:
             rows = joined_rows(group)
             size = model.batch or self._max_batch_rows
-            steps = [rows[at : at + size] for at in range(0, len(rows), size)]
+            steps = [slice_rows(rows, at, at + size) for at in range(0, row_count(rows), size)]
             parts = [await self._send(key, model, step, first_s, spent) for step in steps]
-            return split_results(group, parts[0] if len(parts) == 1 else np.concatenate(parts))
+            return split_results(group, join_rows(parts))
         except DeadlineExceededError as error:
             late = [member for member, each in zip(group, due_s, strict=True) if each == first_s]
             others = [member for member, each in zip(group, due_s, strict=True) if each != first_s]
@@ -267,8 +265,8 @@ class OipServer:
             return {position: error for position, _ in group}
 
     async def _send(
-        self, key: ModelKey, model: RemoteModel, rows: Array, deadline_s: float | None, spent: _Spent
-    ) -> Probabilities:
+        self, key: ModelKey, model: RemoteModel, rows: Arrays, deadline_s: float | None, spent: _Spent
+    ) -> Arrays:
         """Sends one request.
 
         Raises:
@@ -289,7 +287,7 @@ class OipServer:
                 headers |= trace.headers()
             reply = await self.transport.exchange("POST", model.path, headers, encoded.body, timeout_s)
             started_s = perf_counter()
-            found = model.read(reply, request_id, len(rows))
+            found = model.read(reply, request_id, rows)
         except FirstlineError as error:
             if deadline_s is not None and deadline_s <= self._clock.monotonic_s():
                 raise DeadlineExceededError(

@@ -28,8 +28,8 @@ from firstline_core.runtime.batch_times import BatchTimes, LoopTimes
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.trace import CURRENT
-from firstline_core.types import InferRequest, ModelKey
-from firstline_gateway.executors.base import Outcome, Probabilities
+from firstline_core.types import Arrays, InferRequest, ModelKey
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.attempts import BatchRun, FutureOutcomes
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import CompletionForecast, Lane, Times
@@ -137,7 +137,7 @@ class Batcher:
                 waits_s, requests = waits_s + waiting * wait_s, requests + waiting
         return waits_s / requests if requests else 0.0
 
-    async def submit(self, key: ModelKey, request: InferRequest) -> Probabilities:
+    async def submit(self, key: ModelKey, request: InferRequest) -> Arrays:
         """Waits for the request's turn and returns its rows, (rows, classes) in their order.
 
         A caller that is cancelled takes its request out of the queue.
@@ -157,7 +157,7 @@ class Batcher:
         if place is not None:
             self._start([item], place, now_s)
         try:
-            probabilities = await item.answered
+            outputs = await item.answered
         except asyncio.CancelledError:
             item.settle(asyncio.CancelledError())  # ends its timer
             self._queue.remove(item)
@@ -165,7 +165,7 @@ class Batcher:
             raise
         if item.predicted_s < math.inf:
             self._admission.learn(item, self._clock.monotonic_s())
-        return probabilities
+        return outputs
 
     def abandon(self, error: FirstlineError) -> None:
         """Answers everything that waits or runs with `error`; batches that run are not stopped."""

@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from firstline_core.clock import Timer
-from firstline_core.types import LOWEST_PRIORITY, InferRequest, ModelKey
-from firstline_gateway.executors.base import Outcome, Probabilities
+from firstline_core.types import LOWEST_PRIORITY, Arrays, InferRequest, ModelKey
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.forecast import Times
 from firstline_gateway.executors.dispatch.placement import IdleShare
 
@@ -38,7 +38,7 @@ _due_s = attrgetter("due_s")
 _level = attrgetter("level")
 
 
-def _future() -> asyncio.Future[Probabilities]:
+def _future() -> asyncio.Future[Arrays]:
     return asyncio.get_running_loop().create_future()
 
 
@@ -79,7 +79,7 @@ class PendingRequest:
     delays_s: float = 0.0
     waited_for_budget: bool = False
     expiry: Timer | None = None
-    answered: asyncio.Future[Probabilities] = field(default_factory=_future)
+    answered: asyncio.Future[Arrays] = field(default_factory=_future)
     rows: int = field(init=False)
 
     def __post_init__(self) -> None:

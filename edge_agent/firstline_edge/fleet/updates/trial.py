@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from firstline_core.bundle.golden import deviation, read_golden, tensor_of
 from firstline_core.bundle.manifest import Golden
 from firstline_core.bundle.row_check import check_model_rows
@@ -17,6 +15,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError, IntegrityError, SelfTestError
 from firstline_core.fleet.target import Hardware
 from firstline_core.processing.steps import InputSpec
+from firstline_core.types import join_rows
 from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.models.reloading import Reloading
 
@@ -177,10 +176,10 @@ def _test_golden_rows(name: str, bundle: Bundle, edge: EdgeModel, golden: Golden
             " Or create the bundle again: its manifest then says `batch: 1`." if check.depends_on == "batch" else ""
         )
         raise SelfTestError(f"{name}, golden inputs: {check.sentence(variant)}{remedy}")
-    difference = deviation(answers, variant, np.stack([row.probabilities for row in rows]))
+    difference = deviation(answers, variant, join_rows([row.outputs for row in rows]), bundle.manifest.task)
     if difference is not None and difference > golden.tolerance:
         raise SelfTestError(
-            f"{name} ({variant}) answers its golden inputs otherwise than where it was made: a probability differs "
+            f"{name} ({variant}) answers its golden inputs otherwise than where it was made: they differ "
             f"by {difference:.3g}, and {golden.tolerance:g} is allowed."
         )
 

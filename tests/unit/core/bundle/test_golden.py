@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,13 +16,15 @@ from firstline_core.errors import IntegrityError
 from firstline_core.fleet.target import Use, target_fields
 from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.classification import Classification
+from firstline_core.types import PROBABILITIES
 
 FILE = Artefact("edge.onnx", "a" * 64, 10)
 GOLDEN = Artefact("golden.json", "b" * 64, 20)
 BARE = Manifest(
     name="m",
     version=1,
-    labels=("yes", "no"),
+    task=Classification(("yes", "no")),
     input=InputSpec("x", "FP32", (-1, 2)),
     edge=(Model("edge", FILE, "onnx", "fp32"),),
 )
@@ -41,16 +44,24 @@ def test_every_variant_needs_the_golden_answers() -> None:
 
 def test_golden_answers_are_read_and_compared(tmp_path: Path) -> None:
     rows = np.array([[1, 2], [3, 4]], np.float32)
-    answers = GoldenAnswers(tuple(row.tobytes() for row in rows), {"edge": ((0.25, 0.75), (0.5, 0.5))}, (2,))
+    stored = {"edge": {PROBABILITIES: [[0.25, 0.75], [0.5, 0.5]]}}
+    answers = GoldenAnswers(tuple(row.tobytes() for row in rows), stored, (2,))
     (tmp_path / "golden.json").write_bytes(encode_golden(answers))
     found = read_golden(Bundle(tmp_path, WITH), GOLDEN)
     assert found == answers
     assert tensor_of(found, WITH.input).array.tolist() == rows.tolist()
     said = np.array([[0.25, 0.75], [0.45, 0.55]], np.float32)
-    assert deviation(found, "edge", said) == pytest.approx(0.05)
-    assert deviation(found, "other", said) is None
-    assert deviation(found, "edge", said[:1]) == float("inf")
-    assert deviation(found, "edge", said * np.nan) == float("inf")
+    assert deviation(found, "edge", {PROBABILITIES: said}, WITH.task) == pytest.approx(0.05)
+    assert deviation(found, "other", {PROBABILITIES: said}, WITH.task) is None
+    assert deviation(found, "edge", {PROBABILITIES: said[:1]}, WITH.task) == float("inf")
+    assert deviation(found, "edge", {PROBABILITIES: said * np.nan}, WITH.task) == float("inf")
+
+
+@pytest.mark.parametrize("stored", [{}, {"other": [[1, 0]]}, {PROBABILITIES: [[1], [1, 2]]}, {PROBABILITIES: ["a"]}])
+def test_stored_answers_of_another_form_differ_infinitely(stored: dict[str, list[Any]]) -> None:
+    answers = GoldenAnswers((b"",), {"edge": stored})
+    said = {PROBABILITIES: np.array([[1, 0]], np.float32)}
+    assert deviation(answers, "edge", said, WITH.task) == float("inf")
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"inputs": [], "outputs": {}}', b'{"inputs": ["%"], "outputs": {}}'])

@@ -19,20 +19,25 @@ from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, lo
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.processing.steps import Decode, Graph, InputSpec, LabelOffset, Layout, Resize, Softmax
-from firstline_core.routing import policy
+from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Tensor
+from firstline_core.tasks.classification import LOGITS, features, score
+from firstline_core.types import PROBABILITIES, Array, Tensor, join_rows
 
 OPTIONS = RuntimeOptions()
 EYE = np.eye(2, dtype=np.float32)
 
 
+def probabilities(loaded: LoadedModel, tensor: Tensor) -> Array:
+    return loaded.predict(tensor).outputs[PROBABILITIES]
+
+
 def test_encoded_images_to_probabilities(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path), OPTIONS)
-    found = loaded.predict(images(*[encode(solid(channel, 5 + channel)) for channel in (2, 0, 1)]))
+    found = probabilities(loaded, images(*[encode(solid(channel, 5 + channel)) for channel in (2, 0, 1)]))
     assert found.dtype == np.float32
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
-    assert [loaded.labels[i] for i in found.argmax(axis=1)] == ["blue", "red", "green"]
+    assert [loaded.task.labels[i] for i in found.argmax(axis=1)] == ["blue", "red", "green"]
     assert loaded.digest == loaded.model.digest
 
 
@@ -49,14 +54,15 @@ def test_a_row_without_finite_outputs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InferenceError, match="'log' gave NaN or infinity for 2 of 3 rows"):
         loaded.predict(Tensor("x", np.array([[1, -1], [1, 1], [0, 1]], np.float32)))
     well = np.full((1, 2), np.exp(0.5), np.float32)
-    np.testing.assert_allclose(loaded.predict(Tensor("x", well)), [[0.5, 0.5]], rtol=1e-6)
+    np.testing.assert_allclose(probabilities(loaded, Tensor("x", well)), [[0.5, 0.5]], rtol=1e-6)
 
 
 def test_prepared_rows_of_several_requests_run_together(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path), OPTIONS)
     one, two = images(encode(solid(0))), Tensor("image", np.stack([solid(1), solid(2)]))
-    together = loaded.run(np.concatenate([loaded.prepare(one), loaded.prepare(two)]))
-    np.testing.assert_allclose(together, np.concatenate([loaded.predict(one), loaded.predict(two)]), rtol=1e-6)
+    together = loaded.run(join_rows([loaded.prepare(one), loaded.prepare(two)]))
+    alone = np.concatenate([probabilities(loaded, one), probabilities(loaded, two)])
+    np.testing.assert_allclose(together[PROBABILITIES], alone, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +95,8 @@ def test_an_image_input_takes_bytes_or_pixels_only(tmp_path: Path) -> None:
 
 def test_rows_of_a_wrong_shape_never_join_a_batch(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path, resize=False), OPTIONS)
-    assert loaded.prepare(images(encode(solid(0, 4)))).shape == (1, 3, 4, 4)
+    (rows,) = loaded.prepare(images(encode(solid(0, 4)))).values()
+    assert rows.shape == (1, 3, 4, 4)
     with pytest.raises(InvalidTensorError, match=r"rows of shape \[3, 6, 6\], but model 'colours' takes \[3, 4, 4\]"):
         loaded.prepare(images(encode(solid(0, 6))))
 
@@ -104,7 +111,7 @@ def test_the_label_offset_drops_the_background(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", np.array([[0.7, 0.1, 0.2], [0.7, 0.2, 0.1]], np.float32))
     declared = model(path, tmp_path, postprocess=(LabelOffset(1),))
     loaded = load_edge(write_manifest(tmp_path, [declared], ["a", "b"], input=NUMBERS), OPTIONS)
-    np.testing.assert_allclose(loaded.predict(Tensor("x", np.array([[1, 0]], np.float32))), [[0.1, 0.2]])
+    np.testing.assert_allclose(probabilities(loaded, Tensor("x", np.array([[1, 0]], np.float32))), [[0.1, 0.2]])
 
 
 def test_predicts_from_several_threads(tmp_path: Path) -> None:
@@ -112,7 +119,7 @@ def test_predicts_from_several_threads(tmp_path: Path) -> None:
 
     def work(channel: int) -> bool:
         row = images(encode(solid(channel)))
-        return all(loaded.predict(row).argmax() == channel for _ in range(50))
+        return all(probabilities(loaded, row).argmax() == channel for _ in range(50))
 
     with ThreadPoolExecutor(3) as threads:
         assert all(threads.map(work, range(3)))
@@ -122,8 +129,8 @@ def test_a_label_offset_applies_to_logits(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", np.eye(2, 3, dtype=np.float32))
     steps = (Softmax(), LabelOffset())
     bundle = write_manifest(tmp_path, [model(path, tmp_path, postprocess=steps)], ["a", "b"], input=NUMBERS)
-    found = load_edge(bundle, OPTIONS).predict_with_logits(Tensor("x", np.array([[3.0, 1.0]], np.float32)))
-    np.testing.assert_allclose(found.logits, [[1, 0]])
+    found = load_edge(bundle, OPTIONS).predict(Tensor("x", np.array([[3.0, 1.0]], np.float32)))
+    np.testing.assert_allclose(found.evidence[LOGITS], [[1, 0]])
     (edge,) = bundle.manifest.edge
     assert edge.shows_logits
     assert not msgspec.structs.replace(edge, postprocess=(Softmax(), Graph(edge.artefact))).shows_logits
@@ -155,7 +162,8 @@ def test_several_outputs_need_a_name(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="no output 'scores'; it has 'logits', 'probabilities'"):
         load_edge(wrong, OPTIONS)
     named = write_manifest(tmp_path, [model(path, tmp_path, output="probabilities")], ["a", "b"], input=NUMBERS)
-    np.testing.assert_allclose(load_edge(named, OPTIONS).predict(Tensor("x", EYE)).sum(axis=1), 1, rtol=1e-6)
+    found = probabilities(load_edge(named, OPTIONS), Tensor("x", EYE))
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
 
 
 def test_graphs_of_the_bundle_before_and_after_the_model(tmp_path: Path) -> None:
@@ -166,7 +174,7 @@ def test_graphs_of_the_bundle_before_and_after_the_model(tmp_path: Path) -> None
     declared = model(path, tmp_path, preprocess=(steps[0],), postprocess=(steps[1],))
     bundle = write_manifest(tmp_path, [declared], ["a", "b"], input=NUMBERS)
     loaded = load_edge(bundle, OPTIONS)
-    np.testing.assert_allclose(loaded.predict(Tensor("x", np.array([[1, 9]], np.float32))), [[0.9, 0.1]])
+    np.testing.assert_allclose(probabilities(loaded, Tensor("x", np.array([[1, 9]], np.float32))), [[0.9, 0.1]])
     loaded.close()
     with pytest.raises(InferenceError, match="closed"):
         loaded.predict(Tensor("x", EYE))
@@ -205,10 +213,11 @@ def test_batch_1_runs_every_part_row_by_row(tmp_path: Path, part: str) -> None:
         declared = model(path, tmp_path, batch=batch, **steps[part])
         loaded = load_edge(write_manifest(tmp_path, [declared], ["a", "b", "c"], input=spec), OPTIONS)
         prepared = [loaded.prepare(Tensor("x", rows.array[i : i + 1])) for i in range(3)]
-        alone = np.concatenate([loaded.compute(row).probabilities for row in prepared])
-        found[batch] = float(np.abs(loaded.compute(loaded.prepare(rows)).probabilities - alone).max())
+        alone = np.concatenate([loaded.compute(row).outputs[PROBABILITIES] for row in prepared])
+        together = loaded.compute(loaded.prepare(rows)).outputs[PROBABILITIES]
+        found[batch] = float(np.abs(together - alone).max())
         with pytest.raises(InvalidTensorError, match="no rows"):
-            loaded.run(np.zeros((0, loaded.input.shape[1]), np.float32))
+            loaded.run({loaded.input.name: np.zeros((0, loaded.input.shape[1]), np.float32)})
     assert found[1] == 0
     assert found[None] is not None and found[None] > 0.1
 
@@ -249,22 +258,30 @@ def test_a_bundle_without_edge_variants_is_refused(tmp_path: Path) -> None:
     assert isinstance(load_model(bundle, bundle.manifest.full, OPTIONS), LoadedModel)
 
 
-PROBABILITIES = np.array([[0.7, 0.3], [0.5, 0.5]], np.float32)
+ANSWERS = np.array([[0.7, 0.3], [0.5, 0.5]], np.float32)
 
 
 def test_the_declared_score(tmp_path: Path) -> None:
-    score = load_scorer(number_bundle(tmp_path, policy=Policy(Score("margin", temperature=2.0))), OPTIONS)
-    np.testing.assert_array_equal(score(PROBABILITIES), policy.score("margin", PROBABILITIES, temperature=2.0))
+    found = load_scorer(number_bundle(tmp_path, policy=Policy(Score("margin", temperature=2.0))), OPTIONS)
+    expected = score("margin", ANSWERS, temperature=2.0)
+    np.testing.assert_array_equal(found({PROBABILITIES: ANSWERS}, {}), expected)
+
+
+def test_a_learned_score_is_one_minus_the_loss(tmp_path: Path) -> None:
+    learned = Logistic((-2.0, 0.0, 0.0, 0.0, 1.0, 0.0), 0.5)
+    found = load_scorer(number_bundle(tmp_path, policy=Policy(Score("learned", learned=learned))), OPTIONS)
+    expected = 1 - learned.losses(features(ANSWERS))
+    np.testing.assert_array_equal(found({PROBABILITIES: ANSWERS}, {}), expected)
 
 
 def test_the_energy_score_uses_the_input_of_the_softmax(tmp_path: Path) -> None:
     bundle = number_bundle(tmp_path, policy=Policy(Score("energy", temperature=2.0)))
     score = load_scorer(bundle, OPTIONS)
     rows = np.array([[3.0, 1.0], [0.0, 0.0]], np.float32)
-    found = load_edge(bundle, OPTIONS).predict_with_logits(Tensor("x", rows))
+    found = load_edge(bundle, OPTIONS).predict(Tensor("x", rows))
     np.testing.assert_allclose(score(*found), 2 * np.log(np.exp(rows / 2).sum(axis=1)), rtol=1e-6)
     with pytest.raises(InvalidTensorError, match="needs logits"):
-        score(found.probabilities)
+        score(found.outputs, {})
 
 
 def log_odds_graph(path: Path) -> Path:
@@ -295,7 +312,7 @@ def score_graph(path: Path, classes: int) -> Path:
 def test_the_bundles_own_score_graph(tmp_path: Path) -> None:
     graph = score_graph(tmp_path / "score.onnx", 2)
     bundle = number_bundle(tmp_path, policy=Policy(Score("graph", graph=artefact(graph, tmp_path))))
-    found = load_scorer(bundle, OPTIONS)(PROBABILITIES)
+    found = load_scorer(bundle, OPTIONS)({PROBABILITIES: ANSWERS}, {})
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, [0.7, 0.5])
     graph.unlink()
@@ -308,7 +325,8 @@ def test_an_infinite_score_becomes_the_largest_finite_number(tmp_path: Path) -> 
     score = load_scorer(
         number_bundle(tmp_path, policy=Policy(Score("graph", graph=artefact(graph, tmp_path)))), OPTIONS
     )
-    high, low, middle, none = score(np.array([[1, 0], [0, 1], [0.5, 0.5], [np.nan, 0.5]], np.float32))
+    answers = np.array([[1, 0], [0, 1], [0.5, 0.5], [np.nan, 0.5]], np.float32)
+    high, low, middle, none = score({PROBABILITIES: answers}, {})
     assert (high, low, middle) == (np.finfo(np.float32).max, np.finfo(np.float32).min, 0)
     assert np.isnan(none)  # never kept
 

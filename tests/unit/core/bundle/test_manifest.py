@@ -23,13 +23,14 @@ from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import Decode, Graph, InputSpec, Resize, Scale, Softmax
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.classification import Classification
 from firstline_core.types import TensorSpec
 
 FILE = Artefact("models/edge.onnx", "a" * 64, 10)
 GRAPH = Artefact("graph.onnx", "b" * 64, 20)
 EDGE = Model("edge", FILE, "onnx", "fp32", (Decode(), Resize(8, 8), Scale()), (Softmax(),))
 FULL = Model("full", Artefact("full.onnx", "c" * 64, 30), "onnx", "fp32", (Decode(), Graph(GRAPH)))
-MANIFEST = Manifest("digits", 3, ("a", "b"), InputSpec("image", "BYTES", (-1,)), (EDGE,), FULL)
+MANIFEST = Manifest("digits", 3, Classification(("a", "b")), InputSpec("image", "BYTES", (-1,)), (EDGE,), FULL)
 LEARNED = {"weights": [1.0, -1.0], "bias": 0.5}
 BARE = msgspec.to_builtins(Model("bare", FILE, "onnx", "fp32", (Decode(), Resize(8, 8))))
 
@@ -40,7 +41,8 @@ def changed(**fields: Any) -> bytes:
 
 def test_the_specifications_that_clients_see() -> None:
     assert MANIFEST.input_spec == TensorSpec("image", "BYTES", (-1,))
-    assert MANIFEST.output_spec == TensorSpec("probabilities", "FP32", (-1, 2))
+    assert MANIFEST.task.outputs == (TensorSpec("probabilities", "FP32", (-1, 2)),)
+    assert MANIFEST.labels == ("a", "b")
     assert MANIFEST.full_digest == FULL.digest
 
 
@@ -55,15 +57,22 @@ def test_every_file_is_listed_once() -> None:
         ({"format": 0}, "format 0; this version"),
         ({"format": "1"}, 'format "1"; this version'),
         ({"colour": "red"}, "unknown field `colour`"),
-        ({"labels": ["one"]}, "at least two labels"),
+        ({"task": {"kind": "classification", "labels": ["one"]}}, "at least two labels"),
+        ({"task": {"kind": "classification", "labels": ["a", "b"], "size": 3}}, "unknown field `size`"),
+        ({"task": {"kind": "divination", "labels": ["a", "b"]}}, r"'divination' - at `\$\.task\.kind`"),
+        ({"labels": ["a", "b"]}, "unknown field `labels`"),
+        ({"policy": {"score": {"kind": "loudness"}}}, "policy.score.kind of this task is one of max_probability, "),
         ({"edge": [], "full": None}, "needs an edge variant or a full model"),
         ({"version": 0}, "version"),
         ({"name": "../up"}, "name"),
         ({"policy": {"score": {"kind": "graph"}}}, "goes with kind 'graph'"),
         ({"policy": {"score": {"kind": "learned"}}}, "goes with kind 'learned'"),
         ({"policy": {"score": {"learned": {"weights": [1], "bias": 0}}}}, "goes with kind 'learned'"),
-        ({"policy": {"score": {"kind": "learned", "learned": LEARNED}}}, "score.learned has 2 weights, but 2 labels"),
-        ({"policy": {"value": LEARNED}}, "policy.value has 2 weights, but 2 labels give 6"),
+        (
+            {"policy": {"score": {"kind": "learned", "learned": LEARNED}}},
+            "score.learned has 2 weights, but its task",
+        ),
+        ({"policy": {"value": LEARNED}}, "policy.value has 2 weights, but its task gives 6 features"),
         ({"policy": {"score": {"kind": "energy"}}, "edge": [BARE]}, "'bare' declares no softmax"),
         ({"policy": {"score": {"temperature": 0}}}, "temperature"),
         ({"policy": {"score": {"temperature": 1e-40}}}, r">= 0\.01 - at `\$\.policy\.score\.temperature"),
@@ -150,12 +159,14 @@ def test_a_certificate_of_the_full_model_is_refused() -> None:
 def test_only_bundles_that_need_them_have_batch_and_independent_labels() -> None:
     text = encode_manifest(MANIFEST)
     assert b'"batch"' not in text
-    assert b'"independent_labels"' not in text
+    assert json.loads(text)["task"] == {"kind": "classification", "labels": ["a", "b"]}
     single = msgspec.structs.replace(EDGE, batch=1)
-    needed = msgspec.structs.replace(MANIFEST, edge=(single,), independent_labels=True)
+    task = Classification(("a", "b"), independent=True)
+    needed = msgspec.structs.replace(MANIFEST, edge=(single,), task=task)
     assert parse_manifest(encode_manifest(needed)) == needed
     fields = json.loads(encode_manifest(needed))
-    assert (fields["edge"][0]["batch"], fields["independent_labels"]) == (1, True)
+    assert fields["edge"][0]["batch"] == 1
+    assert fields["task"] == {"kind": "classification", "labels": ["a", "b"], "independent": True}
     assert "batch" not in fields["full"]
 
 

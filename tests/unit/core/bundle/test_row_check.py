@@ -17,7 +17,7 @@ from firstline_core.bundle.row_check import TOLERANCE, RowCheck, check_model_row
 from firstline_core.errors import InferenceError
 from firstline_core.processing.steps import Graph, InputSpec, Softmax
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, Tensor
+from firstline_core.types import Array, Arrays, Tensor
 
 MakeModel = Callable[[Path], Path]
 OPTIONS = RuntimeOptions()
@@ -81,37 +81,54 @@ def test_the_graphs_of_the_processing_are_checked_too(tmp_path: Path) -> None:
 
 def test_state_that_survives_a_run_is_found() -> None:
     runs = count()
-    assert check_rows(lambda rows: rows + 0.01 * next(runs), ROWS).depends_on == "run"
+    assert check_rows(lambda rows: {"y": rows + 0.01 * next(runs)}, ROWS).depends_on == "run"
 
 
 def test_the_position_in_a_batch_matters() -> None:
-    found = check_rows(lambda rows: rows + 0.01 * np.arange(len(rows))[:, None], ROWS / 10)
+    found = check_rows(lambda rows: {"y": rows + 0.01 * np.arange(len(rows))[:, None]}, ROWS / 10)
     assert (found.depends_on, found.difference.size) == ("batch", pytest.approx(0.31))
 
 
 @pytest.mark.parametrize(("scale", "depends_on"), [(1, "batch"), (1000, "nothing")])
 def test_probabilities_differ_absolutely_and_others_relatively(scale: int, depends_on: str) -> None:
-    def answer(rows: Array) -> Array:
-        return rows * scale + (0.002 if len(rows) > 1 else 0)
+    def answer(rows: Array) -> Arrays:
+        return {"y": rows * scale + (0.002 if len(rows) > 1 else 0)}
 
     assert check_rows(answer, np.full((9, 3), 0.5)).depends_on == depends_on
 
 
 def test_nan_agrees_with_nan_only() -> None:
     rows = np.array([[0.5, np.nan], [np.inf, 0.5], [0.5, 0.5]])
-    assert check_rows(lambda rows: rows, rows).depends_on == "nothing"
-    found = check_rows(lambda rows: rows if len(rows) == 1 else np.full_like(rows, np.nan), np.full((9, 2), 0.5))
+    assert check_rows(lambda rows: {"y": rows}, rows).depends_on == "nothing"
+
+    def answer(rows: Array) -> Arrays:
+        return {"y": rows if len(rows) == 1 else np.full_like(rows, np.nan)}
+
+    found = check_rows(answer, np.full((9, 2), 0.5))
     assert (found.depends_on, found.difference.size) == ("batch", float("inf"))
 
 
 def test_a_slow_model_runs_fewer_rows() -> None:
     seconds = count()
-    assert check_rows(lambda rows: rows, ROWS, limit_s=0, now_s=lambda: next(seconds)).rows == 4
+    assert check_rows(lambda rows: {"y": rows}, ROWS, limit_s=0, now_s=lambda: next(seconds)).rows == 4
 
 
 def test_a_row_that_fails_alone_is_an_error() -> None:
-    def fail(rows: Array) -> Array:
+    def fail(rows: Array) -> Arrays:
         raise InferenceError("no")
 
     with pytest.raises(InferenceError, match="no"):
         check_rows(fail, ROWS)
+
+
+@pytest.mark.parametrize("changing", ["scores", "classes"])
+def test_any_of_several_outputs_can_differ(changing: str) -> None:
+    def answer(rows: Array) -> Arrays:
+        moved = float(len(rows) > 1)
+        found = {"scores": rows[:, :2], "classes": rows[:, 2:].astype(np.int64)}
+        return found | {changing: found[changing] + type(found[changing].flat[0])(moved)}
+
+    found = check_rows(answer, ROWS)
+    assert (found.depends_on, found.rows) == ("batch", 40)
+    unchanged = check_rows(lambda rows: {"scores": rows[:, :2], "classes": rows[:, 2:].astype(np.int64)}, ROWS)
+    assert unchanged.depends_on == "nothing"

@@ -20,7 +20,7 @@ from firstline_core.processing.decoding import (
     PreparedTensor,
 )
 from firstline_core.processing.image_header import ImageCost, ImageHeader, MeasuredImage
-from firstline_core.types import Array, Tensor
+from firstline_core.types import Arrays, Tensor
 
 MIB = 1 << 20
 PICTURE = images(b"picture")
@@ -44,13 +44,13 @@ class Model:
         self.threads.append(threading.current_thread().name)
         return HEAVY
 
-    def prepare(self, tensor: Tensor, cost: ImageCost) -> Array:
+    def prepare(self, tensor: Tensor, cost: ImageCost) -> Arrays:
         self.threads.append(threading.current_thread().name)
         self.began.set()
         self.go.wait()
         if tensor.name == "bad":
             raise InvalidTensorError("It is broken.")
-        return np.zeros((1, 2))
+        return {"x": np.zeros((1, 2))}
 
 
 @pytest.fixture
@@ -89,6 +89,7 @@ async def test_a_large_image_is_prepared_in_a_thread_of_its_own(decoding: ImageD
     prepared = await prepare(decoding, model)
     assert isinstance(prepared, PreparedTensor)
     assert prepared.shape == (1, 2)
+    assert list(prepared.rows) == ["x"] and prepared.rows["x"] is prepared.array
     assert model.threads[0].startswith("images")
     assert decoding.budget.held_bytes == 0
 

@@ -8,28 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from firstline_core.errors import ConfigError, InvalidTensorError, RequestError
+from firstline_core.errors import ConfigError, RequestError
 from firstline_core.routing.policy import (
     KINDS,
-    MEASURES,
     Decision,
     Logistic,
     PolicyState,
     RowEvidence,
     auroc,
     before,
-    energy,
-    entropy,
-    features,
     make_policy,
-    margin,
-    max_probability,
     parameters_of,
-    score,
-    temper,
     value_of,
 )
-from firstline_core.types import Privacy, Reason, Route, Tier
+from firstline_core.types import PROBABILITIES, Privacy, Reason, Route, Tier
 
 
 def evidence(
@@ -74,8 +66,8 @@ KEPT, ESCALATED = Decision(Tier.EDGE, Reason.CONFIDENT), Decision(Tier.CLOUD, Re
 def seen(
     score: float = 0.9, *, value: float = 0.1, certified: bool = False, now_s: float = 0.0, rest: float = 0.0
 ) -> RowEvidence:
-    probabilities = np.array([score, 1 - score - rest, rest], np.float32)
-    return RowEvidence(score, value, 0.8, certified, probabilities, now_s)
+    outputs = {PROBABILITIES: np.array([[score, 1 - score - rest, rest]], np.float32)}
+    return RowEvidence(score, value, 0.8, certified, outputs, now_s)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +132,16 @@ class TestSedna:
     @pytest.mark.parametrize("classes", [3, 32, 33, 1000])
     @pytest.mark.parametrize("odd", [-0.1, 1.1, math.nan])
     def test_values_outside_0_to_1_are_not_hard_examples(self, odd: float, classes: int) -> None:
-        row = replace(seen(), probabilities=np.full(classes, 1 / classes, np.float32))
+        probabilities = np.full((1, classes), 1 / classes, np.float32)
+        row = replace(seen(), outputs={PROBABILITIES: probabilities})
         assert make_policy("sedna").decide(row, PolicyState()) == ESCALATED
-        row.probabilities[1] = odd
+        probabilities[0, 1] = odd
         assert make_policy("sedna").decide(row, PolicyState()) == KEPT
+
+    @pytest.mark.parametrize(("score", "expected"), [(0.9, KEPT), (0.1, ESCALATED)])
+    def test_other_tasks_are_decided_by_their_score(self, score: float, expected: Decision) -> None:
+        row = replace(seen(score), outputs={"values": np.ones((1, 2), np.float32)})
+        assert make_policy("sedna", threshold=0.5).decide(row, PolicyState()) == expected
 
 
 class TestGroundlight:
@@ -182,52 +180,6 @@ def test_the_value_is_learned_or_supposed(learned: float | None, score: float, e
     assert value_of(learned, score) == pytest.approx(expected)
 
 
-ROWS = np.array([[0.7, 0.2, 0.1], [0.4, 0.4, 0.2], [1, 0, 0], [1 / 3, 1 / 3, 1 / 3]], np.float32)
-SCORES: Any = ["max_probability", "margin", "entropy"]
-
-
-def test_the_scores_by_hand() -> None:
-    np.testing.assert_allclose(max_probability(ROWS), [0.7, 0.4, 1, 1 / 3])
-    np.testing.assert_allclose(margin(ROWS), [0.5, 0, 1, 0], atol=1e-7)
-    by_hand = [1 + sum(p * np.log(p) for p in row if p > 0) / np.log(3) for row in ROWS.tolist()]
-    np.testing.assert_allclose(entropy(ROWS), by_hand, atol=1e-6)
-
-
-def test_tempering_probabilities_is_tempering_logits() -> None:
-    logits = np.random.default_rng(0).normal(size=(20, 7)).astype(np.float32)
-    expected = np.exp(logits / 2.5) / np.exp(logits / 2.5).sum(axis=1, keepdims=True)
-    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(temper(probabilities, 2.5), expected, rtol=1e-4)
-
-
-def test_a_quantised_row_is_normalised() -> None:
-    found = temper(np.array([[0.5, 0.25, 0.0]], np.float32), 1.0)
-    np.testing.assert_allclose(found, [[2 / 3, 1 / 3, 0]], atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", SCORES)
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_row_with_nan_scores_nan_alone(kind: Any, bad: float) -> None:
-    rows = ROWS.copy()
-    rows[1, 0] = bad
-    with np.errstate(invalid="ignore"):
-        found = score(kind, rows)
-    assert np.isnan(found[1])
-    np.testing.assert_array_equal(np.delete(found, 1), np.delete(score(kind, ROWS), 1))
-
-
-@pytest.mark.parametrize("shape", [(3,), (3, 1), (2, 2, 2)])
-def test_a_score_needs_a_matrix_of_classes(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidTensorError, match=r"\[rows, classes >= 2\]"):
-        score("margin", np.ones(shape, np.float32))
-
-
-def test_energy_is_the_log_of_the_summed_exponentials() -> None:
-    logits = np.array([[1.0, 2.0, 3.0], [1000.0, 0.0, 0.0]], np.float32)
-    np.testing.assert_allclose(energy(logits), [np.log(np.exp([1, 2, 3]).sum()), 1000], rtol=1e-6)
-    np.testing.assert_allclose(energy(logits, 2.0)[0], 2 * np.log(np.exp([0.5, 1, 1.5]).sum()), rtol=1e-6)
-
-
 def test_auroc_counts_pairs_and_half_of_ties() -> None:
     random = np.random.default_rng(0)
     scores, failed = random.integers(0, 6, 80) / 8, random.random(80) < 0.3
@@ -237,42 +189,10 @@ def test_auroc_counts_pairs_and_half_of_ties() -> None:
     assert auroc(scores, np.zeros(80, np.bool_)) is None
 
 
-def test_the_usual_score_equals_the_tempered_one() -> None:
-    rows = np.random.default_rng(3).dirichlet(np.full(10, 0.2), 500).astype(np.float32)
-    for found in (rows, np.zeros((1, 3), np.float32), np.array([[np.nan, 1.0]], np.float32)):
-        np.testing.assert_array_equal(score("max_probability", found), max_probability(temper(found, 1.0)))
-
-
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.8])
-@pytest.mark.parametrize("classes", [2, 10, 32])
-def test_a_row_scores_the_same_alone_and_in_a_batch(classes: int, temperature: float) -> None:
-    """Of an overconfident model a large share of the rows ties, and a certificate may end just there."""
-    random = np.random.default_rng(5)
-    logits = random.normal(size=(500, classes)) * random.choice([1, 5, 30], size=(500, 1))
-    rows = np.exp(logits - logits.max(axis=1, keepdims=True))
-    rows = (rows / rows.sum(axis=1, keepdims=True)).astype(np.float32)
-    alone = [float(score("max_probability", row[None], temperature=temperature)[0]) for row in rows]
-    assert alone == score("max_probability", rows, temperature=temperature).tolist()
-
-
-SATURATED_ROWS = np.array([[0.7, 0.2, 0.1], [0.0, 0.0, 255 / 256]], np.float32)
-
-
-def test_features_by_hand() -> None:
-    found = features(SATURATED_ROWS)
-    np.testing.assert_allclose(found[0, [0, 2, 3]], [0.5, np.log(0.2), np.log(0.7)], atol=1e-5)
-    np.testing.assert_array_equal(found[:, MEASURES:], [[1, 0, 0], [0, 0, 1]])
-    assert found[1, 2] == pytest.approx(np.log(1 / 512))  # what a quantised softmax rounds to zero
-
-
-def test_many_classes_have_no_one_hot_features() -> None:
-    assert features(np.full((2, 1000), 0.001, np.float32)).shape == (2, MEASURES)
-
-
-def test_a_logistic_score_is_one_minus_the_probability() -> None:
-    weights = (-2.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0)
-    found = Logistic(weights, 0.5).score(SATURATED_ROWS)
-    np.testing.assert_allclose(found, 1 - 1 / (1 + np.exp([-0.5, 1.5])), rtol=1e-4)
+def test_a_logistic_fit_gives_probabilities_of_a_loss() -> None:
+    features = np.array([[1, 0.5], [2, 0]], np.float32)
+    found = Logistic((-2.0, 3.0), 0.5).losses(features)
+    np.testing.assert_allclose(found, 1 / (1 + np.exp([0.0, 3.5])), rtol=1e-4)
     assert found.dtype == np.float32
-    with pytest.raises(ConfigError, match="7 weights, but 4 classes give 8"):
-        Logistic(weights, 0.5).score(np.full((1, 4), 0.25, np.float32))
+    with pytest.raises(ConfigError, match="2 weights, but the model's answers give 3 features"):
+        Logistic((-2.0, 3.0), 0.5).losses(np.ones((1, 3), np.float32))

@@ -1,4 +1,4 @@
-"""The checks of a classifier's outputs."""
+"""Classification: the checks of a classifier's outputs, scores, features and comparisons."""
 
 from __future__ import annotations
 
@@ -8,9 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from firstline_core.errors import InferenceError
-from firstline_core.tasks.classification import Outputs, check, fault, independent, single_label
-from firstline_core.types import Array, Tensor
+from firstline_core.errors import InferenceError, InvalidTensorError
+from firstline_core.tasks.classification import (
+    LOGITS,
+    MEASURES,
+    Classification,
+    Outputs,
+    energy,
+    entropy,
+    fault,
+    features,
+    independent,
+    margin,
+    max_probability,
+    score,
+    single_label,
+    temper,
+)
+from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec
 
 SINGLE = single_label(10)
 
@@ -84,19 +99,149 @@ def test_every_quantised_softmax_is_accepted(labels: int, logits: st.DataObject,
 @pytest.mark.parametrize(
     "found",
     [
-        (),
-        (Tensor("logits", rows(1.0)),),
-        (Tensor("probabilities", rows(1.0).astype(np.float64)),),
-        (Tensor("probabilities", rows(1.0)[:, :9]),),
-        (Tensor("probabilities", np.concatenate([rows(1.0)] * 2)),),
+        {},
+        {"logits": rows(1.0)},
+        {PROBABILITIES: rows(1.0).astype(np.float64)},
+        {PROBABILITIES: rows(1.0)[:, :9]},
+        {PROBABILITIES: np.concatenate([rows(1.0)] * 2)},
     ],
 )
-def test_another_name_type_or_shape_is_refused(found: tuple[Tensor, ...]) -> None:
+def test_another_name_type_or_shape_is_refused(found: Arrays) -> None:
     with pytest.raises(InferenceError, match=r"expected float32 \[1, 10\]"):
-        check(found, SINGLE, 1)
+        SINGLE.check(found, 1)
 
 
 @pytest.mark.parametrize("declared", [SINGLE, independent(10)])
-def test_accepted_outputs_are_returned_unchanged(declared: Outputs) -> None:
-    probabilities = rows(0.75, 0.25)
-    assert check((Tensor("other", rows()), Tensor("probabilities", probabilities)), declared, 1) is probabilities
+def test_further_outputs_are_accepted(declared: Outputs) -> None:
+    declared.check({"other": rows(), PROBABILITIES: rows(0.75, 0.25)}, 1)
+
+
+def test_impossible_values_are_refused() -> None:
+    with pytest.raises(InferenceError, match="'probabilities' has a row that sums to 9"):
+        SINGLE.check({PROBABILITIES: np.full((1, 10), 0.9, np.float32)}, 1)
+
+
+TASK = Classification(("a", "b", "c"))
+
+
+def answers(*values: list[float]) -> Arrays:
+    return {PROBABILITIES: np.array(values, np.float32)}
+
+
+class TestClassification:
+    def test_it_declares_one_probability_per_label(self) -> None:
+        assert TASK.outputs == (TensorSpec(PROBABILITIES, "FP32", (-1, 3)),)
+        assert TASK.declared(rounded=True, cut=False) == single_label(3, rounded=True)
+        assert TASK.declared(rounded=False, cut=True) == single_label(3, cut=True)
+        assert Classification(("a", "b"), independent=True).declared(rounded=True, cut=False) == independent(2)
+
+    def test_one_label_is_too_few(self) -> None:
+        with pytest.raises(ValueError, match="at least two labels"):
+            Classification(("a",))
+
+    def test_a_loss_is_another_likeliest_label(self) -> None:
+        edge, full = answers([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]), answers([0.9, 0.1, 0.0], [0.4, 0.6, 0.0])
+        assert TASK.loss(edge, full).tolist() == [0, 1]
+
+    def test_groups_are_the_predicted_labels(self) -> None:
+        assert TASK.groups(answers([0.5, 0.3, 0.2], [0.1, 0.2, 0.7])) == ["a", "c"]
+
+    def test_supposed_losses_are_the_missing_probability(self) -> None:
+        np.testing.assert_allclose(TASK.supposed_losses(answers([0.5, 0.3, 0.2])), [0.5])
+
+    def test_features_have_the_declared_number(self) -> None:
+        assert TASK.features(answers([0.5, 0.3, 0.2])).shape == (1, TASK.feature_count)
+
+    def test_the_difference_is_that_of_a_probability(self) -> None:
+        expected = answers([0.5, 0.3, 0.2], [0.1, 0.2, 0.7])
+        assert TASK.difference(expected, answers([0.5, 0.3, 0.2], [0.1, 0.3, 0.6])) == pytest.approx(0.1)
+        assert TASK.difference(expected, answers([0.5, 0.3, 0.2])) == float("inf")
+        assert TASK.difference(expected, answers([0.5, 0.3, 0.2], [0.1, 0.2, np.nan])) == float("inf")
+
+    def test_only_the_energy_score_uses_the_logits(self) -> None:
+        logits = {LOGITS: np.array([[1.0, 2.0, 3.0]], np.float32)}
+        outputs = answers([0.5, 0.3, 0.2])
+        np.testing.assert_array_equal(TASK.score("energy", outputs, logits), energy(logits[LOGITS]))
+        for kind in ("max_probability", "margin", "entropy"):
+            expected = score(kind, outputs[PROBABILITIES], temperature=2.0)
+            np.testing.assert_array_equal(TASK.score(kind, outputs, logits, temperature=2.0), expected)
+        with pytest.raises(InvalidTensorError, match="needs logits"):
+            TASK.score("energy", outputs, {})
+
+
+ROWS = np.array([[0.7, 0.2, 0.1], [0.4, 0.4, 0.2], [1, 0, 0], [1 / 3, 1 / 3, 1 / 3]], np.float32)
+SCORES = ["max_probability", "margin", "entropy"]
+
+
+def test_the_scores_by_hand() -> None:
+    np.testing.assert_allclose(max_probability(ROWS), [0.7, 0.4, 1, 1 / 3])
+    np.testing.assert_allclose(margin(ROWS), [0.5, 0, 1, 0], atol=1e-7)
+    by_hand = [1 + sum(p * np.log(p) for p in row if p > 0) / np.log(3) for row in ROWS.tolist()]
+    np.testing.assert_allclose(entropy(ROWS), by_hand, atol=1e-6)
+
+
+def test_tempering_probabilities_is_tempering_logits() -> None:
+    logits = np.random.default_rng(0).normal(size=(20, 7)).astype(np.float32)
+    expected = np.exp(logits / 2.5) / np.exp(logits / 2.5).sum(axis=1, keepdims=True)
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(temper(probabilities, 2.5), expected, rtol=1e-4)
+
+
+def test_a_quantised_row_is_normalised() -> None:
+    found = temper(np.array([[0.5, 0.25, 0.0]], np.float32), 1.0)
+    np.testing.assert_allclose(found, [[2 / 3, 1 / 3, 0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", SCORES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_with_nan_scores_nan_alone(kind: str, bad: float) -> None:
+    rows = ROWS.copy()
+    rows[1, 0] = bad
+    with np.errstate(invalid="ignore"):
+        found = score(kind, rows)
+    assert np.isnan(found[1])
+    np.testing.assert_array_equal(np.delete(found, 1), np.delete(score(kind, ROWS), 1))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (2, 2, 2)])
+def test_a_score_needs_a_matrix_of_classes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidTensorError, match=r"\[rows, classes >= 2\]"):
+        score("margin", np.ones(shape, np.float32))
+
+
+def test_energy_is_the_log_of_the_summed_exponentials() -> None:
+    logits = np.array([[1.0, 2.0, 3.0], [1000.0, 0.0, 0.0]], np.float32)
+    np.testing.assert_allclose(energy(logits), [np.log(np.exp([1, 2, 3]).sum()), 1000], rtol=1e-6)
+    np.testing.assert_allclose(energy(logits, 2.0)[0], 2 * np.log(np.exp([0.5, 1, 1.5]).sum()), rtol=1e-6)
+
+
+def test_the_usual_score_equals_the_tempered_one() -> None:
+    rows = np.random.default_rng(3).dirichlet(np.full(10, 0.2), 500).astype(np.float32)
+    for found in (rows, np.zeros((1, 3), np.float32), np.array([[np.nan, 1.0]], np.float32)):
+        np.testing.assert_array_equal(score("max_probability", found), max_probability(temper(found, 1.0)))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.8])
+@pytest.mark.parametrize("classes", [2, 10, 32])
+def test_a_row_scores_the_same_alone_and_in_a_batch(classes: int, temperature: float) -> None:
+    """Of an overconfident model a large share of the rows ties, and a certificate may end just there."""
+    random = np.random.default_rng(5)
+    logits = random.normal(size=(500, classes)) * random.choice([1, 5, 30], size=(500, 1))
+    rows = np.exp(logits - logits.max(axis=1, keepdims=True))
+    rows = (rows / rows.sum(axis=1, keepdims=True)).astype(np.float32)
+    alone = [float(score("max_probability", row[None], temperature=temperature)[0]) for row in rows]
+    assert alone == score("max_probability", rows, temperature=temperature).tolist()
+
+
+SATURATED_ROWS = np.array([[0.7, 0.2, 0.1], [0.0, 0.0, 255 / 256]], np.float32)
+
+
+def test_features_by_hand() -> None:
+    found = features(SATURATED_ROWS)
+    np.testing.assert_allclose(found[0, [0, 2, 3]], [0.5, np.log(0.2), np.log(0.7)], atol=1e-5)
+    np.testing.assert_array_equal(found[:, MEASURES:], [[1, 0, 0], [0, 0, 1]])
+    assert found[1, 2] == pytest.approx(np.log(1 / 512))  # what a quantised softmax rounds to zero
+
+
+def test_many_classes_have_no_one_hot_features() -> None:
+    assert features(np.full((2, 1000), 0.001, np.float32)).shape == (2, MEASURES)

@@ -166,7 +166,7 @@ async def test_an_audit_caches_the_full_models_output(make_scene: MakeScene) -> 
     await ended(scene, 1)
     content = scene.findings[0].audit.content
     kept = scene.cache.get(result_key(content, scene.cloud.digest))
-    assert kept.probabilities[1] == pytest.approx(0.99)
+    assert kept.outputs["probabilities"][0, 1] == pytest.approx(0.99)
     assert (await scene.infer(SURE)).output("probabilities").tolist() == response.output("probabilities").tolist()
 
 

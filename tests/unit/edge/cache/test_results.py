@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from firstline_core.clock import SimulatedClock
+from firstline_core.types import PROBABILITIES
 from firstline_edge.cache.results import DiskCache, ResultCache
 from firstline_edge.requests.context import ModelOutput
 
 
 def output(score: float | None = 0.5, classes: int = 3) -> ModelOutput:
-    return ModelOutput(np.linspace(0, 1, classes, dtype=np.float32), score)
+    return ModelOutput({PROBABILITIES: np.linspace(0, 1, classes, dtype=np.float32)[None]}, score)
 
 
 def entry_bytes() -> int:
@@ -22,30 +22,14 @@ def entry_bytes() -> int:
     return cache.size_bytes
 
 
-@pytest.mark.parametrize("score", [None, 0.0, 0.25, 1.0])
-def test_the_encoded_form_comes_back(score: float | None) -> None:
-    found = ModelOutput.decode(output(score).encode())
-    assert found.score == score
-    np.testing.assert_array_equal(found.probabilities, output().probabilities)
-
-
 def test_the_value_comes_back_from_memory_and_disk(tmp_path: Path) -> None:
-    learned = ModelOutput(np.zeros(3, np.float32), 0.5, 0.25)
-    assert (found := ModelOutput.decode(learned.encode())) is not None and found.value == 0.25
-    assert (bare := ModelOutput.decode(output().encode())) is not None and bare.value is None
+    learned = ModelOutput({PROBABILITIES: np.zeros((1, 3), np.float32)}, 0.5, 0.25)
     for limit_bytes in (1 << 20, 0):
         disk = DiskCache(tmp_path / str(limit_bytes), limit_bytes=1 << 20, ttl_s=60)
         cache = ResultCache(limit_bytes=limit_bytes, ttl_s=60, disk=disk, clock=SimulatedClock())
         cache.put(b"k", learned)
         assert (kept := cache.get(b"k")) is not None and kept.value == 0.25
         cache.close()
-
-
-@pytest.mark.parametrize(
-    "value", [b"", b"\x02", b"\x02\0\0\0", b"\x02" + output().encode()[1:], output().encode()[:-1]]
-)
-def test_an_unreadable_encoding_is_none(value: bytes) -> None:
-    assert ModelOutput.decode(value) is None
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -86,11 +70,18 @@ def test_no_memory_is_no_cache() -> None:
 def test_a_kept_result_does_not_change_with_the_callers_array() -> None:
     cache = ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=SimulatedClock())
     batch = np.ones((100, 3), np.float32)
-    cache.put(b"a", ModelOutput(batch[0], 1.0))
+    cache.put(b"a", ModelOutput({PROBABILITIES: batch[:1]}, 1.0))
     batch[:] = 0
-    found = cache.get(b"a")
-    assert found.probabilities.tolist() == [1, 1, 1]
-    assert found.probabilities.base is None  # nor does it keep the whole batch alive
+    kept = cache.get(b"a").outputs[PROBABILITIES]
+    assert kept.tolist() == [[1, 1, 1]]
+    assert kept.base is None  # nor does it keep the whole batch alive
+
+
+def test_every_output_counts_towards_the_limit() -> None:
+    text = np.array([b"x" * 1000], object)
+    cache = ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=SimulatedClock())
+    cache.put(b"k", ModelOutput({**output().outputs, "text": text}))
+    assert cache.size_bytes == entry_bytes() + 1000
 
 
 def test_private_results_are_cached_but_not_counted() -> None:

@@ -23,6 +23,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.routing.certificate import Histogram
 from firstline_core.runtime.onnx import OnnxRuntime
+from firstline_core.tasks.classification import Classification
 from firstline_core.types import InferRequest, InferResponse, Tensor, Tier
 from firstline_edge.app import EdgeAgent
 from firstline_edge.requests import context
@@ -39,7 +40,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[EdgeAgent]:
     manifest = Manifest(
         name="wide",
         version=1,
-        labels=("yes", "no"),
+        task=Classification(("yes", "no")),
         input=InputSpec("x", "FP32", (-1, FEATURES)),
         edge=(model,),
         full=replace(model, id="full"),
@@ -124,7 +125,7 @@ class Counting:
             self.calls.append(name)
 
 
-@pytest.mark.parametrize(("known", "most"), [(True, 60), (False, 140)])
+@pytest.mark.parametrize(("known", "most"), [(True, 60), (False, 150)])
 async def test_the_work_of_an_answer_is_bounded(agent: EdgeAgent, *, known: bool, most: int) -> None:
     """Calls, unlike times, are the same on every machine: a step that is added to every request shows here."""
     rows = [row(float(value)) for value in range(3)]

@@ -13,7 +13,8 @@ from support.edge import Scene
 
 from bench.support.bundles import with_certificate
 from firstline_core.routing.certificate import GroupCertificate
-from firstline_core.types import Reason, Tier
+from firstline_core.tasks.classification import Classification
+from firstline_core.types import PROBABILITIES, Reason, Tier
 from firstline_edge.cascade.cascade import TierRouter
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, Row
@@ -33,7 +34,7 @@ def held() -> Iterator[DeviceModel]:
 
 
 def row(probabilities: tuple[float, float], score: float) -> Row:
-    return Row(0, b"", ModelOutput(np.array(probabilities, np.float32), score))
+    return Row(0, b"", ModelOutput({PROBABILITIES: np.array([probabilities], np.float32)}, score))
 
 
 def decided(router: TierRouter, held: DeviceModel, seen: Row) -> tuple[Tier, bool]:
@@ -57,6 +58,6 @@ def test_a_raised_threshold_is_covered(held: DeviceModel) -> None:
 
 
 def test_a_class_without_a_threshold_is_escalated(held: DeviceModel) -> None:
-    renamed = msgspec.structs.replace(held.manifest, labels=("yes", "maybe"))
+    renamed = msgspec.structs.replace(held.manifest, task=Classification(("yes", "maybe")))
     held = replace(held, bundle=replace(held.bundle, manifest=renamed))
     assert decided(TierRouter(min_threshold=0.0), held, row(NO, 1.0)) == (Tier.CLOUD, False)

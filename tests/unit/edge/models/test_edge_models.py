@@ -20,10 +20,10 @@ from support.logs import captured_lines
 
 from firstline_core.bundle.manifest import MANIFEST_NAME, Policy, Score, encode_manifest, parse_manifest
 from firstline_core.bundle.store import Bundle
-from firstline_core.routing import policy
 from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import InferRequest, Tensor
+from firstline_core.tasks import classification
+from firstline_core.types import PROBABILITIES, InferRequest, Tensor
 from firstline_edge.models import loading
 from firstline_edge.models.loading import bundle_paths, load_bundle, open_models, quickest_ms, sample_input
 from firstline_edge.models.models import DeviceModel, Models, Pace
@@ -69,7 +69,7 @@ def test_a_learned_score_and_value_are_computed_with_the_answer(tmp_path: Path, 
     tensor = sample_input(taught.manifest, taught.edge.loaded)
     assert tensor is not None
     (one,), (other,) = taught.edge.run(tensor), plain.edge.run(tensor)
-    margin = policy.margin(one.probabilities[None])[0]
+    margin = classification.margin(one.outputs[PROBABILITIES])[0]
     assert one.value == pytest.approx(1 / (1 + np.exp(3 * margin - 1)), rel=1e-5)
     assert one.score == pytest.approx(1 - (one.value or 0))
     assert other.value is None
@@ -88,7 +88,7 @@ def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path
     assert tensor is not None
     (output,) = held.edge.run(tensor)
     assert output.score is not None and output.score > 1  # of which one minus the score would be worth nothing
-    assert output.value == pytest.approx(1 - output.probabilities.max())
+    assert output.value == pytest.approx(1 - output.outputs[PROBABILITIES].max())
     models.close()
 
 
@@ -196,7 +196,7 @@ def test_rows_are_scored_one_by_one(workers: Workers) -> None:
     assert held.edge is not None
     sample = sample_input(held.manifest, held.edge.loaded)
     one, two = held.edge.run(images(*sample.array, *sample.array))
-    np.testing.assert_array_equal(one.probabilities, two.probabilities)
+    np.testing.assert_array_equal(one.outputs[PROBABILITIES], two.outputs[PROBABILITIES])
     assert one.score == two.score and one.score is not None and 0 <= one.score <= 1
     models.close()
 

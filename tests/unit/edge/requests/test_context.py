@@ -1,14 +1,20 @@
-"""Answers made of rows, and corrections put into them."""
+"""Answers made of rows, corrections put into them, and the file form of a row's output."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from msgspec.structs import replace
 from support import escalations
 
-from firstline_core.types import Array, Attempt, Reason, RowAnswer, Status, Tensor, Tier
-from firstline_edge.requests.context import summarise
+from firstline_core.tasks.classification import Classification
+from firstline_core.types import DATATYPES, Array, Arrays, Attempt, Reason, RowAnswer, Status, Tensor, Tier
+from firstline_edge.requests.context import ModelOutput, summarise
 from firstline_edge.requests.full_answers import merge
 
 
@@ -36,6 +42,9 @@ def test_a_provisional_row_gives_the_reason() -> None:
     assert (answer.status, answer.reason, answer.tier) == (Status.PROVISIONAL, Reason.LINK_DOWN, Tier.CLOUD)
 
 
+TASK = Classification(tuple("abcdefghij"))
+
+
 def one_hot(*classes: int) -> Array:
     return np.eye(10, dtype=np.float32)[list(classes)]
 
@@ -47,7 +56,7 @@ class TestMerge:
         kept = replace(first.answer.rows[1], status=Status.FINAL, reason=Reason.CONFIDENT)
         answer = replace(first.answer, rows=(first.answer.rows[0], kept, first.answer.rows[2]))
         correction = escalations.response(asked.take([0, 2]), value=0.75)
-        merged = merge(replace(first, answer=answer), (0, 2), correction)
+        merged = merge(replace(first, answer=answer), (0, 2), correction, TASK)
         assert merged.output("probabilities")[:, 0].tolist() == [0.75, 0.25, 0.75]
         assert [said.tier for said in merged.answer.rows] == [Tier.CLOUD, Tier.EDGE, Tier.CLOUD]
         assert [said.certified for said in merged.answer.rows] == [True, False, True]
@@ -58,14 +67,16 @@ class TestMerge:
 
     def test_a_single_row(self) -> None:
         asked = escalations.request(id="mine")
-        merged = merge(escalations.response(asked, Status.PROVISIONAL), (0,), escalations.response(asked, value=0.9))
+        first = escalations.response(asked, Status.PROVISIONAL)
+        merged = merge(first, (0,), escalations.response(asked, value=0.9), TASK)
         assert (merged.answer.status, merged.answer.rows, merged.id) == (Status.FINAL, (), "mine")
         assert (merged.answer.certified, merged.answer.model_digest) == (True, "f" * 64)
         assert merged.answer.confidence == 0.4  # the edge model's, as it was
 
+    @pytest.mark.parametrize("task", [TASK, None])
     @pytest.mark.parametrize(("likeliest", "changed"), [((0, 3), False), ((0, 4), True), ((5, 3), True)])
     def test_changed_is_set_if_a_corrected_row_has_another_class(
-        self, likeliest: tuple[int, int], changed: bool
+        self, likeliest: tuple[int, int], changed: bool, task: Classification | None
     ) -> None:
         """Row 1 was kept: what the full model would have said of it plays no part."""
         asked = escalations.request(3)
@@ -73,6 +84,72 @@ class TestMerge:
             escalations.response(asked, Status.PROVISIONAL), outputs=(Tensor("probabilities", one_hot(0, 1, 3)),)
         )
         correction = escalations.response(asked.take([0, 2]))
-        merged = merge(first, (0, 2), replace(correction, outputs=(Tensor("probabilities", one_hot(*likeliest)),)))
+        full = replace(correction, outputs=(Tensor("probabilities", one_hot(*likeliest)),))
+        merged = merge(first, (0, 2), full, task)
         assert merged.answer is not None and first.answer is not None
         assert (first.answer.changed, merged.answer.changed) == (None, changed)
+
+    @pytest.mark.parametrize(("text", "changed"), [(b"one", False), (b"two", True)])
+    def test_every_output_is_corrected(self, text: bytes, changed: bool) -> None:
+        def outputs(*rows: bytes) -> tuple[Tensor, ...]:
+            return Tensor("text", np.array(rows, object)), Tensor("values", np.full((len(rows), 2), 0.5, np.float32))
+
+        asked = escalations.request(2)
+        first = replace(escalations.response(asked, Status.PROVISIONAL), outputs=outputs(b"zero", b"one"))
+        full = replace(escalations.response(asked.take([1])), outputs=outputs(text))
+        merged = merge(first, (1,), full, None)
+        assert merged.output("text").tolist() == [b"zero", text]
+        assert merged.output("values").shape == (2, 2)
+        assert merged.answer is not None and merged.answer.changed is changed
+
+
+NUMBERS = st.sampled_from([dtype for dtype in DATATYPES.values() if not dtype.hasobject])
+SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3).map(lambda shape: (1, *shape))
+TEXTS = st.lists(st.binary(max_size=9), max_size=3).map(lambda elements: np.array([elements], object))
+TENSORS: Any = st.one_of(NUMBERS.flatmap(lambda dtype: arrays.arrays(dtype, SHAPES)), TEXTS)
+OUTPUTS: Any = st.builds(
+    ModelOutput,
+    st.dictionaries(st.text(min_size=1, max_size=9), TENSORS, min_size=1, max_size=3),
+    st.none() | st.floats(allow_nan=False),
+    st.none() | st.floats(0, 1),
+)
+
+
+def assert_equal(found: Arrays, expected: Arrays) -> None:
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+class TestModelOutput:
+    @given(OUTPUTS)
+    def test_the_encoded_form_comes_back(self, output: ModelOutput) -> None:
+        found = ModelOutput.decode(output.encode())
+        assert found is not None
+        assert (found.score, found.value) == (output.score, output.value)
+        assert_equal(found.outputs, output.outputs)
+
+    @given(OUTPUTS, st.data())
+    def test_a_cut_encoding_is_none(self, output: ModelOutput, data: st.DataObject) -> None:
+        encoded = output.encode()
+        assert ModelOutput.decode(encoded[: data.draw(st.integers(0, len(encoded) - 1))]) is None
+        assert ModelOutput.decode(encoded + b"\0") is None
+
+    @given(OUTPUTS, st.data())
+    def test_a_damaged_encoding_is_none_or_an_output(self, output: ModelOutput, data: st.DataObject) -> None:
+        encoded = bytearray(output.encode())
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+        found = ModelOutput.decode(bytes(encoded))
+        assert found is None or isinstance(found.size_bytes, int)
+
+    @given(st.binary(max_size=40))
+    def test_other_bytes_are_none(self, encoded: bytes) -> None:
+        assert ModelOutput.decode(b"\x01" + encoded) is None  # the format of version 1
+
+    def test_a_copy_is_no_view(self) -> None:
+        batch = np.ones((9, 3), np.float32)
+        copied = ModelOutput({"values": batch[:1]}, 0.5, 0.25).copy()
+        batch[:] = 0
+        assert copied.outputs["values"].base is None
+        assert (copied.outputs["values"].tolist(), copied.score, copied.value) == ([[1, 1, 1]], 0.5, 0.25)

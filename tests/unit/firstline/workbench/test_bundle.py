@@ -25,7 +25,7 @@ from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, InferenceError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Tensor
+from firstline_core.types import PROBABILITIES, Tensor
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 _BEFORE = parse_preprocess("decode:L,resize:8x8,scale:0:255")
@@ -172,9 +172,9 @@ def test_graphs_are_copied_and_run(tmp_path: Path) -> None:
     turned = create_bundle(replace(spec, policy=PolicySpec(column, 1.0, 0.5)), tmp_path / "turned")
 
     rows = Tensor("image", np.random.default_rng(3).random((5, 6), np.float32))
-    first, second = (load_model(bundle, bundle.manifest.edge[0], _OPTIONS) for bundle in (plain, turned))
-    np.testing.assert_allclose(first.predict(rows), second.predict(rows)[:, ::-1])
-    np.testing.assert_allclose(load_scorer(turned, _OPTIONS)(second.predict(rows)), second.predict(rows)[:, 0])
+    first, second = (load_model(bundle, bundle.manifest.edge[0], _OPTIONS).predict(rows) for bundle in (plain, turned))
+    np.testing.assert_allclose(first.outputs[PROBABILITIES], second.outputs[PROBABILITIES][:, ::-1])
+    np.testing.assert_allclose(load_scorer(turned, _OPTIONS)(*second), second.outputs[PROBABILITIES][:, 0])
 
 
 @pytest.mark.parametrize(
@@ -225,11 +225,12 @@ def test_independent_labels_need_no_sum(tmp_path: Path) -> None:
         create_bundle(spec, tmp_path / "out")
     bundle = create_bundle(replace(spec, independent_labels=True), tmp_path / "out", warn=warnings.append)
     with closing(load_edge(bundle, RuntimeOptions())) as loaded:
-        np.testing.assert_allclose(loaded.predict(likely), [[0.880797] * 3], rtol=1e-5)
+        np.testing.assert_allclose(loaded.predict(likely).outputs[PROBABILITIES], [[0.880797] * 3], rtol=1e-5)
     assert warnings == []
     assert verify(bundle.path)[1].outcome == "ok"
 
-    exclusive = msgspec.structs.replace(bundle.manifest, independent_labels=False)
+    manifest = bundle.manifest
+    exclusive = msgspec.structs.replace(manifest, task=msgspec.structs.replace(manifest.task, independent=False))
     (bundle.path / MANIFEST_NAME).write_bytes(encode_manifest(exclusive))
     with (
         closing(load_edge(open_bundle(bundle.path), RuntimeOptions())) as loaded,
@@ -339,7 +340,8 @@ def test_golden_answers_are_those_of_each_variant(digits: BundleSpec, tmp_path: 
     assert sorted(answers.outputs) == ["edge-onnx-fp32", "edge-tflite-fp32", "edge-tflite-int8"]
     for model in made.manifest.edge:
         loaded = load_model(made, model, _OPTIONS)
-        found = deviation(answers, model.id, loaded.predict(tensor_of(answers, made.manifest.input)))
+        outputs = loaded.predict(tensor_of(answers, made.manifest.input)).outputs
+        found = deviation(answers, model.id, outputs, loaded.task)
         assert found is not None and found < 1e-6
         loaded.close()
     with pytest.raises(ConfigError, match="golden input"):

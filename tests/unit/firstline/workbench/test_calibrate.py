@@ -11,7 +11,7 @@ from firstline.workbench.calibrate import calibrate, fit_temperature, smallest_t
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.policy import temper
+from firstline_core.tasks.classification import temper
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 

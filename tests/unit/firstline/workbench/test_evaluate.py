@@ -16,9 +16,9 @@ from firstline_core.bundle.loading import load_edge, load_model
 from firstline_core.bundle.manifest import Score
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.policy import score
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Tensor
+from firstline_core.tasks.classification import score
+from firstline_core.types import PROBABILITIES, Tensor
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 
@@ -32,8 +32,8 @@ def test_figures_match_the_parts() -> None:
     images, truth = zip(*dataset.read(), strict=True)
     batch = Tensor("image", np.array(images, object))
     assert bundle.manifest.full is not None
-    edge = load_edge(bundle, RuntimeOptions()).predict(batch)
-    full = load_model(bundle, bundle.manifest.full, RuntimeOptions()).predict(batch)
+    models = load_edge(bundle, RuntimeOptions()), load_model(bundle, bundle.manifest.full, RuntimeOptions())
+    edge, full = (model.predict(batch).outputs[PROBABILITIES] for model in models)
     policy = bundle.manifest.policy
     kept = score("margin", edge, temperature=policy.score.temperature) >= policy.threshold
     sizes = np.array([len(image) for image in images])

@@ -13,7 +13,8 @@ from firstline.workbench.observe import observe
 from firstline_core.bundle.loading import Prediction, load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Tensor
+from firstline_core.tasks.classification import LOGITS, Classification
+from firstline_core.types import PROBABILITIES, Tensor
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 _CLASSES = 10_000
@@ -22,16 +23,13 @@ _CLASSES = 10_000
 class WideModel:
     """A model with many classes, whose answers are large."""
 
-    labels = ("",) * _CLASSES
+    task = Classification(("",) * _CLASSES)
     model = SimpleNamespace(shows_logits=True)
     runtime = SimpleNamespace(provider="CPU")
 
-    def predict(self, tensor: Tensor) -> Any:
-        return self.predict_with_logits(tensor).probabilities
-
-    def predict_with_logits(self, tensor: Tensor) -> Prediction:
+    def predict(self, tensor: Tensor) -> Prediction:
         row = np.full((1, _CLASSES), len(tensor.array[0]), np.float32)
-        return Prediction(row, -row)
+        return Prediction({PROBABILITIES: row}, {LOGITS: -row})
 
 
 @pytest.mark.parametrize("with_logits", [False, True])
@@ -59,11 +57,11 @@ def test_answers_are_those_of_the_model_to_each_image() -> None:
     model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     observed = observe([model], bundle.manifest.input, dataset, with_logits=[model])
     images, truth = zip(*dataset.read(), strict=True)
-    expected = model.predict_with_logits(Tensor("image", np.array(images, object)))
+    expected = model.predict(Tensor("image", np.array(images, object)))
     [answers] = observed.answers
     assert observed.truth.tolist() == list(truth)
     assert observed.sizes.tolist() == [len(image) for image in images]
-    np.testing.assert_allclose(answers.probabilities, expected.probabilities, rtol=1e-4, atol=1e-6)
-    assert answers.logits is not None and expected.logits is not None
-    np.testing.assert_allclose(answers.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(answers.probabilities, expected.outputs[PROBABILITIES], rtol=1e-4, atol=1e-6)
+    assert answers.logits is not None
+    np.testing.assert_allclose(answers.logits, expected.evidence[LOGITS], rtol=1e-4, atol=1e-4)
     assert (answers.seconds > 0).all()

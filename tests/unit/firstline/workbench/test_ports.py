@@ -16,7 +16,7 @@ from firstline.workbench.step_syntax import parse_postprocess
 from firstline_core.bundle.loading import load_model
 from firstline_core.errors import FirstlineError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Tensor
+from firstline_core.types import PROBABILITIES, Tensor
 
 _WEIGHTS = np.array([[3, 0, 0], [0, 3, 0], [0, 0, 3], [1, 1, 1]], np.float32)
 _ROWS = np.array([[2, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]], np.float32)
@@ -159,7 +159,7 @@ def test_output_of_unknown_rank_is_tried(tmp_path: Path) -> None:
     model.graph.initializer.extend(numbers)
     bundle = create_bundle(_spec(_saved(tmp_path, model)), tmp_path / "out")
     loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
-    assert loaded.predict(Tensor("x", _ROWS)).argmax(axis=1).tolist() == [0, 1, 0]
+    assert loaded.predict(Tensor("x", _ROWS)).outputs[PROBABILITIES].argmax(axis=1).tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("postprocess", ["", "binary"])
@@ -170,7 +170,9 @@ def test_one_sigmoid_is_a_classifier_of_two_labels(tmp_path: Path, postprocess: 
     bundle = create_bundle(spec, tmp_path / "out", warn=warnings.append)
     loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     high = 1 / (1 + np.exp(-6.0))
-    np.testing.assert_allclose(loaded.predict(Tensor("x", _ROWS[:1])), [[1 - high, high]], atol=1e-6)
+    np.testing.assert_allclose(
+        loaded.predict(Tensor("x", _ROWS[:1])).outputs[PROBABILITIES], [[1 - high, high]], atol=1e-6
+    )
     assert [sentence.split(";")[0] for sentence in warnings] == (
         [] if postprocess else ["mine.onnx: its one output is read as the probability of the second label, 'b'"]
     )
@@ -184,7 +186,9 @@ def test_one_logit_needs_its_own_step(tmp_path: Path) -> None:
     bundle = create_bundle(_spec(file, 2, "binary:logit"), tmp_path / "out")
     loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     high = 1 / (1 + np.exp(-6.0))
-    np.testing.assert_allclose(loaded.predict(Tensor("x", _ROWS[:1])), [[1 - high, high]], atol=1e-6)
+    np.testing.assert_allclose(
+        loaded.predict(Tensor("x", _ROWS[:1])).outputs[PROBABILITIES], [[1 - high, high]], atol=1e-6
+    )
 
 
 def _new_ir(model: onnx.ModelProto) -> None:

@@ -49,7 +49,7 @@ def test_page_states_the_auroc(measured: Measured) -> None:
     (edge,) = measured.edges
     expected = auroc(edge.scores, edge.answers.labels != measured.full.labels)
     assert expected is not None
-    same = _replaced(measured, full=_replaced(measured.full, probabilities=edge.answers.probabilities))
+    same = _replaced(measured, full=_replaced(measured.full, outputs=edge.answers.outputs))
     for one, says in ((measured, f"{expected:.3f}"), (same, "n/a")):
         text = html("digits", "", [(report_data(one, edge), ())])
         assert f"<p>AUROC of the score for &quot;edge disagrees with full&quot;: {says}.</p>" in text

@@ -112,7 +112,8 @@ def test_verify_refuses_and_corrects_a_bundle(tmp_path: Path) -> None:
     assert after.manifest.golden is not None
     answers = read_golden(after, after.manifest.golden.artefact)
     with closing(load_model(after, after.manifest.edge[0], RuntimeOptions())) as loaded:
-        found = deviation(answers, "edge", loaded.predict(tensor_of(answers, after.manifest.input)))
+        outputs = loaded.predict(tensor_of(answers, after.manifest.input)).outputs
+    found = deviation(answers, "edge", outputs, after.manifest.task)
     assert found is not None and found < 1e-6
     again = run("bundle", "verify", out, "--out", tmp_path / "third", code=0)
     assert "No bundle was written: no model needs `batch: 1`." in again

@@ -18,14 +18,15 @@ from firstline.workbench.selection import (
     default_fraction,
     fit_logistic,
     fit_value,
+    scores_by,
     select,
 )
-from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import split
-from firstline_core.routing.policy import auroc, features, margin, score
+from firstline_core.routing.policy import auroc
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.classification import features, margin, score
 
 OWN = Score("max_probability", 1.5)
 
@@ -39,7 +40,7 @@ def rows(n: int, seed: int = 0) -> tuple[Any, Any, Any]:
 
 
 def decided(data: tuple[Any, Any, Any], **options: Any) -> Selection:
-    own_scores = scorer(OWN)(data[0]).astype(np.float64)
+    own_scores = scores_by(OWN, data[0]).astype(np.float64)
     return select(*data, own=OWN, own_scores=own_scores, **options)
 
 
@@ -73,7 +74,7 @@ def test_named_score_gets_the_fitted_temperature() -> None:
     entropy = decided(data, fraction=0.5, name="entropy")
     assert entropy.score == Score("entropy", decided(data, fraction=0.5).score.temperature)
     assert entropy.score.temperature != OWN.temperature
-    np.testing.assert_array_equal(entropy.scores, scorer(entropy.score)(data[0]))
+    np.testing.assert_array_equal(entropy.scores, scores_by(entropy.score, data[0]))
     assert decided(data, fraction=0.5, name="bundle").score == OWN
     learned = decided(data, fraction=0.5, name="learned")
     assert learned.score.learned == learned.value is not None
@@ -108,7 +109,7 @@ def test_logistic_score_matches_scikit_learn() -> None:
     measures = found[:, :4]
     found[:, :4] = (measures - measures.mean(axis=0)) / (measures.std(axis=0) + 1e-6)
     reference = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(found, losses).predict_proba(found)[:, 0]
-    np.testing.assert_allclose(fit_logistic(rows, losses).score(rows), reference, atol=1e-5)
+    np.testing.assert_allclose(1 - fit_logistic(rows, losses).losses(features(rows)), reference, atol=1e-5)
 
 
 def test_value_uses_the_model_of_disagreements() -> None:
@@ -123,7 +124,7 @@ def test_value_uses_the_model_of_disagreements() -> None:
             fit_value(rows[few], losses[few], disagreements[few]),
             fit_logistic(rows[few], losses[few]),
         ):
-            areas.append(auroc(learned.score(rows[many]), losses[many]))
+            areas.append(auroc(1 - learned.losses(features(rows[many])), losses[many]))
     leaning, alone = np.array(areas).reshape(-1, 2).T
     assert leaning.mean() > alone.mean() + 0.005
 
@@ -132,7 +133,7 @@ def test_learned_score_wins_if_the_class_matters() -> None:
     choice = choose_score(*_answers(2, 600, worst_class=1))
     assert choice.name == LEARNED
     rows, losses = _answers(3, 4000, worst_class=1)
-    learned, plain = auroc(choice.score(rows), losses), auroc(margin(rows), losses)
+    learned, plain = auroc(scores_by(choice.declared, rows), losses), auroc(margin(rows), losses)
     assert learned is not None
     assert plain is not None
     assert learned > plain + 0.05
@@ -142,7 +143,7 @@ def test_too_few_losses_select_the_margin() -> None:
     rows, _ = _answers(4, 50)
     choice = choose_score(rows, np.arange(50) < 3)
     assert (choice.name, choice.learned, dict(choice.aurocs)) == ("margin", None, {})
-    np.testing.assert_array_equal(choice.score(rows), score("margin", rows))
+    np.testing.assert_array_equal(scores_by(choice.declared, rows), score("margin", rows))
     with pytest.raises(ConfigError, match="only one kind"):
         fit_logistic(rows, np.zeros(50, np.bool_))
     own = Score("entropy", 2.0)

@@ -17,7 +17,7 @@ from support.logs import captured_lines
 from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import ContractNotice, InferRequest, ModelKey
+from firstline_core.types import PROBABILITIES, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import monitor
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.records import Contribution, Skipped
@@ -26,7 +26,7 @@ from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts, Store
 from firstline_gateway.store.service_clock import ServiceClock
 
-THREE = np.eye(10, dtype=np.float32)[[3]]
+THREE = {PROBABILITIES: np.eye(10, dtype=np.float32)[[3]]}
 SETTINGS = Contracts(escalations_per_hour=600)
 NOW_S, DAY_S = 1_800_000_000.0, 86_400.0
 
@@ -400,7 +400,7 @@ def test_a_liar_shows_by_name(bench: Bench) -> None:
 
 def test_an_answer_that_is_no_number_is_no_evidence(bench: Bench) -> None:
     request = request_from("cam", note_of(bench.served(), 3))
-    bench.monitor.answered(request, bench.served(), np.full((1, 10), np.nan, np.float32))
+    bench.monitor.answered(request, bench.served(), {PROBABILITIES: np.full((1, 10), np.nan, np.float32)})
     assert bench.monitor.pools() == []
     assert bench.skipped(Skipped.NO_ANSWER) == 1
 

@@ -15,8 +15,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.base import LOOP_LIMIT_S
 from firstline_core.runtime.batch_times import WINDOW, LoopTimes
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, ModelKey, Tensor
-from firstline_gateway.executors.base import Probabilities
+from firstline_core.types import Arrays, ModelKey, Tensor
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.serving.scheduling.admission import Bounds
@@ -34,7 +33,7 @@ class Meeting(Doubler):
         self.met = False
         self.closed = False
 
-    def run(self, rows: Array) -> Probabilities:
+    def run(self, rows: Arrays) -> Arrays:
         self.met = True
         self.barrier.wait()
         return super().run(rows)
@@ -49,7 +48,7 @@ async def test_as_many_batches_run_side_by_side_as_there_are_sessions() -> None:
     assert executor.slots == 3
     tensor = Tensor("x", np.ones((1, 1), np.float32))
     answers = await asyncio.gather(*(asyncio.wrap_future(executor.run(M, [tensor], [None])) for _ in range(3)))
-    assert [np.asarray(outcome).tolist() for (outcome,) in answers] == [[[2]]] * 3
+    assert [outcome["probabilities"].tolist() for (outcome,) in answers] == [[[2]]] * 3
     assert await executor.close(10)
     assert model.closed
 
@@ -65,7 +64,7 @@ async def test_closing_waits_for_its_timeout_and_reports_running_batches() -> No
     assert not model.closed
     model.barrier.wait()
     (outcome,) = await asyncio.wrap_future(running)
-    assert np.asarray(outcome).tolist() == [[2]]
+    assert outcome["probabilities"].tolist() == [[2]]
     assert await executor.close(10)
     assert model.closed
 
@@ -89,8 +88,8 @@ async def test_a_real_bundle_answers_each_request_with_its_own_rows(tmp_path: Pa
     await executor.close(10)
     assert isinstance(bad, Exception)
     assert "Row 0" in str(bad) or "row 0" in str(bad)
-    assert np.asarray(one).shape == (1, 10)
-    np.testing.assert_allclose(np.asarray(four), np.repeat(np.asarray(one), 4, axis=0), atol=1e-6)
+    assert one["probabilities"].shape == (1, 10)
+    np.testing.assert_allclose(four["probabilities"], np.repeat(one["probabilities"], 4, axis=0), atol=1e-6)
 
 
 class Taking(Doubler):
@@ -102,7 +101,7 @@ class Taking(Doubler):
         self.takes_s = takes_s
         self.on_loop: list[bool] = []
 
-    def run(self, rows: Array) -> Probabilities:
+    def run(self, rows: Arrays) -> Arrays:
         self.on_loop.append(threading.current_thread() is threading.main_thread())
         self.clock._now_s += self.takes_s
         return super().run(rows)
@@ -129,7 +128,7 @@ async def test_a_model_that_was_loaded_on_a_busy_machine_is_measured_again(
     bounds = Bounds(requests=100, size_bytes=1 << 20, seconds=100.0, batch_rows=4)
     batcher = Batcher(pool_of(executor, M, clock=clock), clock=clock, bounds=bounds)
     for value in range(2 * WINDOW):
-        assert (await batcher.submit(M, request_of(float(value)))).tolist() == [[2.0 * value]]
+        assert (await batcher.submit(M, request_of(float(value))))["probabilities"].tolist() == [[2.0 * value]]
     begins_on_loop = loaded_s < LOOP_LIMIT_S
     assert model.on_loop[:WINDOW] == [begins_on_loop] * WINDOW
     assert model.on_loop[WINDOW:] == [ends_on_loop] * WINDOW

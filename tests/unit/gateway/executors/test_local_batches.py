@@ -14,8 +14,7 @@ from firstline_core.errors import (
     InferenceError,
     InvalidTensorError,
 )
-from firstline_core.types import Array, Tensor
-from firstline_gateway.executors.base import Probabilities
+from firstline_core.types import Arrays, Tensor, row_count, slice_rows
 from firstline_gateway.executors.local import run_batch
 
 
@@ -26,14 +25,14 @@ def tensors(*rows: list[float]) -> list[Tensor]:
 def test_all_rows_run_together_and_come_back_to_their_requests() -> None:
     model = Doubler()
     outcomes = run_batch(model, tensors([1], [2, 3], [4]), max_rows=8)
-    assert [np.asarray(outcome).tolist() for outcome in outcomes] == [[[2]], [[4], [6]], [[8]]]
+    assert [outcome["probabilities"].tolist() for outcome in outcomes] == [[[2]], [[4], [6]], [[8]]]
     assert model.runs == [4]
 
 
 def test_more_rows_than_the_model_may_see_run_in_steps() -> None:
     model = Doubler()
     (outcome,) = run_batch(model, tensors([1, 2, 3, 4, 5]), max_rows=2)
-    assert np.asarray(outcome).tolist() == [[2], [4], [6], [8], [10]]
+    assert outcome["probabilities"].tolist() == [[2], [4], [6], [8], [10]]
     assert model.runs == [2, 2, 1]
 
 
@@ -41,16 +40,16 @@ def test_a_request_that_cannot_be_prepared_fails_alone() -> None:
     model = Doubler()
     good, bad, also_good = run_batch(model, tensors([1], [-1], [3]), max_rows=8)
     assert isinstance(bad, InvalidTensorError)
-    assert np.asarray(good).tolist() == [[2]]
-    assert np.asarray(also_good).tolist() == [[6]]
+    assert good["probabilities"].tolist() == [[2]]
+    assert also_good["probabilities"].tolist() == [[6]]
     assert model.runs == [2]
 
 
 def test_a_request_that_makes_the_run_fail_is_found_and_the_others_are_answered() -> None:
     good, bad, also_good = run_batch(Doubler(fails_above=5), tensors([1], [9], [3]), max_rows=8)
     assert isinstance(bad, FirstlineError)
-    assert np.asarray(good).tolist() == [[2]]
-    assert np.asarray(also_good).tolist() == [[6]]
+    assert good["probabilities"].tolist() == [[2]]
+    assert also_good["probabilities"].tolist() == [[6]]
 
 
 class Poisoned(Doubler):
@@ -60,13 +59,13 @@ class Poisoned(Doubler):
         super().__init__()
         self._prepares, self._runs = prepares, runs
 
-    def prepare(self, tensor: Tensor) -> Array:
+    def prepare(self, tensor: Tensor) -> Arrays:
         if (tensor.array == self._prepares).any():
             raise MemoryError
         return super().prepare(tensor)
 
-    def run(self, rows: Array) -> Probabilities:
-        if (rows == self._runs).any():
+    def run(self, rows: Arrays) -> Arrays:
+        if (rows["x"] == self._runs).any():
             raise MemoryError
         return super().run(rows)
 
@@ -75,21 +74,21 @@ class Poisoned(Doubler):
 def test_a_request_that_needs_too_much_memory_fails_alone(where: str) -> None:
     good, bad, also_good = run_batch(Poisoned(**{where: 9}), tensors([1], [9], [3]), max_rows=8)
     assert isinstance(bad, CapacityError)
-    assert np.asarray(good).tolist() == [[2]]
-    assert np.asarray(also_good).tolist() == [[6]]
+    assert good["probabilities"].tolist() == [[2]]
+    assert also_good["probabilities"].tolist() == [[6]]
 
 
 def test_a_request_that_expires_during_preparation_is_skipped() -> None:
     clock = SimulatedClock()
 
     class Slow(Doubler):
-        def prepare(self, tensor: Tensor) -> Array:
+        def prepare(self, tensor: Tensor) -> Arrays:
             asyncio.run(clock.advance(1))
             return super().prepare(tensor)
 
     model = Slow()
     outcomes = run_batch(model, tensors([1], [2], [3]), 8, [None, 1.0, 9.0], clock)
-    assert [type(outcome) for outcome in outcomes] == [np.ndarray, DeadlineExceededError, np.ndarray]
+    assert [type(outcome) for outcome in outcomes] == [dict, DeadlineExceededError, dict]
     assert model.runs == [2]
 
 
@@ -97,15 +96,15 @@ def test_rows_of_different_shapes_run_in_groups_of_their_own() -> None:
     model = Doubler()
     mixed = [Tensor("x", np.full((2, width), width, np.float32)) for width in (1, 3, 1)]
     narrow, wide, also_narrow = run_batch(model, mixed, max_rows=8)
-    assert np.asarray(wide).shape == (2, 3)
-    assert np.asarray(narrow).tolist() == np.asarray(also_narrow).tolist() == [[2], [2]]
+    assert wide["probabilities"].shape == (2, 3)
+    assert narrow["probabilities"].tolist() == also_narrow["probabilities"].tolist() == [[2], [2]]
     assert model.runs == [4, 2]
 
 
 def test_a_model_that_loses_rows_fails() -> None:
     class Loser(Doubler):
-        def run(self, rows: Array) -> Probabilities:
-            return super().run(rows)[1:]
+        def run(self, rows: Arrays) -> Arrays:
+            return slice_rows(super().run(rows), 1, row_count(rows))
 
     outcomes = run_batch(Loser(), tensors([1], [2]), max_rows=8)
     assert [type(outcome) for outcome in outcomes] == [InferenceError, InferenceError]

@@ -12,7 +12,7 @@ from support.gateway import DIGITS, request_of
 
 from firstline_core.processing import GENERATION
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import AuditNote, InferRequest, Tensor
+from firstline_core.types import PROBABILITIES, AuditNote, InferRequest, Tensor
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import ServedModel
@@ -20,7 +20,7 @@ from firstline_gateway.serving import data_plane
 from firstline_gateway.serving.response_cache import ResponseCache, key_of
 from firstline_gateway.settings.load import load
 
-ANSWER = np.array([[0.25, 0.75]], np.float32)
+ANSWER = {PROBABILITIES: np.array([[0.25, 0.75]], np.float32)}
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +31,10 @@ def served() -> ServedModel:
 
 def test_a_cached_answer_is_a_copy_of_its_rows() -> None:
     cache = ResponseCache(10_000)
-    batch = np.repeat(ANSWER, 64, axis=0)
-    cache.put(b"k", batch[3:4])
-    found = cache.get(b"k")
-    assert found.tolist() == ANSWER.tolist()
+    batch = np.repeat(ANSWER[PROBABILITIES], 64, axis=0)
+    cache.put(b"k", {PROBABILITIES: batch[3:4]})
+    found = cache.get(b"k")[PROBABILITIES]
+    assert found.tolist() == ANSWER[PROBABILITIES].tolist()
     assert found.base is None
     assert not found.flags.writeable
 
@@ -47,7 +47,7 @@ def test_the_least_recently_used_answers_are_evicted() -> None:
     cache.put(b"d", ANSWER)
     assert cache.size_bytes <= 3 * 450
     assert [key for key in (b"a", b"b", b"c", b"d") if cache.get(key) is not None] == [b"a", b"c", b"d"]
-    cache.put(b"large", np.zeros((100, 100), np.float32))
+    cache.put(b"large", {PROBABILITIES: np.zeros((100, 100), np.float32)})
     assert cache.get(b"large") is None
     assert len(cache) == 3
 

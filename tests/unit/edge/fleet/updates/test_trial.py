@@ -21,6 +21,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import IntegrityError, SelfTestError
 from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import PROBABILITIES
 from firstline_edge.fleet.updates.trial import self_test
 from firstline_edge.models.loading import load_bundle
 from firstline_edge.models.models import DeviceModel
@@ -39,7 +40,7 @@ def held_with(
 ) -> DeviceModel:
     """A model whose two classes are always as likely, and what its maker says of that."""
     bundle_at(folder, 1)
-    answers = GoldenAnswers((np.zeros(4, np.float32).tobytes(),), {"edge": (outputs,)}, shape)
+    answers = GoldenAnswers((np.zeros(4, np.float32).tobytes(),), {"edge": {PROBABILITIES: [list(outputs)]}}, shape)
     (folder / GOLDEN_NAME).write_bytes(encode_golden(answers))
     manifest = open_bundle(folder).manifest
     manifest = msgspec.structs.replace(manifest, golden=Golden(artefact(folder / GOLDEN_NAME, folder), 0.01))
@@ -52,7 +53,7 @@ def test_equal_golden_answers_pass(tmp_path: Path, workers: Workers) -> None:
 
 
 def test_different_golden_answers_fail(tmp_path: Path, workers: Workers) -> None:
-    with pytest.raises(SelfTestError, match=r"differs by 0\.1, and 0\.01 is allowed"):
+    with pytest.raises(SelfTestError, match=r"differ by 0\.1, and 0\.01 is allowed"):
         self_test(held_with(tmp_path / "a", workers, (0.6, 0.4)), None)
 
 

@@ -6,15 +6,13 @@ import asyncio
 import threading
 from typing import cast
 
-import numpy as np
 import pytest
 from support.executors import MIB, SERVED, M, Timed, row, site
 from support.gateway import Doubler
 
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
-from firstline_core.types import Array
-from firstline_gateway.executors.base import Probabilities
+from firstline_core.types import Arrays
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
@@ -29,7 +27,7 @@ class Held(Doubler):
         self.goes_on = threading.Event()
         self.fails = False
 
-    def run(self, rows: Array) -> Probabilities:
+    def run(self, rows: Arrays) -> Arrays:
         assert self.goes_on.wait(60)
         if self.fails:
             raise ValueError("dimensions")
@@ -58,7 +56,7 @@ async def test_an_abandoned_thread_keeps_its_slot_and_memory_until_it_ends(fails
     while not asked.done():
         await asyncio.sleep(0)
         await clock.advance(0.001)
-    assert np.asarray(asked.result()[0]).tolist() == [[4.0]]
+    assert asked.result()[0]["probabilities"].tolist() == [[4.0]]
     assert here.outcomes == {"cut_off": 1}
     assert (len(here.running), here.room(), memory.batches_bytes) == (1, False, 4 * MIB)
     assert not here.candidate(M, 1, clock.monotonic_s()).fits
@@ -90,7 +88,7 @@ async def test_a_batch_abandoned_before_its_thread_frees_its_slot() -> None:
     await asyncio.sleep(0)
     assert len(here.running) == 1
     model.goes_on.set()
-    assert np.asarray((await first)[0]).tolist() == [[4.0]]
+    assert (await first)[0]["probabilities"].tolist() == [[4.0]]
     assert model.runs == [1]
     assert await dispatcher.close(10)
 

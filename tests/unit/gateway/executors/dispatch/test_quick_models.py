@@ -15,8 +15,8 @@ from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InferenceError, InvalidTensorError, NotReadyError
-from firstline_core.types import Array, ModelKey, Tensor
-from firstline_gateway.executors.base import ModelOnExecutor, Outcome, Probabilities
+from firstline_core.types import Arrays, ModelKey, Tensor
+from firstline_gateway.executors.base import ModelOnExecutor, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
@@ -36,7 +36,7 @@ class Small(Doubler):
         self._clock = clock
         self.error: Exception | None = None
 
-    def run(self, rows: Array) -> Probabilities:
+    def run(self, rows: Arrays) -> Arrays:
         self._clock._now_s += 0.0005
         if self.error is not None:
             raise self.error
@@ -86,7 +86,7 @@ class Site:
     def _count(self) -> None:
         self.late += 1
 
-    async def ask(self, value: float = 1.0, timeout_s: float | None = None) -> Probabilities:
+    async def ask(self, value: float = 1.0, timeout_s: float | None = None) -> Arrays:
         due_s = None if timeout_s is None else self.clock.monotonic_s() + timeout_s
         return await self.until(self.batcher.submit(M, request_of(value, deadline_s=due_s)))
 
@@ -115,11 +115,11 @@ async def test_a_local_failure_is_retried_elsewhere_and_ejects(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     site = Site(Costs())
-    assert (await site.ask(2.0)).tolist() == [[4.0]]
+    assert (await site.ask(2.0))["probabilities"].tolist() == [[4.0]]
     assert site.batches("here") == {"answered": 1}
     site.model.error = InferenceError("CUDA error 700: an illegal memory access was encountered")
     for _ in range(20):
-        assert (await site.ask(3.0)).tolist() == [[6.0]]
+        assert (await site.ask(3.0))["probabilities"].tolist() == [[6.0]]
     assert site.batches("here") == {"answered": 1, "failed": 3}
     assert "It failed; it is tried again in" in site.here.problem
     assert site.far.batches == 20
@@ -189,5 +189,5 @@ async def test_an_unexpected_error_reaches_the_caller_and_counts(caplog: pytest.
             await site.ask()
     assert site.batches("here") == {"failed": 3}
     assert told_of_being_left_alone(caplog) == ["dimensions"]
-    assert (await site.ask(2.0)).tolist() == [[4.0]]
+    assert (await site.ask(2.0))["probabilities"].tolist() == [[4.0]]
     await site.dispatcher.close(1)

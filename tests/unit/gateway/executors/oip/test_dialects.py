@@ -22,7 +22,7 @@ from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, InferRequest, InferResponse, Tensor
+from firstline_core.types import PROBABILITIES, Array, InferRequest, InferResponse, Tensor
 from firstline_gateway.executors.oip.dialects import FirstlineModel, V2Model
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import ServedModel
@@ -38,6 +38,9 @@ METADATA = {
 @pytest.fixture
 def served() -> ServedModel:
     return next(iter(load_repository(DIGITS, None)))
+
+
+ROW = {"pixels": np.zeros((1, 1), np.float32)}
 
 
 def questions(metadata: object = METADATA, config: object = None, ready: int = 200) -> dict[str, HttpReply]:
@@ -70,12 +73,12 @@ def test_the_model_gets_prepared_rows_and_its_output_is_finished_here(served: Se
     encoded = model.encode(rows, "r", 12.5, 10.0)
     asked = decode_request("digits", encoded.body, encoded.header_length, now_s=20.0)
     assert (asked.inputs[0].name, asked.id) == ("pixels", "r")
-    assert np.array_equal(asked.inputs[0].array, rows)
+    assert np.array_equal(asked.inputs[0].array, rows["pixels"])
     assert [(output.name, output.binary) for output in asked.outputs] == [("logits", True)]
     assert asked.deadline_s == 22.5
     assert (asked.full_model_digest, asked.promised) == ("", False)
     logits = np.arange(10, dtype=np.float32)[None]
-    found = model.read(reply(logits), "r", 1)
+    found = model.read(reply(logits), "r", rows)[PROBABILITIES]
     assert np.allclose(found, np.exp(logits) / np.exp(logits).sum(), atol=1e-6)
 
 
@@ -86,16 +89,17 @@ def test_it_is_the_same_as_the_model_in_this_process(served: ServedModel) -> Non
     picture = images(encode(np.arange(64, dtype=np.uint8).reshape(8, 8) * 3))
     model = made(served)
     rows = model.prepare(picture)
-    logits = here.runtime.run({here.input.name: rows})[here.output_name]
-    assert np.array_equal(model.read(reply(logits), "r", 1), here.predict(picture))
+    logits = here.runtime.run({here.input.name: rows["pixels"]})[here.output_name]
+    found = model.read(reply(logits), "r", rows)[PROBABILITIES]
+    assert np.array_equal(found, here.predict(picture).outputs[PROBABILITIES])
     here.close()
 
 
 def test_only_servers_without_the_processing_get_prepared_rows(served: ServedModel) -> None:
     model, picture = made(served), images(grey())
-    prepared = PreparedTensor(picture.name, model.prepare(picture), sent=picture)
-    np.testing.assert_array_equal(model.prepare(prepared), prepared.array)
-    assert FirstlineModel(served, DEFAULT_LIMITS).prepare(prepared) is picture.array
+    prepared = PreparedTensor.of(picture.name, model.prepare(picture), picture)
+    np.testing.assert_array_equal(model.prepare(prepared)["pixels"], prepared.array)
+    assert FirstlineModel(served, DEFAULT_LIMITS).prepare(prepared)["image"] is picture.array
 
 
 def test_a_bad_input_is_refused_before_it_travels(served: ServedModel) -> None:
@@ -116,19 +120,19 @@ def test_another_models_answer_is_an_error(
     served: ServedModel, answer: dict[str, str], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        made(served).read(reply(np.zeros((1, 10), np.float32), **answer), "r", 1)
+        made(served).read(reply(np.zeros((1, 10), np.float32), **answer), "r", ROW)
 
 
 def test_a_missing_version_in_the_answer_is_the_requested_one(served: ServedModel) -> None:
-    assert made(served).read(reply(np.zeros((1, 10), np.float32), version=""), "r", 1).shape == (1, 10)
+    assert made(served).read(reply(np.zeros((1, 10), np.float32), version=""), "r", ROW)[PROBABILITIES].shape == (1, 10)
 
 
 def test_numbers_that_are_no_probabilities_are_an_error(served: ServedModel) -> None:
     model = made(served)
     with pytest.raises(InferenceError, match="NaN"):
-        model.read(reply(np.full((1, 10), np.nan, np.float32)), "r", 1)
+        model.read(reply(np.full((1, 10), np.nan, np.float32)), "r", ROW)
     with pytest.raises(InferenceError, match="for 2 rows"):
-        model.read(reply(np.zeros((1, 10), np.float32)), "r", 2)
+        model.read(reply(np.zeros((1, 10), np.float32)), "r", {"pixels": np.zeros((2, 1), np.float32)})
 
 
 def named(part: str, **changes: Any) -> dict[str, Any]:

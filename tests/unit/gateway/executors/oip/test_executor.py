@@ -27,8 +27,8 @@ from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.oip import Encoded
 from firstline_core.telemetry.trace import CURRENT, received
-from firstline_core.types import Array, Tensor
-from firstline_gateway.executors.base import Outcome, Probabilities
+from firstline_core.types import Arrays, Tensor
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.oip.dialects import FirstlineModel
 from firstline_gateway.executors.oip.executor import OipExecutor
 from firstline_gateway.settings.settings import Oip
@@ -109,7 +109,7 @@ async def site(
 
 def values(outcome: Outcome) -> list[list[float]]:
     assert not isinstance(outcome, FirstlineError), outcome
-    return [[round(float(each), 3) for each in line] for line in outcome]
+    return [[round(float(each), 3) for each in line] for line in outcome["probabilities"]]
 
 
 async def test_a_batch_travels_as_one_request_and_each_gets_its_own_rows() -> None:
@@ -452,15 +452,15 @@ async def test_batches_that_closing_cuts_off_are_not_retried() -> None:
 class Ponderous(FirstlineModel):
     """A model whose requests and answers take this process a while."""
 
-    def prepare(self, tensor: Tensor) -> Array:
+    def prepare(self, tensor: Tensor) -> Arrays:
         time.sleep(0.002)
         return super().prepare(tensor)
 
-    def encode(self, rows: Array, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
+    def encode(self, rows: Arrays, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
         time.sleep(0.003)
         return super().encode(rows, request_id, deadline_s, now_s)
 
-    def read(self, reply: HttpReply, request_id: str, rows: int) -> Probabilities:
+    def read(self, reply: HttpReply, request_id: str, rows: int) -> Arrays:
         time.sleep(0.004)
         return super().read(reply, request_id, rows)
 

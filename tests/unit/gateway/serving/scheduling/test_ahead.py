@@ -16,8 +16,7 @@ from support.gateway import Doubler, pool_of, request_of
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, NotReadyError
-from firstline_core.types import Array, InferRequest, ModelKey
-from firstline_gateway.executors.base import Probabilities
+from firstline_core.types import Arrays, InferRequest, ModelKey
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
@@ -33,8 +32,8 @@ class Held(Doubler):
         self.begun: queue.Queue[float] = queue.Queue()
         self.may_end: defaultdict[float, threading.Event] = defaultdict(threading.Event)
 
-    def run(self, rows: Array) -> Probabilities:
-        value = float(rows[0, 0])
+    def run(self, rows: Arrays) -> Arrays:
+        value = float(rows["x"][0, 0])
         self.begun.put(value)
         assert self.may_end[value].wait(10)
         return super().run(rows)
@@ -60,7 +59,7 @@ class Bench:
             on_batch=self.rows_run.append,
         )
 
-    async def submit(self, request: InferRequest, key: ModelKey = M) -> asyncio.Task[Probabilities]:
+    async def submit(self, request: InferRequest, key: ModelKey = M) -> asyncio.Task[Arrays]:
         task = asyncio.create_task(self.batcher.submit(key, request))
         await asyncio.sleep(0)
         return task
@@ -111,7 +110,7 @@ async def test_each_thread_continues_by_itself() -> None:
         for value in (3, 4, 5):
             bench.end(value)
         answers = await asyncio.gather(*running)
-        assert [float(rows[0, 0]) for rows in answers] == [2, 4, 6, 8, 10]
+        assert [float(answer["probabilities"][0, 0]) for answer in answers] == [2, 4, 6, 8, 10]
         assert bench.batcher.depth == 0 and bench.rows_run == [1] * 5
 
 

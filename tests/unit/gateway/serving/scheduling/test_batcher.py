@@ -11,8 +11,8 @@ from support.gateway import GatedExecutor, request_of, served_as
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, QueueFullError
 from firstline_core.telemetry.trace import CURRENT, received
-from firstline_core.types import AuditNote, InferRequest, ModelKey, TraceContext
-from firstline_gateway.executors.base import Outcome, Probabilities
+from firstline_core.types import Arrays, AuditNote, InferRequest, ModelKey, TraceContext
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import single_executor
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
@@ -49,7 +49,7 @@ class Bench:
     def _count(self) -> None:
         self.late += 1
 
-    async def submit(self, request: InferRequest, key: ModelKey = M) -> asyncio.Task[Probabilities]:
+    async def submit(self, request: InferRequest, key: ModelKey = M) -> asyncio.Task[Arrays]:
         task = asyncio.create_task(self.batcher.submit(key, request))
         await settled()
         return task
@@ -84,7 +84,7 @@ async def test_a_lone_request_on_an_idle_server_starts_at_once_without_a_timer()
     assert bench.batches == [[[1, 2]]]
     assert bench.clock.sleepers == 0
     await bench.release()
-    assert (await task).tolist() == [[2], [4]]
+    assert (await task)["probabilities"].tolist() == [[2], [4]]
     assert bench.batcher.depth == 0
 
 
@@ -95,12 +95,12 @@ async def test_waiting_requests_are_the_next_batch_in_order() -> None:
     rest = [await bench.submit(request_of(float(n))) for n in range(2, 8)]
     assert bench.batcher.depth == 6
     await bench.release()
-    assert (await first).tolist() == [[2]]
+    assert (await first)["probabilities"].tolist() == [[2]]
     assert bench.batches[1] == [[2], [3], [4], [5]]
     await bench.release()
     assert bench.batches[2] == [[6], [7]]
     await bench.release()
-    assert [(await task).tolist() for task in rest] == [[[2 * n]] for n in range(2, 8)]
+    assert [(await task)["probabilities"].tolist() for task in rest] == [[[2 * n]] for n in range(2, 8)]
     assert bench.rows_run == [1, 4, 2]
 
 
@@ -110,7 +110,7 @@ async def test_requests_of_a_model_that_runs_row_by_row_are_not_gathered() -> No
     tasks = [await bench.submit(request_of(float(n))) for n in range(5)]
     for _ in tasks:
         await bench.release()
-    assert [(await task).tolist() for task in tasks] == [[[2 * n]] for n in range(5)]
+    assert [(await task)["probabilities"].tolist() for task in tasks] == [[[2 * n]] for n in range(5)]
     assert bench.rows_run == [1] * 5
 
 
@@ -149,7 +149,7 @@ async def test_an_expired_request_is_dropped_before_it_runs() -> None:
         await late
     assert bench.batches[1:] == [[[2]]]
     await bench.release()
-    assert (await in_time).tolist() == [[4]]
+    assert (await in_time)["probabilities"].tolist() == [[4]]
     assert bench.late == 1
     with pytest.raises(DeadlineExceededError):
         await bench.batcher.submit(M, request_of(1, deadline_s=0.5))
@@ -174,7 +174,7 @@ async def test_an_admitted_request_is_answered_by_its_deadline() -> None:
     assert (bench.late, bench.batcher.depth) == (2, 1)
     await bench.release()
     await bench.release()
-    assert (await patient).tolist() == [[4]]
+    assert (await patient)["probabilities"].tolist() == [[4]]
     assert bench.clock.sleepers == 0
     assert bench.batches == [[[0]], [[2]]]
 
@@ -286,7 +286,7 @@ async def test_a_refusal_does_not_date_later_decisions() -> None:
     in_time = await bench.submit(request_of(3, deadline_s=bench.clock.monotonic_s() + 4.5))
     await bench.release()
     await bench.release()
-    assert (await in_time).tolist() == [[6]]
+    assert (await in_time)["probabilities"].tolist() == [[6]]
 
 
 async def test_audits_leave_half_of_the_room_to_escalations() -> None:
@@ -328,8 +328,8 @@ async def test_a_bad_request_fails_alone_in_its_batch() -> None:
     await bench.release()
     good, bad, also_good = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(bad, InvalidTensorError)
-    assert np.array_equal(good, [[2]])  # type: ignore[arg-type]
-    assert np.array_equal(also_good, [[6]])  # type: ignore[arg-type]
+    assert np.array_equal(good["probabilities"], [[2]])  # type: ignore[arg-type]
+    assert np.array_equal(also_good["probabilities"], [[6]])  # type: ignore[arg-type]
 
 
 async def test_a_failing_engine_fails_its_batch_and_not_the_next() -> None:
@@ -340,7 +340,7 @@ async def test_a_failing_engine_fails_its_batch_and_not_the_next() -> None:
     with pytest.raises(OSError, match="gone"):
         await first
     await bench.release()
-    assert (await second).tolist() == [[2]]
+    assert (await second)["probabilities"].tolist() == [[2]]
 
 
 async def test_a_caller_that_leaves_takes_its_request_along() -> None:
@@ -354,7 +354,7 @@ async def test_a_caller_that_leaves_takes_its_request_along() -> None:
     await bench.release()
     assert bench.batches[1] == [[2]]
     await bench.release()
-    assert (await staying).tolist() == [[4]]
+    assert (await staying)["probabilities"].tolist() == [[4]]
 
 
 async def test_a_caller_may_leave_while_its_request_runs() -> None:
@@ -365,7 +365,7 @@ async def test_a_caller_may_leave_while_its_request_runs() -> None:
     await bench.release()
     await bench.release()
     assert leaving.cancelled()
-    assert (await staying).tolist() == [[4]]
+    assert (await staying)["probabilities"].tolist() == [[4]]
 
 
 async def test_a_batch_is_filled_by_level_and_then_in_order() -> None:
@@ -387,12 +387,12 @@ async def test_a_model_at_its_limit_leaves_slots_to_others() -> None:
     other = await bench.submit(request_of(3), N)
     assert [key for key, _ in bench.executor.batches] == [M, N]
     await bench.release(1)
-    assert (await other).tolist() == [[6.0]]
+    assert (await other)["probabilities"].tolist() == [[6.0]]
     assert bench.batcher.depth == 1
     await bench.release()
-    assert (await first).tolist() == [[2.0]]
+    assert (await first)["probabilities"].tolist() == [[2.0]]
     await bench.release()
-    assert (await second).tolist() == [[4.0]]
+    assert (await second)["probabilities"].tolist() == [[4.0]]
 
 
 async def test_a_batch_runs_under_the_trace_of_one_of_its_requests_and_leaves_none_behind(

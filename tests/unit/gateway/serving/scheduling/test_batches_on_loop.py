@@ -6,15 +6,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-import numpy as np
 import pytest
 from support.gateway import GatedExecutor, doubled, request_of, served_as
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, PayloadTooLargeError
 from firstline_core.runtime.batch_times import LoopTimes
-from firstline_core.types import AuditNote, ModelKey, Tensor
-from firstline_gateway.executors.base import Outcome, Probabilities
+from firstline_core.types import Arrays, AuditNote, ModelKey, Tensor
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
@@ -103,7 +102,7 @@ class Bench:
                 self.executor.release()
             await asyncio.sleep(0)
 
-    async def submitted(self, key: ModelKey, *values: float) -> asyncio.Task[Probabilities]:
+    async def submitted(self, key: ModelKey, *values: float) -> asyncio.Task[Arrays]:
         """Submits a request and lets all tasks run."""
         task = asyncio.create_task(self.batcher.submit(key, request_of(*values)))
         await settled()
@@ -121,7 +120,7 @@ async def test_a_lone_request_is_answered_within_the_turn_of_the_loop() -> None:
     await asyncio.sleep(0)  # it asks
     await asyncio.sleep(0)  # and runs
     assert bench.executor.here == [(M, [3.0])]
-    assert (await asked).tolist() == [[6.0]]
+    assert (await asked)["probabilities"].tolist() == [[6.0]]
 
 
 async def test_requests_of_one_turn_are_one_batch_per_model() -> None:
@@ -129,7 +128,7 @@ async def test_requests_of_one_turn_are_one_batch_per_model() -> None:
     asked = [bench.batcher.submit(key, request_of(value)) for value, key in ((1.0, M), (2.0, N), (3.0, M))]
     answers = await asyncio.gather(*asked)
     assert bench.executor.here == [(M, [1.0, 3.0]), (N, [2.0])]
-    assert [answer.tolist() for answer in answers] == [[[2.0]], [[4.0]], [[6.0]]]
+    assert [answer["probabilities"].tolist() for answer in answers] == [[[2.0]], [[4.0]], [[6.0]]]
 
 
 async def test_a_batch_takes_no_more_rows_than_it_may() -> None:
@@ -144,7 +143,7 @@ async def test_a_wrong_request_fails_alone() -> None:
         *(bench.batcher.submit(M, request_of(value)) for value in (1.0, -1.0)), return_exceptions=True
     )
     assert isinstance(bad, InvalidTensorError)
-    assert np.asarray(good).tolist() == [[2.0]]
+    assert good["probabilities"].tolist() == [[2.0]]
 
 
 async def test_models_that_are_large_or_were_not_measured_go_to_the_threads() -> None:
@@ -237,7 +236,7 @@ async def test_an_audit_gives_way_on_the_loop_too() -> None:
     note = AuditNote(predicted=0, propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.5, edge_digest="e")
     bench = Bench()
     alone = asyncio.create_task(bench.batcher.submit(M, request_of(1.0, audit=note)))
-    assert (await alone).tolist() == [[2.0]]
+    assert (await alone)["probabilities"].tolist() == [[2.0]]
     assert len(bench.executor.here) == 1
     asked = [asyncio.create_task(bench.batcher.submit(M, request_of(2.0, audit=audit))) for audit in (None, note)]
     while not bench.executor.held:  # noqa: ASYNC110 (the executor has no event for it)
@@ -281,7 +280,7 @@ async def test_while_requests_come_one_at_a_time_each_runs_at_once() -> None:
     alone = bench.batcher.submit(M, request_of(2.0))
     with pytest.raises(StopIteration) as ended:  # without one turn of the loop
         alone.send(None)
-    assert ended.value.value.tolist() == [[4.0]]
+    assert ended.value.value["probabilities"].tolist() == [[4.0]]
     waits = [asyncio.create_task(bench.batcher.submit(M, request_of(value))) for value in (3.0, 4.0, 5.0)]
     await asyncio.gather(*waits)
     assert [values for _, values in bench.executor.here[2:]] == [[3.0], [4.0, 5.0]]
@@ -303,7 +302,7 @@ async def test_a_quick_request_beyond_the_memory_budget_is_refused_alone() -> No
         bench.executor.release()
         await settled()
     answers = await asyncio.gather(*running, waits)
-    assert [answer.tolist() for answer in answers] == [[[2.0]], [[4.0]], [[6.0]]]
+    assert [answer["probabilities"].tolist() for answer in answers] == [[[2.0]], [[4.0]], [[6.0]]]
 
 
 async def test_a_request_expires_though_its_placement_failed() -> None:
@@ -319,4 +318,4 @@ async def test_a_request_expires_though_its_placement_failed() -> None:
     await bench.clock.advance(5.0)
     with pytest.raises(DeadlineExceededError):
         await late
-    assert (await bench.batcher.submit(M, request_of(2.0))).tolist() == [[4.0]]
+    assert (await bench.batcher.submit(M, request_of(2.0)))["probabilities"].tolist() == [[4.0]]

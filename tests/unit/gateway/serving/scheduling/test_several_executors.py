@@ -25,8 +25,8 @@ from firstline_core.errors import (
     PayloadTooLargeError,
     QueueFullError,
 )
-from firstline_core.types import ModelKey, Tensor
-from firstline_gateway.executors.base import Outcome, Probabilities
+from firstline_core.types import Arrays, ModelKey, Tensor
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
@@ -113,13 +113,13 @@ class Bench:
 
     async def submit(
         self, value: float = 1.0, served: ServedModel = SERVED, *, rows: int = 1, **fields: object
-    ) -> asyncio.Task[Probabilities]:
+    ) -> asyncio.Task[Arrays]:
         task = asyncio.create_task(self.batcher.submit(served.key, request_of(*[value] * rows, **fields)))  # type: ignore[arg-type]
         for _ in range(5):
             await asyncio.sleep(0)
         return task
 
-    async def until(self, *tasks: asyncio.Task[Probabilities]) -> None:
+    async def until(self, *tasks: asyncio.Task[Arrays]) -> None:
         while not all(task.done() for task in tasks):
             await self.clock.advance(0.001)
 

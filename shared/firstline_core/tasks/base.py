@@ -1,0 +1,120 @@
+"""What every task provides. Its implementations are pure, and hold the configuration of one bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.errors import InferenceError
+from firstline_core.types import Arrays, TensorSpec, all_finite
+
+Scores = NDArray[np.float32]
+"""One number a row, (n,)."""
+
+
+class DeclaredOutputs(Protocol):
+    """What the outputs of one model satisfy."""
+
+    def fault(self, outputs: Arrays) -> str:
+        """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
+
+    def check(self, outputs: Arrays, rows: int) -> None:
+        """Raises an error if the outputs are not as declared.
+
+        Args:
+            outputs: canonical outputs of one answer.
+            rows: number of rows.
+
+        Raises:
+            InferenceError: an output is absent, or has another datatype, another shape or an impossible value.
+        """
+
+
+class LikeOutputs:
+    """What the outputs of a model satisfy whose bundle is gone: they are like an earlier answer of the same task.
+
+    Args:
+        before: canonical outputs.
+    """
+
+    def __init__(self, before: Arrays) -> None:
+        self._before = before
+
+    def fault(self, outputs: Arrays) -> str:
+        bad = [name for name, array in outputs.items() if array.dtype.kind == "f" and not all_finite(array)]
+        return f"NaN or infinity in '{bad[0]}'" if bad else ""
+
+    def check(self, outputs: Arrays, rows: int) -> None:
+        for name, before in self._before.items():
+            found, wanted = outputs.get(name), (rows, *before.shape[1:])
+            if found is None or found.dtype != before.dtype or found.shape != wanted:
+                got = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
+                raise InferenceError(f"'{name}' is {got}, expected {before.dtype} {list(wanted)}.")
+        if problem := self.fault(outputs):
+            raise InferenceError(f"The answer has {problem}.")
+
+
+class Task(Protocol):
+    """A task, with the configuration of one bundle.
+
+    Attributes:
+        kind: its name in manifests.
+        score_kinds: names of the confidence scores that `score` computes.
+        outputs: the canonical outputs that both tiers return.
+        labels: of the classes, in their order; () if the task has none.
+        feature_count: number of columns of `features`.
+    """
+
+    kind: ClassVar[str]
+    score_kinds: ClassVar[tuple[str, ...]]
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+    @property
+    def feature_count(self) -> int: ...
+
+    def declared(self, *, rounded: bool, cut: bool) -> DeclaredOutputs:
+        """Returns what the outputs of one model satisfy.
+
+        Args:
+            rounded: whether the model's numbers may be rounded to eight bits.
+            cut: whether some of the model's classes are left out, such as a background class.
+        """
+
+    def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
+        """Returns the confidence of each row: higher means that the edge answer is more likely to be accepted.
+
+        Args:
+            kind: one of `score_kinds`.
+            outputs: canonical outputs.
+            evidence: what else the model gave for scoring.
+            temperature: divides logits before scoring, where the task has them; 1 has no effect.
+
+        Returns:
+            (n,) float32.
+
+        Raises:
+            InvalidTensorError: the score needs evidence that the model does not give.
+        """
+
+    def features(self, outputs: Arrays) -> NDArray[np.float32]:
+        """Returns the inputs of learned scores, (n, feature_count) float32."""
+
+    def supposed_losses(self, outputs: Arrays) -> Scores:
+        """Returns an estimate of P(loss) of each row, (n,) in [0, 1], for scores that are not probabilities."""
+
+    def groups(self, outputs: Arrays) -> Sequence[str]:
+        """Returns, for each row, the class that a certificate by class refers to."""
+
+    def loss(self, edge: Arrays, full: Arrays) -> Scores:
+        """Returns the disagreement of each row, (n,) float32 in [0, 1]; an answer changed if it is above 0."""
+
+    def difference(self, expected: Arrays, actual: Arrays) -> float:
+        """Returns the largest difference of two outputs of the same rows; infinite if their shapes differ."""

@@ -1,0 +1,45 @@
+"""What holds for the outputs of every task."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from firstline_core.errors import InferenceError
+from firstline_core.tasks.base import LikeOutputs
+from firstline_core.types import Arrays
+
+BEFORE: Arrays = {"values": np.zeros((3, 2), np.float32), "text": np.array([b"a", b"bc", b""], object)}
+LIKE = LikeOutputs(BEFORE)
+
+
+def outputs(rows: int, **changed: object) -> Arrays:
+    found = {"values": np.ones((rows, 2), np.float32), "text": np.array([b"other"] * rows, object)}
+    return found | changed  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_outputs_of_any_number_of_rows_are_alike(rows: int) -> None:
+    LIKE.check(outputs(rows, further=np.full(rows, 7)), rows)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({}, r"'values' is nothing, expected float32 \[1, 2\]"),
+        (outputs(1, values=np.ones((1, 2))), r"'values' is float64 \[1, 2\]"),
+        (outputs(1, values=np.ones((1, 3), np.float32)), r"'values' is float32 \[1, 3\]"),
+        (outputs(2), r"'values' is float32 \[2, 2\], expected float32 \[1, 2\]"),
+        (outputs(1, text=np.array([["a"]], object)), r"'text' is object \[1, 1\], expected object \[1\]"),
+        (outputs(1, values=np.array([[1, np.nan]], np.float32)), "has NaN or infinity in 'values'"),
+        (outputs(1, values=np.array([[1, np.inf]], np.float32)), "has NaN or infinity in 'values'"),
+    ],
+)
+def test_other_outputs_are_refused(found: Arrays, message: str) -> None:
+    with pytest.raises(InferenceError, match=message):
+        LIKE.check(found, 1)
+
+
+def test_a_fault_names_the_output() -> None:
+    assert LIKE.fault(outputs(2)) == ""
+    assert LIKE.fault(outputs(1, values=np.array([[np.inf, 1]], np.float32))) == "NaN or infinity in 'values'"
