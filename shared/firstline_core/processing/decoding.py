@@ -23,8 +23,10 @@ from firstline_core.processing.image_header import ImageCost
 from firstline_core.runtime.priority import use_low_priority_in_thread
 from firstline_core.types import Arrays, Tensor
 
-LIGHT_PIXELS = 500_000
-"""Decoding so many takes a few milliseconds at most."""
+LIGHT_PIXELS = 65_536
+"""Decoding so many takes a millisecond at most."""
+
+_OVERHEAD_PIXELS = 8192  # are decoded in the time that reading a file of any size takes
 
 LIGHT_BYTES = 16 * 1024 * 1024
 """Working memory that is not counted: many tiny images become large ones when they are resized."""
@@ -69,7 +71,8 @@ class Preparing(Protocol):
 
 def is_light(cost: ImageCost) -> bool:
     """Returns whether images are decoded where their model runs."""
-    return cost.pixels <= LIGHT_PIXELS and cost.memory_bytes <= LIGHT_BYTES
+    pixels = cost.pixels + _OVERHEAD_PIXELS * (len(cost.images) - 1)
+    return pixels <= LIGHT_PIXELS and cost.memory_bytes <= LIGHT_BYTES
 
 
 @dataclass(eq=False, slots=True)

@@ -84,6 +84,13 @@ async def test_tiny_images_that_become_large_are_counted(decoding: ImageDecoding
     assert isinstance(prepared, PreparedTensor)
 
 
+async def test_many_tiny_images_are_prepared_in_a_thread(decoding: ImageDecoding, model: Model) -> None:
+    model.go.set()
+    few, many = (ImageCost(cost_of(1, 100).images * count) for count in (8, 10))
+    assert await prepare(decoding, model, cost=few) is PICTURE
+    assert isinstance(await prepare(decoding, model, cost=many), PreparedTensor)
+
+
 async def test_a_large_image_is_prepared_in_a_thread_of_its_own(decoding: ImageDecoding, model: Model) -> None:
     model.go.set()
     prepared = await prepare(decoding, model)

@@ -1,11 +1,16 @@
-"""A process that gives way has the lowest priority there is."""
+"""Processes and threads that give way to others."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+from firstline_core.runtime.priority import use_low_priority_in_thread
 
 _SAYS = """
 import os
@@ -23,3 +28,12 @@ def test_the_priority_is_the_lowest_that_is_allowed(forbidden: bool, said: str) 
     script = _SAYS.format(forbidden=forbidden)
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == said
+
+
+def test_a_thread_gives_way_to_those_of_its_own_process() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    with ThreadPoolExecutor(1, initializer=use_low_priority_in_thread) as threads:
+        found = threads.submit(niceness).result()
+    assert found == min(19, niceness() + 5)
