@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.app import EdgeAgent
 from firstline_edge.fleet.updates.installation import manifest_sha256
-from firstline_gateway.fleet.totals import Totals, totals_of
+from firstline_gateway.fleet.totals import totals_of
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.driver import RolloutDriver
 from firstline_gateway.rollouts.judgement.figures import FIGURES
@@ -70,12 +71,11 @@ class Fleet:
         await self.rollouts.command(made.id, Command.START, BY)
         return made.id
 
-    async def ask(self) -> None:
-        """Asks every device for a new row; its edge model is sure of the answer."""
+    async def ask(self, name: str) -> None:
+        """Asks a device for a new row; its edge model is sure of the answer."""
         first = self.random.uniform(0.5, 1.0)
-        for agent in self.agents.values():
-            row = np.array([[first, -first]], np.float32)
-            await agent.data_plane.infer(InferRequest("small", (Tensor("x", row),), new_request_id()))
+        row = np.array([[first, -first]], np.float32)
+        await self.agents[name].data_plane.infer(InferRequest("small", (Tensor("x", row),), new_request_id()))
 
     async def driven(self, rollout: str) -> RolloutSummary:
         """Returns the rollout after one step."""
@@ -90,24 +90,20 @@ class Fleet:
 
         await until(observed, 60)
 
-    async def reported(self, rows: int, *, audits: bool = True) -> None:
-        """Asks all devices, until each has reported so many more answers, and their audits."""
-
-        def totals() -> dict[str, Totals]:
-            with self.site.gateway.store.database.reading() as connection:
-                return totals_of(connection, self.agents)
-
-        def counted(found: Mapping[str, Totals]) -> dict[str, int]:
-            return {
-                name: sum(each.audited if audits else each.rows for each in found[name].models) if name in found else 0
-                for name in self.agents
-            }
-
-        before = counted(totals())
+    async def reported(self, *, audits: int) -> None:
+        """Asks each device until it has reported an answer, and so many audits of the version that it runs."""
+        asked = Counter(dict.fromkeys(self.agents, 0))
 
         async def enough() -> bool:
-            await self.ask()
-            return all(number >= before[name] + rows for name, number in counted(totals()).items())
+            with self.site.gateway.store.database.reading() as connection:
+                totals = totals_of(connection, self.agents)
+            counts = {name: each.models[-1] for name, each in totals.items() if each.models}
+            for name in self.agents:
+                rows, audited = (counts[name].rows, counts[name].audited) if name in counts else (0, 0)
+                if (rows == 0 or audited < audits) and rows >= asked[name]:
+                    await self.ask(name)
+                    asked[name] += 1
+            return all(name in counts and counts[name].audited >= audits for name in self.agents)
 
         await until(enough, 60)
 
@@ -165,8 +161,8 @@ async def running_fleet(folder: Path, devices: int, **audit: object) -> AsyncIte
                 models__directories=[str(old)],
                 links=[http_link(gateway.settings.store, site.url, name, folder)],
                 fleet__enabled=True,
-                fleet__poll_s=0.1,
-                fleet__telemetry_s=0.1,
+                fleet__poll_s=0.2,
+                fleet__telemetry_s=0.2,
                 fleet__trial_s=0.0,
                 fleet__root_file=str(site.keyring.anchor),
                 fleet__download_jitter_s=0,
@@ -182,7 +178,7 @@ async def test_disagreement_stops_a_bundle_without_a_certificate(tmp_path: Path)
     async with running_fleet(tmp_path, 9) as fleet:
         rollout = await fleet.start(bundle(tmp_path / "two", 2, agreeing=False), BY_DISAGREEMENT)
         await fleet.observing(rollout)
-        await fleet.reported(5)
+        await fleet.reported(audits=3)
         ended = await fleet.ended(rollout)
         assert ended.state == "rolled_back", ended.sentence
         assert "disagreement: 1 on 5 devices with the model, 0 on 4 without" in ended.sentence
@@ -193,7 +189,7 @@ async def test_audits_promote_a_bundle_without_a_certificate(tmp_path: Path) -> 
     async with running_fleet(tmp_path, 2) as fleet:
         rollout = await fleet.start(bundle(tmp_path / "two", 2, agreeing=True), Rules(promote_unseen=True))
         await fleet.observing(rollout)
-        await fleet.reported(1)
+        await fleet.reported(audits=1)
         ended = await fleet.ended(rollout)
         assert (ended.state, fleet.versions()) == ("completed", ["2", "2"]), ended.sentence
 
@@ -202,7 +198,7 @@ async def test_a_person_promotes_what_no_device_audits(tmp_path: Path) -> None:
     async with running_fleet(tmp_path, 2, audit__per_hour=0) as fleet:
         rollout = await fleet.start(bundle(tmp_path / "two", 2, agreeing=False), Rules(promote_unseen=True))
         await fleet.observing(rollout)
-        await fleet.reported(1, audits=False)
+        await fleet.reported(audits=0)
         for _ in range(12):
             await fleet.clock.advance(60.0)
             held = await fleet.driven(rollout)
