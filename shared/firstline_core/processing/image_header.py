@@ -88,7 +88,7 @@ class ImageHeader:
         width: in pixels, as stored: before the orientation is applied.
         height: in pixels, as stored.
         channels: of the file, alpha included; 1 for palettes.
-        bits: of each channel.
+        bits: of each channel; JPEG files of other than 8 bits are refused.
         palette: whether pixels are indices of a palette.
         alpha: whether pixels may be transparent.
         interlaced: PNG: in seven passes.
@@ -405,12 +405,13 @@ def _jpeg_header(encoded: bytes, where: str) -> ImageHeader:
     if frame is None:
         raise InvalidTensorError(f"{where} is a broken JPEG of {len(encoded)} bytes: it declares no size.")
     marker, bits, height, width, channels = frame
+    if bits != 8:
+        raise InvalidTensorError(f"{where} is a JPEG of {bits} bits a channel. Save it with 8 bits.")
     return ImageHeader(
         "JPEG",
         width,
         height,
         channels,
-        bits,
         scans=max(1, scans),
         progressive=marker in _PROGRESSIVE or scans > 1,
         orientation=_orientation(exif, where),

@@ -224,6 +224,14 @@ def test_two_sizes_in_one_file_are_refused() -> None:
         decode(twice, Decode(), "Row 0")
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3])
+@pytest.mark.parametrize("bits", [12, 16])
+def test_jpeg_of_more_than_8_bits_is_refused(bits: int, channels: int) -> None:
+    frame = segment(0xC0, struct.pack(">BHHB", bits, 64, 64, channels) + bytes(3 * channels))
+    with pytest.raises(InvalidTensorError, match=f"Row 0 is a JPEG of {bits} bits a channel"):
+        decode(JPEG[: JPEG.index(b"\xff\xc0")] + frame + JPEG[JPEG.index(b"\xff\xc4") :], Decode(), "Row 0")
+
+
 @pytest.mark.parametrize(("interlace", "whole_bytes"), [(0, 16 * 17), (1, 286)])
 def test_compressed_data_that_ends_early_is_truncated(interlace: int, whole_bytes: int) -> None:
     whole = png(16, 16, data_bytes=whole_bytes, interlace=interlace)
