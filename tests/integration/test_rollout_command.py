@@ -32,13 +32,14 @@ class FleetSite:
     async def __call__(self, *arguments: object, code: int = 0) -> Result:
         return await firstline(self.url, self.key, *arguments, code=code)
 
-    async def device_says(self, name: str, version: int, *updates: Update) -> Desired:
+    async def device_says(self, name: str, version: int, *updates: Update, audits_off: str = "") -> Desired:
         if name not in self.keys:
             self.keys[name] = create_key(self.gateway.settings.store, name, "device")
         async with httpx.AsyncClient(base_url=self.url, headers=bearer(self.keys[name])) as client:
             desired = msgspec.json.decode((await client.get("/fleet/v1/twin")).content, type=Desired)
             self.said += 1
-            reported = Reported("session", self.said, desired.revision, (RunningModel("digits", version),), updates)
+            models = (RunningModel("digits", version),)
+            reported = Reported("session", self.said, desired.revision, models, updates, audits_off=audits_off)
             await client.put("/fleet/v1/twin/reported", content=msgspec.json.encode(reported))
         return desired
 
@@ -96,6 +97,19 @@ async def test_rollout_without_devices_gives_a_warning(site: FleetSite) -> None:
     assert "no device would try the model" in warning
     shown = await site("rollout", "get", json.loads(started.stdout)["id"], "-o", "json")
     assert json.loads(shown.stdout)["rollout"]["warnings"] == []
+
+
+async def test_a_start_warns_of_devices_that_audit_nothing(site: FleetSite) -> None:
+    await site.device_says("cam", 1, audits_off="audit.per_hour")
+    options = ("digits", "2", "--file", definition(site.folder), *OPTIONS)
+    held = "mind: A stage whose edge answers are not audited is held, and audit.per_hour is 0 on 1 device. To promote"
+    assert held in (await site("rollout", "plan", *options)).stdout.replace("\n", " ")
+    assert held in (await site("rollout", "start", *options)).stderr
+    ignoring = await site("rollout", "start", *options, "--ignore", "disagreement", "-o", "json")
+    assert "not audited" not in ignoring.stderr
+    assert json.loads(ignoring.stdout)["definition"]["rules"]["ignored"] == ["disagreement"]
+    refused = await site("rollout", "plan", *options, "--ignore", "speed", code=1)
+    assert "there is no figure 'speed' to judge by" in refused.output
 
 
 async def test_invalid_options_are_refused_before_any_request(site: FleetSite) -> None:
