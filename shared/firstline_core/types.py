@@ -63,7 +63,7 @@ def slice_rows(arrays: Arrays, start: int, end: int) -> Arrays:
     return {name: array[start:end] for name, array in arrays.items()}
 
 
-def size_bytes(arrays: Iterable[Array]) -> int:
+def payload_bytes(arrays: Iterable[Array]) -> int:
     """Returns the bytes of payload: of the numbers, or of the elements of BYTES."""
     total = 0
     for array in arrays:
@@ -343,7 +343,7 @@ class InferRequest(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Returns the bytes of payload, see `size_bytes`; a loop of its own, because it runs often for each request."""
+        """Returns the bytes of payload; not by `payload_bytes`, because each request asks for it often."""
         total = 0
         for tensor in self.inputs:
             array = tensor.array

@@ -12,7 +12,7 @@ from collections import OrderedDict
 import numpy as np
 
 from firstline_core import processing
-from firstline_core.types import Arrays, InferRequest, Tensor, size_bytes
+from firstline_core.types import Arrays, InferRequest, Tensor, payload_bytes
 from firstline_gateway.models.repository import ServedModel
 
 # Overhead of an entry: its key, the array object, its place in two orders.
@@ -71,7 +71,7 @@ def key_of(request: InferRequest, served: ServedModel) -> bytes | None:
 
 
 def _size_bytes(answer: Arrays) -> int:
-    return size_bytes(answer.values()) + _ENTRY_BYTES
+    return payload_bytes(answer.values()) + _ENTRY_BYTES
 
 
 def _add(digest: hashlib._Hash, tensor: Tensor) -> None:

@@ -51,7 +51,7 @@ log = logger(__name__)
 
 
 class StoreDamagedError(StoreUnavailableError):
-    """What the store holds does not decode; other rows may. Callers get `store_unavailable`."""
+    """Rows of the store do not decode; others may. Callers get `store_unavailable`."""
 
 
 class Database:

@@ -28,6 +28,7 @@ from firstline_core.storage.files import give_up, make_folder, set_aside
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.types import payload_bytes
 from firstline_edge.requests.context import ModelOutput
 from firstline_edge.settings.settings import CacheSection, EncryptionSection
 from firstline_edge.state import open_seal
@@ -139,7 +140,10 @@ class ResultCache:
             output: copied, for its arrays may be views of a whole batch or message.
             private: whether the input is `local_only`: never on disk, never counted.
         """
-        output = output.copy()
+        copies = {}
+        for name, array in output.outputs.items():
+            copies[name] = array.copy()
+        output = ModelOutput(copies, output.score, output.value)
         self._remember(key, output, self._ttl_s, private=private)
         if not private and self._disk is not None:
             self._disk.put(key, output.encode())
@@ -171,7 +175,7 @@ class ResultCache:
             self._disk.close()
 
     def _remember(self, key: bytes, output: ModelOutput, left_s: float, *, private: bool) -> None:
-        size_bytes = output.size_bytes + _OVERHEAD_BYTES
+        size_bytes = payload_bytes(output.outputs.values()) + _OVERHEAD_BYTES
         if key in self._entries:
             self._forget(key)
         if size_bytes > self._limit_bytes:

@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 from firstline_core import processing
 from firstline_core.clock import Clock
-from firstline_core.errors import InvalidTensorError
-from firstline_core.protocol.tensors import from_binary, to_binary
 from firstline_core.routing.account import Denial
 from firstline_core.routing.policy import value_of
 from firstline_core.types import (
+    DATATYPES,
     Answer,
     Arrays,
     Attempt,
@@ -38,7 +37,6 @@ from firstline_core.types import (
     Tensor,
     Tier,
     Wait,
-    size_bytes,
 )
 
 if TYPE_CHECKING:
@@ -54,14 +52,15 @@ _ELEMENTS_LIMIT = 2**31 - 1  # what was stored was within the limits before
 
 
 class _StoredOutput(Struct, frozen=True, array_like=True):
-    """A `ModelOutput` in the cache's file: each tensor as datatype, shape and V2's binary form."""
+    """A `ModelOutput` in the cache's file: each tensor as dtype, shape, and its bytes or its elements of type BYTES."""
 
     score: float | None
     value: float | None
-    tensors: dict[str, tuple[str, tuple[Annotated[int, Meta(ge=0, le=_ELEMENTS_LIMIT)], ...], bytes]]
+    tensors: dict[str, tuple[str, tuple[Annotated[int, Meta(ge=0, le=_ELEMENTS_LIMIT)], ...], bytes | list[bytes]]]
 
 
 _STORED = msgspec.msgpack.Decoder(_StoredOutput)
+_DTYPES = {dtype.str: dtype for dtype in DATATYPES.values()}
 
 
 class ModelOutput(Struct, frozen=True, eq=False):
@@ -77,21 +76,12 @@ class ModelOutput(Struct, frozen=True, eq=False):
     score: float | None = None
     value: float | None = None
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the arrays in memory."""
-        return size_bytes(self.outputs.values())
-
-    def copy(self) -> ModelOutput:
-        """Returns the output with arrays of its own, which are no views of a whole batch or message."""
-        return ModelOutput({name: array.copy() for name, array in self.outputs.items()}, self.score, self.value)
-
     def encode(self) -> bytes:
         """Returns the output as bytes, for `decode`."""
         tensors = {}
         for name, array in self.outputs.items():
-            tensor = Tensor(name, array)
-            tensors[name] = (tensor.datatype, array.shape, bytes(to_binary("Output", tensor)))
+            data = array.ravel().tolist() if array.dtype.hasobject else array.tobytes()
+            tensors[name] = (array.dtype.str, array.shape, data)
         return msgspec.msgpack.encode(_StoredOutput(self.score, self.value, tensors))
 
     @staticmethod
@@ -100,12 +90,20 @@ class ModelOutput(Struct, frozen=True, eq=False):
         try:
             stored = _STORED.decode(encoded)
             outputs = {
-                name: from_binary(name, datatype, shape, memoryview(raw))
-                for name, (datatype, shape, raw) in stored.tensors.items()
+                name: _array(data, _DTYPES[dtype]).reshape(shape)
+                for name, (dtype, shape, data) in stored.tensors.items()
             }
-        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidTensorError, KeyError):
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
             return None
         return ModelOutput(outputs, stored.score, stored.value)
+
+
+def _array(data: bytes | list[bytes], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if not dtype.hasobject:
+        return np.frombuffer(data, dtype)  # type: ignore[arg-type]  # a list raises TypeError
+    array = np.empty(len(data), object)
+    array[:] = data
+    return array
 
 
 class Row(Struct, eq=False):

@@ -69,7 +69,7 @@ def check_answer(request: InferRequest, response: InferResponse, declared: Decla
     Args:
         request: as it was sent; the gateway echoes its request id as V2's `id`.
         response: from the gateway.
-        declared: what the full model's outputs satisfy; None if this device does not hold the bundle.
+        declared: declaration of the full model's outputs; None if this device does not hold the bundle.
 
     Raises:
         ProtocolError: the answer is another request's or another model's, is not final, or has impossible outputs.

@@ -176,7 +176,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """A bundle's declaration. `version` is monotonic and is the V2 model version.
 
     Attributes:
-        task: what the models answer, such as the labels of a classifier.
+        task: kind of the answers, with its configuration, such as the labels of a classifier.
         edge: variants in order of preference; a device takes the first that it can load.
         full: the full model, if the bundle has one.
         golden: the data of the device's self-test; None if the bundle has none.

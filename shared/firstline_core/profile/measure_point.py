@@ -50,7 +50,7 @@ from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.onnx import providers as onnx_providers
 from firstline_core.runtime.priority import use_lowest_priority
 from firstline_core.runtime.select import CPU, RuntimeOptions
-from firstline_core.types import Arrays, InferRequest, Tensor, size_bytes
+from firstline_core.types import Arrays, InferRequest, Tensor, payload_bytes
 
 _SHARES = {"query": 0.25, "loaded": 0.35, "light": 0.1, "mixed": 0.25, "operators": 0.05}
 """Shares of a point's seconds; the scenarios that a service meets most have the most samples."""
@@ -174,7 +174,7 @@ def measure(job: Job) -> Point:
         offline_per_s=float(f"{key.batch * (len(whole) - warm) / sum(whole[measured]):.5g}"),
         warm_up=WarmUp(_ms(load_s), _ms(whole[0]), warm_queries, _ms(sum(whole[:warm_queries]))),
         moved=Moved(
-            received_bytes, size_bytes(prepared.values()), size_bytes(output.values()), model.artefact.size_bytes
+            received_bytes, payload_bytes(prepared.values()), payload_bytes(output.values()), model.artefact.size_bytes
         ),
         peak_memory_bytes=peak_bytes,
         processor_ms=_ms(processor_s / (len(whole) - warm)),

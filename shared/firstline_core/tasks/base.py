@@ -1,4 +1,4 @@
-"""What every task provides. Its implementations are pure, and hold the configuration of one bundle."""
+"""The interface of tasks. Its implementations are pure, and hold the configuration of one bundle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Scores = NDArray[np.float32]
 
 
 class DeclaredOutputs(Protocol):
-    """What the outputs of one model satisfy."""
+    """The declaration of one model's outputs."""
 
     def fault(self, outputs: Arrays) -> str:
         """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
@@ -34,7 +34,7 @@ class DeclaredOutputs(Protocol):
 
 
 class LikeOutputs:
-    """What the outputs of a model satisfy whose bundle is gone: they are like an earlier answer of the same task.
+    """The declaration of a model whose bundle is gone: its outputs are like an earlier answer of the same task.
 
     Args:
         before: canonical outputs.
@@ -81,7 +81,7 @@ class Task(Protocol):
     def feature_count(self) -> int: ...
 
     def declared(self, *, rounded: bool, cut: bool) -> DeclaredOutputs:
-        """Returns what the outputs of one model satisfy.
+        """Returns the declaration of one model's outputs.
 
         Args:
             rounded: whether the model's numbers may be rounded to eight bits.

@@ -109,14 +109,26 @@ class Outputs(Struct, frozen=True):
     most_sum: float = np.inf
 
     def fault(self, outputs: Arrays) -> str:
-        return fault(outputs[PROBABILITIES], self)
+        """Returns what is wrong with the values, as a noun; "" if nothing is.
+
+        Values must be finite and in [0, 1], and each row must sum to a value within the declared limits.
+        """
+        probabilities = outputs[PROBABILITIES]
+        # NaN fails every comparison. One pass each, without a temporary array: this runs for every request.
+        lowest, highest = np.minimum.reduce(probabilities, axis=None), np.maximum.reduce(probabilities, axis=None)
+        if lowest >= -_SLACK and highest <= 1 + _SLACK:
+            sums = np.add.reduce(probabilities, axis=1)
+            least, most = (sums[0], sums[0]) if len(sums) == 1 else (np.minimum.reduce(sums), np.maximum.reduce(sums))
+            if self.least_sum <= least and most <= self.most_sum:
+                return ""
+        return _described(probabilities, self)
 
     def check(self, outputs: Arrays, rows: int) -> None:
         found = outputs.get(PROBABILITIES)
         if found is None or found.dtype != np.float32 or found.shape != (rows, self.labels):
             got = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
             raise InferenceError(f"'{PROBABILITIES}' is {got}, expected float32 {[rows, self.labels]}.")
-        if problem := fault(found, self):
+        if problem := self.fault(outputs):
             raise InferenceError(f"'{PROBABILITIES}' has {problem}.")
 
 
@@ -136,25 +148,6 @@ def single_label(labels: int, *, rounded: bool = False, cut: bool = False) -> Ou
 def independent(labels: int) -> Outputs:
     """Returns the output of a classifier of independent labels, each with a probability of its own."""
     return Outputs(labels)
-
-
-def fault(probabilities: NDArray[np.float32], declared: Outputs) -> str:
-    """Returns what is wrong with the values, as a noun; "" if nothing is.
-
-    Values must be finite and in [0, 1], and each row must sum to a value within the declared limits.
-
-    Args:
-        probabilities: FP32 (rows, labels), at least one row.
-        declared: the declaration.
-    """
-    # NaN fails every comparison. One pass each, without a temporary array: this runs for every request.
-    lowest, highest = np.minimum.reduce(probabilities, axis=None), np.maximum.reduce(probabilities, axis=None)
-    if lowest >= -_SLACK and highest <= 1 + _SLACK:
-        sums = np.add.reduce(probabilities, axis=1)
-        least, most = (sums[0], sums[0]) if len(sums) == 1 else (np.minimum.reduce(sums), np.maximum.reduce(sums))
-        if declared.least_sum <= least and most <= declared.most_sum:
-            return ""
-    return _described(probabilities, declared)
 
 
 def _described(probabilities: NDArray[np.float32], declared: Outputs) -> str:

@@ -16,7 +16,6 @@ from firstline_core.tasks.classification import (
     Outputs,
     energy,
     entropy,
-    fault,
     features,
     independent,
     margin,
@@ -54,7 +53,7 @@ def quantised(logits: Array) -> Array:
     ],
 )
 def test_probabilities_of_exclusive_labels_are_accepted(probabilities: Array) -> None:
-    assert fault(probabilities, SINGLE) == ""
+    assert SINGLE.fault({PROBABILITIES: probabilities}) == ""
 
 
 @pytest.mark.parametrize(
@@ -70,20 +69,20 @@ def test_probabilities_of_exclusive_labels_are_accepted(probabilities: Array) ->
     ],
 )
 def test_impossible_probabilities_are_named(probabilities: Array, said: str) -> None:
-    assert said in fault(probabilities, SINGLE)
+    assert said in SINGLE.fault({PROBABILITIES: probabilities})
 
 
 def test_independent_labels_may_sum_to_anything() -> None:
     declared = independent(10)
-    assert fault(np.full((2, 10), 0.9, np.float32), declared) == ""
-    assert fault(rows(), declared) == ""
-    assert "outside of 0 to 1" in fault(rows(1.1), declared)
-    assert "NaN" in fault(rows(np.nan), declared)
+    assert declared.fault({PROBABILITIES: np.full((2, 10), 0.9, np.float32)}) == ""
+    assert declared.fault({PROBABILITIES: rows()}) == ""
+    assert "outside of 0 to 1" in declared.fault({PROBABILITIES: rows(1.1)})
+    assert "NaN" in declared.fault({PROBABILITIES: rows(np.nan)})
 
 
 def test_a_dropped_class_may_take_the_whole_sum() -> None:
-    assert fault(rows(0.1), single_label(10, cut=True)) == ""
-    assert fault(rows(0.9, 0.9), single_label(10, cut=True)) != ""
+    assert single_label(10, cut=True).fault({PROBABILITIES: rows(0.1)}) == ""
+    assert single_label(10, cut=True).fault({PROBABILITIES: rows(0.9, 0.9)}) != ""
 
 
 @given(
@@ -93,7 +92,7 @@ def test_a_dropped_class_may_take_the_whole_sum() -> None:
 )
 def test_every_quantised_softmax_is_accepted(labels: int, logits: st.DataObject, spread: float) -> None:
     drawn = logits.draw(arrays.arrays(np.float64, (2, labels), elements=st.floats(-1, 1), fill=st.floats(-1, 1)))
-    assert fault(quantised(drawn * spread), single_label(labels, rounded=True)) == ""
+    assert single_label(labels, rounded=True).fault({PROBABILITIES: quantised(drawn * spread)}) == ""
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,18 @@ from msgspec.structs import replace
 from support import escalations
 
 from firstline_core.tasks.classification import Classification
-from firstline_core.types import DATATYPES, Array, Arrays, Attempt, Reason, RowAnswer, Status, Tensor, Tier
+from firstline_core.types import (
+    DATATYPES,
+    Array,
+    Arrays,
+    Attempt,
+    Reason,
+    RowAnswer,
+    Status,
+    Tensor,
+    Tier,
+    payload_bytes,
+)
 from firstline_edge.requests.context import ModelOutput, summarise
 from firstline_edge.requests.full_answers import merge
 
@@ -141,15 +152,8 @@ class TestModelOutput:
         encoded = bytearray(output.encode())
         encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
         found = ModelOutput.decode(bytes(encoded))
-        assert found is None or isinstance(found.size_bytes, int)
+        assert found is None or payload_bytes(found.outputs.values()) >= 0
 
     @given(st.binary(max_size=40))
     def test_other_bytes_are_none(self, encoded: bytes) -> None:
         assert ModelOutput.decode(b"\x01" + encoded) is None  # the format of version 1
-
-    def test_a_copy_is_no_view(self) -> None:
-        batch = np.ones((9, 3), np.float32)
-        copied = ModelOutput({"values": batch[:1]}, 0.5, 0.25).copy()
-        batch[:] = 0
-        assert copied.outputs["values"].base is None
-        assert (copied.outputs["values"].tolist(), copied.score, copied.value) == ([[1, 1, 1]], 0.5, 0.25)
