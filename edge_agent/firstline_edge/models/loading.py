@@ -25,6 +25,7 @@ from firstline_core.errors import FirstlineError, UpdateError
 from firstline_core.processing.trial import typical_row
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.base import Scores
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.models.copies import BundleCopies
@@ -183,7 +184,12 @@ def _measured(
     if point is not None:
         row_ms, sample_bytes = point.query.quantiles_ms[0], point.moved.received_bytes
     else:
-        measured = quickest_ms(manifest, loaded, lambda tensor: score(*loaded.predict(tensor)), _MEASURED_RUNS)
+
+        def scored(tensor: Tensor) -> Scores:
+            prediction = loaded.predict(tensor)
+            return score(prediction.outputs, prediction.evidence)
+
+        measured = quickest_ms(manifest, loaded, scored, _MEASURED_RUNS)
         row_ms, sample_bytes = measured or (math.inf, 1)
     edge = EdgeModel(
         loaded=loaded,

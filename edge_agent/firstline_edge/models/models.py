@@ -171,8 +171,9 @@ class EdgeModel:
             InferenceError: the runtime failed.
         """
         started_s = time.perf_counter()
-        outputs, evidence = self.loaded.predict(tensor)
-        scores = self.score(outputs, evidence).tolist()
+        prediction = self.loaded.predict(tensor)
+        outputs = prediction.outputs
+        scores = self.score(outputs, prediction.evidence).tolist()
         self.pace.ran(time.perf_counter() - started_s, measured_s)
         values = self._values(outputs, len(scores))
         if len(scores) == 1:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline_core.bundle.manifest import Manifest, Model, Score
@@ -70,7 +71,7 @@ def declared_input(request: InferRequest, manifest: Manifest) -> Tensor:
     return request.inputs[0]
 
 
-class Prediction(NamedTuple):
+class Prediction(Struct, frozen=True, eq=False):
     """What a model gave for some rows.
 
     Attributes:
