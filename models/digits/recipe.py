@@ -102,7 +102,7 @@ def scores(bundle: Bundle, variant: Model, part: Part) -> NDArray[np.floating]:
     model = load_model(bundle, variant, RuntimeOptions())
     prediction = model.predict(Tensor(bundle.manifest.input.name, part.pixels[..., None]))
     model.close()
-    return load_scorer(bundle, RuntimeOptions())(*prediction)
+    return load_scorer(bundle, RuntimeOptions())(prediction.outputs, prediction.evidence)
 
 
 def with_promises(manifest: Manifest, proved: list[Certification]) -> Manifest:

@@ -279,7 +279,9 @@ def test_the_energy_score_uses_the_input_of_the_softmax(tmp_path: Path) -> None:
     score = load_scorer(bundle, OPTIONS)
     rows = np.array([[3.0, 1.0], [0.0, 0.0]], np.float32)
     found = load_edge(bundle, OPTIONS).predict(Tensor("x", rows))
-    np.testing.assert_allclose(score(found.outputs, found.evidence), 2 * np.log(np.exp(rows / 2).sum(axis=1)), rtol=1e-6)
+    np.testing.assert_allclose(
+        score(found.outputs, found.evidence), 2 * np.log(np.exp(rows / 2).sum(axis=1)), rtol=1e-6
+    )
     with pytest.raises(InvalidTensorError, match="needs logits"):
         score(found.outputs, {})
 

@@ -91,7 +91,7 @@ async def test_a_thread_continues_while_the_event_loop_is_blocked() -> None:
         bench.end(1)
         assert bench.model.begun.get(timeout=10) == 2  # meanwhile this holds the loop
         bench.end(2)
-        assert [float((await task)[0, 0]) for task in (first, rest[0])] == [2, 4]
+        assert [float((await task)["probabilities"][0, 0]) for task in (first, rest[0])] == [2, 4]
         assert await bench.begins() == 3
         bench.end(3)
         assert float((await rest[1])[0, 0]) == 6
