@@ -22,7 +22,7 @@ from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.loading import load_model
 from firstline_core.processing.steps import Decode, InputSpec, Layout, Resize, Scale, Softmax
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, Tensor
+from firstline_core.types import PROBABILITIES, Array, Tensor, join_rows
 from firstline_gateway.executors.local import run_batch
 
 _ROWS, _BATCH, _THRESHOLD = 128, 32, 0.9
@@ -57,7 +57,7 @@ def answers(file: Path, inputs: list[Tensor], size: int, batch: Literal[1] | Non
     with closing(load_model(bundle, declared, RuntimeOptions())) as loaded:
         for start in range(0, len(inputs), size):
             found += run_batch(loaded, inputs[start : start + size], size)
-    return np.concatenate(found)
+    return join_rows(found)[PROBABILITIES]
 
 
 @pytest.mark.shared_data

@@ -38,7 +38,7 @@ def test_mostly_clipped_pixels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         create_bundle(_spec(_INT8, "decode:L,resize:8x8"), tmp_path / "out")
     assert caught.value.message == (
-        "edge_int8.tflite: its quantised input holds 0 to 1, but pixels become 0 to 255, so 99% of them are clipped; "
+        "edge_int8.tflite: its quantised input holds 0 to 1, but pixels become 0 to 255, so 98% of them are clipped; "
         "add scale:0:255 to its preprocessing."
     )
     assert not (tmp_path / "out").exists()
