@@ -38,7 +38,7 @@ def write_manifest(root: Path, edge: Sequence[Model], labels: Sequence[str], **f
     known: dict[str, Any] = {
         "name": "small",
         "version": 1,
-        "task": Classification(tuple(labels)),
+        "task": fields.get("task") or Classification(tuple(labels)),
         "input": InputSpec("image", "BYTES", (-1,)),
         "edge": tuple(edge),
     }

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Literal, NamedTuple, NoReturn
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 
 from bench.figures import Figure, plain
+from bench.support.bundles import model, write_manifest
 from firstline.workbench.average_precision import MOST_BOXES, AveragePrecision, average_precision
-from firstline_core.errors import ModelLoadError
-from firstline_core.processing.boxes import Boxes, InputSize, class_map, compile_detection
-from firstline_core.processing.compile import compile_preprocess
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.manifest import Policy, Score
+from firstline_core.bundle.store import Bundle
+from firstline_core.processing.boxes import Boxes, class_map
 from firstline_core.processing.images import checked_header
 from firstline_core.processing.steps import (
     BoxDecoder,
-    ClassMap,
     Decode,
     FastestDet,
-    Graph,
-    InputSpec,
     Layout,
+    PostStep,
     PreStep,
     Resize,
     Scale,
@@ -30,9 +33,9 @@ from firstline_core.processing.steps import (
     Yolox,
 )
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
-from firstline_core.runtime.select import RuntimeOptions, load_runtime
+from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.detection import Detection, with_candidates
-from firstline_core.types import Array, Tensor
+from firstline_core.types import Arrays, Tensor, join_rows
 
 _WITHIN = 0.01
 _FULL = "yolox_nano"
@@ -42,10 +45,8 @@ _AGREEMENT = {
     "yolox_nano_dynamic_range": (0.96, 0.97),
 }
 """Precision and recall against the full model, which the data's README states."""
-_IMAGES = InputSpec("image", "BYTES", (-1,))
 _LEAST_SCORE = 0.001  # COCO's curves begin there
 _YOLOX = (Decode("BGR"), Resize(416, 416, letterbox="corner", pad=114), Scale((0.0,), (1.0,)), Layout("NCHW"))
-_SSD_OUTPUTS = (f"TFLite_Detection_PostProcess{suffix}" for suffix in ("", ":1", ":2", ":3"))
 
 
 class Detector(NamedTuple):
@@ -64,15 +65,6 @@ class Detector(NamedTuple):
     score: float
     names: str = ""
 
-    @property
-    def size(self) -> InputSize:
-        resize = next(step for step in self.steps if isinstance(step, Resize))
-        return InputSize(resize.width, resize.height)
-
-    @property
-    def runtime(self) -> Literal["onnx", "tflite"]:
-        return "onnx" if self.file.endswith(".onnx") else "tflite"
-
 
 DETECTORS = {
     "fastestdet": Detector(
@@ -81,7 +73,7 @@ DETECTORS = {
     "ssd_mobilenet_v1_quant": Detector(
         "ssd_mobilenet_v1_quant.tflite",
         (Decode(), Resize(300, 300), Scale((128.0,), (128.0,))),
-        Ssd(*_SSD_OUTPUTS),
+        Ssd(),
         0.373,
         0.5,
         "labels_90.txt",
@@ -137,31 +129,32 @@ def images(data: Path) -> list[Path]:
     return sorted((data / "dev" / "images").iterdir())
 
 
-def run(detector: Detector, data: Path) -> dict[str, Array]:
-    """Returns the outputs of a detector for the images of `dev`, with candidates."""
-    maps: list[ClassMap] = []
+def bundle_of(detector: Detector, data: Path, folder: Path) -> Bundle:
+    """Writes a bundle with this one model."""
+    steps: list[PostStep] = [detector.decoder]
     if detector.names:
-        maps.append(class_map((data / detector.names).read_text().splitlines(), labels_of(data)))
-    pre = compile_preprocess(detector.steps, _IMAGES, _no_graph)
+        steps.append(class_map((data / detector.names).read_text().splitlines(), labels_of(data)))
     iou = 1.0 if isinstance(detector.decoder, Ssd) else 0.45
-    suppression = Suppress(detector.score, iou, _LEAST_SCORE)
-    detect = compile_detection([detector.decoder, *maps, suppression], detector.size, MOST_BOXES)
-    runtime = load_runtime(data / "models" / detector.file, detector.runtime, RuntimeOptions(threads=2))
-    found: list[dict[str, Array]] = []
-    try:
-        for file in images(data):
-            tensor = Tensor("image", np.array([file.read_bytes()], object))
-            if pre.images is None:
-                raise ModelLoadError("A detector of this pair takes images.")
-            cost = pre.images.cost(tensor)
-            raw = runtime.run({runtime.inputs[0].name: pre.run(tensor, cost)})
-            found.append(detect(raw, pre.images.geometry(tensor, cost)))
-    finally:
-        runtime.close()
-    return {name: np.concatenate([row[name] for row in found]) for name in found[0]}
+    steps.append(Suppress(detector.score, iou, _LEAST_SCORE))
+    file = Path(shutil.copy(data / "models" / detector.file, folder))
+    edge = model(file, folder, preprocess=detector.steps, postprocess=tuple(steps))
+    policy = Policy(Score("minimum_confidence"))
+    return write_manifest(folder, [edge], (), task=Detection(labels_of(data), k=MOST_BOXES), policy=policy)
 
 
-def precision(outputs: dict[str, Array], truth: Sequence[Boxes]) -> AveragePrecision:
+def run(detector: Detector, data: Path) -> Arrays:
+    """Returns the outputs of a detector for the images of `dev`, with candidates."""
+    found: list[Arrays] = []
+    with TemporaryDirectory() as folder:
+        bundle = bundle_of(detector, data, Path(folder))
+        with closing(load_model(bundle, bundle.manifest.edge[0], RuntimeOptions(threads=2))) as loaded:
+            for file in images(data):
+                prediction = loaded.predict(Tensor("image", np.array([file.read_bytes()], object)))
+                found.append({**prediction.outputs, **prediction.evidence})
+    return join_rows(found)
+
+
+def precision(outputs: Arrays, truth: Sequence[Boxes]) -> AveragePrecision:
     """Returns the average precision of detections and candidates together."""
     boxes = [with_candidates(outputs, row).take(slice(MOST_BOXES)) for row in range(len(truth))]
     return average_precision(boxes, truth)
@@ -181,7 +174,3 @@ def read_yolo_boxes(file: Path, image: Path) -> Boxes:
     return Boxes(
         boxes * np.array([*size, *size], np.float32), np.ones(len(rows), np.float32), rows[:, 0].astype(np.int64)
     )
-
-
-def _no_graph(step: Graph) -> NoReturn:
-    raise ModelLoadError(f"No detector of this pair has a graph: {step.artefact.file}.")

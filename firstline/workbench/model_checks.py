@@ -107,7 +107,7 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         if range_error.hopeless:
             raise ConfigError(f"{range_error.sentence}.")
         warn(f"{source.name}: {range_error.sentence}.")
-    raw = loaded.runtime.run(rows)[loaded.output_name].reshape(row_count(rows), -1)
+    raw = loaded.runtime.run(rows)[loaded.output_names[0]].reshape(row_count(rows), -1)
     outputs = loaded.compute(rows).outputs
     probabilities = outputs[PROBABILITIES]
     if not np.isfinite(probabilities).all():

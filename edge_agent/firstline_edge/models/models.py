@@ -172,10 +172,10 @@ class EdgeModel:
         """
         started_s = time.perf_counter()
         prediction = self.loaded.predict(tensor)
-        outputs = prediction.outputs
-        scores = self.score(outputs, prediction.evidence).tolist()
+        outputs, evidence = prediction.outputs, prediction.evidence
+        scores = self.score(outputs, evidence).tolist()
         self.pace.ran(time.perf_counter() - started_s, measured_s)
-        values = self._values(outputs, len(scores))
+        values = self._values(outputs, evidence, len(scores))
         if len(scores) == 1:
             return [ModelOutput(outputs, scores[0], values[0])]
         return [
@@ -183,14 +183,14 @@ class EdgeModel:
             for row, (score, value) in enumerate(zip(scores, values, strict=True))
         ]
 
-    def _values(self, outputs: Arrays, rows: int) -> Sequence[float | None]:
+    def _values(self, outputs: Arrays, evidence: Arrays, rows: int) -> Sequence[float | None]:
         """Returns the learned value of an escalation of each row; None if the score determines it."""
         if self.value is not None:
-            learned: list[float] = self.value.losses(self.loaded.task.features(outputs)).tolist()
+            learned: list[float] = self.value.losses(self.loaded.task.features(outputs, evidence)).tolist()
             return learned
         if self.bounded_score:
             return [None] * rows
-        supposed: list[float] = self.loaded.task.supposed_losses(outputs).tolist()
+        supposed: list[float] = self.loaded.task.supposed_losses(outputs, evidence).tolist()
         return supposed
 
     async def run_in_thread(

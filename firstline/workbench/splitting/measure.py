@@ -77,7 +77,7 @@ class Halves:
 
     def finish(self, tensor: Array, whole: LoadedModel) -> Arrays:
         """Computes the whole model's answer from the tensor."""
-        return whole.finish(self.tail.run({self.tail.inputs[0].name: tensor}), len(tensor))
+        return whole.finish(self.tail.run({self.tail.inputs[0].name: tensor}), {whole.input.name: tensor})
 
 
 class _Measurements:
@@ -197,7 +197,7 @@ def chosen(
     """
     content = bundle.file(whole.model.artefact).read_bytes()
     if whole.model.runtime == "onnx":
-        points = onnx_points(content, whole.input.name, whole.output_name)
+        points = onnx_points(content, whole.input.name, whole.output_names[0])
     else:
         points = tflite_points(content)
     if not points:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from firstline_core.bundle.manifest import Manifest, Model, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
+from firstline_core.processing.boxes import InputSize, compile_detection
 from firstline_core.processing.compile import (
     GraphLoader,
     Preprocess,
@@ -26,8 +27,9 @@ from firstline_core.processing.compile import (
     compile_preprocess,
 )
 from firstline_core.processing.decoding import PreparedTensor
+from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.image_header import NO_COST, ImageCost
-from firstline_core.processing.steps import Decode, Graph, InputSpec, Softmax
+from firstline_core.processing.steps import CenterCrop, Decode, Detr, Graph, InputSpec, Layout, Resize, Softmax, Ssd
 from firstline_core.processing.trial import trial_input
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.base import RowByRow, Runtime, fits, pick_port
@@ -35,6 +37,7 @@ from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.tasks.base import Scores, Task
 from firstline_core.tasks.classification import LOGITS, temper
+from firstline_core.tasks.detection import Detection
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import (
     DATATYPES,
@@ -83,8 +86,8 @@ class Prediction(Struct, frozen=True, eq=False):
     evidence: Arrays
 
 
-Postprocess = Callable[[Arrays, int], Prediction]
-"""Computes the canonical outputs from the model's outputs by name, and the number of rows.
+Postprocess = Callable[[Arrays, Arrays], Prediction]
+"""Computes the canonical outputs from the model's outputs by name, and the prepared rows.
 
 Raises:
     InferenceError: an output has another shape than the bundle declares.
@@ -101,7 +104,7 @@ class LoadedModel:
         task: of the bundle.
         declared: what the outputs satisfy.
         input: of the model, for which `prepare` makes rows.
-        output_name: of the model's output that `run` reads.
+        output_names: of the model's outputs that `run` reads.
         passed_over: of an edge variant: the preferred variants that do not load here, each with the reason.
         batch_s: measured seconds of batches by number of rows; empty without measurements.
     """
@@ -117,7 +120,7 @@ class LoadedModel:
         runtime: Runtime,
         pre: Preprocess,
         post: Postprocess,
-        output_name: str,
+        output_names: tuple[str, ...],
         resources: ExitStack[None],
     ) -> None:
         self.model = model
@@ -133,7 +136,8 @@ class LoadedModel:
         self._pre, self._post = pre, post
         self.decodes_images = pre.images is not None
         self.input = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True)
-        self.output_name = output_name
+        self.output_names = output_names
+        self._finds_boxes = isinstance(manifest.task, Detection)
         self._resources = resources
 
     def prepare(self, tensor: Tensor, cost: ImageCost | None = None) -> Arrays:
@@ -145,7 +149,7 @@ class LoadedModel:
             cost: from `image_cost`, of this tensor; None to read the headers of its images now.
 
         Returns:
-            The model's inputs by name.
+            The model's inputs by name; for detectors also `GEOMETRY`.
 
         Raises:
             InvalidTensorError: not this bundle's input; the message names the row if possible.
@@ -154,12 +158,16 @@ class LoadedModel:
         if isinstance(tensor, PreparedTensor):
             return tensor.rows
         self._check(tensor)
+        if cost is None and self._pre.images is not None:
+            cost = self._pre.images.cost(tensor)
         rows = self._pre.run(tensor, cost)
         if not fits(rows.shape, self.input.shape):
             raise InvalidTensorError(
                 f"Input '{tensor.name}' becomes rows of shape {list(rows.shape[1:])}, but model '{self.model.id}' "
                 f"takes {_sizes(self.input.shape[1:])}."
             )
+        if self._finds_boxes:
+            return {self.input.name: rows, GEOMETRY: self._pre.geometry(tensor, cost)}
         return {self.input.name: rows}
 
     def image_cost(self, tensor: Tensor) -> ImageCost:
@@ -192,12 +200,12 @@ class LoadedModel:
         """Prepares and runs, see `prepare` and `run`; with the evidence for scores."""
         return self._checked(self.compute(self.prepare(tensor)))
 
-    def finish(self, raw: Arrays, rows: int) -> Arrays:
+    def finish(self, raw: Arrays, rows: Arrays) -> Arrays:
         """Postprocesses the outputs of a model that ran elsewhere, like `run`.
 
         Args:
             raw: the model's outputs by name.
-            rows: number of input rows.
+            rows: from `prepare`.
 
         Raises:
             InferenceError: see `run`.
@@ -214,7 +222,7 @@ class LoadedModel:
 
     def compute(self, rows: Arrays) -> Prediction:
         """Like `run`, without the check of the values, for made-up inputs."""
-        return self._post(self.runtime.run(rows), row_count(rows))
+        return self._post(self.runtime.run({self.input.name: rows[self.input.name]}), rows)
 
     def close(self) -> None:
         """Frees the model and its graphs; calling it twice is harmless."""
@@ -270,7 +278,7 @@ class Scorer(Protocol):
 def scorer(task: Task, declared: Score) -> Scorer:
     """Returns the function of a score without a graph."""
     if (learned := declared.learned) is not None:
-        return lambda outputs, _evidence: 1 - learned.losses(task.features(outputs))
+        return lambda outputs, evidence: 1 - learned.losses(task.features(outputs, evidence))
     if declared.kind == "graph":
         raise ValueError("a score graph is loaded from its bundle")
     if declared.kind == "learned":
@@ -315,18 +323,57 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
             resources.callback(graph.close)
             return _graph_step(_batched(graph, model), step.artefact.file)
 
-        output_name = pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
+        post, output_names = _compile_postprocess(bundle.manifest, model, runtime, load_graph)
         loaded = LoadedModel(
             model=model,
             manifest=bundle.manifest,
             runtime=_batched(runtime, model),
             pre=compile_preprocess(model.preprocess, bundle.manifest.input, load_graph, options.images),
-            post=_to_probabilities(model, len(bundle.manifest.labels), output_name, load_graph),
-            output_name=output_name,
+            post=post,
+            output_names=output_names,
             resources=resources,
         )
         undo.pop_all()  # no failure: the model now owns the resources
     return loaded
+
+
+def _compile_postprocess(
+    manifest: Manifest, model: Model, runtime: Runtime, load_graph: GraphLoader
+) -> tuple[Postprocess, tuple[str, ...]]:
+    """Returns a model's postprocessing, and the names of the outputs that it reads."""
+    if isinstance(manifest.task, Detection):
+        several = any(isinstance(step, Ssd | Detr) for step in model.postprocess)
+        names = tuple(spec.name for spec in runtime.outputs)
+        if not several:
+            names = (pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name,)
+        return _to_boxes(model, manifest.task, _image_size(model, runtime), names), names
+    name = pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
+    return _to_probabilities(model, len(manifest.labels), name, load_graph), (name,)
+
+
+def _image_size(model: Model, runtime: Runtime) -> InputSize:
+    """Returns the size of the images that a detector takes."""
+    shape = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True).shape
+    channels_first = any(isinstance(step, Layout) and step.to == "NCHW" for step in model.preprocess)
+    height, width = (shape[2:] if channels_first else shape[1:3]) if len(shape) == 4 else (-1, -1)
+    if min(height, width) < 1:
+        last = [step for step in model.preprocess if isinstance(step, CenterCrop | Resize)][-1:]
+        if not last or isinstance(last[0], CenterCrop):
+            raise ModelLoadError(f"Model '{model.id}' takes images of any size; add resize to its preprocessing.")
+        width, height = last[0].width, last[0].height
+    return InputSize(width, height)
+
+
+def _to_boxes(model: Model, task: Detection, size: InputSize, names: tuple[str, ...]) -> Postprocess:
+    """Returns the postprocessing of a detector."""
+    detect = compile_detection(model.postprocess, size, task.k)
+
+    def post_process(raw: Arrays, rows: Arrays) -> Prediction:
+        found = detect({name: raw[name] for name in names}, rows[GEOMETRY])
+        outputs = {spec.name: found.pop(spec.name) for spec in task.outputs}
+        return Prediction(outputs, found)
+
+    return post_process
 
 
 def _to_probabilities(model: Model, labels: int, output_name: str, load_graph: GraphLoader) -> Postprocess:
@@ -336,11 +383,11 @@ def _to_probabilities(model: Model, labels: int, output_name: str, load_graph: G
         steps = [step for step in model.postprocess if not isinstance(step, Softmax)]
         to_logits = compile_postprocess(steps, load_graph)
 
-    def post_process(raw: Arrays, rows: int) -> Prediction:
-        probabilities = to_probabilities(raw[output_name])
-        if probabilities.shape != (rows, labels):
+    def post_process(raw: Arrays, rows: Arrays) -> Prediction:
+        probabilities, count = to_probabilities(raw[output_name]), row_count(rows)
+        if probabilities.shape != (count, labels):
             raise InferenceError(
-                f"Model '{model.id}' gave {list(probabilities.shape)} for {rows} rows, but the bundle has {labels} "
+                f"Model '{model.id}' gave {list(probabilities.shape)} for {count} rows, but the bundle has {labels} "
                 "labels; correct the labels, the output's name or the label offset."
             )
         evidence = {} if to_logits is None else {LOGITS: to_logits(raw[output_name])}

@@ -20,9 +20,9 @@ from firstline_core.processing.steps import (
     BoxDecoder,
     BoxRows,
     ClassMap,
-    DetectionStep,
     Detr,
     FastestDet,
+    PostStep,
     Ssd,
     Suppress,
     Unit,
@@ -70,7 +70,7 @@ Raises:
 """
 
 
-def compile_detection(steps: Sequence[DetectionStep], size: InputSize, k: int, output: str = "") -> Detect:
+def compile_detection(steps: Sequence[PostStep], size: InputSize, k: int, output: str = "") -> Detect:
     """Returns the function of a detector's postprocessing.
 
     Args:
@@ -284,12 +284,14 @@ def _detr(raw: Mapping[str, Array], step: Detr, size: InputSize, floor: float) -
 
 
 def _ssd(raw: Mapping[str, Array], step: Ssd, size: InputSize, floor: float) -> Boxes:
-    scores = _named(raw, step.scores, 1)
-    if step.count:
-        scores = scores[: round(float(_named(raw, step.count, 0)))]
-    kept = _above(scores, floor, padded=True)
-    boxes = _named(raw, step.boxes, 2)[kept][:, [1, 0, 3, 2]]
-    return Boxes(boxes * _sides(size), scores[kept], _whole(_named(raw, step.classes, 1)[kept]))
+    declared = (step.boxes, step.classes, step.scores, step.count)
+    boxes, classes, scores, count = declared if step.boxes else (*raw, *[""] * 4)[:4]
+    found = _named(raw, scores, 1)
+    if count:
+        found = found[: round(float(_named(raw, count, 0)))]
+    kept = _above(found, floor, padded=True)
+    corners = _named(raw, boxes, 2)[kept][:, [1, 0, 3, 2]]
+    return Boxes(corners * _sides(size), found[kept], _whole(_named(raw, classes, 1)[kept]))
 
 
 def _box_rows(values: _Floats, step: BoxRows, size: InputSize, floor: float) -> Boxes:

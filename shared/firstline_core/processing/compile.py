@@ -63,6 +63,19 @@ class Preprocess(NamedTuple):
         """
         return self.array_steps(tensor.array if self.images is None else self.images.run(tensor, cost))
 
+    def geometry(self, tensor: Tensor, cost: ImageCost | None = None) -> NDArray[np.float32]:
+        """Returns where the rows of `run` lie in the upright images; for arguments see `run`.
+
+        Returns:
+            FP32 (rows, 6), see `processing/geometry.py`.
+
+        Raises:
+            ModelLoadError: the model takes no images.
+        """
+        if self.images is None:
+            raise ModelLoadError("Preprocessing: a detector takes images, so it needs decode or resize.")
+        return self.images.geometry(tensor, self.images.cost(tensor) if cost is None else cost)
+
 
 def compile_preprocess(
     steps: Sequence[PreStep],
@@ -122,6 +135,9 @@ def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> S
                 functions.append(_binary if step.of == "probability" else _binary_of_logit)
             case Graph():
                 functions += [load_graph(step), _to_float_matrix]
+            case _:
+                op = step.__struct_config__.tag
+                raise ModelLoadError(f"Postprocessing: {op} belongs to a detector, but this bundle is a classifier's.")
     return chain(functions)
 
 

@@ -165,17 +165,23 @@ class Detr(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag=
 class Ssd(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="ssd"):
     """Reads the outputs of an SSD with suppression inside. Boxes are top, left, bottom, right in fractions.
 
+    Without names, the outputs have the order of TFLite's operator: boxes, classes, scores, count.
+
     Attributes:
         boxes: name of the output [n, k, 4].
         classes: name of the output [n, k].
         scores: name of the output [n, k].
-        count: name of the output [n], the number of valid boxes; "" if scores of 0 mark the others.
+        count: name of the output [n], the number of valid boxes; absent if scores of 0 mark the others.
     """
 
-    boxes: Annotated[str, Meta(min_length=1)]
-    classes: Annotated[str, Meta(min_length=1)]
-    scores: Annotated[str, Meta(min_length=1)]
+    boxes: str = ""
+    classes: str = ""
+    scores: str = ""
     count: str = ""
+
+    def __post_init__(self) -> None:
+        if len({bool(self.boxes), bool(self.classes), bool(self.scores), bool(self.boxes or self.count)}) > 1:
+            raise ValueError("name the outputs for boxes, classes and scores, or none")
 
 
 class BoxRows(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="box_rows"):
@@ -208,8 +214,7 @@ class Suppress(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", 
 
 
 BoxDecoder = Yolox | FastestDet | Yolo | Detr | Ssd | BoxRows
-DetectionStep = BoxDecoder | ClassMap | Suppress
-"""Postprocessing of a detector: a decoder, then class maps, then `suppress`."""
+"""The first step after a detector; then come any `class_map`, and `suppress`."""
 
 PreStep = Decode | CenterCrop | Resize | Scale | Layout | Flatten | Graph
-PostStep = Softmax | LabelOffset | Binary | Graph
+PostStep = Softmax | LabelOffset | Binary | Graph | BoxDecoder | ClassMap | Suppress

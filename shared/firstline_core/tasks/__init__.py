@@ -9,6 +9,7 @@ Modules
 from __future__ import annotations
 
 from firstline_core.tasks.classification import Classification
+from firstline_core.tasks.detection import Detection
 
-AnyTask = Classification
+AnyTask = Classification | Detection
 """The task of a manifest, told apart by its `kind`."""

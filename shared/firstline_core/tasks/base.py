@@ -104,10 +104,10 @@ class Task(Protocol):
             InvalidTensorError: the score needs evidence that the model does not give.
         """
 
-    def features(self, outputs: Arrays) -> NDArray[np.float32]:
-        """Returns the inputs of learned scores, (n, feature_count) float32."""
+    def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
+        """Returns the inputs of learned scores, (n, feature_count) float32; for arguments and errors see `score`."""
 
-    def supposed_losses(self, outputs: Arrays) -> Scores:
+    def supposed_losses(self, outputs: Arrays, evidence: Arrays) -> Scores:
         """Returns an estimate of P(loss) of each row, (n,) in [0, 1], for scores that are not probabilities."""
 
     def groups(self, outputs: Arrays) -> Sequence[str]:

@@ -74,10 +74,10 @@ class Classification(
     def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
         return score(kind, outputs[PROBABILITIES], evidence.get(LOGITS), temperature=temperature)
 
-    def features(self, outputs: Arrays) -> NDArray[np.float32]:
+    def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
         return features(outputs[PROBABILITIES])
 
-    def supposed_losses(self, outputs: Arrays) -> Scores:
+    def supposed_losses(self, outputs: Arrays, evidence: Arrays) -> Scores:
         supposed: Scores = 1 - max_probability(outputs[PROBABILITIES])
         return supposed
 

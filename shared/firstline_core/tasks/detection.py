@@ -10,7 +10,7 @@ therefore events, such as "missed person", each with a condition: the frames tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -28,13 +28,11 @@ from firstline_core.processing.boxes import (
     intersection_over_union,
     partners,
 )
-from firstline_core.types import DATATYPES, Array, TensorSpec
+from firstline_core.tasks.base import Scores
+from firstline_core.types import DATATYPES, Arrays, TensorSpec
 
 if TYPE_CHECKING:
     from PIL import Image
-
-Arrays = Mapping[str, Array]
-Scores = NDArray[np.float32]
 
 MISSED, INVENTED = "missed", "invented"
 
@@ -131,6 +129,10 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         """Returns the names of all events, such as "missed person"."""
         return tuple(f"{direction} {group}" for group in self.group_names for direction in (MISSED, INVENTED))
 
+    def declared(self, *, rounded: bool, cut: bool) -> Detection:
+        """Returns this task: what outputs satisfy does not depend on the model."""
+        return self
+
     def fault(self, outputs: Arrays) -> str:
         """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
         boxes, scores, classes, count = (outputs[name] for name in (BOXES, SCORES, CLASSES, COUNT))
@@ -218,6 +220,17 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         if len(self.labels) <= _CLASSES_AT_MOST:
             columns += list(self.detected(outputs).T)
         return np.column_stack(columns).astype(np.float32)
+
+    def supposed_losses(self, outputs: Arrays, evidence: Arrays) -> Scores:
+        """Returns 1 - the score `product`."""
+        supposed: Scores = 1 - self.score("product", outputs, evidence)
+        return supposed
+
+    def groups(self, outputs: Arrays) -> Sequence[str]:
+        """Returns the group of each row's best detection; "" without detections."""
+        index, names = self._group_index(), self.group_names
+        best = zip(outputs[COUNT].tolist(), outputs[CLASSES][:, 0].tolist(), strict=True)
+        return [names[index[label]] if count else "" for count, label in best]
 
     def detected(self, outputs: Arrays) -> NDArray[np.bool_]:
         """Returns which groups have an object of at least `least_side`, (n, groups)."""

@@ -220,7 +220,7 @@ class V2Model:
             inputs=(Tensor(loaded.input.name, rows[loaded.input.name]),),
             request_id="",
             id=request_id,
-            outputs=(RequestedOutput(loaded.output_name, binary=True),),
+            outputs=tuple(RequestedOutput(name, binary=True) for name in loaded.output_names),
             deadline_s=deadline_s,
         )
         return encode_request(request, now_s=now_s)
@@ -228,7 +228,7 @@ class V2Model:
     def read(self, reply: HttpReply, request_id: str, rows: Arrays) -> Arrays:
         loaded = self._known()
         response = _response_of(reply, request_id, self._served, self._limits)
-        return loaded.finish({loaded.output_name: _output_of(response, loaded.output_name)}, row_count(rows))
+        return loaded.finish({name: _output_of(response, name) for name in loaded.output_names}, rows)
 
     def _known(self) -> LoadedModel:
         assert self.loaded is not None  # noqa: S101 (no server gets a batch before one is known to have the model)

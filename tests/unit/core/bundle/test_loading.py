@@ -17,11 +17,27 @@ from bench.support.bundles import artefact, model, write_manifest
 from bench.support.onnx_models import linear, write_graph
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, Score
+from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.processing.steps import Decode, Graph, InputSpec, LabelOffset, Layout, Resize, Softmax
+from firstline_core.processing.steps import (
+    BoxRows,
+    ClassMap,
+    Decode,
+    Graph,
+    InputSpec,
+    LabelOffset,
+    Layout,
+    PostStep,
+    Resize,
+    Scale,
+    Softmax,
+    Suppress,
+    Yolox,
+)
 from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import LOGITS, features, score
+from firstline_core.tasks.detection import Detection
 from firstline_core.types import PROBABILITIES, Array, Tensor, join_rows
 
 OPTIONS = RuntimeOptions()
@@ -39,6 +55,75 @@ def test_encoded_images_to_probabilities(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
     assert [loaded.task.labels[i] for i in found.argmax(axis=1)] == ["blue", "red", "green"]
     assert loaded.digest == loaded.model.digest
+
+
+def detector_bundle(root: Path, *post: PostStep, size: tuple[Any, Any] = (8, 16), **fields: Any) -> Bundle:
+    """A bundle of a detector that always finds one dog, and is as sure of it as the image is bright."""
+    path = write_graph(
+        root / "boxes.onnx",
+        BOX_NODES,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, *size])],
+        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["n", 1, 6])],
+        [
+            numpy_helper.from_array(np.array([[[4, 2, 8, 6, 0, 1]]], np.float32), "box"),
+            numpy_helper.from_array(np.array([[[0, 0, 0, 0, 1, 0]]], np.float32), "score"),
+        ],
+    )
+    steps = (Decode("BGR"), Resize(16, 8, letterbox="center"), Scale(), Layout("NCHW"))
+    variant = model(path, root, preprocess=steps, postprocess=post or (BoxRows(), Suppress(0.3)))
+    policy = Policy(Score("minimum_confidence"))
+    return write_manifest(root, [variant], (), task=Detection(("cat", "dog"), k=2), policy=policy, **fields)
+
+
+BOX_NODES = [
+    helper.make_node("ReduceMean", ["x"], ["columns"], axes=[2], keepdims=0),
+    helper.make_node("ReduceMean", ["columns"], ["mean"], axes=[1, 2]),
+    helper.make_node("Mul", ["mean", "score"], ["scored"]),
+    helper.make_node("Add", ["scored", "box"], ["rows"]),
+]
+
+
+def test_boxes_of_a_detector_lie_in_the_original_image(tmp_path: Path) -> None:
+    loaded = load_edge(detector_bundle(tmp_path), OPTIONS)
+    large, small = (encode(np.full((side, side, 3), 255, np.uint8)) for side in (80, 8))
+    rows = loaded.prepare(images(large, small))
+    assert set(rows) == {"x", "geometry"}
+    prediction = loaded.predict(images(large, small))
+    outputs, evidence = prediction.outputs, prediction.evidence
+    # Both pictures are 8x8 pixels from the fifth column on: half of their pixels are padding.
+    assert outputs["boxes"][:, 0].tolist() == [[0, 20, 40, 60], [0, 2, 4, 6]]
+    assert outputs["classes"].tolist() == [[1, -1], [1, -1]] and outputs["count"].tolist() == [1, 1]
+    assert set(evidence) == {"candidate_boxes", "candidate_scores", "candidate_classes"}
+    np.testing.assert_allclose(load_scorer(detector_bundle(tmp_path), OPTIONS)(outputs, evidence), 0.5)
+    joined = join_rows([loaded.prepare(images(small)), loaded.prepare(images(large))])
+    assert loaded.run(joined)["boxes"][:, 0].tolist() == [[0, 2, 4, 6], [0, 20, 40, 60]]
+
+
+@pytest.mark.parametrize(
+    ("post", "message"),
+    [
+        ((Softmax(),), "a decoder comes first, then class_map, then suppress"),
+        ((Yolox(), Suppress(0.3)), "trial run: YOLOX with strides"),
+        ((BoxRows(), ClassMap((7, 7)), Suppress(0.0, floor=0.0)), "classes outside of 0 to 1"),
+    ],
+)
+def test_steps_that_do_not_fit_a_detector_are_refused(tmp_path: Path, post: tuple[PostStep, ...], message: str) -> None:
+    with pytest.raises((ModelLoadError, InferenceError), match=message):
+        load_edge(detector_bundle(tmp_path, *post), OPTIONS).predict(images(encode(np.full((8, 8, 3), 255, np.uint8))))
+
+
+def test_the_size_of_a_detector_s_images_is_known_or_declared(tmp_path: Path) -> None:
+    free = ("height", "width")
+    loaded = load_edge(detector_bundle(tmp_path, BoxRows("fractions"), Suppress(0.3), size=free), OPTIONS)
+    outputs = loaded.predict(images(encode(np.full((8, 16, 3), 255, np.uint8)))).outputs
+    assert outputs["count"].tolist() == [0]  # a box of fractions from 2 to 8 lies outside of the image
+
+
+def test_a_decoder_does_not_belong_to_a_classifier(tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx", EYE)
+    bundle = write_manifest(tmp_path, [model(path, tmp_path, postprocess=(Yolox(),))], ["a", "b"], input=NUMBERS)
+    with pytest.raises(ModelLoadError, match="yolox belongs to a detector"):
+        load_edge(bundle, OPTIONS)
 
 
 def test_a_row_without_finite_outputs_is_an_error(tmp_path: Path) -> None:

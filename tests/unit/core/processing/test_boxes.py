@@ -15,9 +15,9 @@ from firstline_core.processing.steps import (
     BoxDecoder,
     BoxRows,
     ClassMap,
-    DetectionStep,
     Detr,
     FastestDet,
+    PostStep,
     Ssd,
     Suppress,
     Yolo,
@@ -32,7 +32,7 @@ SAME = np.array([[64, 32, 1, 1, 0, 0]], np.float32)
 COORDINATE = st.integers(0, 8)
 
 
-def run(*steps: DetectionStep, geometry: Array = SAME, k: int = 4, **raw: Any) -> dict[str, Array]:
+def run(*steps: PostStep, geometry: Array = SAME, k: int = 4, **raw: Any) -> dict[str, Array]:
     arrays = {name: np.asarray(values, np.float32)[None] for name, values in raw.items()}
     return compile_detection(steps, SIZE, k)(arrays, geometry)
 
@@ -101,6 +101,11 @@ DECODED: dict[str, tuple[BoxDecoder, dict[str, Any], list[Any]]] = {
         Ssd("boxes", "classes", "scores", "count"),
         {"boxes": [[-0.5, 0.25, 0.5, 0.75], [0, 0, 1, 1]], "classes": [2, 1], "scores": [0.9, 0.8], "count": 1},
         [([16, 0, 48, 16], 0.9, 2)],
+    ),
+    "SSD by the order of its outputs": (
+        Ssd(),
+        {"a": [[0, 0, 1, 1], [0, 0, 1, 1]], "b": [2, 1], "c": [0.9, 0]},
+        [([0, 0, 64, 32], 0.9, 2)],
     ),
     "rows": (
         BoxRows(),
@@ -182,7 +187,7 @@ def test_classes_are_renumbered_by_name() -> None:
         ([Detr("logits", "boxes")], {"logits": [[0, 0]]}, "no output 'boxes'; it has: logits"),
     ],
 )
-def test_outputs_that_do_not_fit_are_errors(steps: list[DetectionStep], raw: dict[str, Any], message: str) -> None:
+def test_outputs_that_do_not_fit_are_errors(steps: list[PostStep], raw: dict[str, Any], message: str) -> None:
     with pytest.raises(InferenceError, match=message):
         run(*steps, Suppress(0.3), **raw)
 
@@ -190,7 +195,7 @@ def test_outputs_that_do_not_fit_are_errors(steps: list[DetectionStep], raw: dic
 @pytest.mark.parametrize(
     "steps", [[], [Yolox()], [Suppress(0.3), Yolox()], [Yolox(), Suppress(0.3), ClassMap((0,))]], ids=str
 )
-def test_steps_have_one_order(steps: list[DetectionStep]) -> None:
+def test_steps_have_one_order(steps: list[PostStep]) -> None:
     with pytest.raises(ModelLoadError, match="a decoder comes first, then class_map, then suppress"):
         compile_detection(steps, SIZE, 4)
 

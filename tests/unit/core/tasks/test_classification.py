@@ -146,10 +146,10 @@ class TestClassification:
         assert TASK.groups(answers([0.5, 0.3, 0.2], [0.1, 0.2, 0.7])) == ["a", "c"]
 
     def test_supposed_losses_are_the_missing_probability(self) -> None:
-        np.testing.assert_allclose(TASK.supposed_losses(answers([0.5, 0.3, 0.2])), [0.5])
+        np.testing.assert_allclose(TASK.supposed_losses(answers([0.5, 0.3, 0.2]), {}), [0.5])
 
     def test_features_have_the_declared_number(self) -> None:
-        assert TASK.features(answers([0.5, 0.3, 0.2])).shape == (1, TASK.feature_count)
+        assert TASK.features(answers([0.5, 0.3, 0.2]), {}).shape == (1, TASK.feature_count)
 
     def test_the_difference_is_that_of_a_probability(self) -> None:
         expected = answers([0.5, 0.3, 0.2], [0.1, 0.2, 0.7])

@@ -89,7 +89,7 @@ def test_it_is_the_same_as_the_model_in_this_process(served: ServedModel) -> Non
     picture = images(encode(np.arange(64, dtype=np.uint8).reshape(8, 8) * 3))
     model = made(served)
     rows = model.prepare(picture)
-    logits = here.runtime.run({here.input.name: rows["pixels"]})[here.output_name]
+    logits = here.runtime.run({here.input.name: rows["pixels"]})[here.output_names[0]]
     found = model.read(reply(logits), "r", rows)[PROBABILITIES]
     assert np.array_equal(found, here.predict(picture).outputs[PROBABILITIES])
     here.close()
