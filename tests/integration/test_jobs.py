@@ -81,7 +81,7 @@ async def let_go(executor: GatedExecutor, client: httpx.AsyncClient, jobs: list[
 
 
 async def test_job_has_the_answer_of_a_direct_request(tmp_path: Path) -> None:
-    async with running(settings_of(tmp_path)) as (_, client):
+    async with running(settings_of(tmp_path)) as (gateway, client):
         at_once = (await client.post(INFER, content=json.dumps(ROW))).json()
         document = (await fetch(client, job_id := await submit(client))).json()
         assert document["outputs"] == at_once["outputs"]
@@ -91,8 +91,8 @@ async def test_job_has_the_answer_of_a_direct_request(tmp_path: Path) -> None:
         classes = ROW | {"outputs": [{"name": "probabilities", "parameters": {"classification": 2}}]}
         (output,) = (await fetch(client, await submit(client, classes))).json()["outputs"]
         assert (output["datatype"], output["shape"]) == ("BYTES", [1, 2])
-        metrics = (await client.get("/metrics")).text
-        assert 'firstline_gateway_jobs_total{event="answered"} 2.0' in metrics
+        registry = gateway.metrics.registry  # a job is counted after its answer is stored
+        await until(lambda: registry.get_sample_value("firstline_gateway_jobs_total", {"event": "answered"}) == 2)
         assert (await client.delete(f"/firstline/v1/answers/{job_id}")).json()["deleted"]
         assert (await fetch(client, job_id)).status_code == 404
         assert (await client.delete(f"/firstline/v1/answers/{job_id}")).status_code == 404
