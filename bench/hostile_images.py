@@ -33,7 +33,7 @@ MODEL = "digits"
 CONNECTIONS = 4
 FACTOR = 2.0
 _RATES = {"small": 50.0, "photo": 5.0}  # requests per second of the other key
-_SIDES = {"costly": 5600, "medium": 700}  # 31 million pixels are within the limit of memory
+_SIDES = {"costly": 5600, "medium": 700, "tiny": 8}  # 31 million pixels are within the limit of memory
 
 
 def hostile_image(kind: str) -> bytes:
@@ -152,6 +152,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--repeats", type=int, default=3, help="of both loads (default: %(default)s)")
     parser.add_argument("--victim", choices=_RATES, help="images of the other key; without it, one after the other")
+    parser.add_argument("--hostile", choices=_SIDES, help="images of the hostile key; without it, costly and medium")
     options = parser.parse_args()
     gateway_core, core = run.cores()
     prefer(os.getpid())
@@ -159,10 +160,10 @@ def main() -> int:
     victims = [options.victim] if options.victim else [*_RATES]
     figures = [
         figure
-        for victim, hostile_kind in product(victims, _SIDES)
+        for victim, hostile_kind in product(victims, [options.hostile] if options.hostile else ["costly", "medium"])
         for figure in measured(victim, hostile_kind, gateway_core, options.seconds, options.repeats)
     ]
-    if options.victim:
+    if options.victim or options.hostile:
         return tell(figures)
     code = report("hostile-images", figures)
     refill(CHECKOUT / "docs" / "reliability.md")

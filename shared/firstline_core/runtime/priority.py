@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 
 _NICENESS = 19
-_THREAD_NICENESS = 5
+_THREAD_NICENESS = 10
 
 
 def use_lowest_priority() -> None:
@@ -24,7 +24,8 @@ def use_lowest_priority() -> None:
 def use_low_priority_in_thread() -> None:
     """Lowers the priority of the calling thread, which Linux schedules like a process (sched(7)).
 
-    On a busy core the process's other threads get about three times as much time: more would starve this one.
+    On a busy core, each other thread of the process gets about ten times as much time. The value is relative, because a
+    fixed one would starve this thread in a process of raised priority.
     """
     with suppress(AttributeError, OSError):
         thread = threading.get_native_id()

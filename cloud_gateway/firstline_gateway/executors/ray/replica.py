@@ -28,7 +28,7 @@ class Replica:
     """
 
     def __init__(self, deployment: Deployment) -> None:
-        options = RuntimeOptions(providers=deployment.providers, threads=1)
+        options = RuntimeOptions(providers=deployment.providers, threads=1, images=deployment.images)
         check_options(options, "execution.providers")
         bundle = open_bundle(Path(deployment.bundle))
         full = bundle.manifest.full
