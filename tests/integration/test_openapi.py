@@ -125,6 +125,7 @@ def npm_packages() -> Path:
     return folder
 
 
+@pytest.mark.clients
 @pytest.mark.parametrize("tier", ["agent", "gateway"])
 def test_a_typescript_client_calls_the_tier(running: Line, npm_packages: Path, tmp_path: Path, tier: str) -> None:
     node, tools = program("node", "`apt-get install nodejs`"), npm_packages / ".bin"
