@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -63,6 +63,7 @@ SCHEMAS = "x-schemas"
 """The schemas to which a route refers, until `describe` moves them to the components of the whole description."""
 
 
+@cache
 def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Returns the schema of a route's body for the OpenAPI description; its parts are under `SCHEMAS`."""
     (schema,), parts = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
