@@ -198,7 +198,8 @@ class InferenceApp:
         )
         if _is_job(call):
             return await submit(self._plane, self._jobs, request)
-        return json_reply(file_inference.answer_json(await self._plane.infer(request), metadata.labels))
+        response = await self._plane.infer(request)
+        return json_reply(file_inference.answer_json(response, self._plane.describe(response)))
 
 
 Endpoint = Callable[[InferenceApp, _Call], Awaitable[Reply]]

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from msgspec.structs import replace
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from firstline_core.errors import EngineUnavailableError, FirstlineError, UnknownModelError
+from firstline_core.errors import FirstlineError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import file_inference, http
 from firstline_core.protocol.http import Reply
@@ -210,13 +210,9 @@ def _event_data(plane: GatewayDataPlane, job: Job, form: str) -> bytes:
     return encode_response(InferRequest(response.model, (), job.job_id), response).body
 
 
-def _short_answer(plane: GatewayDataPlane, job: Job) -> dict[str, object]:
+def _short_answer(plane: GatewayDataPlane, job: Job) -> dict[str, Any]:
     response = decode_response(job.content, job.header)
-    try:
-        labels = plane.metadata(response.model, response.version).labels
-    except (UnknownModelError, EngineUnavailableError):  # unloaded since
-        labels = ()
-    return file_inference.answer_json(response, labels)
+    return file_inference.answer_json(response, plane.describe(response))
 
 
 def _pending(request_id: str, model: str) -> dict[str, object]:

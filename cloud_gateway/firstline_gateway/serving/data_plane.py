@@ -18,12 +18,20 @@ from prometheus_client.registry import Collector
 
 from firstline_core.bundle.loading import declared_input
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, ModelMismatchError, NotReadyError, RequestError
+from firstline_core.errors import (
+    EngineUnavailableError,
+    FirstlineError,
+    ModelMismatchError,
+    NotReadyError,
+    RequestError,
+    UnknownModelError,
+)
 from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
+from firstline_core.tasks import describe
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
@@ -373,6 +381,14 @@ class GatewayDataPlane:
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         return self._repository.metadata(model, version)
+
+    def describe(self, response: InferResponse) -> list[dict[str, Any]] | None:
+        """Returns the rows of an answer for people; see `firstline_core.tasks.describe`."""
+        try:
+            task = self._repository.resolve(response.model, response.version).manifest.task
+        except (UnknownModelError, EngineUnavailableError):  # unloaded since
+            task = None
+        return describe(task, response.arrays)
 
     def index(self) -> list[ModelState]:
         found = {

@@ -87,6 +87,4 @@ class Answers:
         return tensors if form == "v2" else self._short_reply
 
     def _short_reply(self, response: InferResponse) -> Reply:
-        return http.json_reply(
-            file_inference.answer_json(response, self._agent.labels(response.model, response.version))
-        )
+        return http.json_reply(file_inference.answer_json(response, self._agent.describe(response)))

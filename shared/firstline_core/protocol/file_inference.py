@@ -22,7 +22,6 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.oip import parse_json
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import (
-    PROBABILITIES,
     Array,
     InferRequest,
     InferResponse,
@@ -30,9 +29,8 @@ from firstline_core.types import (
     Tensor,
     TensorSpec,
     TraceContext,
+    all_finite,
 )
-
-TOP = 5
 
 
 async def read_request(
@@ -139,17 +137,16 @@ def request_from_file(
     )
 
 
-def answer_json(response: InferResponse, labels: Sequence[str]) -> dict[str, Any]:
-    """Returns the answer with labels, as JSON values.
+def answer_json(response: InferResponse, results: Sequence[dict[str, Any]] | None) -> dict[str, Any]:
+    """Returns the answer for people, as JSON values.
 
     Args:
-        response: a classifier's has `probabilities`, (rows, classes).
-        labels: by class; a class without label is named by its number.
+        response: the answer.
+        results: each row in the form of the model's task; None if the outputs are not those of a known task.
 
     Returns:
-        The answer's metadata, `model`, `version`, the caller's `id` if it sent one, and one of: `label`, its
-        `probability` and `top` for one row; `results`, a list of these, for several rows; `outputs` by name without
-        probabilities, or if they were requested as classes.
+        The answer's metadata, `model`, `version`, the caller's `id` if it sent one, and one of: the result of one row;
+        `results` of several rows; `outputs` by name.
 
     Raises:
         InferenceError: JSON cannot represent an output that is not finite or not UTF-8.
@@ -159,13 +156,12 @@ def answer_json(response: InferResponse, labels: Sequence[str]) -> dict[str, Any
         reply = answers.to_dict(response.answer) | reply
     if response.id:
         reply["id"] = response.id
-    probabilities = next((tensor.array for tensor in response.outputs if tensor.name == PROBABILITIES), None)
-    if probabilities is None or probabilities.dtype.hasobject or probabilities.ndim != 2 or not probabilities.size:
+    if results is None:
         return reply | {"outputs": {tensor.name: _plain(tensor) for tensor in response.outputs}}
-    if not np.isfinite(probabilities).all():
-        raise InferenceError(f"Model '{response.model}' gave a probability that is not a number.")
-    results = [_classified(row, labels) for row in probabilities]
-    return reply | (results[0] if len(results) == 1 else {"results": results})
+    for tensor in response.outputs:
+        if tensor.array.dtype.kind == "f" and not all_finite(tensor.array):
+            raise InferenceError(f"Model '{response.model}' gave NaN or infinity in '{tensor.name}'.")
+    return reply | (results[0] if len(results) == 1 else {"results": list(results)})
 
 
 def _file_tensor(metadata: ModelMetadata, body: bytes) -> Tensor:
@@ -227,18 +223,6 @@ def _json_array(spec: TensorSpec, data: object, limits: Limits) -> Array:
     if shape[0] > limits.rows:
         raise PayloadTooLargeError(f"{where} has {shape[0]} rows; at most {limits.rows} are accepted.")
     return tensors.from_json(where, spec.datatype, shape, data)
-
-
-def _classified(probabilities: Array, labels: Sequence[str]) -> dict[str, Any]:
-    likeliest = np.argsort(-probabilities, kind="stable")[:TOP]
-    top = [
-        {
-            "label": labels[index] if index < len(labels) else str(index),
-            "probability": float(probabilities[index]),
-        }
-        for index in likeliest
-    ]
-    return {"label": top[0]["label"], "probability": top[0]["probability"], "top": top}
 
 
 def _plain(tensor: Tensor) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +115,9 @@ class Task(Protocol):
 
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
         """Returns the disagreement of each row, (n,) float32 in [0, 1]; an answer changed if it is above 0."""
+
+    def describe(self, outputs: Arrays, row: int) -> dict[str, Any]:
+        """Returns the answer to one row for people, as JSON values."""
 
     def difference(self, expected: Arrays, actual: Arrays) -> float:
         """Returns the largest difference of two outputs of the same rows; infinite if their shapes differ."""

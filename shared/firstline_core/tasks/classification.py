@@ -6,7 +6,7 @@ Scores and features follow from the probabilities; the score "energy" needs the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from msgspec import Struct
@@ -17,6 +17,8 @@ from firstline_core.tasks.base import Scores
 from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec
 
 Probabilities = NDArray[np.float32]
+
+_TOP = 5
 
 LOGITS = "logits"
 """The evidence of the score "energy": the input of the softmax step, FP32 [rows, labels]."""
@@ -86,6 +88,10 @@ class Classification(
 
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
         return losses(edge[PROBABILITIES], full[PROBABILITIES])
+
+    def describe(self, outputs: Arrays, row: int) -> dict[str, Any]:
+        """Returns the likeliest label, its probability, and as `top` the five likeliest ones."""
+        return labelled(outputs[PROBABILITIES][row], self.labels)
 
     def difference(self, expected: Arrays, actual: Arrays) -> float:
         """Returns the largest difference of a probability."""
@@ -165,6 +171,24 @@ def _described(probabilities: NDArray[np.float32], declared: Outputs) -> str:
         f"a row that sums to {worst:.3g}, outside of {declared.least_sum:.3g} to {declared.most_sum:.3g}, although its "
         "labels exclude each other"
     )
+
+
+def labelled(probabilities: Probabilities, labels: Sequence[str]) -> dict[str, Any]:
+    """Returns the answer to one row for people, as JSON values.
+
+    Args:
+        probabilities: (classes,).
+        labels: by class; a class without a label is named by its number.
+    """
+    likeliest = np.argsort(-probabilities, kind="stable")[:_TOP]
+    top = [
+        {
+            "label": labels[index] if index < len(labels) else str(index),
+            "probability": float(probabilities[index]),
+        }
+        for index in likeliest
+    ]
+    return {"label": top[0]["label"], "probability": top[0]["probability"], "top": top}
 
 
 def losses(edge: Probabilities, full: Probabilities) -> Scores:

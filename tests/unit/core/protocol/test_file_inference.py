@@ -19,6 +19,8 @@ from firstline_core.errors import (
 from firstline_core.protocol import file_inference, oip
 from firstline_core.protocol.file_inference import answer_json, read_request, request_from_file
 from firstline_core.protocol.limits import Limits
+from firstline_core.tasks import describe
+from firstline_core.tasks.classification import Classification
 from firstline_core.types import (
     Answer,
     InferRequest,
@@ -154,8 +156,12 @@ def response(rows: Any, name: str = "probabilities", described: Answer | None = 
     return InferResponse("m", "1", (Tensor(name, np.array(rows, np.float32)),), answer=described)
 
 
+def in_words(answered: InferResponse) -> dict[str, Any]:
+    return answer_json(answered, describe(Classification(LABELS), answered.arrays))
+
+
 def test_the_answer_in_words() -> None:
-    assert answer_json(response([[0.25, 0.5, 0.25]]), LABELS) == {
+    assert in_words(response([[0.25, 0.5, 0.25]])) == {
         "request_id": "id",
         "status": "final",
         "certified": True,
@@ -178,28 +184,28 @@ def test_the_answer_in_words() -> None:
 
 
 def test_five_classes_are_listed_by_number_without_labels() -> None:
-    reply = answer_json(response([np.arange(8) / 28]), LABELS)
+    reply = in_words(response([np.arange(8) / 28]))
     assert [entry["label"] for entry in reply["top"]] == ["7", "6", "5", "4", "3"]
 
 
 def test_several_rows() -> None:
     row = RowAnswer(Tier.EDGE, Reason.CONFIDENT, Status.FINAL, True, 0.5, "d")
     said = response([[1, 0, 0], [0, 0, 1]], described=None)
-    assert [each["label"] for each in answer_json(said, LABELS)["results"]] == ["cat", "owl"]
+    assert [each["label"] for each in in_words(said)["results"]] == ["cat", "owl"]
     two = InferResponse("m", "1", said.outputs, answer=answer(rows=(row, row)))
-    assert len(answer_json(two, LABELS)["rows"]) == 2
+    assert len(in_words(two)["rows"]) == 2
 
 
 def test_other_outputs_are_given_as_they_are() -> None:
-    assert answer_json(response([[1, 2]], "boxes"), ())["outputs"] == {"boxes": [[1.0, 2.0]]}
+    assert in_words(response([[1, 2]], "boxes"))["outputs"] == {"boxes": [[1.0, 2.0]]}
     text = InferResponse("m", "1", (Tensor("words", np.array([[b"a", b"b"]], np.object_)),))
-    assert answer_json(text, ())["outputs"] == {"words": [["a", "b"]]}
+    assert in_words(text)["outputs"] == {"words": [["a", "b"]]}
 
 
 @pytest.mark.parametrize("name", ["probabilities", "boxes"])
 def test_a_model_that_gives_nan(name: str) -> None:
     with pytest.raises(InferenceError):
-        answer_json(response([[np.nan, 1]], name), LABELS)
+        in_words(response([[np.nan, 1]], name))
 
 
 async def test_body_query_and_headers_make_a_request() -> None:

@@ -204,9 +204,16 @@ class TestReadAnswer:
 class TestReadPrediction:
     def reply(self, **changes: Any) -> httpx.Response:
         from firstline_core.protocol import file_inference
+        from firstline_core.tasks import describe
+        from firstline_core.tasks.classification import Classification
 
         answer = InferResponse("m", "3", (Tensor("probabilities", np.array([[0.2, 0.8]], np.float32)),), answer=ANSWER)
-        return response(200, orjson.dumps(file_inference.answer_json(answer, ["no", "yes"]) | changes))
+        return response(
+            200,
+            orjson.dumps(
+                file_inference.answer_json(answer, describe(Classification(("no", "yes")), answer.arrays)) | changes
+            ),
+        )
 
     def test_label_is_read(self) -> None:
         found = calls.read_prediction(self.reply())
