@@ -208,12 +208,8 @@ class TestReadPrediction:
         from firstline_core.tasks.classification import Classification
 
         answer = InferResponse("m", "3", (Tensor("probabilities", np.array([[0.2, 0.8]], np.float32)),), answer=ANSWER)
-        return response(
-            200,
-            orjson.dumps(
-                file_inference.answer_json(answer, describe(Classification(("no", "yes")), answer.arrays)) | changes
-            ),
-        )
+        results = describe(Classification(("no", "yes")), answer.arrays)
+        return response(200, orjson.dumps(file_inference.answer_json(answer, results) | changes))
 
     def test_label_is_read(self) -> None:
         found = calls.read_prediction(self.reply())
