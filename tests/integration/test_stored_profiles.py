@@ -46,26 +46,23 @@ async def test_a_stored_profile_is_returned_byte_for_byte(operator: httpx.AsyncC
     assert (await operator.get(PLACE, headers={"If-None-Match": found.headers["etag"]})).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "content", "status", "says"),
-    [
-        (PLACE, b"{}", 400, "is no profile"),
-        (PLACE, b"[" * 100_000, 400, "is no profile"),
-        (PLACE, encode(replace(profile(1.0), format=FORMAT + 1)), 400, f"has format {FORMAT + 1}"),
-        (PLACE, b" " * (BODY_BYTES + 1), 413, "bytes"),
-        (profile_path("digits", 2, "bench"), encode(profile(1.0)), 400, "of digits version 1 on bench"),
-        (profile_path("digits", 1, "cam"), encode(profile(1.0)), 400, "that of digits version 1 on cam"),
-        (profile_path("digits", 0, "cam"), encode(profile(1.0)), 400, "cannot be a version"),
-        (profile_path("a%20b", 1, "cam"), encode(profile(1.0)), 400, "cannot be the name of a bundle"),
-    ],
-    ids=["empty", "deep", "newer", "long", "version", "machine", "no version", "no name"],
-)
-async def test_a_profile_of_another_place_is_refused(
-    operator: httpx.AsyncClient, path: str, content: bytes, status: int, says: str
-) -> None:
-    refused = await operator.put(path, content=content)
-    assert refused.status_code == status and says in refused.json()["detail"], refused.text
-    assert (await operator.get(PROFILES_PATH)).json()["profiles"] == []
+MISPLACED = [
+    (PLACE, b"{}", 400, "is no profile"),
+    (PLACE, b"[" * 100_000, 400, "is no profile"),
+    (PLACE, encode(replace(profile(1.0), format=FORMAT + 1)), 400, f"has format {FORMAT + 1}"),
+    (PLACE, b" " * (BODY_BYTES + 1), 413, "bytes"),
+    (profile_path("digits", 2, "bench"), encode(profile(1.0)), 400, "of digits version 1 on bench"),
+    (profile_path("digits", 1, "cam"), encode(profile(1.0)), 400, "that of digits version 1 on cam"),
+    (profile_path("digits", 0, "cam"), encode(profile(1.0)), 400, "cannot be a version"),
+    (profile_path("a%20b", 1, "cam"), encode(profile(1.0)), 400, "cannot be the name of a bundle"),
+]
+
+
+async def test_a_profile_of_another_place_is_refused(operator: httpx.AsyncClient) -> None:
+    for path, content, status, says in MISPLACED:
+        refused = await operator.put(path, content=content)
+        assert refused.status_code == status and says in refused.json()["detail"], (path, refused.text)
+        assert (await operator.get(PROFILES_PATH)).json()["profiles"] == []
 
 
 async def test_pages_are_followed_and_wrong_cursors_refused(operator: httpx.AsyncClient) -> None:
@@ -145,21 +142,21 @@ async def test_compress_uses_a_stored_profile(
     assert found == made[2]
 
 
-@pytest.mark.parametrize(
-    ("named", "says"),
-    [
-        ("bench", "The gateway keeps no profile of digits on bench"),
-        ("digits/3/bench", "There is no stored profile of digits version 3 on bench"),
-        ("digits/bench", "'digits/bench' is neither a file nor the name of a"),
-        ("digits/0/bench", "is neither a file nor the name of a"),
-        ("a b", "'a b' is neither a file nor the name of a"),
-        ("bench.json", "There is no profile at bench.json"),
-    ],
-)
-async def test_a_missing_stored_profile_is_one_sentence(run: Command, named: str, says: str) -> None:
-    command = ("compress", DIGITS, "--data", HELDOUT, "--for", named)
-    refused = await run(*command, code=1 if "stored" in says else 2)
-    assert says in " ".join(refused.output.split())
-    if "keeps" in says:
-        alone = await run(*command, "--gateway", "", code=2)
-        assert "and no gateway is named" in " ".join(alone.output.split())
+MISSING = [
+    ("bench", "The gateway keeps no profile of digits on bench"),
+    ("digits/3/bench", "There is no stored profile of digits version 3 on bench"),
+    ("digits/bench", "'digits/bench' is neither a file nor the name of a"),
+    ("digits/0/bench", "is neither a file nor the name of a"),
+    ("a b", "'a b' is neither a file nor the name of a"),
+    ("bench.json", "There is no profile at bench.json"),
+]
+
+
+async def test_a_missing_stored_profile_is_one_sentence(run: Command) -> None:
+    for named, says in MISSING:
+        command = ("compress", DIGITS, "--data", HELDOUT, "--for", named)
+        refused = await run(*command, code=1 if "stored" in says else 2)
+        assert says in " ".join(refused.output.split())
+        if "keeps" in says:
+            alone = await run(*command, "--gateway", "", code=2)
+            assert "and no gateway is named" in " ".join(alone.output.split())
