@@ -7,80 +7,34 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from bench.figures import Figure, plain
 from bench.support.bundles import model, write_manifest
 from firstline.workbench.average_precision import MOST_BOXES, AveragePrecision, average_precision
+from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.bundle.store import Bundle
-from firstline_core.processing.boxes import Boxes, class_map
+from firstline_core.processing.boxes import Boxes
 from firstline_core.processing.images import checked_header
-from firstline_core.processing.steps import (
-    BoxDecoder,
-    Decode,
-    FastestDet,
-    Layout,
-    PostStep,
-    PreStep,
-    Resize,
-    Scale,
-    Ssd,
-    Suppress,
-    Yolox,
-)
+from firstline_core.processing.steps import Suppress
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.detection import Detection, with_candidates
 from firstline_core.types import Arrays, Tensor, join_rows
 
 _WITHIN = 0.01
-_FULL = "yolox_nano"
-_AGREEMENT = {
-    "fastestdet": (0.65, 0.57),
-    "ssd_mobilenet_v1_quant": (0.60, 0.55),
-    "yolox_nano_dynamic_range": (0.96, 0.97),
-}
+_FULL = "yolox-nano"
+_AGREEMENT = {"fastestdet": (0.65, 0.57), "ssd": (0.60, 0.55), "dynamic-range": (0.96, 0.97)}
 """Precision and recall against the full model, which the data's README states."""
+_RECIPE = Path(__file__).parents[2] / "models" / "coco-cascade" / "recipe.toml"
 _LEAST_SCORE = 0.001  # COCO's curves begin there
-_YOLOX = (Decode("BGR"), Resize(416, 416, letterbox="corner", pad=114), Scale((0.0,), (1.0,)), Layout("NCHW"))
 
-
-class Detector(NamedTuple):
-    """A model of `coco-cascade`.
-
-    Attributes:
-        ap50: average precision at an overlap of 0.5 that the data's README states.
-        score: operating score.
-        names: file with the names of its classes, if they are not the 80.
-    """
-
-    file: str
-    steps: tuple[PreStep, ...]
-    decoder: BoxDecoder
-    ap50: float
-    score: float
-    names: str = ""
-
-
-DETECTORS = {
-    "fastestdet": Detector(
-        "fastestdet.onnx", (Decode("BGR"), Resize(352, 352), Scale(), Layout("NCHW")), FastestDet(), 0.362, 0.6
-    ),
-    "ssd_mobilenet_v1_quant": Detector(
-        "ssd_mobilenet_v1_quant.tflite",
-        (Decode(), Resize(300, 300), Scale((128.0,), (128.0,))),
-        Ssd(),
-        0.373,
-        0.5,
-        "labels_90.txt",
-    ),
-    "yolox_nano_dynamic_range": Detector("yolox_nano_dynamic_range.tflite", _YOLOX, Yolox(), 0.53, 0.3),
-    "yolox_nano": Detector("yolox_nano.onnx", _YOLOX, Yolox(), 0.534, 0.3),
-}
+AP50 = {"fastestdet": 0.362, "ssd": 0.373, "dynamic-range": 0.53, "yolox-nano": 0.534}
+"""Average precision at an overlap of 0.5, which the data's README states, by the recipe's models."""
 
 
 def figures(data: Path) -> Iterator[Figure]:
@@ -90,10 +44,10 @@ def figures(data: Path) -> Iterator[Figure]:
     """
     task = Detection(labels=labels_of(data), small_iou=0.5)
     truth = [read_yolo_boxes(data / "dev" / "labels" / f"{file.stem}.txt", file) for file in images(data)]
-    answers = {name: run(detector, data) for name, detector in DETECTORS.items()}
-    for name, detector in DETECTORS.items():
+    answers = {name: run(name, data) for name in AP50}
+    for name, reference in AP50.items():
         found = precision(answers[name], truth)
-        yield _near(f"{name}: AP50", found.ap50, detector.ap50)
+        yield _near(f"{name}: AP50", found.ap50, reference)
         yield plain(f"{name}: AP50:95", found.ap50_95, "share", 4)
     full = answers.pop(_FULL)
     answers["nothing"] = {name: np.zeros_like(array) for name, array in full.items()}
@@ -129,24 +83,23 @@ def images(data: Path) -> list[Path]:
     return sorted((data / "dev" / "images").iterdir())
 
 
-def bundle_of(detector: Detector, data: Path, folder: Path) -> Bundle:
-    """Writes a bundle with this one model."""
-    steps: list[PostStep] = [detector.decoder]
-    if detector.names:
-        steps.append(class_map((data / detector.names).read_text().splitlines(), labels_of(data)))
-    iou = 1.0 if isinstance(detector.decoder, Ssd) else 0.45
-    steps.append(Suppress(detector.score, iou, _LEAST_SCORE))
-    file = Path(shutil.copy(data / "models" / detector.file, folder))
-    edge = model(file, folder, preprocess=detector.steps, postprocess=tuple(steps))
-    policy = Policy(Score("minimum_confidence"))
-    return write_manifest(folder, [edge], (), task=Detection(labels_of(data), k=MOST_BOXES), policy=policy)
+def bundle_of(name: str, data: Path, folder: Path) -> Bundle:
+    """Writes a bundle with one model of the recipe, whose candidates begin at the least score."""
+    spec = read_recipe(_RECIPE, data)
+    one = next(each for each in spec.models if each.id == name)
+    *decoder, last = one.postprocess
+    if not isinstance(last, Suppress):
+        raise ValueError(f"{_RECIPE}: the last step of {name} is not suppress")
+    fields = {"preprocess": one.preprocess, "postprocess": (*decoder, replace(last, floor=_LEAST_SCORE))}
+    edge = model(Path(shutil.copy(one.file, folder)), folder, **fields)
+    return write_manifest(folder, [edge], (), task=spec.task, policy=Policy(Score("product")))
 
 
-def run(detector: Detector, data: Path) -> Arrays:
-    """Returns the outputs of a detector for the images of `dev`, with candidates."""
+def run(name: str, data: Path) -> Arrays:
+    """Returns the outputs of a model of the recipe for the images of `dev`, with candidates."""
     found: list[Arrays] = []
     with TemporaryDirectory() as folder:
-        bundle = bundle_of(detector, data, Path(folder))
+        bundle = bundle_of(name, data, Path(folder))
         with closing(load_model(bundle, bundle.manifest.edge[0], RuntimeOptions(threads=2))) as loaded:
             for file in images(data):
                 prediction = loaded.predict(Tensor("image", np.array([file.read_bytes()], object)))

@@ -33,7 +33,6 @@ from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.processing.steps import Graph
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.storage.artefact import Artefact
-from firstline_core.tasks.classification import Classification
 
 RuntimeName = Literal["onnx", "tflite"]
 Warn = Callable[[str], None]
@@ -170,14 +169,16 @@ def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Wa
         declared = _model(model, model_id, runtime, files)
         loaded = load_runtime(files.folder / declared.artefact.file, runtime, options)
         inputs.append(input_port(loaded, declared))
-        models.append(with_output(declared, loaded, spec.labels, model.file, warn))
+        if spec.detection is None:
+            declared = with_output(declared, loaded, spec.labels, model.file, warn)
+        models.append(declared)
         loaded.close()
     input_spec = spec.input or input_of(inputs[0], models[0])
     try:
         return Manifest(
             name=spec.name,
             version=spec.version,
-            task=Classification(spec.labels, independent=spec.independent_labels),
+            task=spec.task,
             input=input_spec,
             edge=tuple(models[: len(spec.edge)]),
             full=models[-1] if spec.full is not None else None,

@@ -183,19 +183,19 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
             loaded.close()
     except FirstlineError as error:
         return Check(what, "failed", error.message)
-    probabilities = outputs[PROBABILITIES]
-    if not np.isfinite(probabilities).all():
+    first = bundle.manifest.task.outputs[0].name
+    if not np.isfinite(outputs[first]).all():
         return Check(what, "failed", "gives NaN or infinity for noise", checked)
     if range_error is not None and range_error.hopeless:
         return Check(what, "failed", range_error.sentence, checked)
-    shape = f"{list(probabilities.shape)} on {loaded.runtime.provider}"
+    shape = f"{list(outputs[first].shape)} on {loaded.runtime.provider}"
     noted = f"; {checked} rows are independent" if checked is not None else ""
     noted += f"; {range_error.sentence}" if range_error is not None else ""
     if problem := no_probabilities(outputs, loaded):
         return Check(what, "failed", problem, checked)
     if problem := loaded.declared.fault(outputs):
         return Check(what, "ok", f"gives {shape}; for noise, {problem}{noted}", checked)
-    return Check(what, "ok", f"gives probabilities {shape}{noted}", checked)
+    return Check(what, "ok", f"gives {first} {shape}{noted}", checked)
 
 
 def _verified_score(bundle: Bundle, options: RuntimeOptions) -> Check:
@@ -206,6 +206,8 @@ def _verified_score(bundle: Bundle, options: RuntimeOptions) -> Check:
         score = load_scorer(bundle, options)
         if kind == "energy":
             return Check("score", "ok", "energy of the logits, which the softmax step is given")
+        if PROBABILITIES not in {spec.name for spec in bundle.manifest.task.outputs}:
+            return Check("score", "ok", f"{kind}, of the task {bundle.manifest.task.kind}")
         classes = len(bundle.manifest.labels)
         probabilities = np.stack([np.eye(1, classes)[0], np.full(classes, 1 / classes)]).astype(np.float32)
         sure, unsure = score({PROBABILITIES: probabilities}, {})

@@ -21,6 +21,7 @@ from firstline_core.processing.steps import Binary, Decode, InputSpec, LabelOffs
 from firstline_core.processing.trial import trial_input
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import Outputs
+from firstline_core.tasks.detection import Detection
 from firstline_core.types import PROBABILITIES, Array, Arrays, Tensor, TensorSpec, row_count
 
 IMAGE_INPUT = "image"
@@ -107,6 +108,10 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         if range_error.hopeless:
             raise ConfigError(f"{range_error.sentence}.")
         warn(f"{source.name}: {range_error.sentence}.")
+    if isinstance(loaded.task, Detection):
+        if problem := loaded.declared.fault(loaded.compute(rows).outputs):
+            raise ConfigError(f"a trial run gives {problem}; correct the labels, or add class_map.")
+        return
     raw = loaded.runtime.run(rows)[loaded.output_names[0]].reshape(row_count(rows), -1)
     outputs = loaded.compute(rows).outputs
     probabilities = outputs[PROBABILITIES]

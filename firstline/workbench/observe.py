@@ -131,9 +131,15 @@ def predict_each(
     Images are run one at a time, because callers see the latency of one image.
 
     Raises:
-        ConfigError: the bundle takes no encoded images, or an image of the data set does not fit it.
+        ConfigError: the models are not classifiers, the bundle takes no encoded images, or an image of the data set
+            does not fit it.
         InferenceError: a model failed.
     """
+    for model in models:
+        if PROBABILITIES not in {spec.name for spec in model.task.outputs}:
+            raise ConfigError(
+                f"Model '{model.model.id}' is of the task {model.task.kind}; only classifiers can be measured on data."
+            )
     for done, (sample, tensor) in enumerate(images(spec, dataset)):
         with naming_image(sample, dataset):
             if done == 0:  # the first image pays for what decoders and caches do lazily

@@ -23,6 +23,12 @@ A recipe declares a bundle:
     temperature = 1.5
     threshold = 0.9
 
+    [detection]                    # only of detectors; the fields of `tasks/detection.py: Detection`, without labels
+    k = 100
+    class_groups = { vehicle = ["car", "truck"] }
+
+The score of a detector is "minimum_confidence" (the default), "mean_confidence", "no_candidate" or "product".
+
 A model may also have `id`, `precision`, `input`, `output` and `measured`; see `ModelSpec`. Steps are spelled as
 `step_syntax.py` describes.
 """
@@ -31,11 +37,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast, get_args
 
+import msgspec
 from msgspec import Struct
 
 from firstline.workbench.step_syntax import PlainPost, PlainPre, parse_postprocess, parse_preprocess, spell
@@ -44,9 +51,14 @@ from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec, Scale
 from firstline_core.storage import settings
 from firstline_core.storage.files import read_text
+from firstline_core.tasks import AnyTask
+from firstline_core.tasks.classification import Classification
+from firstline_core.tasks.detection import Detection
 from firstline_core.types import NAME_PATTERN
 
-ScoreKind = Literal["max_probability", "margin", "entropy"]
+ScoreKind = Literal[
+    "max_probability", "margin", "entropy", "minimum_confidence", "mean_confidence", "no_candidate", "product"
+]
 # Of a scale step's numbers, far inside FP32.
 _LARGEST = 1e30
 _LABELS_LIMIT_BYTES = 16 * 1024 * 1024
@@ -100,6 +112,7 @@ class BundleSpec:
         input: as clients see it; None follows from the first model: encoded images where its processing starts with
             `decode`, else what the model takes.
         independent_labels: whether each label has a probability of its own; otherwise a row's sum to about 1.
+        detection: of detectors, the task with these labels; None for classifiers.
     """
 
     name: str
@@ -110,6 +123,11 @@ class BundleSpec:
     policy: PolicySpec = PolicySpec()
     input: InputSpec | None = None
     independent_labels: bool = False
+    detection: Detection | None = None
+
+    @property
+    def task(self) -> AnyTask:
+        return self.detection or Classification(self.labels, independent=self.independent_labels)
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
@@ -130,17 +148,11 @@ def check_spec(spec: BundleSpec) -> None:
                 f"The {what} '{name}' is not valid: use up to 64 letters, digits, '.', '_' and '-', "
                 "the first a letter or digit."
             )
-    if len(spec.labels) < 2:
+    if spec.detection is None and len(spec.labels) < 2:
         raise ConfigError("A bundle needs at least two labels; a model with one output has two, for no and for yes.")
     if spec.version < 1:
         raise ConfigError(f"The version {spec.version} is not valid: versions count up from 1.")
-    policy, (coldest, hottest) = spec.policy, TEMPERATURES
-    if not coldest <= policy.temperature <= hottest:
-        raise ConfigError(
-            f"The temperature {policy.temperature:g} is not valid: it is a number from {coldest:g} to {hottest:g}."
-        )
-    if policy.threshold is not None:
-        _check_threshold(policy.threshold, policy.score)
+    _check_policy(spec)
     for model in spec.models:
         for step in model.preprocess:
             if isinstance(step, Scale) and not _fits_fp32(step):
@@ -152,6 +164,18 @@ def check_spec(spec: BundleSpec) -> None:
                 raise ConfigError(
                     f"The figure '{figure}' of {model.file.name} is {value:g}; measured figures are finite."
                 )
+
+
+def _check_policy(spec: BundleSpec) -> None:
+    policy, (coldest, hottest) = spec.policy, TEMPERATURES
+    if not isinstance(policy.score, Path) and spec.edge and policy.score not in spec.task.score_kinds:
+        raise ConfigError(f"The score '{policy.score}' is not one of this task's: {', '.join(spec.task.score_kinds)}.")
+    if not coldest <= policy.temperature <= hottest:
+        raise ConfigError(
+            f"The temperature {policy.temperature:g} is not valid: it is a number from {coldest:g} to {hottest:g}."
+        )
+    if policy.threshold is not None:
+        _check_threshold(policy.threshold, policy.score)
 
 
 def _check_threshold(threshold: float, score: ScoreKind | Path) -> None:
@@ -203,7 +227,7 @@ class _Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    score: str = "max_probability"
+    score: str = ""
     temperature: float = 1.0
     threshold: float | None = None
 
@@ -220,6 +244,7 @@ class _Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     edge: tuple[_Model, ...] = ()
     full: _Model | None = None
     policy: _Policy = _Policy()
+    detection: dict[str, Any] | None = None
 
 
 def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
@@ -251,16 +276,27 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
             measured=entry.measured,
         )
 
+    labels = read_labels(folder / recipe.labels, recipe.labels_skip)
+    detection = None if recipe.detection is None else _detection(recipe.detection, labels, file)
+    score = recipe.policy.score or (SCORES[0] if detection is None else detection.score_kinds[0])
     return BundleSpec(
         name=recipe.name,
         version=recipe.version,
-        labels=read_labels(folder / recipe.labels, recipe.labels_skip),
+        labels=labels,
         edge=tuple(model(entry) for entry in recipe.edge),
         full=model(recipe.full) if recipe.full is not None else None,
-        policy=PolicySpec(parse_score(recipe.policy.score, folder), recipe.policy.temperature, recipe.policy.threshold),
+        policy=PolicySpec(parse_score(score, folder), recipe.policy.temperature, recipe.policy.threshold),
         input=recipe.input,
         independent_labels=recipe.independent_labels,
+        detection=detection,
     )
+
+
+def _detection(fields: Mapping[str, Any], labels: Sequence[str], file: Path) -> Detection:
+    try:
+        return msgspec.convert({**fields, "kind": Detection.kind, "labels": labels}, Detection)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{file}: [detection] is not valid: {error}.") from error
 
 
 def parse_score(text: str, folder: Path = Path()) -> ScoreKind | Path:
@@ -269,9 +305,9 @@ def parse_score(text: str, folder: Path = Path()) -> ScoreKind | Path:
     Raises:
         ConfigError: it is neither.
     """
-    for kind in SCORES:
+    for kind in get_args(ScoreKind):
         if text == kind:
-            return kind
+            return cast("ScoreKind", kind)
     if text.startswith(_GRAPH) and text != _GRAPH:
         return folder / text.removeprefix(_GRAPH)
     if text in ("energy", "learned"):

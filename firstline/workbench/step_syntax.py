@@ -1,15 +1,17 @@
-"""The compact spelling of processing steps, for flags and recipes; the steps themselves are `processing/steps.py`.
+r"""The compact spelling of processing steps, for flags and recipes; the steps themselves are `processing/steps.py`.
 
     decode:RGB,center_crop:0.875,resize:224x224,scale:mean=127.5:std=127.5,layout:NCHW
     softmax,label_offset:1
+    yolox,suppress:0.3:iou=0.45
 
 Steps are separated by commas and carried out in order; a step's arguments are separated by colons, in the order of
-`USAGE` or by name; the values of a list are separated by slashes.
+`USAGE` or by name; the values of a list are separated by slashes. A colon within the name of an output is written \:.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,29 @@ USAGE: Mapping[str, tuple[str, str]] = {
     "softmax": ("softmax", "after the model: logits to probabilities"),
     "label_offset": ("label_offset[:COLUMNS]", "after the model: drop leading columns, 1 unless named"),
     "binary": ("binary[:probability|logit]", "after the model: one output, of the second label, to two"),
+    "yolox": ("yolox[:STRIDES]", "after a detector: boxes of YOLOX; strides 8/16/32 unless named"),
+    "fastestdet": ("fastestdet", "after a detector: boxes of FastestDet"),
+    "yolo": (
+        "yolo[:objectness=true][:unit=fractions]",
+        "after a detector: boxes of YOLOv8 to YOLO11; with objectness, of YOLOv5 and YOLOv7",
+    ),
+    "detr": ("detr:LOGITS:BOXES[:softmax|sigmoid]", "after a detector: boxes of DETR, from two outputs by name"),
+    "ssd": (
+        "ssd[:BOXES:CLASSES:SCORES[:COUNT]]",
+        "after a detector: boxes of an SSD with suppression inside, from outputs in TFLite's order unless named",
+    ),
+    "box_rows": (
+        "box_rows[:pixels|fractions]",
+        "after a detector: rows of x1, y1, x2, y2, score, class, with suppression inside",
+    ),
+    "class_map": (
+        "class_map:NUMBERS",
+        "after a decoder: the label of each class, -1 for none; coco91 or coco90 for COCO's category ids from 0 or 1",
+    ),
+    "suppress": (
+        "suppress:SCORE[:iou=N][:floor=N][:limit=N]",
+        "last, after a decoder: drop boxes that overlap a better one; SCORE and more is a detection",
+    ),
 }
 """How each step is spelled, and what it does."""
 
@@ -51,11 +76,34 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "layout": ("to",),
     "label_offset": ("offset",),
     "binary": ("of",),
+    "yolox": ("strides",),
+    "yolo": ("objectness", "unit"),
+    "detr": ("logits", "boxes", "activation"),
+    "ssd": ("boxes", "classes", "scores", "count"),
+    "box_rows": ("unit",),
+    "class_map": ("to",),
+    "suppress": ("score", "iou", "floor", "limit"),
 }
-_BY_NAME = frozenset({"background", "bits", "letterbox", "pad"})  # arguments that are only given by name
+# Arguments that are only given by name.
+_BY_NAME = frozenset({"background", "bits", "letterbox", "pad", "objectness", "iou", "floor", "limit"})
 _BEFORE = ("decode", "center_crop", "resize", "scale", "layout", "flatten", "graph")
-_AFTER = ("softmax", "label_offset", "binary", "graph")
-_NUMBERS = {"fraction": float, "offset": int, "bits": int, "pad": int}
+_DETECTION = ("yolox", "fastestdet", "yolo", "detr", "ssd", "box_rows", "class_map", "suppress")
+_AFTER = ("softmax", "label_offset", "binary", "graph", *_DETECTION)
+_NUMBERS = {
+    "fraction": float,
+    "offset": int,
+    "bits": int,
+    "pad": int,
+    "score": float,
+    "iou": float,
+    "floor": float,
+    "limit": int,
+}
+_INTEGERS = ("background", "strides")
+_COCO_UNUSED = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
+_COCO_91 = tuple(-1 if i in _COCO_UNUSED else i - sum(unused < i for unused in _COCO_UNUSED) for i in range(91))
+_CLASS_MAPS = {"coco91": _COCO_91, "coco90": _COCO_91[1:]}
+_COLON = re.compile(r"(?<!\\):")
 
 
 def parse_preprocess(text: str, folder: Path = Path()) -> tuple[PlainPre, ...]:
@@ -86,7 +134,7 @@ def _parse(text: str, folder: Path, known: Sequence[str], side: str, kind: Any) 
 
 
 def _step(text: str, folder: Path, known: Sequence[str], side: str, kind: Any) -> Any:
-    op, *arguments = text.split(":")
+    op, *arguments = (part.replace("\\:", ":") for part in _COLON.split(text))
     if op not in known:
         close = difflib.get_close_matches(op, known, n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}."
@@ -102,7 +150,7 @@ def _step(text: str, folder: Path, known: Sequence[str], side: str, kind: Any) -
         if name == "size":
             fields |= _size(value, text)
         else:
-            fields[name] = _value(name, value, text)
+            fields[name] = _value(op, name, value, text)
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -123,12 +171,18 @@ def _named(op: str, position: int, argument: str, text: str) -> tuple[str, str]:
     return name, value
 
 
-def _value(name: str, value: str, text: str) -> object:
+def _value(op: str, name: str, value: str, text: str) -> object:
     try:
         if name in ("mean", "std"):
             return tuple(float(part) for part in value.split("/"))
-        if name == "background":
+        if name in _INTEGERS:
             return tuple(int(part) for part in value.split("/"))
+        if (op, name) == ("class_map", "to"):
+            return _CLASS_MAPS.get(value) or tuple(int(part) for part in value.split("/"))
+        if name == "objectness":
+            return {"true": True, "false": False}.get(value, value)
+        if op in ("ssd", "detr"):
+            return value
         convert: Callable[[str], object] = _NUMBERS.get(name, str)
         return convert(value)
     except ValueError as error:
@@ -153,6 +207,11 @@ def _spell_step(step: PreStep | PostStep) -> str:
         return f"graph:{step.artefact.file}"
     fields = msgspec.to_builtins(step)
     op = fields.pop("op")
+    if op == "class_map":
+        names = [name for name, to in _CLASS_MAPS.items() if to == tuple(fields["to"])]
+        fields = {"to": names[0]} if names else fields
+    if op == "ssd":
+        fields = {name: value for name, value in fields.items() if value}
     if op == "resize":
         fields = {"size": f"{fields.pop('width')}x{fields.pop('height')}", **fields}
     named = set(fields) if op == "scale" else _BY_NAME
@@ -160,6 +219,10 @@ def _spell_step(step: PreStep | PostStep) -> str:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, list | tuple):
         return "/".join(_text(part) for part in value)
+    if isinstance(value, str):
+        return value.replace(":", "\\:")
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -7,7 +7,24 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess, spell
-from firstline_core.processing.steps import CenterCrop, Decode, Flatten, LabelOffset, Layout, Resize, Scale, Softmax
+from firstline_core.processing.steps import (
+    BoxRows,
+    CenterCrop,
+    ClassMap,
+    Decode,
+    Detr,
+    FastestDet,
+    Flatten,
+    LabelOffset,
+    Layout,
+    Resize,
+    Scale,
+    Softmax,
+    Ssd,
+    Suppress,
+    Yolo,
+    Yolox,
+)
 
 _sides = st.integers(1, 16384)
 _numbers = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=4).map(tuple)
@@ -28,7 +45,21 @@ _before = st.one_of(
     st.builds(Layout, to=st.sampled_from(["NHWC", "NCHW"])),
     st.just(Flatten()),
 )
-_after = st.one_of(st.just(Softmax()), st.builds(LabelOffset, offset=_sides))
+_shares = st.floats(0, 1)
+_names = st.text("aZ09_:", min_size=1)
+_after = st.one_of(
+    st.just(Softmax()),
+    st.builds(LabelOffset, offset=_sides),
+    st.builds(Yolox, strides=st.lists(_sides, min_size=1).map(tuple)),
+    st.just(FastestDet()),
+    st.builds(Yolo, objectness=st.booleans(), unit=st.sampled_from(["pixels", "fractions"])),
+    st.builds(Detr, logits=_names, boxes=_names, activation=st.sampled_from(["softmax", "sigmoid"])),
+    st.just(Ssd()),
+    st.builds(Ssd, boxes=_names, classes=_names, scores=_names, count=st.one_of(st.just(""), _names)),
+    st.builds(BoxRows, unit=st.sampled_from(["pixels", "fractions"])),
+    st.builds(ClassMap, to=st.lists(st.integers(-1, 100), min_size=1).map(tuple)),
+    st.builds(Suppress, score=_shares, iou=_shares, floor=_shares, limit=st.integers(1, 4096)),
+)
 
 
 @given(st.lists(_before, max_size=6).map(tuple))

@@ -168,12 +168,6 @@ def partners(overlap: NDArray[_Float]) -> NDArray[np.intp]:
     return found
 
 
-def class_map(names: Sequence[str], labels: Sequence[str]) -> ClassMap:
-    """Returns the map from a model's classes to a bundle's labels by name; names without a label are dropped."""
-    index = {label: position for position, label in enumerate(labels)}
-    return ClassMap(tuple(index.get(name, -1) for name in names))
-
-
 def _suppressed(found: Boxes, place: _Floats, step: Suppress) -> Boxes:
     """Returns the remaining boxes in the original image, clipped, best first."""
     found = suppress(found._replace(boxes=to_original(found.boxes, place)), step.iou, step.limit)

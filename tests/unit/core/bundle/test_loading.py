@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.images import encode, images
 from support.impure_models import dynamically_quantised
 from support.sample_bundles import COLOURS, NUMBERS, colour_bundle, number_bundle, solid
-from support.sample_models import average_colours
+from support.sample_models import average_colours, one_box
 
 from bench.support.bundles import artefact, model, write_manifest
 from bench.support.onnx_models import linear, write_graph
@@ -59,28 +59,11 @@ def test_encoded_images_to_probabilities(tmp_path: Path) -> None:
 
 def detector_bundle(root: Path, *post: PostStep, size: tuple[Any, Any] = (8, 16), **fields: Any) -> Bundle:
     """A bundle of a detector that always finds one dog, and is as sure of it as the image is bright."""
-    path = write_graph(
-        root / "boxes.onnx",
-        BOX_NODES,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, *size])],
-        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["n", 1, 6])],
-        [
-            numpy_helper.from_array(np.array([[[4, 2, 8, 6, 0, 1]]], np.float32), "box"),
-            numpy_helper.from_array(np.array([[[0, 0, 0, 0, 1, 0]]], np.float32), "score"),
-        ],
-    )
+    path = one_box(root / "boxes.onnx", size=size)
     steps = (Decode("BGR"), Resize(16, 8, letterbox="center"), Scale(), Layout("NCHW"))
     variant = model(path, root, preprocess=steps, postprocess=post or (BoxRows(), Suppress(0.3)))
     policy = Policy(Score("minimum_confidence"))
     return write_manifest(root, [variant], (), task=Detection(("cat", "dog"), k=2), policy=policy, **fields)
-
-
-BOX_NODES = [
-    helper.make_node("ReduceMean", ["x"], ["columns"], axes=[2], keepdims=0),
-    helper.make_node("ReduceMean", ["columns"], ["mean"], axes=[1, 2]),
-    helper.make_node("Mul", ["mean", "score"], ["scored"]),
-    helper.make_node("Add", ["scored", "box"], ["rows"]),
-]
 
 
 def test_boxes_of_a_detector_lie_in_the_original_image(tmp_path: Path) -> None:

@@ -4,17 +4,20 @@ import math
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from support.images import encode
-from support.sample_models import first_column_graph, linear_model, reversing_graph, two_inputs
+from support.sample_models import first_column_graph, linear_model, one_box, reversing_graph, two_inputs
 
 from bench.support.onnx_models import write_graph
 from firstline.workbench import bundle as making
 from firstline.workbench.bundle import create_bundle
+from firstline.workbench.calibrate import calibrate
+from firstline.workbench.dataset import open_dataset
 from firstline.workbench.inspect import verify
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
@@ -25,6 +28,7 @@ from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, InferenceError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.detection import Detection
 from firstline_core.types import PROBABILITIES, Tensor
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
@@ -54,6 +58,47 @@ def _bare(file: Path, labels: int, postprocess: str = "softmax", **more: str) ->
     names = tuple(f"class {n}" for n in range(labels))
     model = ModelSpec(file, postprocess=parse_postprocess(postprocess), **more)
     return BundleSpec("bare", 1, names, (model,), policy=PolicySpec(threshold=1.0))
+
+
+def _detector(folder: Path, **more: Any) -> BundleSpec:
+    before = parse_preprocess("decode:BGR,resize:16x8:letterbox=center,scale,layout:NCHW")
+    after = parse_postprocess("box_rows,suppress:0.3")
+    model = ModelSpec(one_box(folder / "boxes.onnx"), before, after)
+    task = Detection(("cat", "dog"), k=2)
+    policy = PolicySpec("minimum_confidence", threshold=0.5)
+    return replace(BundleSpec("pets", 1, task.labels, (model,), model, policy, detection=task), **more)
+
+
+def test_a_detector_becomes_a_bundle_with_golden_answers(tmp_path: Path) -> None:
+    white = tmp_path / "white.png"
+    white.write_bytes(encode(np.full((8, 8, 3), 255, np.uint8)))
+    bundle = create_bundle(_detector(tmp_path), tmp_path / "bundle", golden=[white])
+    assert bundle.manifest.task == Detection(("cat", "dog"), k=2)
+    assert bundle.manifest.golden is not None
+    golden = read_golden(bundle, bundle.manifest.golden.artefact)
+    with closing(load_edge(bundle, _OPTIONS)) as loaded:
+        outputs = loaded.predict(tensor_of(golden, bundle.manifest.input)).outputs
+    assert outputs["count"].tolist() == [1]
+    assert deviation(golden, "edge", outputs, loaded.task) == 0
+    assert [check.outcome for check in verify(bundle.path)] == ["ok"] * 4
+
+
+def test_labels_that_a_detector_exceeds_are_refused(tmp_path: Path) -> None:
+    task = Detection(("cat",), k=2)
+    with pytest.raises(ConfigError, match=r"classes outside of 0 to 0.*; correct the labels, or add class_map"):
+        create_bundle(_detector(tmp_path, detection=task, labels=task.labels), tmp_path / "bundle")
+
+
+def test_a_detector_is_not_measured_on_data(tmp_path: Path) -> None:
+    bundle = create_bundle(_detector(tmp_path), tmp_path / "bundle")
+    with pytest.raises(ConfigError, match="is of the task detection; only classifiers can be measured on data"):
+        calibrate(bundle, open_dataset(_DIGITS / "heldout", 1), target_disagreement=0.1, against="full")
+
+
+def test_a_score_of_another_task_is_refused(tmp_path: Path) -> None:
+    spec = _detector(tmp_path, policy=PolicySpec("margin", threshold=0.5))
+    with pytest.raises(ConfigError, match="'margin' is not one of this task's: minimum_confidence"):
+        create_bundle(spec, tmp_path / "bundle")
 
 
 def test_bundle_contains_what_the_spec_declares(digits: BundleSpec, tmp_path: Path) -> None:
@@ -174,7 +219,9 @@ def test_graphs_are_copied_and_run(tmp_path: Path) -> None:
     rows = Tensor("image", np.random.default_rng(3).random((5, 6), np.float32))
     first, second = (load_model(bundle, bundle.manifest.edge[0], _OPTIONS).predict(rows) for bundle in (plain, turned))
     np.testing.assert_allclose(first.outputs[PROBABILITIES], second.outputs[PROBABILITIES][:, ::-1])
-    np.testing.assert_allclose(load_scorer(turned, _OPTIONS)(*second), second.outputs[PROBABILITIES][:, 0])
+    np.testing.assert_allclose(
+        load_scorer(turned, _OPTIONS)(second.outputs, second.evidence), second.outputs[PROBABILITIES][:, 0]
+    )
 
 
 @pytest.mark.parametrize(

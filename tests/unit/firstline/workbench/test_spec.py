@@ -7,6 +7,7 @@ import pytest
 from firstline.workbench.spec import read_recipe
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.errors import ConfigError
+from firstline_core.tasks.detection import Detection
 
 _RECIPE = """\
 name = "cats"
@@ -83,7 +84,16 @@ def test_invalid_recipes_are_refused(tmp_path: Path, wrong: str, right: str, mes
     assert message in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["imagenet-cascade", "cifar10-cascade"])
+def test_a_table_makes_the_recipe_one_of_a_detector(tmp_path: Path) -> None:
+    text = _RECIPE.replace('score = "entropy"\n', "")
+    detector = read_recipe(_written(tmp_path, f"{text}\n[detection]\nk = 50\nleast_side = 12\n"))
+    assert detector.detection == detector.task == Detection(detector.labels, k=50, least_side=12)
+    assert detector.policy.score == "minimum_confidence"
+    with pytest.raises(ConfigError, match=r"recipe.toml: \[detection\] is not valid: .*<= 1"):
+        read_recipe(_written(tmp_path, f"{text}\n[detection]\niou = 2\n"))
+
+
+@pytest.mark.parametrize("name", ["imagenet-cascade", "cifar10-cascade", "coco-cascade"])
 def test_recipes_of_the_repository_are_read(tmp_path: Path, name: str) -> None:
     for labels in ("labels.txt", "labels_1001.txt"):
         (tmp_path / labels).write_text("background\none\ntwo\n")

@@ -6,7 +6,21 @@ import pytest
 
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess, spell
 from firstline_core.errors import ConfigError
-from firstline_core.processing.steps import CenterCrop, Decode, Flatten, LabelOffset, Layout, Resize, Scale, Softmax
+from firstline_core.processing.steps import (
+    CenterCrop,
+    ClassMap,
+    Decode,
+    Flatten,
+    LabelOffset,
+    Layout,
+    Resize,
+    Scale,
+    Softmax,
+    Ssd,
+    Suppress,
+    Yolo,
+    Yolox,
+)
 
 
 def test_steps_of_an_image_classifier_are_parsed() -> None:
@@ -27,6 +41,24 @@ def test_arguments_by_position_and_lists_are_parsed() -> None:
     assert parse_preprocess("resize:8:nearest") == (Resize(width=8, height=8, filter="nearest"),)
     assert parse_preprocess("resize:8:letterbox=corner:pad=114") == (Resize(8, 8, letterbox="corner", pad=114),)
     assert parse_preprocess("decode,scale") == (Decode(), Scale(mean=(0.0,), std=(255.0,)))
+
+
+def test_steps_of_a_detector_are_parsed() -> None:
+    assert parse_postprocess("yolox,suppress:0.3:iou=0.5") == (Yolox(), Suppress(0.3, iou=0.5))
+    assert parse_postprocess("yolo:objectness=true") == (Yolo(objectness=True),)
+    assert parse_postprocess(r"ssd:out\:3:out\:1:out\:0") == (Ssd("out:3", "out:1", "out:0"),)
+    assert spell((Ssd("out:3", "out:1", "out:0"), Suppress(0.5))) == (
+        r"ssd:out\:3:out\:1:out\:0,suppress:0.5:iou=0.45:floor=0.01:limit=1000"
+    )
+
+
+def test_category_ids_of_coco_become_its_80_classes() -> None:
+    (by_id,) = parse_postprocess("class_map:coco91")
+    (by_row,) = parse_postprocess("class_map:coco90")
+    assert isinstance(by_id, ClassMap) and isinstance(by_row, ClassMap) and by_id.to == (-1, *by_row.to)
+    assert [number for number in by_id.to if number >= 0] == list(range(80))
+    assert spell((by_id, by_row)) == "class_map:coco91,class_map:coco90"
+    assert [by_id.to[number] for number in (1, 11, 13, 25, 90)] == [0, 10, 11, 23, 79]
 
 
 def test_empty_text_has_no_steps() -> None:
