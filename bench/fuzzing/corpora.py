@@ -74,10 +74,15 @@ def _png() -> bytes:
         return file.getvalue()
 
 
-NOTE = AuditNote(predicted=3, propensity=0.1, floor=0.05, epsilon=0.02, threshold=0.9, edge_digest="a" * 64)
+NOTE = AuditNote(propensity=0.1, floor=0.05, epsilon=0.02, threshold=0.9, edge_digest="a" * 64)
 REQUESTS = (
     InferRequest("digits", (Tensor("image", np.array([_png()], np.object_)),), ID),
-    InferRequest("digits", (Tensor("x", np.zeros((2, 4), np.float32)),), ID, binary_output=True, audit=NOTE),
+    InferRequest(
+        *("digits", (Tensor("x", np.zeros((1, 4), np.float32)),), ID),
+        binary_output=True,
+        audit=NOTE,
+        edge_outputs={"probabilities": np.full((1, 10), 0.1, np.float32)},
+    ),
     InferRequest(
         *("digits", _tensors(), ID, "7", "mine"),
         outputs=(RequestedOutput("probabilities", True), RequestedOutput("other", None)),

@@ -248,10 +248,9 @@ _Probability = Annotated[float, Meta(gt=0, le=1)]
 
 
 class AuditNote(Struct, frozen=True, rename=lambda name: f"audit_{name}"):
-    """A device's report of an audited edge answer: one row. The gateway computes its loss.
+    """A device's report of an audited edge answer: one row. The gateway computes its loss from `edge_outputs`.
 
     Args:
-        predicted: the class that the edge model gave.
         propensity: the probability with which this answer was drawn for an audit, in (0, 1].
         floor: the smallest probability with which any answer would then have been drawn; see `routing/audit.py`.
         epsilon: the share of disagreement that the audits test, in (0, 1).
@@ -259,7 +258,6 @@ class AuditNote(Struct, frozen=True, rename=lambda name: f"audit_{name}"):
         edge_digest: `Model.digest` of the edge variant, as its certificate names it.
     """
 
-    predicted: Annotated[int, Meta(ge=0, lt=2**31)]
     propensity: _Probability
     floor: _Probability
     epsilon: Annotated[float, Meta(gt=0, lt=1)]
@@ -311,6 +309,7 @@ class InferRequest(Struct, frozen=True):
         full_model_digest: of an escalation, the full model of the edge's bundle; "" otherwise.
         principal: the caller that the transport authenticated.
         audit: of a device's request that audits an edge answer; None otherwise.
+        edge_outputs: of an audit, the canonical outputs of the edge answer, one row; empty otherwise.
         priority: under overload 1 goes first and `LOWEST_PRIORITY` last; 0 is the default.
         alarm: of a device's request, the edge variant (`Model.digest`, as in its certificate) whose contract this
             device's own audits found broken; "" otherwise.
@@ -332,6 +331,7 @@ class InferRequest(Struct, frozen=True):
     full_model_digest: str = ""
     principal: str = ""
     audit: AuditNote | None = None
+    edge_outputs: Arrays = {}
     priority: int = 0
     alarm: str = ""
     promised: bool = False
@@ -348,7 +348,7 @@ class InferRequest(Struct, frozen=True):
         for tensor in self.inputs:
             array = tensor.array
             total += sum(map(len, array.flat)) if array.dtype.hasobject else array.nbytes
-        return total
+        return total + payload_bytes(self.edge_outputs.values()) if self.edge_outputs else total
 
     def take(self, rows: Sequence[int]) -> InferRequest:
         """Returns the request with some of its rows, in the given order."""

@@ -22,6 +22,7 @@ from support.inference import infer
 from support.keys import bearer, create_key
 from support.mqtt_device import device_at
 
+from firstline_core.ids import new_request_id
 from firstline_core.protocol import oip
 from firstline_core.types import ContractNotice, InferRequest, InferResponse
 from firstline_gateway.app import Gateway
@@ -87,11 +88,11 @@ async def test_alarm_by_audits_is_shown_and_ended(line: Line) -> None:
         assert notice(plain) == ContractNotice(alarm=False, escalations_per_hour=None)
         for number in range(8):
             device = line.headers(f"cam{number}", "device")
-            answered = notice(await ask(client, request_from("", note_of(served, right)), device))
+            answered = notice(await ask(client, request_from("", note_of(served), right), device))
             assert answered == ContractNotice(alarm=False, escalations_per_hour=None, devices=number + 1)
         for number in range(8):
             device = line.headers(f"cam{number}", "device")
-            await ask(client, request_from("", note_of(served, wrong)), device)
+            await ask(client, request_from("", note_of(served), wrong), device)
         await asyncio.wrap_future(gateway.contracts.refresh())
         answered = notice(await ask(client, request_from(""), line.headers("cam0", "device")))
         assert answered == ContractNotice(alarm=True, escalations_per_hour=100.0, devices=8)
@@ -176,19 +177,36 @@ async def test_contracts_of_unknown_models_are_404(line: Line) -> None:
 
 async def test_only_valid_audit_notes_of_devices_count(line: Line) -> None:
     async with line.serving() as (gateway, client):
-        _, wrong = await right_and_wrong(line, client)
-        note = note_of(served_by(gateway), wrong)
+        note = note_of(served_by(gateway))
         for _ in range(20):
-            await ask(client, request_from("", note), line.headers("shop", "application"))
-            await ask(client, request_from("", note), line.headers("anna", "operator"))
+            await ask(client, request_from("", note, edge_outputs={}), line.headers("shop", "application"))
+            await ask(client, request_from("", note, edge_outputs={}), line.headers("anna", "operator"))
         await asyncio.wrap_future(gateway.contracts.refresh())
         assert gateway.contracts.pools() == []
         forged = json.loads(oip.encode_request(request_from("", note), binary=False).body)
-        for change in ({"audit_epsilon": None}, {"audit_propensity": 0.01}, {"audit_predicted": 10}):
+        for change in ({"audit_epsilon": None}, {"audit_propensity": 0.01}):
             body = json.dumps(forged | {"parameters": forged["parameters"] | change})
             reply = await client.post("/v2/models/digits/infer", content=body, headers=line.headers("cam0", "device"))
             assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
             assert next(iter(change)) in reply.json()["error"]
+        image, outputs = forged["inputs"]
+        for name, kind, inputs, code, error in (
+            ("shop", "application", [image, outputs], "invalid_request", "only devices audit"),
+            ("cam0", "device", [outputs], "invalid_tensor", "no input of the model"),
+            ("cam0", "device", [image], "invalid_tensor", "'edge/probabilities'; this one has: none"),
+            (
+                "cam0",
+                "device",
+                [image, outputs | {"name": "edge/boxes"}],
+                "invalid_tensor",
+                "this one has: 'edge/boxes'",
+            ),
+            ("cam0", "device", [image, outputs | {"datatype": "FP64"}], "invalid_tensor", "is float64"),
+        ):
+            body = json.dumps(forged | {"inputs": inputs})
+            reply = await client.post("/v2/models/digits/infer", content=body, headers=line.headers(name, kind))
+            assert (reply.status_code, reply.json()["code"]) == (400, code)
+            assert error in reply.json()["error"]
         await asyncio.wrap_future(gateway.contracts.refresh())
         assert gateway.contracts.pools() == []
 
@@ -199,12 +217,15 @@ async def test_devices_audit_over_mqtt_too(line: Line, mosquitto: Broker) -> Non
         for number in range(8):
             line.headers(f"cam{number}", "device")  # makes its key
         _, wrong = await right_and_wrong(line, client)
-        note = note_of(served_by(gateway), wrong)
-        answers = [await ask_over_mqtt(mosquitto, f"cam{number}", request_from("", note)) for number in range(8)]
+        audit = request_from("", note_of(served_by(gateway)), wrong)
+        answers = [
+            await ask_over_mqtt(mosquitto, f"cam{number}", replace(audit, request_id=new_request_id()))
+            for number in range(8)
+        ]
         assert notice(answers[0]) == ContractNotice(alarm=False, escalations_per_hour=None)
         await asyncio.wrap_future(gateway.contracts.refresh())
         # One device, whichever way it asks.
-        http = await ask(client, request_from("", note), line.headers("cam0", "device"))
+        http = await ask(client, replace(audit, request_id=new_request_id()), line.headers("cam0", "device"))
         mqtt = await ask_over_mqtt(mosquitto, "cam0", request_from(""))
         assert notice(http) == notice(mqtt) == ContractNotice(alarm=True, escalations_per_hour=100.0, devices=8)
         await asyncio.wrap_future(gateway.contracts.refresh())

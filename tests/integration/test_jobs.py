@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from sqlalchemy import select, update
+from support.audits import note_of, request_from
 from support.databases import POSTGRESQL, PostgreSql
 from support.digits import scan
 from support.gateway import GatedExecutor, gateway_of, gateway_settings, serving
@@ -23,6 +24,7 @@ from firstline_core.errors import (
     QueueFullError,
     StoreUnavailableError,
 )
+from firstline_core.protocol.oip import encode_request
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.jobs import records, runner
@@ -108,6 +110,15 @@ async def test_file_inference_takes_jobs(tmp_path: Path) -> None:
         assert reply.status_code == 202
         document = (await fetch(client, reply.json()["request_id"], form="short")).json()
         assert (document["label"], document["top"]) == (at_once["label"], at_once["top"])
+
+
+async def test_job_of_an_audit_is_answered_as_another(tmp_path: Path) -> None:
+    async with running(settings_of(tmp_path)) as (gateway, client):
+        audit = request_from("", note_of(gateway.repository.resolve("digits", "")))
+        body = json.loads(encode_request(audit, binary=False).body)
+        assert (await fetch(client, await submit(client, body))).json()["outputs"]
+        await asyncio.wrap_future(gateway.contracts.refresh())
+        assert gateway.contracts.pools() == []
 
 
 async def test_invalid_jobs_are_refused_and_not_stored(tmp_path: Path) -> None:

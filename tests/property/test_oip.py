@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -30,12 +31,13 @@ from firstline_core.types import (
     Status,
     Tensor,
     Tier,
+    payload_bytes,
 )
 
 REQUEST_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 SMALL = Limits(body_bytes=4096, json_bytes=2048, elements=512, byte_elements=64, rows=8, tensors=4, dimensions=4)
 
-names = st.text(min_size=1, max_size=8).filter(lambda name: name.isprintable())
+names = st.text(min_size=1, max_size=8).filter(lambda name: name.isprintable() and not name.startswith("edge/"))
 
 
 def elements(datatype: str, binary: bool) -> st.SearchStrategy[Any]:
@@ -90,10 +92,7 @@ def test_requests_survive_a_round_trip(data: st.DataObject, binary: bool, rows: 
 shares = st.floats(0, 1, exclude_min=True)
 digests = st.text("0123456789abcdef", min_size=64, max_size=64)
 notes = st.builds(
-    lambda predicted, bounds, epsilon, threshold, digest: AuditNote(
-        predicted, max(bounds), min(bounds), epsilon, threshold, digest
-    ),
-    st.integers(0, 2**31 - 1),
+    lambda bounds, epsilon, threshold, digest: AuditNote(max(bounds), min(bounds), epsilon, threshold, digest),
     st.tuples(shares, shares),
     st.floats(0, 1, exclude_min=True, exclude_max=True),
     st.floats(allow_nan=False, allow_infinity=False),
@@ -113,6 +112,20 @@ def test_notes_alarms_and_promises_survive_a_round_trip(
     assert (device.audit, device.alarm, device.promised) == (note, alarm, promised)
     other = decode_request("m", encoded.body, encoded.header_length)
     assert (other.audit, other.alarm, other.promised) == (None, "", False)
+
+
+@given(st.data(), notes, st.booleans())
+def test_edge_outputs_of_an_audit_survive_a_round_trip(data: st.DataObject, note: AuditNote, binary: bool) -> None:
+    inputs, outputs = data.draw(tensor_lists(binary, 1)), data.draw(tensor_lists(binary, 1))
+    edge_outputs = {tensor.name: tensor.array for tensor in outputs}
+    sent = InferRequest("m", inputs, REQUEST_ID, audit=note, edge_outputs=edge_outputs)
+    encoded = encode_request(sent, binary=binary)
+    got = decode_request("m", encoded.body, encoded.header_length, trust_request_id=True)
+    assert same(got.inputs, inputs)
+    assert same(tuple(Tensor(*each) for each in got.edge_outputs.items()), outputs)
+    assert got.size_bytes == sent.size_bytes == payload_bytes(each.array for each in (*inputs, *outputs))
+    with pytest.raises(RequestError, match="only devices audit"):
+        decode_request("m", encoded.body, encoded.header_length)
 
 
 @given(st.data(), st.booleans())
@@ -253,7 +266,6 @@ parameters = st.fixed_dictionaries(
             "status",
             "attempts",
             "rows",
-            "audit_predicted",
             "audit_propensity",
             "audit_floor",
             "audit_epsilon",

@@ -13,7 +13,7 @@ from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
 from firstline_core.ids import new_request_id
 from firstline_core.routing.certificate import Certificate
-from firstline_core.types import AuditNote, InferRequest, Tensor
+from firstline_core.types import PROBABILITIES, AuditNote, InferRequest, Tensor
 from firstline_gateway.models.repository import ServedModel
 
 THRESHOLD = 0.9
@@ -50,11 +50,10 @@ def certificate_of(served: ServedModel, variant: int = 0) -> Certificate:
     return found
 
 
-def note_of(served: ServedModel, predicted: int, variant: int = 0, **changes: object) -> AuditNote:
-    """What a device says that kept an answer of this class, and audits one in ten."""
+def note_of(served: ServedModel, variant: int = 0, **changes: object) -> AuditNote:
+    """What a device says that accepted an edge answer, and audits one in ten."""
     certificate = certificate_of(served, variant)
     note = AuditNote(
-        predicted=predicted,
         propensity=0.1,
         floor=0.1,
         epsilon=EPSILON,
@@ -64,8 +63,11 @@ def note_of(served: ServedModel, predicted: int, variant: int = 0, **changes: ob
     return msgspec.structs.replace(note, **changes)  # type: ignore[arg-type]
 
 
-def request_from(device: str, note: AuditNote | None = None, **changes: object) -> InferRequest:
-    """One 8x8 picture from a device, as an audit where there is a note."""
+def request_from(device: str, note: AuditNote | None = None, label: int = 3, **changes: object) -> InferRequest:
+    """One 8x8 picture from a device, as an audit of this edge answer where there is a note."""
     image = Tensor("image", np.zeros((1, 8, 8, 1), np.uint8))
-    request = InferRequest("digits", (image,), new_request_id(), principal=device and f"device:{device}", audit=note)
+    request = InferRequest("digits", (image,), new_request_id(), principal=device and f"device:{device}")
+    if note is not None:
+        outputs = {PROBABILITIES: np.eye(10, dtype=np.float32)[[label]]}
+        request = msgspec.structs.replace(request, audit=note, edge_outputs=outputs)
     return msgspec.structs.replace(request, **changes)  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
 
-import numpy as np
 from sqlalchemy import Connection
 
 from firstline_core.bundle.manifest import Manifest
@@ -24,7 +23,7 @@ from firstline_core.errors import CapacityError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import PROBABILITIES, Arrays, ContractNotice, InferRequest, ModelKey
+from firstline_core.types import Arrays, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.devices import DeviceActivity, DeviceAlarm, DeviceAlarms, share_per_hour
 from firstline_gateway.contracts.metrics import ContractMetrics
@@ -41,7 +40,6 @@ log = logger(__name__)
 _WAITING = 1024
 _OTHER_CERTIFICATE = "Its device has another certificate than the bundle here; bring both tiers to the same bundle."
 _BEHIND = f"{_WAITING} audits wait for the store; give it a faster disk."
-_NO_PROBABILITY = "The full model gave what is no probability."
 
 
 class ContractMonitor:
@@ -190,13 +188,13 @@ class ContractMonitor:
             self._activity.audited(model, device, key.edge_digest)
         if key is None:
             self._skip(Skipped.NOT_PROMISED, model, device, _OTHER_CERTIFICATE)
-        elif not np.isfinite(outputs[PROBABILITIES]).all():
-            self._skip(Skipped.NO_ANSWER, model, device, _NO_PROBABILITY)
+        elif problem := served.manifest.outputs_of(served.full).fault(outputs):
+            self._skip(Skipped.NO_ANSWER, model, device, problem)
         elif not self._room.acquire(blocking=False):
             self._skip(Skipped.DISK, model, device, _BEHIND)
         else:
-            disagrees = int(outputs[PROBABILITIES][0].argmax()) != note.predicted
-            self._take(Audit(device, request.request_id, key, note, disagrees))
+            loss = served.manifest.task.loss(request.edge_outputs, outputs)[0]
+            self._take(Audit(device, request.request_id, key, note, disagrees=bool(loss > 0)))
 
     def end(self, model: ModelKey) -> Future[int]:
         """Deletes all pools of a version with their alarms; later audits start a new test.

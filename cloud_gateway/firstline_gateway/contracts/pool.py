@@ -36,7 +36,7 @@ class Pool:
 
     Attributes:
         state: state of the test.
-        disagreements: number of audits in which the full model gave another class.
+        disagreements: number of audits whose loss is above 0.
         weight: sum of the audits' weights, each floor / propensity, above 0 and at most 1.
         lost_weight: sum of the disagreements' weights.
         first_s, last_s: wall time of the first and the latest audit.

@@ -216,7 +216,7 @@ class Skipped(StrEnum):
     SPACING = "spacing"  # another audit of the promise was counted a moment ago
     NOT_PROMISED = "not_promised"  # the bundle here makes no such promise
     DISK = "disk"  # the store refuses, and unstored audits do not count
-    NO_ANSWER = "no_answer"  # the full model returned values that are not probabilities
+    NO_ANSWER = "no_answer"  # the full model's outputs are not as declared
 
 
 @dataclass(frozen=True, slots=True)

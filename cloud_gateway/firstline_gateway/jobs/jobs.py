@@ -97,7 +97,13 @@ class Jobs:
         if request.deadline_s is not None:
             due_service_s = service_s + request.deadline_s - self._clock.monotonic_s()
         stored = replace(
-            request, deadline_s=None, wait=Wait.FINAL, priority=LOWEST_PRIORITY, audit=None, promised=False
+            request,
+            deadline_s=None,
+            wait=Wait.FINAL,
+            priority=LOWEST_PRIORITY,
+            audit=None,
+            edge_outputs={},
+            promised=False,
         )
         encoded = encode_request(stored, traced=True)
         job = Job(

@@ -17,10 +17,13 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from firstline_core.bundle.loading import declared_input
+from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import Clock
 from firstline_core.errors import (
     EngineUnavailableError,
     FirstlineError,
+    InferenceError,
+    InvalidTensorError,
     ModelMismatchError,
     NotReadyError,
     RequestError,
@@ -30,6 +33,7 @@ from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.oip import EDGE_OUTPUT
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks import describe
 from firstline_core.telemetry import logs
@@ -39,6 +43,7 @@ from firstline_core.types import (
     Answer,
     Arrays,
     Attempt,
+    AuditNote,
     ContractNotice,
     InferRequest,
     InferResponse,
@@ -454,9 +459,24 @@ def check(request: InferRequest, served: ServedModel) -> None:
             f"{served.key.version} of '{served.key.name}' on this gateway has {served.digest}; "
             "bring both tiers to the same bundle."
         )
-    if request.audit is not None and request.audit.predicted >= len(served.manifest.labels):
-        raise RequestError(
-            f"Parameter 'audit_predicted' is {request.audit.predicted}, but '{served.key.name}' has "
-            f"{len(served.manifest.labels)} classes, counted from 0."
-        )
+    if request.audit is not None:
+        _check_edge_outputs(request.edge_outputs, request.audit, served.manifest)
     declared_input(request, served.manifest)
+
+
+def _check_edge_outputs(outputs: Arrays, note: AuditNote, manifest: Manifest) -> None:
+    names = {spec.name for spec in manifest.task.outputs}
+    if outputs.keys() != names:
+        raise InvalidTensorError(
+            f"An audit of '{manifest.name}' has inputs for the edge outputs: {_edge_names(names)}; "
+            f"this one has: {_edge_names(outputs)}."
+        )
+    edge = next((variant for variant in manifest.edge if variant.digest == note.edge_digest), None)
+    try:
+        manifest.outputs_of(edge).check(outputs, 1)
+    except InferenceError as error:
+        raise InvalidTensorError(f"The edge outputs of an audit of '{manifest.name}': {error.message}") from error
+
+
+def _edge_names(outputs: Iterable[str]) -> str:
+    return ", ".join(shown(EDGE_OUTPUT + name) for name in sorted(outputs)[:5]) or "none"

@@ -24,7 +24,7 @@ from firstline_core.routing import sampling
 from firstline_core.routing.certificate import Contract
 from firstline_core.routing.policy import CERTIFIED
 from firstline_core.routing.sampling import Allowance, AuditBudget
-from firstline_core.types import PROBABILITIES, AuditNote, InferRequest, Privacy, Reason, Tensor
+from firstline_core.types import AuditNote, InferRequest, Privacy, Reason, Tensor
 from firstline_edge.audits.audit_sender import Audit, AuditSender
 from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
 from firstline_edge.budgets.spending import Spending
@@ -171,11 +171,11 @@ class Auditor:
             if covered or (row.answer is not None and row.answer.reason is Reason.BUDGET):
                 if may_draw and (covered or self._is_ample()):
                     share = self._rate.propensity(has_room=self._sender.has_room)
-                    size_bytes = _row_bytes(request.inputs[0], row.position)
-                    self._rate.count(size_bytes)
+                    self._rate.count(_row_bytes(request.inputs[0], row.position))
                     if self._rng.random() < share:
-                        self._rate.charge(size_bytes)
-                        self._sender.add(_audit_of(monitored, request, row, row.edge, share, covered=covered))
+                        drawn = _audit_of(monitored, request, row, row.edge, share, covered=covered)
+                        self._rate.charge(drawn.sent.size_bytes)
+                        self._sender.add(drawn)
             elif row.answer is not None:
                 fully_answered.append(row)
         if fully_answered:
@@ -244,7 +244,6 @@ def _audit_of(
     # Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
     # raise a false alarm for the whole fleet. A tightened one is this device's own affair.
     note = AuditNote(
-        predicted=int(edge.outputs[PROBABILITIES].argmax()),
         propensity=share,
         floor=share,
         epsilon=monitored.epsilon,
@@ -252,14 +251,16 @@ def _audit_of(
         edge_digest=certificate.edge_digest,
     )
     escalation = escalation_of(request.take([row.position]), monitored.model.version, certificate.full_digest)
-    tests_promise = covered and monitored.certificate_state.threshold is None
+    # The caller of the request does not wait for an audit, and its trace does not contain one.
+    sent = replace(escalation, request_id=new_request_id(), trace=None)
+    if covered and monitored.certificate_state.threshold is None:  # it tests the promise
+        sent = replace(sent, audit=note, edge_outputs=edge.outputs)
     return Audit(
         model=monitored.model,
         monitored=monitored,
         request_id=request.request_id,
         position=row.position,
-        # The caller of the request does not wait for an audit, and its trace does not contain one.
-        sent=replace(escalation, request_id=new_request_id(), audit=note if tests_promise else None, trace=None),
+        sent=sent,
         content=row.content,
         score=row.score,
         edge=edge.outputs,

@@ -30,6 +30,8 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if self.name.startswith("edge/"):
+            raise ValueError(f"input name {self.name!r} begins with edge/, which names the edge outputs of audits")
         if not self.shape or self.shape[0] != -1 or any(size < 1 and size != -1 for size in self.shape):
             raise ValueError(f"input shape needs -1 (the rows) and then sizes of at least 1, got {list(self.shape)}")
         if self.datatype == "BYTES" and self.shape != (-1,):

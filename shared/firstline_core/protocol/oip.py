@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import orjson
@@ -48,6 +48,9 @@ from firstline_core.types import (
     TraceContext,
     Wait,
 )
+
+EDGE_OUTPUT: Final = "edge/"
+"""Precedes the name of an edge output among the inputs of an audit."""
 
 
 def decode_request(
@@ -113,7 +116,7 @@ def request_of(
     Args:
         model: the bundle's name.
         head: see `request_head`.
-        inputs: its tensors.
+        inputs: its tensors, with the edge outputs of an audit.
         version: version of the bundle; "" for the current one.
         now_s: current time on this tier's monotonic clock.
         principal: the caller.
@@ -122,9 +125,20 @@ def request_of(
         trace: see `decode_request`.
 
     Raises:
-        RequestError: see `decode_request`.
+        RequestError: see `decode_request`, or the edge outputs of an audit are alone or without its note.
     """
     parameters = head.parameters
+    audit = params.read_note(parameters, inputs[0].shape[0]) if trust_request_id else None
+    edge_outputs = {each.name.removeprefix(EDGE_OUTPUT): each.array for each in inputs if _is_edge_output(each)}
+    if edge_outputs:
+        inputs = tuple([tensor for tensor in inputs if not _is_edge_output(tensor)])
+        if audit is None:
+            raise RequestError(
+                f"The request has inputs '{EDGE_OUTPUT}...', the edge outputs of an audit, but it is no audit: only "
+                "devices audit, and send the parameters of an audit too."
+            )
+        if not inputs:
+            raise InvalidTensorError("The request has the edge outputs of an audit, but no input of the model.")
     preferences = params.preferences(parameters, now_s)
     request_id = params.text(parameters, "request_id") if trust_request_id else ""
     if trace is None and trust_request_id and TRACEPARENT in parameters:
@@ -144,7 +158,8 @@ def request_of(
         priority=preferences.priority,
         full_model_digest=params.text(parameters, "full_model_digest"),
         principal=principal,
-        audit=params.read_note(parameters, inputs[0].shape[0]) if trust_request_id else None,
+        audit=audit,
+        edge_outputs=edge_outputs,
         alarm=params.read_alarm(parameters) if trust_request_id else "",
         # Without the device's own id a repeated request could not be recognised.
         promised=bool(request_id) and bool(params.flag(parameters, "promised")),
@@ -192,7 +207,8 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
         head["parameters"] = parameters
     if request.outputs:
         head["outputs"] = [outputs.entry(output) for output in request.outputs]
-    return assemble(head, "Input", "inputs", [(tensor, binary) for tensor in request.inputs])
+    edge_outputs = [Tensor(EDGE_OUTPUT + name, array) for name, array in request.edge_outputs.items()]
+    return assemble(head, "Input", "inputs", [(tensor, binary) for tensor in (*request.inputs, *edge_outputs)])
 
 
 def decode_response(body: bytes, header_length: int | None, limits: Limits = DEFAULT_LIMITS) -> InferResponse:
@@ -273,6 +289,10 @@ def _stored_trace(parameters: Mapping[str, object]) -> TraceContext | None:
     """Returns the trace of a stored request; malformed values are ignored."""
     parent, state = parameters.get(TRACEPARENT), parameters.get(TRACESTATE)
     return restored(parent if isinstance(parent, str) else "", state if isinstance(state, str) else "")
+
+
+def _is_edge_output(tensor: Tensor) -> bool:
+    return tensor.name.startswith(EDGE_OUTPUT)
 
 
 def _echoed_id(head: dict[str, Any], limits: Limits) -> str:

@@ -107,7 +107,6 @@ def repeated(value: float, request_id: str, promised: bool) -> InferRequest:
     assert certificate.audit_epsilon is not None
     values = np.array([[value]], np.float32)
     note = AuditNote(
-        predicted=int(np.argmax(full_says(values[:, 0])[0])),  # an alarm would be another story
         propensity=0.1,
         floor=0.1,
         epsilon=certificate.audit_epsilon,
@@ -121,6 +120,7 @@ def repeated(value: float, request_id: str, promised: bool) -> InferRequest:
         principal="device:d2",
         promised=promised,
         audit=None if promised else note,
+        edge_outputs={} if promised else {PROBABILITIES: full_says(values[:, 0])},  # an alarm would be another story
     )
 
 

@@ -80,6 +80,7 @@ def test_every_file_is_listed_once() -> None:
         ({"input": {"name": "", "datatype": "BYTES", "shape": [-1]}}, r"length >= 1 - at `\$\.input\.name"),
         ({"input": {"name": "x", "datatype": "FP32", "shape": []}}, "input shape needs -1"),
         ({"input": {"name": "x", "datatype": "FP32", "shape": [1, 4]}}, "input shape needs -1"),
+        ({"input": {"name": "edge/x", "datatype": "FP32", "shape": [-1, 4]}}, "begins with edge/"),
         ({"input": {"name": "x", "datatype": "FP32", "shape": [-1, 0]}}, "at least 1"),
         ({"input": {"name": "x", "datatype": "BYTES", "shape": [-1, 1]}}, r"BYTES input has shape \[-1\]"),
     ],

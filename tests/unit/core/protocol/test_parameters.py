@@ -15,14 +15,13 @@ from firstline_core.protocol.oip import decode_request, encode_request
 from firstline_core.protocol.parameters import alarm_parameters, note_parameters, read_alarm, read_note
 from firstline_core.types import Answer, AuditNote, ContractNotice, InferRequest, Reason, Status, Tensor, Tier
 
-NOTE = AuditNote(3, propensity=0.5, floor=0.25, epsilon=0.05, threshold=0.9, edge_digest="0a" * 32)
+NOTE = AuditNote(propensity=0.5, floor=0.25, epsilon=0.05, threshold=0.9, edge_digest="0a" * 32)
 ANSWER = Answer("id", Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, None, "d")
 
 
-def test_a_note_is_six_parameters() -> None:
+def test_a_note_is_five_parameters() -> None:
     parameters = note_parameters(NOTE)
     assert parameters == {
-        "audit_predicted": 3,
         "audit_propensity": 0.5,
         "audit_floor": 0.25,
         "audit_epsilon": 0.05,
@@ -41,10 +40,6 @@ def test_whole_numbers_are_numbers() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("predicted", -1),
-        ("predicted", 1.0),
-        ("predicted", True),
-        ("predicted", 2**31),
         ("propensity", 0),
         ("propensity", 1.5),
         ("propensity", float("nan")),

@@ -15,7 +15,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import LinkDownError
 from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
-from firstline_core.types import ContractNotice, Privacy, Reason, Route, Tier
+from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Route, Tier
 from firstline_edge.audits.certificate_states import CertificateState
 from firstline_edge.audits.samples import read
 from firstline_edge.requests.context import result_key
@@ -70,7 +70,9 @@ async def test_an_accepted_answer_is_audited_under_its_own_id(make_scene: MakeSc
     certificate = scene.held.edge and scene.held.edge.certificate
     assert certificate is not None and sent.audit is not None
     assert sent.request_id != answer_of(response).request_id
-    assert (sent.audit.predicted, sent.audit.propensity, sent.audit.floor) == (0, 1.0, 1.0)
+    assert (sent.audit.propensity, sent.audit.floor) == (1.0, 1.0)
+    assert sent.edge_outputs.keys() == {PROBABILITIES}
+    assert sent.edge_outputs[PROBABILITIES].tobytes() == response.output(PROBABILITIES).tobytes()
     assert (sent.audit.epsilon, sent.audit.threshold) == (0.05, 0.8)
     assert sent.audit.edge_digest == certificate.edge_digest
     assert sent.full_model_digest == scene.cloud.digest
@@ -134,7 +136,9 @@ async def test_a_stricter_device_audits_all_covered_answers(make_scene: MakeScen
     assert tiers == [Tier.CLOUD, Tier.EDGE, Tier.CLOUD, Tier.CACHE]
     assert await ended(scene, 3) == ["disagreed"] * 3
     notes = [request.audit for request in scene.cloud.requests if request.audit is not None]
-    assert [(note.predicted, note.threshold) for note in notes] == [(0, 0.8)] * 3
+    assert [note.threshold for note in notes] == [0.8] * 3
+    outputs = [request.edge_outputs[PROBABILITIES] for request in scene.cloud.requests if request.audit is not None]
+    assert [array.argmax() for array in outputs] == [0] * 3
     sampled = [(round(sample.score, 3), sample.kept) for sample in read(scene.samples_path)]
     assert sorted(sampled) == [(UNSURE, False), (0.85, True), (0.85, True), (0.99, True)]  # each drawn once
 

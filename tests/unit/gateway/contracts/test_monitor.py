@@ -80,8 +80,8 @@ class Bench:
         self.monitor.settled().result()
         return self.monitor.notice(request, served)
 
-    def audit(self, device: str, predicted: int = 3, version: int = 1, **changes: object) -> ContractNotice | None:
-        return self.answer(request_from(device, note_of(self.served(version), predicted, **changes)), version)
+    def audit(self, device: str, label: int = 3, version: int = 1, **changes: object) -> ContractNotice | None:
+        return self.answer(request_from(device, note_of(self.served(version), **changes), label), version)
 
     def shares(self, limit: int) -> list[Contribution]:
         """Of the one pool."""
@@ -114,8 +114,8 @@ def quiet(notice: ContractNotice | None) -> bool:
 
 
 def test_the_gateway_finds_the_loss_itself(bench: Bench) -> None:
-    bench.audit("a", predicted=3)
-    bench.audit("b", predicted=4)
+    bench.audit("a", label=3)
+    bench.audit("b", label=4)
     (pool,) = bench.monitor.pools()
     assert (pool.state.audits, pool.disagreements, pool.risk) == (2, 1, 0.5)
     assert bench.metric('firstline_gateway_audits_total{model="digits",result="disagrees",version="1"}') == 1
@@ -124,7 +124,7 @@ def test_the_gateway_finds_the_loss_itself(bench: Bench) -> None:
 
 def test_devices_that_err_together_are_found_together(bench: Bench) -> None:
     with captured_lines() as lines:
-        notices = [bench.audit(f"cam{number}", predicted=4) for number in range(8)]
+        notices = [bench.audit(f"cam{number}", label=4) for number in range(8)]
     assert notices[0] == ContractNotice(alarm=False, escalations_per_hour=None)
     assert notices[-1] == ContractNotice(alarm=True, escalations_per_hour=600 / 8, devices=8)
     (pool,) = bench.monitor.pools()
@@ -139,11 +139,11 @@ def test_devices_that_err_together_are_found_together(bench: Bench) -> None:
 def broken(bench: Bench, variant: int = 0, version: int = 1) -> None:
     for number in range(8):
         served = bench.served(version)
-        bench.answer(request_from(f"broken{number}", note_of(served, 4, variant)), version)
+        bench.answer(request_from(f"broken{number}", note_of(served, variant), 4), version)
 
 
 async def test_an_alarm_reaches_the_devices_of_its_variant(bench: Bench) -> None:
-    bench.answer(request_from("other", note_of(bench.served(), 3, variant=1)))
+    bench.answer(request_from("other", note_of(bench.served(), variant=1)))
     broken(bench)
     notice = bench.answer(request_from("stranger"))
     assert notice.alarm  # it never audited, so it may run this variant
@@ -179,9 +179,9 @@ def test_an_operators_quota_takes_precedence_over_an_alarm(bench: Bench) -> None
 
 async def test_all_of_it_outlives_the_process(bench: Bench) -> None:
     broken(bench)
-    bench.answer(request_from("other", note_of(bench.served(), 3, variant=1)))
+    bench.answer(request_from("other", note_of(bench.served(), variant=1)))
     bench.monitor.set_quota(ModelKey("digits", 2), 5).result()
-    repeated = request_from("late", note_of(bench.served(), 3))
+    repeated = request_from("late", note_of(bench.served()))
     bench.answer(repeated)
     before = bench.monitor.pools()
     bench.close()
@@ -228,10 +228,10 @@ def test_a_device_learns_how_many_devices_audit_its_promise(bench: Bench) -> Non
     for number in range(5):
         bench.audit(f"cam{number}")
         bench.audit("cam0")
-    bench.answer(request_from("other", note_of(bench.served(), 3, variant=1)))
+    bench.answer(request_from("other", note_of(bench.served(), variant=1)))
     bench.audit("cam9", epsilon=0.5)  # of an unknown promise
     assert (auditing("cam0"), auditing("other"), auditing("new")) == (5, 1, 5)
-    repeated = request_from("cam5", note_of(bench.served(), 3))
+    repeated = request_from("cam5", note_of(bench.served()))
     bench.answer(repeated)
     bench.answer(repeated)
     bench.close()
@@ -280,7 +280,7 @@ def test_only_a_device_can_alarm_and_only_for_itself(bench: Bench) -> None:
 
 
 def test_only_devices_audit(bench: Bench) -> None:
-    note = note_of(bench.served(), 4)
+    note = note_of(bench.served())
     for principal in ("application:shop", "operator:anna", "application:device:cam"):
         bench.answer(request_from("", note, principal=principal))
     assert bench.counted() == 0
@@ -289,7 +289,7 @@ def test_only_devices_audit(bench: Bench) -> None:
 
 
 def test_a_request_counts_once(bench: Bench) -> None:
-    request = request_from("cam", note_of(bench.served(), 4))
+    request = request_from("cam", note_of(bench.served()), 4)
     for _ in range(20):
         bench.answer(request)
     assert bench.counted() == 1
@@ -301,7 +301,7 @@ def test_a_request_counts_once(bench: Bench) -> None:
 @pytest.mark.parametrize("wall_s", [0.0, NOW_S - DAY_S, NOW_S + DAY_S, NOW_S + 57 * 365 * DAY_S])
 def test_a_request_counts_once_whatever_the_wall_clock_says(bench: Bench, wall_s: float) -> None:
     """Set to a day ahead or to 1970 and right again, with other audits and restarts in between."""
-    request = request_from("cam", note_of(bench.served(), 4))
+    request = request_from("cam", note_of(bench.served()), 4)
     bench.answer(request)
     for now_s in (wall_s, NOW_S + 10):
         bench.set_wall_clock(now_s)
@@ -352,11 +352,11 @@ async def test_a_device_has_its_share_of_an_hour(store_settings: Store, reposito
 async def test_devices_with_one_scene_may_be_counted_apart(store_settings: Store, repository: Repository) -> None:
     bench = Bench(store_settings, repository, Contracts(audit_spacing_s=10))
     for number in range(20):
-        bench.audit(f"cam{number}", predicted=4)
+        bench.audit(f"cam{number}", label=4)
     assert bench.counted() == 1
     assert bench.skipped(Skipped.SPACING) == 19
     await bench.clock.advance(10)
-    bench.audit("cam0", predicted=4)
+    bench.audit("cam0", label=4)
     assert bench.counted() == 2
     bench.close()
 
@@ -367,7 +367,7 @@ async def test_devices_with_one_scene_may_be_counted_apart(store_settings: Store
 def test_only_promises_of_the_bundle_are_tested(bench: Bench, changes: dict[str, object]) -> None:
     with captured_lines() as lines:
         for number in range(30):
-            assert quiet(bench.audit(f"cam{number}", predicted=4, **changes))
+            assert quiet(bench.audit(f"cam{number}", label=4, **changes))
     assert bench.monitor.pools() == []
     assert ["same bundle" in line["why"] for line in lines] == [True]
     assert bench.skipped(Skipped.NOT_PROMISED) == 30
@@ -377,7 +377,7 @@ def test_a_device_raises_no_alarm_in_a_pool_of_its_own(bench: Bench) -> None:
     for number in range(50):
         bench.audit(f"cam{number}")
     for step in range(1, 100):
-        assert quiet(bench.audit("liar", predicted=4, threshold=THRESHOLD + step * 1e-6))
+        assert quiet(bench.audit("liar", label=4, threshold=THRESHOLD + step * 1e-6))
     assert len(bench.monitor.pools()) == 1
     assert bench.skipped(Skipped.NOT_PROMISED) == 99
 
@@ -385,7 +385,7 @@ def test_a_device_raises_no_alarm_in_a_pool_of_its_own(bench: Bench) -> None:
 def test_the_weights_of_one_device_do_not_drown_the_others(bench: Bench) -> None:
     for number in range(50):
         bench.audit(f"cam{number}")
-    bench.audit("liar", predicted=4, propensity=1e-300, floor=1e-300)
+    bench.audit("liar", label=4, propensity=1e-300, floor=1e-300)
     (pool,) = bench.monitor.pools()
     assert pool.risk == pytest.approx(1 / 51)
 
@@ -393,13 +393,13 @@ def test_the_weights_of_one_device_do_not_drown_the_others(bench: Bench) -> None
 def test_a_liar_shows_by_name(bench: Bench) -> None:
     for number in range(5):
         bench.audit(f"cam{number}")
-        bench.audit("liar", predicted=0)
+        bench.audit("liar", label=0)
     worst = bench.shares(1)[0]
     assert (worst.device, worst.audits, worst.disagreements) == ("liar", 5, 5)
 
 
 def test_an_answer_that_is_no_number_is_no_evidence(bench: Bench) -> None:
-    request = request_from("cam", note_of(bench.served(), 3))
+    request = request_from("cam", note_of(bench.served()))
     bench.monitor.answered(request, bench.served(), {PROBABILITIES: np.full((1, 10), np.nan, np.float32)})
     assert bench.monitor.pools() == []
     assert bench.skipped(Skipped.NO_ANSWER) == 1
@@ -411,7 +411,7 @@ def test_a_store_that_refuses_costs_evidence_and_no_answer(store_settings: Store
         connection.execute(text("ALTER TABLE contract_audits RENAME TO elsewhere"))
     with captured_lines() as lines:
         for _ in range(3):
-            assert quiet(bench.audit("cam", predicted=4))
+            assert quiet(bench.audit("cam", label=4))
     assert bench.monitor.pools() == []
     assert bench.skipped(Skipped.DISK) == 3
     assert [line["event"] for line in lines].count("audit not counted") == 1
@@ -429,7 +429,7 @@ def test_a_disk_that_hangs_holds_up_no_answer(
     bench = Bench(sqlite_store(tmp_path), repository, Contracts(audits_per_device_hour=10_000))
     gate = threading.Event()
     bench.opened.store.submit(lambda _: gate.wait(20))
-    request = request_from("cam", note_of(bench.served(), 3))
+    request = request_from("cam", note_of(bench.served()))
     with captured_lines() as lines:
         for number in range(64 + 5):
             bench.monitor.answered(replace(request, request_id=f"{number}"), bench.served(), THREE)
@@ -445,9 +445,9 @@ def test_replicas_share_one_test(store_settings: Store, repository: Repository) 
     replicas = [Bench(store_settings, repository) for _ in range(2)]
     for number in range(4):
         for bench in replicas:
-            bench.audit(f"cam{number}", predicted=4)
+            bench.audit(f"cam{number}", label=4)
     one, other = replicas
-    repeated = request_from("late", note_of(one.served(), 4))
+    repeated = request_from("late", note_of(one.served()), 4)
     one.answer(repeated)
     other.answer(repeated)
     assert other.skipped(Skipped.REPEATED) == 1
@@ -473,7 +473,7 @@ def test_replicas_that_count_at_once_lose_no_audit(store_settings: Store, reposi
     for number in range(20):
         for bench in replicas:
             for variant in (number % 2, 1 - number % 2):  # in opposite orders, as two may lock
-                note = note_of(bench.served(), 3, variant)
+                note = note_of(bench.served(), variant)
                 bench.monitor.answered(request_from(f"cam{number}", note), bench.served(), THREE)
     for bench in replicas:
         bench.monitor.refresh().result()
@@ -485,7 +485,7 @@ def test_replicas_that_count_at_once_lose_no_audit(store_settings: Store, reposi
 
 def test_audits_after_closing_are_not_counted(bench: Bench) -> None:
     bench.close()
-    bench.monitor.answered(request_from("cam", note_of(bench.served(), 4)), bench.served(), THREE)
+    bench.monitor.answered(request_from("cam", note_of(bench.served()), 4), bench.served(), THREE)
     assert bench.counted() == 0
 
 

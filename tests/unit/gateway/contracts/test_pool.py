@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
 def after(served: ServedModel, losses: list[float], **note: object) -> Pool:
     pool = new_pool(KEY, 10.0)
     for position, loss in enumerate(losses):
-        pool = with_audit(pool, note_of(served, 3, **note), loss, now_s=11.0 + position, service_s=0.0, delta=0.05)
+        pool = with_audit(pool, note_of(served, **note), loss, now_s=11.0 + position, service_s=0.0, delta=0.05)
     return pool
 
 
@@ -44,9 +44,9 @@ def test_a_pool_is_the_test_of_all_audits_in_their_order(served: ServedModel) ->
 
 def test_audits_drawn_more_often_have_less_weight(served: ServedModel) -> None:
     pool = with_audit(
-        new_pool(KEY, 0), note_of(served, 3, propensity=0.8, floor=0.1), 1.0, now_s=0, service_s=0.0, delta=0.05
+        new_pool(KEY, 0), note_of(served, propensity=0.8, floor=0.1), 1.0, now_s=0, service_s=0.0, delta=0.05
     )
-    pool = with_audit(pool, note_of(served, 3, propensity=0.1, floor=0.1), 0.0, now_s=0, service_s=0.0, delta=0.05)
+    pool = with_audit(pool, note_of(served, propensity=0.1, floor=0.1), 0.0, now_s=0, service_s=0.0, delta=0.05)
     assert pool.risk == pytest.approx(1 / 9)
 
 
@@ -54,14 +54,14 @@ def test_a_broken_contract_alarms_once_and_for_good(served: ServedModel) -> None
     broken = after(served, [1.0] * 10)
     assert broken.alarmed_s is not None
     assert 11.0 <= broken.alarmed_s < 21.0
-    quiet = with_audit(broken, note_of(served, 3), 0.0, now_s=99.0, service_s=0.0, delta=0.05)
+    quiet = with_audit(broken, note_of(served), 0.0, now_s=99.0, service_s=0.0, delta=0.05)
     assert quiet.alarmed_s == broken.alarmed_s
     assert after(served, [0.0] * 200).alarmed_s is None
 
 
 def test_the_bundle_alone_makes_the_promise(served: ServedModel) -> None:
     digest = served.manifest.edge[0].digest
-    assert promise_of(served.manifest, note_of(served, 3)) == PoolKey("digits", 1, digest, THRESHOLD, EPSILON)
+    assert promise_of(served.manifest, note_of(served)) == PoolKey("digits", 1, digest, THRESHOLD, EPSILON)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_the_bundle_alone_makes_the_promise(served: ServedModel) -> None:
 def test_a_note_that_differs_from_the_certificate_audits_no_promise(
     served: ServedModel, changes: dict[str, object]
 ) -> None:
-    assert promise_of(served.manifest, note_of(served, 3, **changes)) is None
+    assert promise_of(served.manifest, note_of(served, **changes)) is None
 
 
 def test_a_variant_without_a_certificate_promises_nothing(served: ServedModel) -> None:
     bare = served.manifest.edge[2]
     assert bare.certificate is None
-    assert promise_of(served.manifest, note_of(served, 3, edge_digest=bare.digest)) is None
+    assert promise_of(served.manifest, note_of(served, edge_digest=bare.digest)) is None
 
 
 def test_a_certificate_may_have_nothing_that_audits_could_see(served: ServedModel) -> None:
@@ -93,4 +93,4 @@ def test_a_certificate_may_have_nothing_that_audits_could_see(served: ServedMode
     assert variant.certificate is not None
     blind = msgspec.structs.replace(variant.certificate, audit_epsilon=None)
     manifest = msgspec.structs.replace(served.manifest, edge=(msgspec.structs.replace(variant, certificate=blind),))
-    assert promise_of(manifest, note_of(served, 3)) is None
+    assert promise_of(manifest, note_of(served)) is None

@@ -24,8 +24,10 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import (
+    PROBABILITIES,
     Answer,
     Array,
+    Arrays,
     AuditNote,
     InferRequest,
     InferResponse,
@@ -52,6 +54,8 @@ from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.telemetry.journal import record
 
 SMALL = ModelKey("small", 1)
+NOTE = AuditNote(propensity=1.0, floor=1.0, epsilon=0.05, threshold=0.5, edge_digest="0" * 64)
+ONE_HOT = np.eye(10, dtype=np.float32)[[3]]
 ANSWER = Answer("r", Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, None, "", ())
 
 
@@ -222,10 +226,21 @@ async def logged_request(bench: Bench) -> None:
     record(bench.metrics, transport="http", model="digits", principal="device:a", seconds=0.1)
 
 
-async def test_an_audit_names_a_class_of_the_model(bench: Bench) -> None:
-    note = AuditNote(10, propensity=1.0, floor=1.0, epsilon=0.05, threshold=0.5, edge_digest="0" * 64)
-    with pytest.raises(RequestError, match="10 classes"):
-        await bench.plane.infer(digits_request(audit=note))
+@pytest.mark.parametrize(
+    ("edge_outputs", "said"),
+    [
+        ({}, "'edge/probabilities'; this one has: none"),
+        ({"logits": ONE_HOT}, "this one has: 'edge/logits'"),
+        ({PROBABILITIES: ONE_HOT, "logits": ONE_HOT}, "has: 'edge/logits', 'edge/probabilities'"),
+        ({PROBABILITIES: ONE_HOT[:, :9]}, r"is float32 \[1, 9\], expected float32 \[1, 10\]"),
+        ({PROBABILITIES: ONE_HOT.astype(np.float64)}, "is float64"),
+        ({PROBABILITIES: ONE_HOT * np.nan}, "NaN"),
+        ({PROBABILITIES: ONE_HOT * 2}, "outside of 0 to 1"),
+    ],
+)
+async def test_edge_outputs_of_an_audit_are_checked(bench: Bench, edge_outputs: Arrays, said: str) -> None:
+    with pytest.raises(InvalidTensorError, match=said):
+        await bench.plane.infer(digits_request(audit=NOTE, edge_outputs=edge_outputs))
     assert not bench.executor.batches
 
 
