@@ -6,15 +6,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from support.sample_models import average_colours
+from support.sample_models import average_colours, one_box
 
 from bench.support.bundles import model, with_certificate, write_manifest
 from bench.support.onnx_models import laborious, linear
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.bundle.store import Bundle
-from firstline_core.processing.steps import Decode, InputSpec, Layout, Resize, Scale, Softmax
+from firstline_core.processing.steps import (
+    BoxRows,
+    Decode,
+    InputSpec,
+    Layout,
+    PostStep,
+    Resize,
+    Scale,
+    Softmax,
+    Suppress,
+)
+from firstline_core.tasks.detection import Detection
 
 IMAGES = InputSpec("image", "BYTES", (-1,))
 
@@ -37,6 +49,19 @@ def colour_bundle(root: Path, *, size: int | str = 4, labels: tuple[str, ...] = 
     path = average_colours(root / "colours.onnx", size=size)
     steps = (Decode(), *((Resize(4, 4),) if resize else ()), Scale(), Layout("NCHW"))
     return write_manifest(root, [model(path, root, preprocess=steps, postprocess=(Softmax(),))], labels)
+
+
+def detector_bundle(root: Path, *post: PostStep, size: tuple[Any, Any] = (8, 16), **fields: Any) -> Bundle:
+    """A bundle of a detector that always finds one dog, and is as sure of it as the image is bright."""
+    path = one_box(root / "boxes.onnx", size=size)
+    steps = (Decode("BGR"), Resize(16, 8, letterbox="center"), Scale(), Layout("NCHW"))
+    variant = model(path, root, id="edge", preprocess=steps, postprocess=post or (BoxRows(), Suppress(0.3)))
+    known: dict[str, Any] = {
+        "task": Detection(("cat", "dog"), k=2),
+        "full": msgspec.structs.replace(variant, id="full"),
+        "policy": Policy(Score("minimum_confidence"), 0.4),
+    }
+    return write_manifest(root, [variant], (), **known | fields)
 
 
 def number_bundle(root: Path, **fields: Any) -> Bundle:

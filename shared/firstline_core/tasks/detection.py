@@ -1,7 +1,7 @@
 """Detection: boxes with classes and scores. Pure.
 
 The outputs are `boxes` FP32 [n, k, 4] in pixels of the upright original image, `scores` FP32 [n, k], `classes` INT64
-[n, k] and `count` INT64 [n], best first; what follows after `count` is padding, with 0 and class -1. Boxes below the
+[n, k] and `count` INT64 [n], best first; padding follows, with 0 and class -1. Boxes below the
 model's operating score are evidence: the same names with the prefix `candidate_`.
 
 Frames without an object outnumber the others, so a share of frames that differ hides missed objects. The loss has
@@ -130,7 +130,7 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         return tuple(f"{direction} {group}" for group in self.group_names for direction in (MISSED, INVENTED))
 
     def declared(self, *, rounded: bool, cut: bool) -> Detection:
-        """Returns this task: what outputs satisfy does not depend on the model."""
+        """Returns this task: the outputs of all models satisfy the same."""
         return self
 
     def fault(self, outputs: Arrays) -> str:

@@ -10,14 +10,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.images import encode, images
 from support.impure_models import dynamically_quantised
-from support.sample_bundles import COLOURS, NUMBERS, colour_bundle, number_bundle, solid
-from support.sample_models import average_colours, one_box
+from support.sample_bundles import COLOURS, NUMBERS, colour_bundle, detector_bundle, number_bundle, solid
+from support.sample_models import average_colours
 
 from bench.support.bundles import artefact, model, write_manifest
 from bench.support.onnx_models import linear, write_graph
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, Score
-from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.processing.steps import (
     BoxRows,
@@ -29,7 +28,6 @@ from firstline_core.processing.steps import (
     Layout,
     PostStep,
     Resize,
-    Scale,
     Softmax,
     Suppress,
     Yolox,
@@ -37,7 +35,6 @@ from firstline_core.processing.steps import (
 from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import LOGITS, features, score
-from firstline_core.tasks.detection import Detection
 from firstline_core.types import PROBABILITIES, Array, Tensor, join_rows
 
 OPTIONS = RuntimeOptions()
@@ -55,15 +52,6 @@ def test_encoded_images_to_probabilities(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
     assert [loaded.task.labels[i] for i in found.argmax(axis=1)] == ["blue", "red", "green"]
     assert loaded.digest == loaded.model.digest
-
-
-def detector_bundle(root: Path, *post: PostStep, size: tuple[Any, Any] = (8, 16), **fields: Any) -> Bundle:
-    """A bundle of a detector that always finds one dog, and is as sure of it as the image is bright."""
-    path = one_box(root / "boxes.onnx", size=size)
-    steps = (Decode("BGR"), Resize(16, 8, letterbox="center"), Scale(), Layout("NCHW"))
-    variant = model(path, root, preprocess=steps, postprocess=post or (BoxRows(), Suppress(0.3)))
-    policy = Policy(Score("minimum_confidence"))
-    return write_manifest(root, [variant], (), task=Detection(("cat", "dog"), k=2), policy=policy, **fields)
 
 
 def test_boxes_of_a_detector_lie_in_the_original_image(tmp_path: Path) -> None:

@@ -1,0 +1,40 @@
+"""Bundles of detectors on both tiers: the same boxes over the file route and V2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from support.either_tier import either_tier
+from support.images import encode, images
+from support.sample_bundles import detector_bundle
+
+from firstline_core.protocol import http, oip
+from firstline_core.types import InferRequest
+
+BRIGHT = encode(np.full((80, 80, 3), 255, np.uint8))
+DARK = encode(np.zeros((80, 80, 3), np.uint8))
+
+
+@pytest.mark.parametrize("tier", ["agent", "gateway"])
+async def test_both_tiers_answer_with_boxes_in_the_original_image(tier: str, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "pets"
+    folder.mkdir(parents=True)
+    detector_bundle(folder, name="pets")
+    async with either_tier(tier, tmp_path) as (url, _), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        for _ in range(2):  # the second answer may come from a cache
+            found = await client.post("/firstline/v1/models/pets/infer", content=BRIGHT)
+            assert found.status_code == 200, found.text
+            box = {"x1": 0.0, "y1": 20.0, "x2": 40.0, "y2": 60.0}
+            assert found.json()["objects"] == [{"label": "dog", "score": 0.5, "box": box}]
+        empty = await client.post("/firstline/v1/models/pets/infer", content=DARK)
+        assert (empty.json()["count"], empty.json()["objects"]) == (0, [])
+
+        encoded = oip.encode_request(InferRequest("pets", (images(BRIGHT, DARK),), ""))
+        reply = await client.post("/v2/models/pets/infer", content=encoded.body, headers=http.headers_for(encoded))
+        outputs = {each["name"]: (each["shape"], each["data"]) for each in reply.json()["outputs"]}
+        assert outputs["count"] == ([2], [1, 0])
+        assert outputs["classes"] == ([2, 2], [1, -1, -1, -1])
+        assert outputs["boxes"] == ([2, 2, 4], [0, 20, 40, 60, *[0] * 12])
