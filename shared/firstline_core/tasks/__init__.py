@@ -26,7 +26,8 @@ def describe(task: AnyTask | None, outputs: Arrays) -> list[dict[str, Any]] | No
         outputs: of the answer.
 
     Returns:
-        None if these are not outputs of the task: other names, or a caller's form such as labels in place of numbers.
+        None if these are not outputs of the task: other names or axes, or a caller's form such as labels in place of
+        numbers.
     """
     if task is None:
         found = outputs.get(PROBABILITIES)
@@ -34,6 +35,7 @@ def describe(task: AnyTask | None, outputs: Arrays) -> list[dict[str, Any]] | No
             return None
         return [labelled(row, ()) for row in found]
     for spec in task.outputs:
-        if spec.name not in outputs or outputs[spec.name].dtype != DATATYPES[spec.datatype]:
+        found = outputs.get(spec.name)
+        if found is None or found.dtype != DATATYPES[spec.datatype] or found.ndim != len(spec.shape):
             return None
     return [task.describe(outputs, row) for row in range(len(outputs[task.outputs[0].name]))]
