@@ -152,7 +152,7 @@ def add(connection: Connection, job: Job, priority: int, limits: JobLimits) -> Q
             retry_after_s=_RETRY_S,
         )
     row = {name: getattr(job, name) for name in _FIELDS} | {
-        "content": _SEAL.close(job.content, _sealed_with(job.job_id, job.status, job.header)),
+        "content": _SEAL.close(job.content, _sealed_with(job, job.status, job.header)),
         "priority": priority,
         "size_bytes": size_bytes,
         "holder": "",
@@ -167,11 +167,11 @@ def find(connection: Connection, job_id: str, principal: str) -> Job | None:
     """Returns a principal's job; None for an unknown id.
 
     Raises:
-        IntegrityError: the content is damaged.
+        IntegrityError: the job is damaged.
     """
-    query = select(*_COLUMNS).where(_C.job_id == job_id, _C.principal == principal)
-    row = connection.execute(query).first()
-    return None if row is None else _job(row)
+    row = connection.execute(select(*_COLUMNS).where(_C.job_id == job_id)).first()
+    job = None if row is None else _job(row)  # the owner may be what is damaged
+    return job if job is not None and job.principal == principal else None
 
 
 def running(connection: Connection, job_ids: Collection[str]) -> set[str]:
@@ -276,13 +276,14 @@ def end(connection: Connection, job_id: str, result: JobResult, service_s: float
     """
     status, content, header = result
     unfinished = (_C.job_id == job_id, _C.status == RUNNING)
-    before = connection.execute(select(_C.principal, _C.size_bytes).where(*unfinished)).first()
+    columns = (_C.job_id, _C.principal, _C.model, _C.version, _C.size_bytes)
+    before = connection.execute(select(*columns).where(*unfinished)).first()
     if before is None:
         return False
     values = {
         "status": status,
         "size_bytes": len(content),
-        "content": _SEAL.close(content, _sealed_with(job_id, status, header)),
+        "content": _SEAL.close(content, _sealed_with(before, status, header)),
         "header": header,
         "service_s": service_s,
         "holder": "",
@@ -352,10 +353,16 @@ _COLUMNS = tuple(_C[name] for name in _FIELDS)
 
 def _job(row: Any) -> Job:
     values = dict(zip(_FIELDS, row, strict=True))
-    sealed_with = _sealed_with(values["job_id"], values["status"], values["header"])
+    sealed_with = _sealed_with(row, values["status"], values["header"])
     return Job(**values | {"content": _SEAL.open(values["content"], sealed_with)})
 
 
-def _sealed_with(job_id: str, status: int, header: int | None) -> bytes:
-    """Returns what a seal covers in addition to the content."""
-    return orjson.dumps((job_id, status, header))
+def _sealed_with(row: Job | Any, status: int, header: int | None) -> bytes:
+    """Returns what a seal covers in addition to the content.
+
+    Args:
+        row: the job, or a row of it.
+        status: that belongs to the content.
+        header: that belongs to the content.
+    """
+    return orjson.dumps((row.job_id, row.principal, row.model, row.version, status, header))

@@ -75,13 +75,14 @@ def _damage(file: BufferedReader) -> _Damage | None:
             break
         block = block[: frames * frame_bytes]
         heads = np.frombuffer(block, ">u4").reshape(frames, -1)[:, :6].astype(np.uint32)
-        fits = (heads[:, 2:4] == salts).all(axis=1)
+        same_salts = heads[:, 2:4] == salts
+        fits = same_salts.any(axis=1)  # a flipped bit leaves one of them; frames before the last reset have neither
         start = 0
         if damage is None:
             words = np.frombuffer(block, f"{order}u4").reshape(frames, -1)
             summed = np.concatenate((words[:, :2], words[:, 6:]), axis=1).astype(np.uint32, copy=False)
             before = np.concatenate((stored[None], heads[:-1, 4:]))
-            valid = fits & (_sums(summed, before) == heads[:, 4:]).all(axis=1)
+            valid = same_salts.all(axis=1) & (_sums(summed, before) == heads[:, 4:]).all(axis=1)
             if valid.all():
                 stored, at = heads[-1, 4:], at + len(block)
                 continue

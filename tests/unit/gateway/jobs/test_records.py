@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, update
 from support.databases import PostgreSql
 
+from firstline_core.errors import IntegrityError
 from firstline_gateway.jobs import records
 from firstline_gateway.jobs.records import JOBS, RUNNING, USAGE, Job, JobLimits, JobResult
 from firstline_gateway.settings.settings import Store
@@ -52,6 +53,21 @@ def test_usage_equals_a_count_and_its_rows_stay_few(database: Database, seed: in
             assert records.usage(connection, principal) == counted(connection, principal)
             rows = connection.execute(select(func.count()).select_from(USAGE)).scalar_one()
             assert rows <= records.UNCOMBINED_ROWS + 2 * len(WHO) + 1
+
+
+@pytest.mark.parametrize("column", ["principal", "model", "version"])
+@pytest.mark.parametrize("ended", [False, True])
+def test_job_with_a_damaged_column_is_damaged(database: Database, column: str, ended: bool) -> None:
+    with database.begin() as connection:
+        assert records.add(connection, job("j", "anna", 9), 2, ROOM) is None
+        if ended:
+            assert records.end(connection, "j", JobResult(200, b"answer", None), 1.0)
+        found = records.find(connection, "j", "anna")
+        assert found is not None and found.content == (b"answer" if ended else bytes(9))
+        assert records.find(connection, "j", "bob") is None
+        connection.execute(update(JOBS).values({column: "bnna"}))
+        with pytest.raises(IntegrityError):
+            records.find(connection, "j", "anna")
 
 
 def test_two_replicas_combine_usage_at_the_same_time(postgresql: PostgreSql) -> None:

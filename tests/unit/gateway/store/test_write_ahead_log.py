@@ -48,7 +48,12 @@ def test_a_whole_log_loses_nothing(log: Path) -> None:
     assert not loses_commits(log)
 
 
-@pytest.mark.parametrize("at", [0, 9, 17, 30, 32 + 3, 32 + 12, 32 + 20, 32 + 1000, 32 + 3 * FRAME_BYTES + 50])
+LAST_BUT_ONE = 32 + (COMMITS - 2) * FRAME_BYTES
+
+
+@pytest.mark.parametrize(
+    "at", [0, 9, 17, 30, 32 + 3, 32 + 12, 32 + 20, 32 + 1000, *(LAST_BUT_ONE + at for at in (3, 8, 12, 16, 50))]
+)
 def test_damage_before_a_later_commit_is_found(log: Path, at: int) -> None:
     flip(log, at)
     assert loses_commits(log)
