@@ -90,7 +90,7 @@ def bundle_of(name: str, data: Path, folder: Path) -> Bundle:
     *decoder, last = one.postprocess
     if not isinstance(last, Suppress):
         raise ValueError(f"{_RECIPE}: the last step of {name} is not suppress")
-    fields = {"preprocess": one.preprocess, "postprocess": (*decoder, replace(last, floor=_LEAST_SCORE))}
+    fields = {"preprocess": one.preprocess, "postprocess": (*decoder, replace(last, floor=_LEAST_SCORE, limit=1000))}
     edge = model(Path(shutil.copy(one.file, folder)), folder, **fields)
     return write_manifest(folder, [edge], (), task=spec.task, policy=Policy(Score("product")))
 

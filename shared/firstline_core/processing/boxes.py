@@ -141,10 +141,13 @@ def intersection_over_union(some: NDArray[_Float], others: NDArray[_Float]) -> N
         some: (n, 4) left, top, right, bottom.
         others: (m, 4) of the same dtype.
     """
-    low, high = np.maximum(some[:, None, :2], others[:, :2]), np.minimum(some[:, None, 2:], others[:, 2:])
-    shared = np.maximum(high - low, 0).prod(axis=2)
-    areas, other_areas = (np.maximum(boxes[:, 2:] - boxes[:, :2], 0).prod(axis=1) for boxes in (some, others))
-    union = areas[:, None] + other_areas - shared
+    # By column: numpy is slow along an axis of two.
+    left, top, right, bottom = some.T[..., None]
+    lefts, tops, rights, bottoms = others.T
+    shared = np.maximum(np.minimum(right, rights) - np.maximum(left, lefts), 0)
+    shared *= np.maximum(np.minimum(bottom, bottoms) - np.maximum(top, tops), 0)
+    area = np.maximum(right - left, 0) * np.maximum(bottom - top, 0)
+    union = area + np.maximum(rights - lefts, 0) * np.maximum(bottoms - tops, 0) - shared
     overlap: NDArray[_Float] = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
     return overlap
 

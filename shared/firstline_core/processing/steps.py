@@ -212,7 +212,7 @@ class Suppress(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", 
     score: Fraction
     iou: Fraction = 0.45
     floor: Fraction = 0.01
-    limit: Annotated[int, Meta(ge=1, le=4096)] = 1000
+    limit: Annotated[int, Meta(ge=1, le=4096)] = 300
 
 
 BoxDecoder = Yolox | FastestDet | Yolo | Detr | Ssd | BoxRows

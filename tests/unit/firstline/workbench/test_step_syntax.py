@@ -48,7 +48,7 @@ def test_steps_of_a_detector_are_parsed() -> None:
     assert parse_postprocess("yolo:objectness=true") == (Yolo(objectness=True),)
     assert parse_postprocess(r"ssd:out\:3:out\:1:out\:0") == (Ssd("out:3", "out:1", "out:0"),)
     assert spell((Ssd("out:3", "out:1", "out:0"), Suppress(0.5))) == (
-        r"ssd:out\:3:out\:1:out\:0,suppress:0.5:iou=0.45:floor=0.01:limit=1000"
+        r"ssd:out\:3:out\:1:out\:0,suppress:0.5:iou=0.45:floor=0.01:limit=300"
     )
 
 
