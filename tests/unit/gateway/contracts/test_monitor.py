@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +15,19 @@ from support.audits import THRESHOLD, certificate_of, certified_digits, note_of,
 from support.databases import OpenStore, sqlite_store
 from support.logs import captured_lines
 
+from bench.support.bundles import with_certificate
+from firstline_core.bundle.manifest import Score
 from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.detection import BOXES, CLASSES, COUNT, SCORES, Detection
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import PROBABILITIES, ContractNotice, InferRequest, ModelKey
+from firstline_core.types import DATATYPES, PROBABILITIES, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import monitor
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.records import Contribution, Skipped
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository, ServedModel
+from firstline_gateway.serving.data_plane import check
 from firstline_gateway.settings.settings import Contracts, Store
 from firstline_gateway.store.service_clock import ServiceClock
 
@@ -120,6 +125,29 @@ def test_the_gateway_finds_the_loss_itself(bench: Bench) -> None:
     assert (pool.state.audits, pool.disagreements, pool.risk) == (2, 1, 0.5)
     assert bench.metric('firstline_gateway_audits_total{model="digits",result="disagrees",version="1"}') == 1
     assert bench.metric('firstline_gateway_contract_risk{model="digits",version="1"}') == 0.5
+
+
+def test_a_detector_that_misses_an_object_disagrees(bench: Bench) -> None:
+    manifest = bench.served().manifest
+    task, score = Detection(("person", "car"), k=1), Score("product")
+    manifest = replace(manifest, task=task, policy=replace(manifest.policy, score=score))
+    manifest = replace(manifest, edge=(with_certificate(manifest.edge[0], manifest, THRESHOLD),))
+    served = dataclasses.replace(bench.served(), manifest=manifest)
+    nothing = {spec.name: np.zeros((1, *spec.shape[1:]), DATATYPES[spec.datatype]) for spec in task.outputs}
+    nothing[CLASSES][:] = -1
+    person = nothing | {
+        BOXES: np.array([[[0, 0, 50, 90]]], np.float32),
+        SCORES: np.array([[0.9]], np.float32),
+        CLASSES: np.array([[0]]),
+        COUNT: np.array([1]),
+    }
+    for edge_outputs in (person, nothing):
+        request = request_from("cam", note_of(served), edge_outputs=edge_outputs)
+        check(request, served)
+        bench.monitor.answered(request, served, person)
+    bench.monitor.settled().result()
+    (pool,) = bench.monitor.pools()
+    assert (pool.state.audits, pool.disagreements) == (2, 1)
 
 
 def test_devices_that_err_together_are_found_together(bench: Bench) -> None:
