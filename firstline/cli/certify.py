@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from firstline.cli.command import EXIT_FAILED, Report
-from firstline.cli.options import require_bundle
+from firstline.cli.options import open_classifiers
 from firstline.cli.output import confidence, percent, progress, rows_checked_sentence, table, warn
 from firstline.cli.score_table import read_table
 from firstline.client.sync_client import Client
@@ -35,7 +35,7 @@ from firstline.workbench.evidence import Evidence, gather, gather_from_agent
 from firstline.workbench.row_checks import require_independent_rows
 from firstline.workbench.selection import Selection, can_learn, check_score, default_fraction
 from firstline_core.bundle.manifest import Manifest
-from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import points
 from firstline_core.routing.certification import CertificationResult, check_share
@@ -272,7 +272,7 @@ def certify_command(
 
 
 def _open(bundle: Path, out: Path | None, *, force: bool) -> Bundle:
-    opened = open_bundle(require_bundle(bundle))
+    opened = open_classifiers(bundle)
     if out is not None:
         refuse_overwriting(out, force)  # before the models run for minutes
     return opened

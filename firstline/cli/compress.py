@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from firstline.cli.command import Report
-from firstline.cli.options import BundleArgument, GatewayOptions, LimitOption, ThreadsOption, require_bundle
+from firstline.cli.options import BundleArgument, GatewayOptions, LimitOption, ThreadsOption, open_classifiers
 from firstline.cli.output import confidence, percent, progress, rows_checked_sentence, size, table, warn
 from firstline.cli.profile_source import load_profile
 from firstline.cli.work_folder import work_folder
@@ -24,7 +24,6 @@ from firstline.workbench.compress.next_version import Preference, next_version, 
 from firstline.workbench.compress.student import Lesson, require_training, start_of
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.manifest import Manifest, Model
-from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Modelled, Reading
 from firstline_core.profile.summary import DISTURBED
@@ -163,7 +162,7 @@ def compress_command(
     another machine only the points of its profile count. A candidate that is not better is refused, with the numbers;
     the exit code is 0 all the same.
     """
-    opened = open_bundle(require_bundle(bundle))
+    opened = open_classifiers(bundle)
     if next_.out is not None:
         refuse_existing(next_.out)  # before the models run for minutes
         require_writable(next_.out)

@@ -10,12 +10,11 @@ import typer
 from rich.table import Table
 
 from firstline.cli.command import Report
-from firstline.cli.options import BundleArgument, LimitOption, ThreadsOption, require_bundle
+from firstline.cli.options import BundleArgument, LimitOption, ThreadsOption, open_classifiers
 from firstline.cli.output import progress, table
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import Evaluation, Latency, figures, measure
 from firstline.workbench.report import require_drawing, write_report
-from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions
 
 
@@ -39,7 +38,7 @@ def evaluate_bundle(
     Every image goes through the models one by one, as requests do. The tiered answers are routed by the bundle's own
     policy. Latency is that of the models on this machine, decoding and processing included and the network excluded.
     """
-    opened = open_bundle(require_bundle(bundle))
+    opened = open_classifiers(bundle)
     dataset = open_dataset(data, limit)
     if plots is not None:
         require_drawing(plots)  # before the models run for minutes

@@ -14,7 +14,9 @@ import msgspec
 import typer
 
 from firstline.fleet.client import Fleet, open_fleet
+from firstline.workbench.dataset import require_classifier
 from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.storage.secrets import read_secret
 from firstline_core.types import Name
@@ -171,6 +173,18 @@ def check_name(text: str, what: str) -> None:
         raise ConfigError(
             f"{what} {text[:80]!a} cannot be used; take 1 to 64 letters, digits, '.', '_', '-'; no sign first."
         )
+
+
+def open_classifiers(path: Path) -> Bundle:
+    """Opens a bundle for a command that measures or certifies models on labelled data.
+
+    Raises:
+        ConfigError: there is no bundle, or it is of another task than classification.
+        FirstlineError: the bundle is damaged.
+    """
+    opened = open_bundle(require_bundle(path))
+    require_classifier(opened.manifest.task)
+    return opened
 
 
 def require_bundle(path: Path) -> Path:

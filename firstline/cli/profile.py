@@ -14,7 +14,7 @@ from firstline.cli.options import GatewayOptions, check_name, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
 from firstline.cli.profile_source import print_profile
 from firstline.workbench.accuracy import accuracies_on
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.dataset import open_dataset, require_classifier
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.profiles import NewProfileRequest
@@ -112,6 +112,7 @@ class AccuracyOptions:
             if self.limit is not None:
                 raise ConfigError("--limit counts the images of --data; name that folder too.")
             return accuracies(bundle.manifest)
+        require_classifier(bundle.manifest.task)
         dataset = open_dataset(self.data, self.limit)
         with progress("Counting right answers") as on_progress:
             found = accuracies_on(bundle, dataset, variants, progress=on_progress)

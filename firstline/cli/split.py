@@ -10,12 +10,12 @@ import typer
 from rich.table import Table
 
 from firstline.cli.command import Report
-from firstline.cli.options import BundleArgument, LimitOption, ThreadsOption, require_bundle
+from firstline.cli.options import BundleArgument, LimitOption, ThreadsOption, open_classifiers
 from firstline.cli.output import progress, size, table
 from firstline.workbench.bundle import staged_folder
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.splitting.measure import AUTO, halves, measure_splits
-from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.planning.plan import describe_bandwidths, describe_way
 from firstline_core.planning.split import Splits, Surroundings, encode, stretches, ways
@@ -51,7 +51,7 @@ def split_command(
     sent, and the tail answer in the cloud. Times are this machine's. Cuts are compared with the whole model on the
     device, and with sending the encoded image. Firstline measures splits and plans with them; it does not run them.
     """
-    opened = open_bundle(require_bundle(bundle))
+    opened = open_classifiers(bundle)
     dataset = open_dataset(data, limit, labelled=False)
     if out is not None and (out.exists() or out.is_symlink()):
         raise ConfigError(f"{out} exists; name a new folder with --out.")

@@ -22,6 +22,8 @@ from typing import TypeVar
 from firstline.workbench.csv_files import open_csv
 from firstline_core.errors import ConfigError
 from firstline_core.storage.files import read_limited
+from firstline_core.tasks.base import Task
+from firstline_core.tasks.classification import Classification
 from firstline_core.telemetry.wording import counted
 
 _T = TypeVar("_T")
@@ -100,6 +102,16 @@ class Dataset:
                     f"{where}:{sample.line} calls '{sample.name}' label {sample.label}, but in the bundle it is label "
                     f"{position}; correct the bundle's labels or the label offset."
                 )
+
+
+def require_classifier(task: Task) -> None:
+    """Refuses bundles of other tasks, because labelled images have one label each.
+
+    Raises:
+        ConfigError: the task is not classification.
+    """
+    if not isinstance(task, Classification):
+        raise ConfigError(f"The bundle is of the task {task.kind}; only classifiers can be measured on data.")
 
 
 def open_dataset(folder: Path, limit: int | None = None, *, labelled: bool = True) -> Dataset:

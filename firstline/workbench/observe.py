@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline.workbench.dataset import Dataset, Sample
+from firstline.workbench.dataset import Dataset, Sample, require_classifier
 from firstline_core.bundle.loading import LoadedModel, Prediction, Scorer
 from firstline_core.bundle.manifest import Model
 from firstline_core.errors import ConfigError, RequestError
@@ -136,10 +136,7 @@ def predict_each(
         InferenceError: a model failed.
     """
     for model in models:
-        if PROBABILITIES not in {spec.name for spec in model.task.outputs}:
-            raise ConfigError(
-                f"Model '{model.model.id}' is of the task {model.task.kind}; only classifiers can be measured on data."
-            )
+        require_classifier(model.task)
     for done, (sample, tensor) in enumerate(images(spec, dataset)):
         with naming_image(sample, dataset):
             if done == 0:  # the first image pays for what decoders and caches do lazily

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
+from support.sample_bundles import detector_bundle
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
@@ -34,6 +35,28 @@ def _run(*arguments: object, code: int = 0) -> Any:
 
 def _json(*arguments: object, code: int = 0) -> Any:
     return msgspec.json.decode(_run(*arguments, "-o", "json", code=code).stdout)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate",),
+        ("certify", "--epsilon", 0.1, "--delta", 0.1),
+        ("compress",),
+        ("split",),
+        ("profile", "--quick"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_detector_is_refused_where_only_classifiers_are_measured(tmp_path: Path, command: tuple[object, ...]) -> None:
+    detector_bundle(tmp_path)
+    result = _run(command[0], tmp_path, "--data", _DIGITS / "heldout", *command[1:], code=2)
+    assert "is of the task detection; only classifiers can be measured on data" in result.stderr
+
+
+def test_a_detector_is_verified(tmp_path: Path) -> None:
+    detector_bundle(tmp_path)
+    assert _json("bundle", "verify", tmp_path)["ok"] is True
 
 
 def test_bundle_is_created_and_evaluated(tmp_path: Path) -> None:
