@@ -59,7 +59,7 @@ def with_certificate(variant: Model, manifest: Manifest, threshold: float = 0.9,
         "risk_upper": 0.04,
         "edge_digest": variant.digest,
         "full_digest": manifest.full_digest or "0" * 64,
-        "score_digest": manifest.policy.score.digest,
+        "score_digest": manifest.score_digest(manifest.policy.score),
         "audit_epsilon": 0.05,
     }
     return msgspec.structs.replace(variant, certificate=Certificate(**known | fields))

@@ -348,7 +348,7 @@ def _certificate(
         risk_upper=result.risk_upper,
         edge_digest=variant.digest,
         full_digest=bundle.manifest.full_digest,
-        score_digest=selection.score.digest,
+        score_digest=bundle.manifest.score_digest(selection.score),
         audit_epsilon=audit_epsilon,
         histogram=scores,
         by="class" if groups else "",

@@ -234,7 +234,7 @@ def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -
         if running["edge"] is None:
             raise ConfigError(f"The device at {where} runs no variant of '{name}' {version}: {running['problem']}")
         parts = {"full model": (running["full_model_digest"], manifest.full_digest)}
-        parts["score"] = (running["score_digest"], manifest.policy.score.digest)
+        parts["score"] = (running["score_digest"], manifest.score_digest(manifest.policy.score))
         variant = next((model for model in manifest.edge if model.digest == running["model_digest"]), None)
         other = [what for what, (its, ours) in parts.items() if its != ours]
     except (KeyError, TypeError) as error:

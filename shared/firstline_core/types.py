@@ -421,6 +421,14 @@ class InferResponse(Struct, frozen=True):
         """Returns the arrays of the outputs by name."""
         return {tensor.name: tensor.array for tensor in self.outputs}
 
+    def arrays_of(self, specs: Iterable[TensorSpec]) -> Arrays:
+        """Returns the arrays of these outputs, without others that a server may add.
+
+        Raises:
+            InvalidTensorError: an output is absent.
+        """
+        return {spec.name: self.output(spec.name) for spec in specs}
+
     def output(self, name: str) -> Array:
         """Returns the array of an output.
 

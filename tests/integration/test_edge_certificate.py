@@ -95,7 +95,7 @@ async def test_device_uses_the_certified_threshold_of_each_class(tmp_path: Path)
             tiers = set()
             for scan in scans(60):
                 answer = (response := await agent.data_plane.infer_file("digits", scan)).answer
-                label = agent.data_plane.labels("digits", "")[int(response.output("probabilities").argmax())]
+                label = agent.data_plane.metadata("digits", "").labels[int(response.output("probabilities").argmax())]
                 assert answer.confidence is not None
                 kept = thresholds[label] is not None and answer.confidence >= thresholds[label]
                 assert answer.certified == (answer.reason is Reason.CONFIDENT) == kept

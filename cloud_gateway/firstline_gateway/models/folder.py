@@ -98,7 +98,7 @@ def read_bundle(path: Path, *, must_be_whole: bool) -> ServedModel:
         raise ModelLoadError(f"The bundle {path} has no full model, and a gateway runs nothing else.")
     if must_be_whole and (missing := bundle.missing(manifest.full)):
         raise ModelLoadError(f"Model '{manifest.full.id}' cannot be loaded: {path} has no {', '.join(missing)}.")
-    return ServedModel(ModelKey(manifest.name, manifest.version), path, manifest, None, manifest.full.digest)
+    return ServedModel(ModelKey(manifest.name, manifest.version), path, manifest, None, manifest.full_digest)
 
 
 def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:

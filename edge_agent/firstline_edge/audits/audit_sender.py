@@ -180,7 +180,7 @@ class AuditSender:
         sent = replace(audit.sent, alarm=self._certificates.alarm_of(audit.model))
         declared = manifest.outputs_of(manifest.full)
         response = await self._cloud.infer(sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts, declared)
-        full = response.arrays
+        full = response.arrays_of(manifest.task.outputs)
         self._cache.put(result_key(audit.content, manifest.full_digest), ModelOutput(full))
         agree = int(manifest.task.loss(audit.edge, full)[0] == 0)
         # Before its own result can raise an alarm: the certificate was valid when the note was sent.

@@ -315,7 +315,7 @@ class CloudClient:
             self._refusals.clear(manifest.name, model.version)
             self._contracts.apply_notice(model, response.answer.contract if response.answer is not None else None)
             ran = digest_of(response)
-            arrays = response.arrays
+            arrays = response.arrays_of(manifest.task.outputs)
             outputs = [ModelOutput(slice_rows(arrays, row, row + 1)) for row in range(len(indices))]
             if digest and ran:
                 for index, output in zip(indices, outputs, strict=True):

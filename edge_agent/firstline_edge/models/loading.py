@@ -221,9 +221,9 @@ def _measured(
 
 
 def _evidence_digest(manifest: Manifest, loaded: LoadedModel) -> str:
-    """Returns the digest of all that determines the evidence: model, score and learned value."""
-    policy = manifest.policy
-    return hashlib.sha256(msgspec.json.encode([loaded.digest, policy.score, policy.value])).hexdigest()
+    """Returns the digest of all that determines the evidence: model, task, score and learned value."""
+    fields = [loaded.digest, manifest.task.digest, manifest.policy.score, manifest.policy.value]
+    return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
 
 
 _WARM_UP_RUNS = 2  # the first runs allocate and compile

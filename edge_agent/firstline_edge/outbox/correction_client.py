@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
+from firstline_core.tasks import classification
 from firstline_core.tasks.base import DeclaredOutputs, LikeOutputs, Task
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, InferResponse, Reason
+from firstline_core.types import PROBABILITIES, Attempt, InferResponse, Reason
 from firstline_edge.cloud.client import Contracts, ModelRefusals
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.models.models import DeviceModel, Models
@@ -69,9 +71,8 @@ class CorrectionClient:
         try:
             correction = await self._ask(item)
             answered = True
-            device_model = self._models.find(model)
-            task = device_model.manifest.task if device_model is not None else None
-            merged = self._merge(item.provisional, item.rows, correction, task)
+            held = _held(item, self._models.find(model, version))
+            merged = self._merge(item.provisional, item.rows, correction, held.task if held is not None else None)
             self._model_refusals.clear(model, version)
             return merged, ""
         except FirstlineError as error:
@@ -112,6 +113,16 @@ class CorrectionClient:
 
 def _declared_outputs(item: OutboxItem, model: DeviceModel | None) -> DeclaredOutputs:
     """Returns what the full model's outputs satisfy; the device may have replaced the bundle since the promise."""
-    if model is not None and model.manifest.full_digest == item.request.full_model_digest:
-        return model.manifest.outputs_of(model.manifest.full)
-    return LikeOutputs(item.provisional.arrays)
+    held, before = _held(item, model), item.provisional.arrays
+    if held is not None:
+        return held.outputs_of(held.full)
+    if PROBABILITIES in before:
+        return classification.independent(before[PROBABILITIES].shape[1])
+    return LikeOutputs(before)
+
+
+def _held(item: OutboxItem, model: DeviceModel | None) -> Manifest | None:
+    """Returns the manifest of the promise's bundle; None if the device has replaced it since the promise."""
+    if model is None or model.manifest.full_digest != item.request.full_model_digest:
+        return None
+    return model.manifest

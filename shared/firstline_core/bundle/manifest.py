@@ -246,8 +246,16 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def full_digest(self) -> str:
-        """Returns the full model's digest, or "" if the bundle has none."""
-        return self.full.digest if self.full is not None else ""
+        """Returns the digest of the full model and of the task that reads it, or "" if the bundle has none."""
+        return self._with_task(self.full.digest) if self.full is not None else ""
+
+    def score_digest(self, score: Score) -> str:
+        """Returns the digest of a score, and of the task that computes it and the loss."""
+        return self._with_task(score.digest)
+
+    def _with_task(self, digest: str) -> str:
+        task = self.task.digest
+        return hashlib.sha256(f"{digest} {task}".encode()).hexdigest() if task else digest
 
 
 def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
@@ -298,7 +306,7 @@ def certificate_problem(manifest: Manifest, model: Model) -> str:
     made_for = (
         ("edge model or its processing", certificate.edge_digest, model.digest),
         ("full model", certificate.full_digest, manifest.full_digest),
-        ("score", certificate.score_digest, manifest.policy.score.digest),
+        ("score", certificate.score_digest, manifest.score_digest(manifest.policy.score)),
     )
     other = [what for what, named, found in made_for if named != found]
     return f"its certificate is void: it was made for another {' and another '.join(other)}" if other else ""

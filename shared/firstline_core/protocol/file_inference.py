@@ -19,7 +19,7 @@ from firstline_core.protocol import parameters as params
 from firstline_core.protocol import tensors
 from firstline_core.protocol.http import CONTENT_TYPE, decompressed, header, run_decoder
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
-from firstline_core.protocol.oip import parse_json
+from firstline_core.protocol.oip import checked_id, parse_json
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import (
     Array,
@@ -127,7 +127,7 @@ def request_from_file(
         model=model,
         inputs=inputs,
         request_id=new_request_id(),
-        id=query.get("id", ""),
+        id=checked_id(query.get("id", ""), limits),
         route=preferences.route,
         privacy=preferences.privacy,
         wait=preferences.wait,

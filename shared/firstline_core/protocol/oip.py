@@ -295,8 +295,12 @@ def _is_edge_output(tensor: Tensor) -> bool:
     return tensor.name.startswith(EDGE_OUTPUT)
 
 
-def _echoed_id(head: dict[str, Any], limits: Limits) -> str:
-    value = params.text(head, "id")
+def checked_id(value: str, limits: Limits) -> str:
+    """Returns a caller's `id`, which is echoed and logged.
+
+    Raises:
+        PayloadTooLargeError: it is too long.
+    """
     if len(value) > limits.id_chars:
         raise PayloadTooLargeError(f"'id' is {len(value)} characters; at most {limits.id_chars} are accepted.")
     return value
@@ -393,7 +397,7 @@ def request_head(values: dict[str, Any], limits: Limits) -> RequestHead:
         PayloadTooLargeError: they exceed `limits`.
     """
     parameters = params.object_at(values, "parameters", "The request")
-    return RequestHead(_echoed_id(values, limits), outputs.requested(values, limits), parameters)
+    return RequestHead(checked_id(params.text(values, "id"), limits), outputs.requested(values, limits), parameters)
 
 
 # The limits with which each was checked, what it says, and its tensors.

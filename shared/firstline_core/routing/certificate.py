@@ -72,7 +72,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         risk_upper: upper confidence bound of the risk, at most `epsilon`; for a stream, of the accuracy given up.
         edge_digest: `Model.digest` of the variant, processing included.
         full_digest: `Model.digest` of the full model.
-        score_digest: `Score.digest` of the policy's score.
+        score_digest: `Manifest.score_digest` of the policy's score.
         audit_epsilon: bound that field audits test: the share of edge answers that differ from the full model's. For
             "disagreement" it is `epsilon`. The loss of the other contracts needs labels, which the field does not have,
             so it is the upper bound of the disagreement on the same rows, at `delta`. None without audits.

@@ -78,6 +78,11 @@ class Task(Protocol):
     def labels(self) -> tuple[str, ...]: ...
 
     @property
+    def digest(self) -> str:
+        """Returns the sha256 over the configuration that changes outputs, scores or losses; "" if none does."""
+        ...
+
+    @property
     def feature_count(self) -> int: ...
 
     def declared(self, *, rounded: bool, cut: bool) -> DeclaredOutputs:

@@ -66,6 +66,11 @@ class Classification(
         return (TensorSpec(PROBABILITIES, "FP32", (-1, len(self.labels))),)
 
     @property
+    def digest(self) -> str:
+        """Returns "": labels name the columns, and change no number."""
+        return ""
+
+    @property
     def feature_count(self) -> int:
         return feature_count(len(self.labels))
 

@@ -10,9 +10,11 @@ therefore events, such as "missed person", each with a condition: the frames tha
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
@@ -196,6 +198,11 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         else:
             found = np.where(count > 0, scores.min(axis=1, where=used, initial=1), 1 - best)
         return np.where((count > 0) | (best > 0), found, 0).astype(np.float32)
+
+    @property
+    def digest(self) -> str:
+        """Returns the sha256 over all fields: they change the number of boxes, the groups or the matches."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
     @property
     def feature_count(self) -> int:

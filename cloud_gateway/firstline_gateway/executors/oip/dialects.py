@@ -150,11 +150,10 @@ class FirstlineModel:
         if problem := self._other(response.answer.model_digest):
             raise ModelMismatchError(problem)
         try:
-            outputs = response.arrays
-            self._served.manifest.outputs_of(self._served.full).check(outputs, row_count(rows))
+            self._served.manifest.outputs_of(self._served.full).check(response.arrays, row_count(rows))
         except InferenceError as error:
             raise ProtocolError(error.message) from error
-        return outputs
+        return response.arrays_of(self._served.manifest.task.outputs)
 
     def _other(self, digest: object) -> str:
         if digest == self._served.digest:

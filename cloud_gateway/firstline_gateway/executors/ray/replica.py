@@ -31,11 +31,11 @@ class Replica:
         options = RuntimeOptions(providers=deployment.providers, threads=1, images=deployment.images)
         check_options(options, "execution.providers")
         bundle = open_bundle(Path(deployment.bundle))
-        full = bundle.manifest.full
-        if full is None or full.digest != deployment.digest:
+        full, digest = bundle.manifest.full, bundle.manifest.full_digest
+        if full is None or digest != deployment.digest:
             raise ModelLoadError(
-                f"The bundle {deployment.bundle} of this machine has full model {full.digest if full else 'none'}, the "
-                f"gateway's has {deployment.digest}; put the same bundle there."
+                f"The bundle {deployment.bundle} of this machine has full model {digest or 'none'}, the gateway's has "
+                f"{deployment.digest}; put the same bundle there."
             )
         keep_freed_memory()  # as the gateway does
         self._deployment = deployment

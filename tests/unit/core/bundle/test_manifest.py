@@ -24,6 +24,7 @@ from firstline_core.processing.steps import Decode, Graph, InputSpec, Resize, Sc
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
+from firstline_core.tasks.detection import Detection
 from firstline_core.types import TensorSpec
 
 FILE = Artefact("models/edge.onnx", "a" * 64, 10)
@@ -44,6 +45,26 @@ def test_the_specifications_that_clients_see() -> None:
     assert MANIFEST.task.outputs == (TensorSpec("probabilities", "FP32", (-1, 2)),)
     assert MANIFEST.labels == ("a", "b")
     assert MANIFEST.full_digest == FULL.digest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"labels": ("a", "b", "c")},
+        {"k": 7},
+        {"class_groups": {"any": ("a", "b")}},
+        {"iou": 0.05},
+        {"small_iou": 0.2},
+        {"small_side": 16.0},
+        {"least_side": 500.0},
+    ],
+)
+def test_a_detectors_task_changes_what_its_answers_and_certificates_are_for(changes: dict[str, Any]) -> None:
+    policy = Policy(Score("mean_confidence"))
+    before = msgspec.structs.replace(MANIFEST, task=Detection(("a", "b")), policy=policy)
+    after = msgspec.structs.replace(before, task=msgspec.structs.replace(before.task, **changes))
+    assert before.full_digest != after.full_digest
+    assert before.score_digest(policy.score) != after.score_digest(policy.score)
 
 
 def test_every_file_is_listed_once() -> None:

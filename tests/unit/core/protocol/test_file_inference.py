@@ -149,6 +149,12 @@ def test_a_bad_query(query: dict[str, str], says: str) -> None:
     assert refused.value.code == "invalid_request"
 
 
+def test_a_long_id_is_refused() -> None:
+    assert short(IMAGE, b"a", id="x" * 256).id == "x" * 256
+    with pytest.raises(PayloadTooLargeError, match="'id' is 257 characters; at most 256"):
+        short(IMAGE, b"a", id="x" * 257)
+
+
 ANSWER = answer()
 
 
