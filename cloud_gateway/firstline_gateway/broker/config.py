@@ -77,7 +77,7 @@ def configuration(plan: Plan) -> str:
     )
     return f"""\
 # Written by `firstline-gateway broker-config` from [broker] in gateway.toml: change it there.
-# Access list, revocations and certificates are read anew on SIGHUP.
+# The broker reads access list, revocations and certificates again on SIGHUP.
 per_listener_settings false
 allow_anonymous false
 acl_file {folder / ACCESS_LIST}
@@ -100,7 +100,7 @@ password_file {folder / PASSWORDS}
 # Without it Nagle's algorithm and delayed acknowledgements hold a round trip back by 40 ms.
 set_tcp_nodelay true
 
-# Clients are told the largest packet, and cut off where they send a larger one.
+# The broker tells clients the largest packet, and disconnects those that send a larger one.
 max_packet_size {packet_bytes}
 # As many as a gateway works on at once.
 max_inflight_messages {plan.concurrency}
@@ -111,7 +111,7 @@ max_queued_bytes 268435456
 max_keepalive 120
 
 # Sessions and retained facts outlive a restart; inference payloads are never retained. A power cut loses what came
-# within the last minute: devices publish their facts anew at each connection, and the outbox sends again.
+# within the last minute: devices publish their facts at each connection, and the outbox sends again.
 persistence true
 persistence_location {plan.data_folder}/
 autosave_interval 60

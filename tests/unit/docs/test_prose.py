@@ -1,9 +1,7 @@
 """The rules in `docs/vale` that have the level `error`, applied without Vale, which no package index offers."""
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +18,7 @@ _SOURCES = [
 ]
 _PAGES = [*_ROOT.glob("*.md"), *(_ROOT / "docs").rglob("*.md"), *(_ROOT / "models").glob("*.md")]
 _CODE_IN_MARKDOWN = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+_COMMENT = re.compile(r"(?:^ *|  )#.*")
 _CODE_IN_TEXT = re.compile(r"``[^`]*``|`[^`]*`")
 
 
@@ -48,9 +47,10 @@ def _source_prose(path: Path) -> Iterator[tuple[int, str]]:
             text = ast.get_docstring(node)
             if text:
                 yield getattr(node, "lineno", 1), _CODE_IN_TEXT.sub(" ", text)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], _CODE_IN_TEXT.sub(" ", token.string)
+    # That of a string counts, too, if it looks like a comment: to tell the two apart takes a hundred times as long.
+    for number, line in enumerate(source.splitlines(), start=1):
+        if comment := _COMMENT.search(line):
+            yield number, _CODE_IN_TEXT.sub(" ", comment[0])
 
 
 @cache
