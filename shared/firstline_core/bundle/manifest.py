@@ -122,7 +122,8 @@ class Score(Struct, frozen=True, forbid_unknown_fields=True):
             softmax step.
         temperature: divides the logits, or the logarithms of the probabilities, before scoring; 1 has no effect. Its
             bounds keep the quotients well inside FP32. A learned score does not use it.
-        graph: for kind "graph": input `probabilities` FP32 [n, classes], output `score` FP32 [n].
+        graph: for kind "graph", of tasks that have `graph_scores`: input `probabilities` FP32 [n, classes], output
+            `score` FP32 [n].
         learned: for kind "learned": P(loss), of which the score is the complement.
     """
 
@@ -198,7 +199,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a bundle needs an edge variant or a full model")
         if len(set(ids)) != len(ids):
             raise ValueError(f"model ids must differ, got {', '.join(ids)}")
-        kinds = (*self.task.score_kinds, "learned", "graph")
+        kinds = (*self.task.score_kinds, "learned", *(("graph",) if self.task.graph_scores else ()))
         if self.policy.score.kind not in kinds:
             raise ValueError(f"policy.score.kind of this task is one of {', '.join(kinds)}")
         if self.policy.score.kind == "energy":

@@ -63,6 +63,7 @@ class Task(Protocol):
     Attributes:
         kind: its name in manifests.
         score_kinds: names of the confidence scores that `score` computes.
+        graph_scores: whether a bundle's own score graph, which reads probabilities, can score the outputs.
         outputs: the canonical outputs that both tiers return.
         labels: of the classes, in their order; () if the task has none.
         feature_count: number of columns of `features`.
@@ -70,6 +71,7 @@ class Task(Protocol):
 
     kind: ClassVar[str]
     score_kinds: ClassVar[tuple[str, ...]]
+    graph_scores: ClassVar[bool]
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]: ...

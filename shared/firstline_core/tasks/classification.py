@@ -53,6 +53,7 @@ class Classification(
 
     kind: ClassVar[str] = "classification"
     score_kinds: ClassVar[tuple[str, ...]] = ("max_probability", "margin", "entropy", "energy")
+    graph_scores: ClassVar[bool] = True
 
     labels: tuple[str, ...]
     independent: bool = False

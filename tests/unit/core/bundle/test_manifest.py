@@ -87,6 +87,13 @@ def test_every_file_is_listed_once() -> None:
         ({"version": 0}, "version"),
         ({"name": "../up"}, "name"),
         ({"policy": {"score": {"kind": "graph"}}}, "goes with kind 'graph'"),
+        (
+            {
+                "task": {"kind": "detection", "labels": ["a"]},
+                "policy": {"score": {"kind": "graph", "graph": msgspec.to_builtins(GRAPH)}},
+            },
+            "policy.score.kind of this task is one of minimum_confidence, .*, learned",
+        ),
         ({"policy": {"score": {"kind": "learned"}}}, "goes with kind 'learned'"),
         ({"policy": {"score": {"learned": {"weights": [1], "bias": 0}}}}, "goes with kind 'learned'"),
         (
