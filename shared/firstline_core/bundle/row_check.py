@@ -17,17 +17,17 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError
 from firstline_core.processing.steps import Graph
 from firstline_core.runtime.row_operators import RowOperator, find_row_operator
-from firstline_core.types import Array, Arrays, Tensor, join_rows
+from firstline_core.types import Array, Arrays, Tensor, join_rows, row_count, slice_rows
 
 TOLERANCE = 1e-3
-"""Largest difference of two outputs that agree: absolute for probabilities, otherwise relative to the row's largest."""
+"""Largest difference of two outputs that agree, see `Task.difference`."""
 
 # A large batch shows an effect of many rows; in a small one, each row weighs more.
 _BATCHES = (32, 3)
 _FEWEST_ROWS = 4
-_ROUNDING = 1e-6
 
 Answer = Callable[[Array], Arrays]
+Compare = Callable[[Arrays, Arrays], float]
 Clock = Callable[[], float]
 
 
@@ -84,9 +84,10 @@ def check_model_rows(bundle: Bundle, loaded: LoadedModel, tensor: Tensor, *, lim
     """
 
     def answer(part: Array) -> Arrays:
-        return loaded.compute(loaded.prepare(Tensor(tensor.name, part))).outputs
+        prediction = loaded.compute(loaded.prepare(Tensor(tensor.name, part)))
+        return {**prediction.outputs, **prediction.evidence}
 
-    found = check_rows(answer, tensor.array, limit_s=limit_s)
+    found = check_rows(answer, tensor.array, loaded.task.difference, limit_s=limit_s)
     if found.depends_on == "nothing":
         return found
     model = loaded.model
@@ -100,12 +101,15 @@ def check_model_rows(bundle: Bundle, loaded: LoadedModel, tensor: Tensor, *, lim
     return found._replace(operator=next(filter(None, operators), None))
 
 
-def check_rows(answer: Answer, rows: Array, *, limit_s: float = 2.0, now_s: Clock = time.monotonic) -> RowCheck:
+def check_rows(
+    answer: Answer, rows: Array, compare: Compare, *, limit_s: float = 2.0, now_s: Clock = time.monotonic
+) -> RowCheck:
     """Runs the rows alone, alone in reverse order, together, and in small batches in another order.
 
     Args:
         answer: runs rows and returns one answer for each.
         rows: (n, ...); at least two show whether rows depend on each other.
+        compare: returns the difference of two answers to one row, see `Task.difference`.
         limit_s: ends the first pass after four rows or more.
         now_s: the clock.
 
@@ -120,14 +124,14 @@ def check_rows(answer: Answer, rows: Array, *, limit_s: float = 2.0, now_s: Cloc
             break
     count, expected = len(alone), join_rows(alone)
     again = join_rows([answer(rows[position : position + 1]) for position in reversed(range(count))][::-1])
-    difference = _difference(expected, again)
+    difference = _difference(expected, again, compare)
     if difference.size > TOLERANCE:
         return RowCheck(count, "run", difference)
     order = np.arange(count)
     # Other neighbours and other positions, without the random generator, which takes memory on a device.
     shuffled = np.concatenate([order[1::2], order[::2][::-1]])
     found = [
-        _difference(expected, _in_batches(answer, rows, each, size))
+        _difference(expected, _in_batches(answer, rows, each, size), compare)
         for each, size in zip((order, shuffled), _BATCHES, strict=True)
     ]
     difference = max(found, key=lambda one: one.size)
@@ -144,23 +148,16 @@ def _in_batches(answer: Answer, rows: Array, order: NDArray[np.intp], size: int)
     return {name: array[back] for name, array in found.items()}
 
 
-def _difference(expected: Arrays, found: Arrays | None) -> Difference:
-    """Returns the largest difference of any output."""
-    if found is None:
+def _difference(expected: Arrays, found: Arrays | None, compare: Compare) -> Difference:
+    if found is None or any(array.shape != found[name].shape for name, array in expected.items()):
         return Difference(0, float("inf"))
-    return max((_difference_of(array, found[name]) for name, array in expected.items()), key=lambda one: one.size)
+    rows = range(row_count(expected))
+    pairs = ((slice_rows(expected, row, row + 1), slice_rows(found, row, row + 1)) for row in rows)
+    sizes = [0.0 if _identical(*pair) else compare(*pair) for pair in pairs]
+    worst = max(rows, key=sizes.__getitem__)
+    return Difference(worst, sizes[worst])
 
 
-def _difference_of(expected: Array, found: Array) -> Difference:
-    if found.shape != expected.shape:
-        return Difference(0, float("inf"))
-    expected, found = expected.reshape(len(expected), -1), found.reshape(len(found), -1)
-    with np.errstate(invalid="ignore"):  # infinity minus infinity
-        differences = np.abs(expected.astype(np.float64) - found)
-    same = (expected == found) | (np.isnan(expected) & np.isnan(found))
-    differences = np.where(same, 0.0, np.where(np.isfinite(differences), differences, np.inf)).max(axis=1)
-    finite = np.where(np.isfinite(expected), expected, 0.0)
-    if finite.min() < -_ROUNDING or finite.max() > 1 + _ROUNDING:  # not probabilities
-        differences = differences / np.maximum(np.abs(finite).max(axis=1), np.finfo(np.float32).tiny)
-    row = int(differences.argmax())
-    return Difference(row, float(differences[row]))
+def _identical(some: Arrays, others: Arrays) -> bool:
+    """Returns whether all outputs are equal; NaN, which made-up inputs may cause, equals NaN."""
+    return all(np.array_equal(array, others[name], equal_nan=array.dtype.kind == "f") for name, array in some.items())

@@ -127,4 +127,11 @@ class Task(Protocol):
         """Returns the answer to one row for people, as JSON values."""
 
     def difference(self, expected: Arrays, actual: Arrays) -> float:
-        """Returns the largest difference of two outputs of the same rows; infinite if their shapes differ."""
+        """Returns the largest difference of two outputs of the same rows; infinite if their shapes differ.
+
+        It is absolute for probabilities and scores, and otherwise relative to the size of the output.
+
+        Args:
+            expected: canonical outputs, and the evidence if it is known.
+            actual: the same.
+        """

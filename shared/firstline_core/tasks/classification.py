@@ -100,11 +100,11 @@ class Classification(
         return labelled(outputs[PROBABILITIES][row], self.labels)
 
     def difference(self, expected: Arrays, actual: Arrays) -> float:
-        """Returns the largest difference of a probability."""
+        """Returns the largest difference of a probability; infinite for NaN or infinity."""
         wanted, found = expected[PROBABILITIES], actual[PROBABILITIES]
-        if wanted.shape != found.shape or not np.isfinite(found).all():
+        if wanted.shape != found.shape or not (np.isfinite(wanted).all() and np.isfinite(found).all()):
             return float("inf")
-        return float(np.abs(wanted.astype(np.float64) - found).max())
+        return float(np.abs(wanted.astype(np.float64) - found).max(initial=0))
 
 
 class Outputs(Struct, frozen=True):

@@ -17,10 +17,13 @@ from firstline_core.bundle.row_check import TOLERANCE, RowCheck, check_model_row
 from firstline_core.errors import InferenceError
 from firstline_core.processing.steps import Graph, InputSpec, Softmax
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, Arrays, Tensor
+from firstline_core.tasks.classification import Classification
+from firstline_core.tasks.detection import Detection
+from firstline_core.types import PROBABILITIES, Array, Arrays, Tensor
 
 MakeModel = Callable[[Path], Path]
 OPTIONS = RuntimeOptions()
+CLASSIFIER, DETECTOR = Classification(tuple("abcd")), Detection(("a", "b"), k=2)
 ROWS = np.random.default_rng(0).random((40, 4)) * np.resize([1, 0.1, 4], 40)[:, None]
 
 
@@ -81,36 +84,115 @@ def test_the_graphs_of_the_processing_are_checked_too(tmp_path: Path) -> None:
 
 def test_state_that_survives_a_run_is_found() -> None:
     runs = count()
-    assert check_rows(lambda rows: {"y": rows + 0.01 * next(runs)}, ROWS).depends_on == "run"
+    assert (
+        check_rows(lambda rows: {PROBABILITIES: rows + 0.01 * next(runs)}, ROWS, CLASSIFIER.difference).depends_on
+        == "run"
+    )
 
 
 def test_the_position_in_a_batch_matters() -> None:
-    found = check_rows(lambda rows: {"y": rows + 0.01 * np.arange(len(rows))[:, None]}, ROWS / 10)
+    found = check_rows(
+        lambda rows: {PROBABILITIES: rows + 0.01 * np.arange(len(rows))[:, None]}, ROWS / 10, CLASSIFIER.difference
+    )
     assert (found.depends_on, found.difference.size) == ("batch", pytest.approx(0.31))
 
 
-@pytest.mark.parametrize(("scale", "depends_on"), [(1, "batch"), (1000, "nothing")])
-def test_probabilities_differ_absolutely_and_others_relatively(scale: int, depends_on: str) -> None:
+@pytest.mark.parametrize(("added", "depends_on"), [(0.002, "batch"), (0.0005, "nothing")])
+def test_probabilities_differ_absolutely(added: float, depends_on: str) -> None:
     def answer(rows: Array) -> Arrays:
-        return {"y": rows * scale + (0.002 if len(rows) > 1 else 0)}
+        return {PROBABILITIES: rows + (added if len(rows) > 1 else 0)}
 
-    assert check_rows(answer, np.full((9, 3), 0.5)).depends_on == depends_on
+    assert check_rows(answer, np.full((9, 3), 0.5), CLASSIFIER.difference).depends_on == depends_on
+
+
+def boxes(rows: int) -> dict[str, Array]:
+    """Two boxes of 500 pixels in each row, with scores that rounding may reverse."""
+    return {
+        "boxes": np.tile(np.array([[0, 0, 500, 500], [600, 0, 1100, 500]], np.float32), (rows, 1, 1)),
+        "scores": np.tile(np.array([0.70001, 0.7], np.float32), (rows, 1)),
+        "classes": np.tile(np.array([0, 1]), (rows, 1)),
+        "count": np.full(rows, 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "added", "depends_on"),
+    [
+        ("boxes", 0.05, "nothing"),
+        ("boxes", 2, "batch"),
+        ("scores", 0.0005, "nothing"),
+        ("scores", 0.002, "batch"),
+        ("classes", -1, "batch"),
+        ("count", -1, "batch"),
+    ],
+)
+def test_boxes_differ_relatively_and_any_output_can(name: str, added: float, depends_on: str) -> None:
+    def answer(rows: Array) -> Arrays:
+        found = boxes(len(rows))
+        return found | ({name: (found[name] + added).astype(found[name].dtype)} if len(rows) > 1 else {})
+
+    assert check_rows(answer, ROWS, DETECTOR.difference).depends_on == depends_on
+
+
+def test_boxes_of_equal_scores_may_change_places() -> None:
+    def answer(rows: Array) -> Arrays:
+        found = boxes(len(rows))
+        if len(rows) == 1:
+            return found
+        return {name: array[:, ::-1] if array.ndim > 1 else array for name, array in found.items()} | {
+            "scores": found["scores"]
+        }
+
+    found = check_rows(answer, ROWS, DETECTOR.difference)
+    assert (found.depends_on, found.difference.size) == ("nothing", pytest.approx(1e-5, rel=0.01))
+
+
+def test_a_detection_may_be_a_candidate_in_a_batch() -> None:
+    def answer(rows: Array) -> Arrays:
+        found, count = boxes(len(rows)), 2 - (len(rows) > 1)
+        padding = np.arange(2) >= count
+        detections = {name: array * (~padding if array.ndim == 2 else 1) for name, array in found.items()}
+        candidates = {f"candidate_{name}": found[name][:, ::-1] for name in ("boxes", "scores", "classes")}
+        return detections | candidates | {"count": np.full(len(rows), count)}
+
+    assert check_rows(answer, ROWS, DETECTOR.difference).depends_on == "nothing"
+
+
+def test_outputs_of_text_and_without_columns_are_compared() -> None:
+    def answer(rows: Array) -> Arrays:
+        text = np.array([b"several" if len(rows) > 1 else b"one"] * len(rows), object)
+        return {"text": text, "values": rows[:, :0]}
+
+    def differ(expected: Arrays, actual: Arrays) -> float:
+        return float(expected["text"].tolist() != actual["text"].tolist())
+
+    assert check_rows(answer, ROWS, differ).depends_on == "batch"
+    assert check_rows(lambda rows: {"values": rows[:, :0]}, ROWS, differ).depends_on == "nothing"
 
 
 def test_nan_agrees_with_nan_only() -> None:
     rows = np.array([[0.5, np.nan], [np.inf, 0.5], [0.5, 0.5]])
-    assert check_rows(lambda rows: {"y": rows}, rows).depends_on == "nothing"
+    assert check_rows(lambda rows: {PROBABILITIES: rows}, rows, CLASSIFIER.difference).depends_on == "nothing"
 
     def answer(rows: Array) -> Arrays:
-        return {"y": rows if len(rows) == 1 else np.full_like(rows, np.nan)}
+        return {PROBABILITIES: rows if len(rows) == 1 else np.full_like(rows, np.nan)}
 
-    found = check_rows(answer, np.full((9, 2), 0.5))
-    assert (found.depends_on, found.difference.size) == ("batch", float("inf"))
+    def reversed_answer(rows: Array) -> Arrays:
+        return {PROBABILITIES: np.full_like(rows, np.nan) if len(rows) == 1 else rows}
+
+    for each in (answer, reversed_answer):
+        found = check_rows(each, np.full((9, 2), 0.5), CLASSIFIER.difference)
+        assert (found.depends_on, found.difference.size) == ("batch", float("inf"))
 
 
 def test_a_slow_model_runs_fewer_rows() -> None:
     seconds = count()
-    assert check_rows(lambda rows: {"y": rows}, ROWS, limit_s=0, now_s=lambda: next(seconds)).rows == 4
+    assert (
+        check_rows(
+            lambda rows: {PROBABILITIES: rows}, ROWS, CLASSIFIER.difference, limit_s=0, now_s=lambda: next(seconds)
+        ).rows
+        == 4
+    )
 
 
 def test_a_row_that_fails_alone_is_an_error() -> None:
@@ -118,17 +200,4 @@ def test_a_row_that_fails_alone_is_an_error() -> None:
         raise InferenceError("no")
 
     with pytest.raises(InferenceError, match="no"):
-        check_rows(fail, ROWS)
-
-
-@pytest.mark.parametrize("changing", ["scores", "classes"])
-def test_any_of_several_outputs_can_differ(changing: str) -> None:
-    def answer(rows: Array) -> Arrays:
-        moved = float(len(rows) > 1)
-        found = {"scores": rows[:, :2], "classes": rows[:, 2:].astype(np.int64)}
-        return found | {changing: found[changing] + type(found[changing].flat[0])(moved)}
-
-    found = check_rows(answer, ROWS)
-    assert (found.depends_on, found.rows) == ("batch", 40)
-    unchanged = check_rows(lambda rows: {"scores": rows[:, :2], "classes": rows[:, 2:].astype(np.int64)}, ROWS)
-    assert unchanged.depends_on == "nothing"
+        check_rows(fail, ROWS, CLASSIFIER.difference)

@@ -155,7 +155,8 @@ class TestClassification:
         expected = answers([0.5, 0.3, 0.2], [0.1, 0.2, 0.7])
         assert TASK.difference(expected, answers([0.5, 0.3, 0.2], [0.1, 0.3, 0.6])) == pytest.approx(0.1)
         assert TASK.difference(expected, answers([0.5, 0.3, 0.2])) == float("inf")
-        assert TASK.difference(expected, answers([0.5, 0.3, 0.2], [0.1, 0.2, np.nan])) == float("inf")
+        unknown = answers([0.5, 0.3, 0.2], [0.1, 0.2, np.nan])
+        assert TASK.difference(expected, unknown) == TASK.difference(unknown, expected) == float("inf")
 
     def test_only_the_energy_score_uses_the_logits(self) -> None:
         logits = {LOGITS: np.array([[1.0, 2.0, 3.0]], np.float32)}
