@@ -32,7 +32,7 @@ def detections_command(
     """Compare the boxes of two detectors, and print score,agree for each image: a table for certify --scores.
 
     An image agrees when each box has a partner of its class in the other model's; --overlap and --least belong to
-    what is promised. Bundles hold classifiers only: the result is a threshold for detectors that you run.
+    what is promised. The result is a threshold for detectors that you run, not for a bundle of detectors.
     """
     rows = list(compare(edge, full, images, overlap=overlap, least=least, mean=score is BoxScore.MEAN))
     typer.echo("\n".join(["score,agree", *(f"{row.score:.9g},{row.agree}" for row in rows)]))

@@ -121,7 +121,8 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
     if Binary("probability") in loaded.model.postprocess and not may_be_probabilities(probabilities):
         raise ConfigError(
             f"its one output is not the probability of a label: a trial run gives {raw.min():.3g} to {raw.max():.3g}; "
-            "write binary:logit as its postprocessing if it is a logit. A bundle cannot have a regression model."
+            "write binary:logit as its postprocessing if it is a logit. Bundles hold classifiers and detectors, "
+            "not regression models."
         )
     if problem := no_probabilities(outputs, loaded):
         raise ConfigError(problem)

@@ -138,6 +138,7 @@ def _unlike_a_classifier(output: TensorSpec) -> str:
     if kind is None:
         return ""
     return (
-        f"output '{output.name}' {list(output.shape)} looks like {kind}. A bundle takes a classifier, with one "
-        "probability or logit for each label; for two labels one output is enough."
+        f"output '{output.name}' {list(output.shape)} looks like {kind}. A classifier has one "
+        "probability or logit for each label; for two labels one output is enough. A detector needs a recipe with a "
+        "table [detection]."
     )

@@ -290,8 +290,8 @@ def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedM
     """Loads one model of the bundle with its processing, and runs it once to detect a wrong declaration.
 
     Raises:
-        ModelLoadError: a file is absent or does not load, the steps do not fit, or the output is not one probability
-            per label.
+        ModelLoadError: a file is absent or does not load, the steps do not fit, or an output does not have the
+            shape that the task declares.
     """
     if missing := bundle.missing(model):
         raise ModelLoadError(f"Model '{model.id}' cannot be loaded: {bundle.path} has no {', '.join(missing)}.")

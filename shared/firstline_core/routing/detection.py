@@ -1,9 +1,10 @@
 """Scores and losses of object detectors, one image at a time.
 
 Both have the form of a classifier's: `certification.certify` takes them, and `firstline certify --scores` takes the
-score and one minus the loss in the table that `firstline detections` writes. Bundles contain classifiers only, so on a
-device the application calls these functions. Only boxes from a given confidence on count. That confidence is part of
-the contract, as is the overlap from which two boxes are the same.
+score and one minus the loss in the table that `firstline detections` writes. They are for detectors that an application
+runs itself: a bundle of detectors has the scores and the loss of its task (`tasks/detection.py`), and no certificate.
+Only boxes from a given confidence on count. That confidence is part of the contract, as is the overlap from which two
+boxes are the same.
 """
 
 from __future__ import annotations
