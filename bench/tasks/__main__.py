@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from bench.figures import Figure, report
 from bench.page import refill
 from bench.pools import DATA
-from bench.tasks import detection
+from bench.tasks import detection, detector_speed
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
-TASKS: Mapping[str, tuple[str, Callable[[Path], Iterator[Figure]]]] = {
+PARTS: Mapping[str, tuple[str, Callable[[Path], Iterable[Figure]]]] = {
     "detection": ("coco-cascade", detection.figures),
+    "detector_speed": ("coco-cascade", detector_speed.figures),
 }
-"""For each task, its pair and what measures it in the pair's folder."""
+"""The pair of each part, and what measures it in the pair's folder."""
 
 
 def main() -> int:
@@ -30,9 +31,9 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the pairs (default: %(default)s)")
     folder = parser.parse_args().data
     figures: list[Figure] = []
-    for task, (pair, measure) in TASKS.items():
+    for part, (pair, measure) in PARTS.items():
         if (folder / pair).is_dir():
-            figures += (figure._replace(figure=f"{task}: {figure.figure}") for figure in measure(folder / pair))
+            figures += (figure._replace(figure=f"{part}: {figure.figure}") for figure in measure(folder / pair))
         else:
             print(f"{pair} is skipped: {folder} does not have it.", file=sys.stderr)
     code = report("tasks", figures)

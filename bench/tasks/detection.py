@@ -83,14 +83,21 @@ def images(data: Path) -> list[Path]:
     return sorted((data / "dev" / "images").iterdir())
 
 
-def bundle_of(name: str, data: Path, folder: Path) -> Bundle:
-    """Writes a bundle with one model of the recipe, whose candidates begin at the least score."""
+def recipe_bundle(name: str, data: Path, folder: Path, **changes: float) -> Bundle:
+    """Writes a bundle with one model of the recipe.
+
+    Args:
+        name: id of the model.
+        data: folder of the pair.
+        folder: of the bundle.
+        changes: fields of its step `suppress`.
+    """
     spec = read_recipe(_RECIPE, data)
     one = next(each for each in spec.models if each.id == name)
     *decoder, last = one.postprocess
     if not isinstance(last, Suppress):
         raise ValueError(f"{_RECIPE}: the last step of {name} is not suppress")
-    fields = {"preprocess": one.preprocess, "postprocess": (*decoder, replace(last, floor=_LEAST_SCORE, limit=1000))}
+    fields = {"preprocess": one.preprocess, "postprocess": (*decoder, replace(last, **changes))}
     edge = model(Path(shutil.copy(one.file, folder)), folder, **fields)
     return write_manifest(folder, [edge], (), task=spec.task, policy=Policy(Score("product")))
 
@@ -99,7 +106,7 @@ def run(name: str, data: Path) -> Arrays:
     """Returns the outputs of a model of the recipe for the images of `dev`, with candidates."""
     found: list[Arrays] = []
     with TemporaryDirectory() as folder:
-        bundle = bundle_of(name, data, Path(folder))
+        bundle = recipe_bundle(name, data, Path(folder), floor=_LEAST_SCORE, limit=1000)
         with closing(load_model(bundle, bundle.manifest.edge[0], RuntimeOptions(threads=2))) as loaded:
             for file in images(data):
                 prediction = loaded.predict(Tensor("image", np.array([file.read_bytes()], object)))
