@@ -64,16 +64,15 @@ class Room:
     async def ask(self, who: str, route: str) -> str:
         """Whether it is answered, as the table says it."""
         method, _, template = route.partition(" ")
-        (token,) = await invite(self.site.operator, "another")
         names = {"model": "digits", "name": "nobody", "bundle": "digits", "rollout_id": "r", "command": "pause"}
         names |= {"machine": "bench"}
         path = template.format(**names | {"version": "1", "request_id": "r"} | REGISTRY)
-        content = {
-            "/firstline/v1/enroll": msgspec.json.encode(
-                {"secret": parse_join_token(token).secret, "csr": csr(ca.new_key())}
-            ),
-            "/firstline/v1/identity/renew": msgspec.json.encode({"csr": csr(ca.new_key())}),
-        }.get(path, b"{}" if method == "POST" else b"")
+        content = b"{}" if method == "POST" else b""
+        if path == "/firstline/v1/enroll":
+            (token,) = await invite(self.site.operator, "another")
+            content = msgspec.json.encode({"secret": parse_join_token(token).secret, "csr": csr(ca.new_key())})
+        elif path == "/firstline/v1/identity/renew":
+            content = msgspec.json.encode({"csr": csr(ca.new_key())})
         caller = self.callers[who]
         try:
             async with httpx.AsyncClient(base_url=self.site.url, verify=caller.tls, headers=caller.headers) as client:
