@@ -342,10 +342,17 @@ def _compile_postprocess(
 ) -> tuple[Postprocess, tuple[str, ...]]:
     """Returns a model's postprocessing, and the names of the outputs that it reads."""
     if isinstance(manifest.task, Detection):
-        several = any(isinstance(step, Ssd | Detr) for step in model.postprocess)
-        names = tuple(spec.name for spec in runtime.outputs)
-        if not several:
-            names = (pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name,)
+        wanted: tuple[str, ...]
+        match model.postprocess:
+            case [Detr(logits=logits, boxes=boxes), *_]:
+                wanted = (logits, boxes)
+            case [Ssd(boxes=boxes, classes=classes, scores=scores, count=count), *_] if boxes:
+                wanted = (boxes, classes, scores, *([count] if count else []))
+            case [Ssd(), *_]:
+                wanted = tuple([spec.name for spec in runtime.outputs[:4]])
+            case _:
+                wanted = (model.output,)
+        names = tuple([pick_port(runtime.outputs, name, f"Model '{model.id}'", "output").name for name in wanted])
         return _to_boxes(model, manifest.task, _image_size(model, runtime), names), names
     name = pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
     return _to_probabilities(model, len(manifest.labels), name, load_graph), (name,)

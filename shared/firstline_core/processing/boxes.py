@@ -95,6 +95,11 @@ def compile_detection(steps: Sequence[PostStep], size: InputSize, k: int, output
 
     def detect(raw: Mapping[str, Array], geometry: _Floats) -> dict[str, Array]:
         for name, array in raw.items():
+            if array.shape[:1] != (len(geometry),):
+                raise InferenceError(
+                    f"Output '{name}' has shape {list(array.shape)} for {len(geometry)} rows; export the model with a "
+                    "dynamic first axis that counts the rows of inputs and outputs alike, or with 1 row in both."
+                )
             if not all_finite(array):
                 raise InferenceError(f"Output '{name}' has NaN or infinity.")
         result = _padded(len(geometry), k)
@@ -237,6 +242,7 @@ def _yolox(values: _Floats, step: Yolox, size: InputSize, floor: float) -> Boxes
             f"YOLOX with strides {step.strides} has {len(cells)} cells for {size.width}x{size.height} pixels, but the "
             f"model gave {len(values)}; correct the strides or the size."
         )
+    _check_columns(values.shape[1], 6)
     best = values[:, 5:].max(axis=1)
     kept = _above(values[:, 4] * best, floor)
     scores = (values[kept, 4] * best[kept]).astype(np.float32)
@@ -247,10 +253,11 @@ def _yolox(values: _Floats, step: Yolox, size: InputSize, floor: float) -> Boxes
 
 
 def _fastestdet(values: _Floats, size: InputSize, floor: float) -> Boxes:
-    _, rows, columns = values.shape
-    flat = values.reshape(len(values), -1)
-    # A weighted geometric mean, as in the authors' sample.
-    scores: _Floats = flat[0] ** 0.6 * flat[5:].max(axis=0) ** 0.4
+    channels, rows, columns = values.shape
+    _check_columns(channels, 6)
+    flat = values.reshape(channels, -1)
+    # A weighted geometric mean, as in the authors' sample. Rounding takes values below 0, whose power is NaN.
+    scores: _Floats = np.maximum(flat[0], 0) ** 0.6 * np.maximum(flat[5:].max(axis=0), 0) ** 0.4
     kept = _above(scores, floor)
     terms = flat[1:5, kept]
     corner = np.stack((kept % columns, kept // columns), axis=1).astype(np.float32)
@@ -263,6 +270,7 @@ def _yolo(values: _Floats, step: Yolo, size: InputSize, floor: float) -> Boxes:
     if values.shape[0] < values.shape[1]:
         values = values.T
     first = 5 if step.objectness else 4
+    _check_columns(values.shape[1], first + 1)
     scores = values[:, first:].max(axis=1)
     if step.objectness:
         scores = scores * values[:, 4]
@@ -272,7 +280,8 @@ def _yolo(values: _Floats, step: Yolo, size: InputSize, floor: float) -> Boxes:
 
 
 def _detr(raw: Mapping[str, Array], step: Detr, size: InputSize, floor: float) -> Boxes:
-    logits, boxes = _named(raw, step.logits, 2), _named(raw, step.boxes, 2)
+    logits, boxes = _named(raw, step.logits, 2), _corners(raw, step.boxes, step.logits)
+    _check_columns(logits.shape[1], 2 if step.activation == "softmax" else 1)
     probabilities = softmax(logits)[:, :-1] if step.activation == "softmax" else _sigmoid(logits)
     scores = probabilities.max(axis=1)
     kept = _above(scores, floor)
@@ -283,12 +292,13 @@ def _detr(raw: Mapping[str, Array], step: Detr, size: InputSize, floor: float) -
 def _ssd(raw: Mapping[str, Array], step: Ssd, size: InputSize, floor: float) -> Boxes:
     declared = (step.boxes, step.classes, step.scores, step.count)
     boxes, classes, scores, count = declared if step.boxes else (*raw, *[""] * 4)[:4]
-    found = _named(raw, scores, 1)
+    found, numbers, corners = _named(raw, scores, 1), _named(raw, classes, 1), _corners(raw, boxes, scores)
+    if len(numbers) != len(found):
+        raise InferenceError(f"Outputs '{classes}' and '{scores}' have {len(numbers)} and {len(found)} boxes.")
     if count:
-        found = found[: round(float(_named(raw, count, 0)))]
+        found = found[: max(round(float(_named(raw, count, 0))), 0)]
     kept = _above(found, floor, padded=True)
-    corners = _named(raw, boxes, 2)[kept][:, [1, 0, 3, 2]]
-    return Boxes(corners * _sides(size), found[kept], _whole(_named(raw, classes, 1)[kept]))
+    return Boxes(corners[kept][:, [1, 0, 3, 2]] * _sides(size), found[kept], _whole(numbers[kept]))
 
 
 def _box_rows(values: _Floats, step: BoxRows, size: InputSize, floor: float) -> Boxes:
@@ -302,10 +312,8 @@ def _above(scores: _Floats, floor: float, *, padded: bool = False) -> NDArray[np
     """Returns the indices of scores of at least `floor`, or else of the best one; of `padded` scores only above 0."""
     if not len(scores):
         return np.zeros(0, np.intp)
-    best = scores.max()
-    if padded and best <= 0:
-        return np.zeros(0, np.intp)
-    return np.flatnonzero(scores >= min(np.float32(floor), best))
+    kept = scores >= min(np.float32(floor), scores.max())
+    return np.flatnonzero(kept & (scores > 0) if padded else kept)
 
 
 @lru_cache(maxsize=16)
@@ -355,3 +363,22 @@ def _named(raw: Mapping[str, Array], name: str, axes: int) -> _Floats:
             f"Output '{name}' has shape {list(array.shape)} for a row; this decoder needs {axes} axes after the rows'."
         )
     return array.astype(np.float32, copy=False)
+
+
+def _corners(raw: Mapping[str, Array], name: str, scores: str) -> _Floats:
+    """Returns the named output of boxes, (k, 4), one for each of the scores."""
+    found = _named(raw, name, 2)
+    if found.shape != (len(raw[scores]), 4):
+        raise InferenceError(
+            f"Output '{name}' has shape {list(found.shape)} for a row; it needs 4 columns and the {len(raw[scores])} "
+            f"boxes of '{scores}'."
+        )
+    return found
+
+
+def _check_columns(found: int, least: int) -> None:
+    if found < least:
+        raise InferenceError(
+            f"The model's output has {found} columns; this decoder needs at least {least}, one or more of them for "
+            "classes: use another decoder."
+        )

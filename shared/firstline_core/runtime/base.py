@@ -199,7 +199,7 @@ def run_in_batches(feeds: Feeds, size: int, run: Callable[[Feeds], dict[str, Arr
     if rows == size:
         return run(feeds)
     batches = [run(_batch(feeds, start, size)) for start in range(0, rows, size)]
-    return {name: np.concatenate([batch[name] for batch in batches])[:rows] for name in batches[0]}
+    return {name: np.concatenate([np.atleast_1d(batch[name]) for batch in batches])[:rows] for name in batches[0]}
 
 
 def _batch(feeds: Feeds, start: int, size: int) -> Feeds:

@@ -17,24 +17,29 @@ from bench.support.bundles import artefact, model, write_manifest
 from bench.support.onnx_models import linear, write_graph
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, Score
+from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.processing.steps import (
     BoxRows,
     ClassMap,
     Decode,
+    Detr,
     Graph,
     InputSpec,
     LabelOffset,
     Layout,
     PostStep,
     Resize,
+    Scale,
     Softmax,
     Suppress,
+    Yolo,
     Yolox,
 )
 from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import LOGITS, features, score
+from firstline_core.tasks.detection import Detection
 from firstline_core.types import PROBABILITIES, Array, Tensor, join_rows
 
 OPTIONS = RuntimeOptions()
@@ -88,6 +93,56 @@ def test_the_size_of_a_detector_s_images_is_known_or_declared(tmp_path: Path) ->
     loaded = load_edge(detector_bundle(tmp_path, BoxRows("fractions"), Suppress(0.3), size=free), OPTIONS)
     outputs = loaded.predict(images(encode(np.full((8, 16, 3), 255, np.uint8)))).outputs
     assert outputs["count"].tolist() == [0]  # a box of fractions from 2 to 8 lies outside of the image
+
+
+def detr_bundle(root: Path, output_rows: str | int, **fields: Any) -> Bundle:
+    """A bundle of a detector with outputs [rows, 1, ...], and one without the axis of rows, which is not read."""
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["bright"], axes=[1, 2, 3] if output_rows == "n" else [0, 1, 2, 3]),
+        helper.make_node("Reshape", ["bright", "shape"], ["one"]),
+        helper.make_node("Mul", ["one", "four"], ["boxes"]),
+        helper.make_node("Mul", ["one", "two"], ["logits"]),
+        helper.make_node("Constant", [], ["version"], value_float=2.0),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 16])]
+    shapes = {"version": [], "boxes": [output_rows, 1, 4], "logits": [output_rows, 1, 2]}
+    constants = {"shape": np.array([-1, 1, 1]), "four": np.ones(4, np.float32), "two": np.ones(2, np.float32)}
+    path = write_graph(
+        root / "detr.onnx",
+        nodes,
+        inputs,
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    pre = (Decode(), Resize(16, 8), Scale(), Layout("NCHW"))
+    variant = model(path, root, preprocess=pre, postprocess=(Detr("logits", "boxes"), Suppress(0.3)), **fields)
+    policy = Policy(Score("minimum_confidence"))
+    return write_manifest(root, [variant], (), task=Detection(("cat", "dog"), k=2), policy=policy)
+
+
+TWO_IMAGES = images(*[encode(np.full((8, 16, 3), value, np.uint8)) for value in (255, 128)])
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+def test_only_the_outputs_that_a_detector_s_steps_name_are_read(tmp_path: Path, batch: int | None) -> None:
+    loaded = load_edge(detr_bundle(tmp_path, "n", batch=batch), OPTIONS)
+    assert loaded.output_names == ("logits", "boxes")
+    assert loaded.predict(TWO_IMAGES).outputs["count"].tolist() == [1, 1]
+
+
+def test_a_detector_gives_one_row_for_each_image(tmp_path: Path) -> None:
+    loaded = load_edge(detr_bundle(tmp_path, 1), OPTIONS)
+    with pytest.raises(InferenceError, match=r"'logits' has shape \[1, 1, 2\] for 2 rows; export the model"):
+        loaded.predict(TWO_IMAGES)
+    alone = load_edge(detr_bundle(tmp_path, 1, batch=1), OPTIONS)
+    assert alone.predict(TWO_IMAGES).outputs["count"].tolist() == [1, 1]
+
+
+def test_a_detector_whose_steps_name_no_output_of_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="has no output 'logits'; it has 'rows'"):
+        load_edge(detector_bundle(tmp_path, Detr("logits", "boxes"), Suppress(0.3)), OPTIONS)
+    with pytest.raises(ModelLoadError, match="trial run: The model's output has 1 columns; this decoder"):
+        load_edge(detector_bundle(tmp_path, Yolo(objectness=True), Suppress(0.3)), OPTIONS)
 
 
 def test_a_decoder_does_not_belong_to_a_classifier(tmp_path: Path) -> None:

@@ -184,11 +184,52 @@ def test_classes_are_renumbered() -> None:
         ([BoxRows()], {"output": [[0, 0, 5, 5, np.nan, 0]]}, "Output 'output' has NaN or infinity"),
         ([BoxRows(), ClassMap((0,))], {"output": [[0, 0, 5, 5, 1, 1]]}, "a class outside of 0 to 0"),
         ([Detr("logits", "boxes")], {"logits": [[0, 0]]}, "no output 'boxes'; it has: logits"),
+        ([Detr("logits", "boxes")], {"logits": [[0]], "boxes": [[0] * 4]}, "has 1 columns; .* needs at least 2"),
+        ([Detr("logits", "boxes")], {"logits": [[0, 0]], "boxes": [[0] * 5]}, r"'boxes' has shape \[1, 5\]"),
+        ([Detr("logits", "boxes")], {"logits": [[0, 0]] * 2, "boxes": [[0] * 4]}, "the 2 boxes of 'logits'"),
+        ([Ssd()], {"a": [[0] * 4], "b": [1, 1], "c": [0.9]}, "'b' and 'c' have 2 and 1 boxes"),
+        ([Ssd()], {"a": [[0] * 3], "b": [1], "c": [0.9]}, r"'a' has shape \[1, 3\]"),
+        ([Yolo(objectness=True)], {"output": np.zeros((9, 5))}, "has 5 columns; this decoder needs at least 6"),
+        ([Yolo()], {"output": np.zeros((4, 9))}, "has 4 columns; this decoder needs at least 5"),
+        ([Yolox((16, 32))], {"output": np.zeros((10, 4))}, "has 4 columns; this decoder needs at least 6"),
+        ([Yolox((16, 32))], {"output": np.zeros((10, 5))}, "has 5 columns; this decoder needs at least 6"),
+        ([FastestDet()], {"output": np.zeros((5, 2, 4))}, "has 5 columns; this decoder needs at least 6"),
     ],
 )
 def test_outputs_that_do_not_fit_are_errors(steps: list[PostStep], raw: dict[str, Any], message: str) -> None:
     with pytest.raises(InferenceError, match=message):
         run(*steps, Suppress(0.3), **raw)
+
+
+@pytest.mark.parametrize("shape", [(), (1, 3, 6), (3, 3, 6)])
+def test_outputs_have_one_row_for_each_image(shape: tuple[int, ...]) -> None:
+    detect = compile_detection([BoxRows(), Suppress(0.3)], SIZE, 4)
+    with pytest.raises(
+        InferenceError, match=r"'raw' has shape \[.*\] for 2 rows; export the model with a dynamic first"
+    ):
+        detect({"raw": np.zeros(shape, np.float32)}, np.repeat(SAME, 2, axis=0))
+
+
+def test_padding_is_no_candidate_whatever_its_class() -> None:
+    rows = [[1, 2, 30, 20, 0.2, 0], [0, 0, 9, 9, 0, -1], [0, 0, 9, 9, -1, 5]]
+    outputs = run(BoxRows(), ClassMap((1,)), Suppress(0.3, floor=0), raw=rows)
+    assert outputs["count"].tolist() == [0]
+    assert outputs["candidate_classes"].tolist() == [[1, -1, -1, -1]]
+
+
+@pytest.mark.parametrize(("count", "boxes"), [(-1, 0), (0, 0), (1, 1), (9, 2)])
+def test_the_count_of_an_ssd_is_no_index(count: int, boxes: int) -> None:
+    raw = {"boxes": [[0, 0, 1, 1]] * 2, "classes": [2, 1], "scores": [0.9, 0.8], "count": count}
+    outputs = run(Ssd("boxes", "classes", "scores", "count"), Suppress(0.3, iou=1), **raw)
+    assert outputs["count"].tolist() == [boxes]
+
+
+def test_a_cell_below_0_has_no_score() -> None:
+    values = fastestdet_output()
+    values[0, 0, 0] = values[6, 0, 1] = -0.01
+    values[0, 0, 1] = values[6, 0, 0] = 0.5
+    outputs = run(FastestDet(), Suppress(0.3, floor=0), k=8, raw=values)
+    assert outputs["count"].tolist() == [1] and not outputs["candidate_scores"].any()
 
 
 @pytest.mark.parametrize(
