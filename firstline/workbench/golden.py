@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from firstline_core.bundle.golden import (
     GoldenAnswers,
     encode_golden,
     tensor_of,
+    to_compare,
 )
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Golden
@@ -28,9 +30,9 @@ from firstline_core.errors import ConfigError, InvalidTensorError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
-from firstline_core.types import DATATYPES
+from firstline_core.types import DATATYPES, Array
 
-_DIGITS = 6  # of a probability: far below any tolerance, and a third of the bytes
+_DIGITS = 6  # of a number: far below any tolerance, and a third of the bytes
 
 
 def answered_golden(
@@ -52,10 +54,10 @@ def answered_golden(
     for model in bundle.manifest.edge:
         with closing(load_model(bundle, model, options)) as loaded:
             try:
-                found = loaded.predict(tensor).outputs
+                found = to_compare(loaded.predict(tensor), loaded.task)
             except InvalidTensorError as error:
                 raise ConfigError(f"'{model.id}' does not take a golden input: {error.message}") from error
-        outputs[model.id] = {name: array.astype(np.float64).round(_DIGITS).tolist() for name, array in found.items()}
+        outputs[model.id] = {name: _listed(array) for name, array in found.items()}
     content = encode_golden(msgspec.structs.replace(inputs, outputs=outputs))
     if len(content) > LIMIT_BYTES:
         raise ConfigError(
@@ -65,6 +67,13 @@ def answered_golden(
     (bundle.path / GOLDEN_NAME).write_bytes(content)
     golden = Golden(Artefact(GOLDEN_NAME, hashlib.sha256(content).hexdigest(), len(content)))
     return golden if tolerance is None else msgspec.structs.replace(golden, tolerance=tolerance)
+
+
+def _listed(array: Array) -> list[Any]:
+    """Returns nested lists, with rounded numbers."""
+    rounded = array.astype(np.float64).round(_DIGITS) if array.dtype.kind == "f" else array
+    listed: list[Any] = rounded.tolist()
+    return listed
 
 
 def read_inputs(files: Sequence[Path], spec: InputSpec) -> GoldenAnswers:

@@ -5,19 +5,21 @@ They are stored in a file of the bundle. Their inputs are visible to everyone wh
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from firstline_core.bundle.loading import Prediction
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
 from firstline_core.storage.files import read_limited
 from firstline_core.tasks.base import Task
-from firstline_core.types import DATATYPES, Arrays, Tensor
+from firstline_core.types import DATATYPES, Array, Arrays, Tensor
 
 GOLDEN_NAME = "golden.json"
 LIMIT_BYTES = 8 << 20
@@ -29,7 +31,7 @@ class GoldenAnswers(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         inputs: rows: encoded images if the bundle takes BYTES, otherwise little-endian bytes in C order.
-        outputs: by variant and name of the output: nested lists, one entry for each row.
+        outputs: by variant and name, see `to_compare`: nested lists, one entry for each row; BYTES in Base64.
         shape: of a row; () for BYTES.
     """
 
@@ -73,20 +75,35 @@ def tensor_of(answers: GoldenAnswers, spec: InputSpec) -> Tensor:
         raise IntegrityError(f"The golden inputs are none of shape {list(answers.shape)}: {error}.") from error
 
 
+def to_compare(prediction: Prediction, task: Task) -> Arrays:
+    """Returns the outputs, with the evidence if the task compares it."""
+    return {**prediction.outputs, **prediction.evidence} if task.compares_evidence else prediction.outputs
+
+
 def deviation(answers: GoldenAnswers, variant: str, actual: Arrays, task: Task) -> float | None:
     """Returns the largest difference, see `Task.difference`; None for an unknown variant, infinite for another shape.
 
     Args:
         answers: of the bundle.
         variant: its id.
-        actual: the task's outputs on this device.
+        actual: on this device, see `to_compare`.
         task: of the bundle.
     """
     stored = answers.outputs.get(variant)
     if stored is None:
         return None
     try:
-        expected = {spec.name: np.array(stored[spec.name], DATATYPES[spec.datatype]) for spec in task.outputs}
+        expected = {name: _array_of(stored[name], array.dtype) for name, array in actual.items()}
     except (KeyError, ValueError, TypeError, OverflowError):
         return float("inf")
+    if any(array.shape != actual[name].shape for name, array in expected.items()):
+        return float("inf")
     return task.difference(expected, actual)
+
+
+def _array_of(values: list[Any], dtype: np.dtype[Any]) -> Array:
+    array = np.array(values, dtype)
+    if not dtype.hasobject:
+        return array
+    decoded: Array = np.frompyfunc(base64.b64decode, 1, 1)(array)
+    return decoded

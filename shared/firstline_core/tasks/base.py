@@ -63,6 +63,7 @@ class Task(Protocol):
     Attributes:
         kind: its name in manifests.
         score_kinds: names of the confidence scores that `score` computes.
+        compares_evidence: whether `difference` uses the evidence too.
         graph_scores: whether a bundle's own score graph, which reads probabilities, can score the outputs.
         outputs: the canonical outputs that both tiers return.
         labels: of the classes, in their order; () if the task has none.
@@ -71,6 +72,7 @@ class Task(Protocol):
 
     kind: ClassVar[str]
     score_kinds: ClassVar[tuple[str, ...]]
+    compares_evidence: ClassVar[bool]
     graph_scores: ClassVar[bool]
 
     @property

@@ -53,6 +53,7 @@ class Classification(
 
     kind: ClassVar[str] = "classification"
     score_kinds: ClassVar[tuple[str, ...]] = ("max_probability", "margin", "entropy", "energy")
+    compares_evidence: ClassVar[bool] = False
     graph_scores: ClassVar[bool] = True
 
     labels: tuple[str, ...]

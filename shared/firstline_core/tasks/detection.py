@@ -91,6 +91,7 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     kind: ClassVar[str] = "detection"
     score_kinds: ClassVar[tuple[str, ...]] = ("minimum_confidence", "mean_confidence", "no_candidate", "product")
+    compares_evidence: ClassVar[bool] = True
     graph_scores: ClassVar[bool] = False
 
     labels: Annotated[tuple[str, ...], Meta(min_length=1)]

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from firstline_core.bundle.golden import deviation, read_golden, tensor_of
+from firstline_core.bundle.golden import deviation, read_golden, tensor_of, to_compare
 from firstline_core.bundle.manifest import Golden
 from firstline_core.bundle.row_check import check_model_rows
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError, IntegrityError, SelfTestError
 from firstline_core.fleet.target import Hardware
 from firstline_core.processing.steps import InputSpec
-from firstline_core.types import join_rows
 from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.models.reloading import Reloading
 
@@ -164,7 +163,8 @@ def _test_golden_rows(name: str, bundle: Bundle, edge: EdgeModel, golden: Golden
     try:
         answers = read_golden(bundle, golden.artefact)
         tensor = tensor_of(answers, bundle.manifest.input)
-        rows = edge.run(tensor)
+        prediction = edge.loaded.predict(tensor)
+        edge.score(prediction.outputs, prediction.evidence)
         check = check_model_rows(bundle, edge.loaded, tensor)
     except IntegrityError:
         raise
@@ -176,7 +176,7 @@ def _test_golden_rows(name: str, bundle: Bundle, edge: EdgeModel, golden: Golden
             " Or create the bundle again: its manifest then says `batch: 1`." if check.depends_on == "batch" else ""
         )
         raise SelfTestError(f"{name}, golden inputs: {check.sentence(variant)}{remedy}")
-    difference = deviation(answers, variant, join_rows([row.outputs for row in rows]), bundle.manifest.task)
+    difference = deviation(answers, variant, to_compare(prediction, edge.loaded.task), edge.loaded.task)
     if difference is not None and difference > golden.tolerance:
         raise SelfTestError(
             f"{name} ({variant}) answers its golden inputs otherwise than where it was made: they differ "

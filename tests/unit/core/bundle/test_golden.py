@@ -17,7 +17,7 @@ from firstline_core.fleet.target import Use, target_fields
 from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
-from firstline_core.types import PROBABILITIES
+from firstline_core.types import PROBABILITIES, Arrays, TensorSpec
 
 FILE = Artefact("edge.onnx", "a" * 64, 10)
 GOLDEN = Artefact("golden.json", "b" * 64, 20)
@@ -55,6 +55,26 @@ def test_golden_answers_are_read_and_compared(tmp_path: Path) -> None:
     assert deviation(found, "other", {PROBABILITIES: said}, WITH.task) is None
     assert deviation(found, "edge", {PROBABILITIES: said[:1]}, WITH.task) == float("inf")
     assert deviation(found, "edge", {PROBABILITIES: said * np.nan}, WITH.task) == float("inf")
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A task whose outputs are text and numbers."""
+
+    outputs = (TensorSpec("text", "BYTES", (-1,)), TensorSpec("lengths", "INT64", (-1, 0)))
+
+    def difference(self, expected: Arrays, actual: Arrays) -> float:
+        return float(any(array.tolist() != actual[name].tolist() for name, array in expected.items()))
+
+
+def test_text_is_compared_too(tmp_path: Path) -> None:
+    said = {"text": np.array([b"\xff\x00", b""], object), "lengths": np.zeros((2, 0), np.int64)}
+    answers = GoldenAnswers((b"", b""), {"edge": {name: array.tolist() for name, array in said.items()}})
+    (tmp_path / "golden.json").write_bytes(encode_golden(answers))
+    found = read_golden(Bundle(tmp_path, WITH), GOLDEN)
+    assert deviation(found, "edge", said, Text()) == 0
+    assert deviation(found, "edge", said | {"text": said["text"][::-1]}, Text()) == 1
+    damaged = GoldenAnswers((b"",), {"edge": {"text": ["?", 1], "lengths": [[], []]}})
+    assert deviation(damaged, "edge", said, Text()) == float("inf")
 
 
 @pytest.mark.parametrize("stored", [{}, {"other": [[1, 0]]}, {PROBABILITIES: [[1], [1, 2]]}, {PROBABILITIES: ["a"]}])

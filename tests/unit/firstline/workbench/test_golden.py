@@ -10,7 +10,7 @@ import pytest
 from support.sample_models import linear_model
 
 from firstline.workbench.bundle import create_bundle
-from firstline.workbench.golden import read_inputs
+from firstline.workbench.golden import _listed, read_inputs
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
 from firstline_core.bundle.golden import LIMIT_BYTES, ROWS_LIMIT, deviation, read_golden, tensor_of
 from firstline_core.bundle.loading import load_model
@@ -48,6 +48,12 @@ def test_golden_rows_are_read_from_npy_files(spec: BundleSpec, tmp_path: Path) -
     other = deviation(answers, "edge", turned, made.manifest.task)
     assert other is not None and other > made.manifest.golden.tolerance
     loaded.close()
+
+
+def test_only_fractions_are_rounded() -> None:
+    assert _listed(np.array([[1 / 3, np.nan]], np.float32))[0][0] == 0.333333
+    assert _listed(np.array([2**62 + 1])) == [2**62 + 1]
+    assert _listed(np.array([b"text"], object)) == [b"text"]
 
 
 @pytest.mark.parametrize(

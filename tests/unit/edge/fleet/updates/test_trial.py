@@ -10,16 +10,19 @@ from typing import Literal
 import msgspec
 import numpy as np
 import pytest
+from support.images import encode
 from support.impure_models import dropout_in_training, dynamically_quantised, softmax_over_rows
+from support.sample_bundles import detector_bundle
 from support.updates import bundle_at
 
 from bench.support.bundles import artefact, model, write_manifest
-from firstline_core.bundle.golden import GOLDEN_NAME, GoldenAnswers, encode_golden
+from firstline.workbench.golden import answered_golden, read_inputs
+from firstline_core.bundle.golden import GOLDEN_NAME, GoldenAnswers, encode_golden, read_golden
 from firstline_core.bundle.manifest import MANIFEST_NAME, Golden, encode_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import IntegrityError, SelfTestError
-from firstline_core.processing.steps import InputSpec, Softmax
+from firstline_core.processing.steps import BoxRows, InputSpec, Softmax, Suppress
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import PROBABILITIES
 from firstline_edge.fleet.updates.trial import self_test
@@ -91,6 +94,35 @@ def test_a_bundle_without_a_usable_variant_fails(tmp_path: Path, workers: Worker
     held = held_with(tmp_path / "a", workers, (0.5, 0.5))
     with pytest.raises(SelfTestError, match="does not run here: no runtime"):
         self_test(DeviceModel(held.bundle, None, "no runtime"), None)
+
+
+def detector_at(folder: Path, workers: Workers, score: float, golden_score: float, brighter: float) -> DeviceModel:
+    """A detector that is 0.3 sure of its golden image; its golden answer is of another operating score and image."""
+    folder.mkdir()
+    made = detector_bundle(folder, BoxRows(), Suppress(golden_score))
+    picture = folder / "golden.png"
+    picture.write_bytes(_grey(0.3 + brighter))
+    golden = answered_golden(made, read_inputs([picture], made.manifest.input), RuntimeOptions())
+    if brighter:
+        answers = read_golden(made, golden.artefact)
+        darker = msgspec.structs.replace(answers, inputs=(_grey(0.3),))
+        (folder / GOLDEN_NAME).write_bytes(encode_golden(darker))
+        golden = Golden(artefact(folder / GOLDEN_NAME, folder), golden.tolerance)
+    detector_bundle(folder, BoxRows(), Suppress(score), golden=golden)
+    return load_bundle(folder, RuntimeOptions(), workers)
+
+
+def _grey(brightness: float) -> bytes:
+    return encode(np.full((8, 16, 3), round(255 * brightness), np.uint8))
+
+
+@pytest.mark.parametrize(("score", "golden_score"), [(0.25, 0.25), (0.25, 0.35), (0.35, 0.25)])
+def test_a_box_may_cross_the_operating_score(
+    tmp_path: Path, workers: Workers, score: float, golden_score: float
+) -> None:
+    self_test(detector_at(tmp_path / "equal", workers, score, golden_score, 0.0), None)
+    with pytest.raises(SelfTestError, match=r"differ by 0\.0\d+, and 0\.01 is allowed"):
+        self_test(detector_at(tmp_path / "brighter", workers, score, golden_score, 0.04), None)
 
 
 def impure_bundle(
