@@ -104,15 +104,18 @@ def difference(after: ModelCounts, before: ModelCounts | None) -> ModelCounts:
     )
 
 
-def gained(bundle: str, start: Totals, end: Totals) -> ModelCounts:
+def gained(bundle: str, start: Totals, end: Totals, *, audits_of: int | None = None) -> ModelCounts:
     """Returns the counts of all versions of a bundle between two totals; for "", of all bundles, without scores.
 
     Scores and alarm are those of the version with the most rows: scores of different versions have different scales,
-    and the alarm of a version that no longer answers is outdated.
+    and the alarm of a version that no longer answers is outdated. Audits are those of the version `audits_of`, or
+    without it of all versions.
     """
     earlier = {(model.name, model.version): model for model in start.models}
     mine = (model for model in end.models if bundle in ("", model.name))
     gains = [difference(model, earlier.get((model.name, model.version))) for model in mine]
+    if audits_of is not None:
+        gains = [each if each.version == audits_of else replace(each, audited=0, disagreed=0) for each in gains]
     if not gains:
         return ModelCounts(bundle or "all", 1)
     most = max(gains, key=lambda model: (model.rows, model.version))

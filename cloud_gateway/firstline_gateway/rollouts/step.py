@@ -451,8 +451,15 @@ def _observed(rollout: Rollout, assignments: Mapping[str, Assignment], view: Vie
     groups = _Observed([], [], [])
     for each in observed:
         (before, start), shown = baselines[each.device], view.devices[each.device]
-        silent = not is_reachable(shown, definition.silent_s)
-        device = compared(definition.judged_bundle, before, start, totals.get(each.device), silent=silent)
+        device = compared(
+            definition.judged_bundle,
+            before,
+            start,
+            totals.get(each.device),
+            silent=not is_reachable(shown, definition.silent_s),
+            # A device that was away or silent may have answered with the version before during the observation.
+            audits_of=definition.version if each.state is _S.DONE and definition.what is Subject.MODEL else None,
+        )
         device = _with_audits(device, shown, definition)
         if each.reachable:
             (groups.treated if each.treated else groups.control).append(device)

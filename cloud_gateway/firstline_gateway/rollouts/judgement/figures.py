@@ -139,22 +139,32 @@ BEFORE_S = 86_400.0
 _FEWEST_SCORES = 200
 
 
-def between(bundle: str, start: Totals, end: Totals) -> Period | None:
-    """Returns a device's counts between two totals; None if it was not in service."""
-    counts = gained(bundle, start, end)
+def between(bundle: str, start: Totals, end: Totals, *, audits_of: int | None = None) -> Period | None:
+    """Returns a device's counts between two totals, see `gained`; None if it was not in service."""
+    counts = gained(bundle, start, end, audits_of=audits_of)
     hours = max(0.0, end.service_s - start.service_s) / 3600
     if not hours and not counts.rows:
         return None
     return Period(counts, hours, max(0, end.unclean - start.unclean))
 
 
-def compared(bundle: str, before: Period | None, start: Totals, end: Totals | None, *, silent: bool = False) -> Device:
+def compared(
+    bundle: str,
+    before: Period | None,
+    start: Totals,
+    end: Totals | None,
+    *,
+    silent: bool = False,
+    audits_of: int | None = None,
+) -> Device:
     """Returns a device as the judgement compares it.
 
     Its scores are compared with its own scores before. Drift of the scene happens in both groups; the model causes the
-    drift beyond that. A silent device counts as silent, because its earlier reports came from a healthy device.
+    drift beyond that. A silent device counts as silent, because its earlier reports came from a healthy device. Audits
+    are those of the version `audits_of`, or without it of all versions.
     """
-    after = (between(bundle, start, end) if end is not None else None) or Period(ModelCounts(bundle or "all", 1), 0.0)
+    after = between(bundle, start, end, audits_of=audits_of) if end is not None else None
+    after = after or Period(ModelCounts(bundle or "all", 1), 0.0)
     index = _stability_index(before.counts, after.counts) if before is not None else None
     return Device(replace(after, stability_index=index, silent=silent), before)
 

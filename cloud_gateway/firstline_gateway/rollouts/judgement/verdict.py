@@ -175,7 +175,8 @@ def judge(
         failed: number of devices that could not, or went back; a device that fell silent after it accepted is included.
         treated: the stage's devices, see above.
         control: the control group.
-        running: the devices of the stage that run the model, including those that are not compared.
+        running: the devices of the stage that run the model, including those that are not compared; none for a
+            configuration.
         seed: of the divisions that are drawn; stored, so that the numbers can be reproduced.
     """
     level, rng = rules.level(stages, look), np.random.default_rng([seed, look])
@@ -206,12 +207,12 @@ def judge(
     ]
     if unclear:
         blind = any(one.figure == "disagreement" for one in unclear)
-        sentence = f"{_unclear(unclear)}{_without_audits(treated, control) if blind else ''}"
+        sentence = f"{_unclear(unclear)}{_without_audits(running or treated, control) if blind else ''}"
         return Verdict(Decision.HOLD, "unclear", sentence, look, findings)
     if rules.need_audits and (unaudited := _unaudited(running)):
         sentence = f"Nothing that could be seen is worse.{unaudited}{WITHOUT_AUDITS}"
         return Verdict(Decision.HOLD, "unaudited", sentence, look, findings)
-    sentence = f"{_sound(findings)}{_without_audits(treated, control)}"
+    sentence = f"{_sound(findings)}{_audits(running, control) if running else ''}"
     return Verdict(Decision.PROMOTE, "sound", sentence, look, findings)
 
 
@@ -292,9 +293,17 @@ def _unaudited(running: Sequence[Device]) -> str:
     return f" No edge answer of {variants} was audited: {_why_unaudited(unaudited)}."
 
 
-def _without_audits(treated: Sequence[Device], control: Sequence[Device]) -> str:
+def _audits(running: Sequence[Device], control: Sequence[Device]) -> str:
+    """Returns sentences about the audits of the model's answers and about a group without audited answers."""
+    counts = [each.after.counts for each in running if each.after is not None]
+    audited, disagreed = (sum(getattr(each, name) for each in counts) for name in ("audited", "disagreed"))
+    found = f" Of {counted(audited, 'audit')} on devices with the model, {disagreed} disagreed." if audited else ""
+    return f"{found}{_without_audits(running, control)}"
+
+
+def _without_audits(running: Sequence[Device], control: Sequence[Device]) -> str:
     """Returns a sentence about a group without audited answers; "" if both groups have audits."""
-    groups = {"with": treated, "without": control}
+    groups = {"with": running, "without": control}
     unaudited = {
         word: devices for word, devices in groups.items() if devices and not any(one.audited for one in devices)
     }

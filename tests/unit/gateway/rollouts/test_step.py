@@ -48,12 +48,23 @@ class SimulatedFleet:
     notes: list[str] = field(default_factory=list)
     now_s: float = 0.0
     alarm: str = ""
-    audits: bool = False
+    audited: tuple[int, ...] = ()  # versions of which every answer is audited
+    disagreeing: tuple[int, ...] = ()  # versions of which every audit disagrees
+    committed_s: dict[str, float] = field(default_factory=dict)
 
     def totals(self, names: Iterable[str]) -> Mapping[str, Totals]:
-        rows = 100 + int(self.now_s)
-        counts = ModelCounts("cameras", 1, rows=rows, kept=rows, audited=rows if self.audits else 0)
-        return {name: Totals((counts,), 1e5 + self.now_s) for name in names}
+        """Returns one row of the version that runs for each second, and 100 earlier rows of version 1."""
+        totals = {}
+        for name in names:
+            old = 100 + int(self.committed_s.get(name, self.now_s))
+            rows = {1: old, 2: 100 + int(self.now_s) - old}
+            totals[name] = Totals(tuple(map(self._counts, rows, rows.values())), 1e5 + self.now_s)
+        return totals
+
+    def _counts(self, version: int, rows: int) -> ModelCounts:
+        audited = rows if version in self.audited else 0
+        disagreed = audited if version in self.disagreeing else 0
+        return ModelCounts("cameras", version, rows=rows, kept=rows, audited=audited, disagreed=disagreed)
 
     def totals_before(self, names: Iterable[str], at_s: float) -> Mapping[str, Totals]:
         return {name: Totals((), at_s - at_s) for name in names}
@@ -87,6 +98,8 @@ class SimulatedFleet:
 
     def report(self, name: str, state: UpdateState, *, age_s: float = 0.0) -> None:
         version = 2 if state is UpdateState.COMMITTED else 1
+        if version == 2:
+            self.committed_s.setdefault(name, self.now_s)
         update = Update("cameras", 2, state, rollout=self.rollout.id)
         self.devices[name] = replace(self.devices[name], update=update, version=version, age_s=age_s)
 
@@ -509,6 +522,59 @@ def test_a_promotion_without_audits_says_so(rules: Rules) -> None:
     assert look.decision == "promote" and "No edge answer on devices with the model was audited" in look.sentence
 
 
+def test_audits_of_the_version_before_do_not_count_for_the_one_that_a_device_installs_late() -> None:
+    fleet = simulated_fleet(2, Stage(1.0, soak_s=600, patience_s=300), rules=Rules(promote_unseen=True))
+    fleet.audited = (1,)
+    fleet.devices = {name: replace(each, online=False) for name, each in fleet.devices.items()}
+    fleet.advance()
+    assert fleet.rollout.phase is Phase.OBSERVING and fleet.states() == {S.AWAY: 2}
+    model = RunningModel("cameras", 2, "edge-int8", full_digest="f" * 64)
+    fleet.devices = {name: replace(each, online=True, model=model) for name, each in fleet.devices.items()}
+    for _ in range(4):  # version 1 answers and is audited while version 2 is downloaded
+        fleet.advance(60)
+    fleet.report_all(UpdateState.COMMITTED)
+    for _ in range(9):
+        fleet.advance(60)
+    assert fleet.states() == {S.DONE: 2} and fleet.rollout.state is RolloutState.RUNNING
+    assert "No edge answer of edge-int8 was audited" in fleet.rollout.sentence
+    fleet.audited = (2,)
+    fleet.advance(120)
+    assert fleet.rollout.state is RolloutState.COMPLETED, fleet.rollout.sentence
+
+
+def test_audits_of_the_version_before_do_not_lower_the_disagreement_of_a_device_that_returns() -> None:
+    fleet = simulated_fleet(20, Stage(0.5, soak_s=800))
+    fleet.audited, fleet.disagreeing = (1, 2), (2,)
+    fleet.advance()
+    silent = next(name for name, each in fleet.assignments.items() if each.state is S.OFFERED)
+    fleet.report_all(UpdateState.COMMITTED)
+    del fleet.committed_s[silent]
+    fleet.report(silent, UpdateState.DOWNLOADING, age_s=10_000)
+    fleet.advance(60)
+    assert fleet.assignments[silent].state is S.SILENT and fleet.rollout.phase is Phase.OBSERVING
+    fleet.advance(300)
+    fleet.report(silent, UpdateState.COMMITTED)
+    look = fleet.advance(300).look
+    assert look is not None and fleet.assignments[silent].state is S.DONE
+    disagreement = next(each for each in look.findings if each.figure == "disagreement")
+    assert (disagreement.treated, disagreement.control, disagreement.devices) == (1.0, 0.0, (10, 10))
+
+
+def test_the_promotion_of_a_configuration_says_nothing_about_audits() -> None:
+    fleet = simulated_fleet(20, Stage(0.5, soak_s=60))
+    definition = replace(fleet.rollout.definition, what=Subject.CONFIGURATION)
+    fleet.rollout = replace(fleet.rollout, definition=definition)
+    fleet.advance()
+    for name, each in fleet.assignments.items():
+        if each.treated:
+            update = Update("cameras", 2, UpdateState.COMMITTED, rollout="r", what=Subject.CONFIGURATION)
+            fleet.devices[name] = replace(fleet.devices[name], update=update, version=2)
+    fleet.advance(1)
+    look = step(fleet.rollout, fleet.assignments, fleet, Now(61.0, 1.7e9 + 61.0)).look
+    assert look is not None and look.decision == "promote"
+    assert "audit" not in look.sentence
+
+
 @pytest.mark.parametrize(
     ("audits_off", "model", "reason"),
     [
@@ -541,7 +607,7 @@ def test_a_stage_that_nobody_audited_waits_for_a_person(
 
 def test_a_stage_with_audits_is_promoted_unseen() -> None:
     fleet = simulated_fleet(1, Stage(1.0, soak_s=60), rules=Rules(promote_unseen=True))
-    fleet.audits = True
+    fleet.audited = (1, 2)
     fleet.advance()
     fleet.report_all(UpdateState.COMMITTED)
     for _ in range(3):

@@ -153,6 +153,16 @@ def test_every_variant_needs_an_audit(rules: Rules, decision: Decision) -> None:
     assert judged(rules=rules, running=both).decision is Decision.PROMOTE
 
 
+def test_a_promotion_says_how_many_audits_there_were_and_how_many_disagreed() -> None:
+    rules = Rules(promote_unseen=True)
+    small = [Device(Period(ModelCounts("m", 2, audited=1, disagreed=1), 1.0), variant="edge") for _ in range(2)]
+    verdict = judge(
+        rules, stages=1, look=8, over=True, installed=2, failed=0, treated=small, control=[], running=small, seed=1
+    )
+    assert (verdict.decision, verdict.rule) == (Decision.PROMOTE, "sound")
+    assert "Of 2 audits on devices with the model, 2 disagreed." in verdict.sentence
+
+
 def test_a_stage_without_any_report_is_held() -> None:
     silent = [Device(None)] * 20
     found = judge(Rules(), stages=1, look=8, over=True, installed=20, failed=0, treated=silent, control=silent, seed=1)
