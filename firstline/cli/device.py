@@ -108,14 +108,14 @@ def list_devices(
     rows = (
         (
             device.name,
-            wording.heard_of(device),
+            wording.last_seen(device),
             wording.runs(device),
             wording.wanted(device),
             wording.tags(device),
         )
         for device in devices
     )
-    return Report(devices, table("device", ">heard of", "runs", "is to run", "tags", rows=rows))
+    return Report(devices, table("device", ">last seen", "runs", "is to run", "tags", rows=rows))
 
 
 @command(app, "get")
@@ -159,7 +159,7 @@ def decommission(names: NamesArgument, gateway: GatewayOptions) -> Report:
 
 def _device_text(device: FleetDevice) -> Iterator[str]:
     access = " (revoked)" if device.revoked else "" if device.accepted else " (not accepted)"
-    yield f"{device.name}{access}: heard of {wording.age(device.last_seen_age_s)} ago; {wording.tags(device)}"
+    yield f"{device.name}{access}: last seen {wording.age(device.last_seen_age_s)} ago; {wording.tags(device)}"
     yield f"runs {wording.runs(device)}; is to run {wording.wanted(device)}"
     reported = device.reported
     if reported is None:

@@ -308,7 +308,7 @@ def _subject(rollout: RolloutSummary) -> str:
 
 def _counts(rollout: RolloutSummary) -> str:
     states = ", ".join(f"{number} {state.replace('_', ' ')}" for state, number in rollout.devices.items())
-    return f"({states or 'no device yet'}; {rollout.control} left alone)"
+    return f"({states or 'no device yet'}; {rollout.control} in the control group)"
 
 
 def _plan_text(plan: Plan) -> Iterator[str | Table]:
@@ -321,7 +321,8 @@ def _plan_text(plan: Plan) -> Iterator[str | Table]:
         )
         for stage in plan.stages
     )
-    yield table(">stage", ">devices", ">away", ">left alone", ">bytes", "told within", "observed until", rows=stages)
+    columns = (">stage", ">devices", ">away", ">control group", ">bytes", "offered within", "observed until")
+    yield table(*columns, rows=stages)
     figures = (
         (
             str(stage.stage + 1),

@@ -35,7 +35,7 @@ def last_seen(device: FleetDevice) -> Cell:
     """Returns when a device was last seen, and whether it is online."""
     age = wording.age(device.last_seen_age_s)
     if device.revoked:
-        return Cell(wording.heard_of(device), tone=Tone.BAD)
+        return Cell(wording.last_seen(device), tone=Tone.BAD)
     if not device.accepted:
         return Cell(f"{age}, not accepted", tone=Tone.BUSY)
     if device.last_seen_age_s is None:
@@ -81,7 +81,7 @@ def facts(device: FleetDevice) -> list[tuple[str, Cell]]:
     reported = device.reported
     found = [
         ("Heard of", last_seen(device)),
-        ("First heard of", Cell(moment(device.first_seen_s))),
+        ("First seen", Cell(moment(device.first_seen_s))),
         ("Tags", Cell(wording.tags(device))),
         ("Runs", Cell(wording.runs(device))),
         ("Is to run", Cell(wording.wanted(device))),

@@ -52,7 +52,7 @@ def state(rollout: RolloutSummary) -> Cell:
 def counted(rollout: RolloutSummary) -> str:
     """Returns the number of devices by state, in words."""
     states = [f"{count} {name.replace('_', ' ')}" for name, count in rollout.devices.items()]
-    control = [f"{rollout.control} left alone"] if rollout.control else []
+    control = [f"{rollout.control} in the control group"] if rollout.control else []
     return ", ".join(states + control) or "none yet"
 
 

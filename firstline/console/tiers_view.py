@@ -63,7 +63,7 @@ def summary(spans: list[Shares], hours: int) -> str:
     """Returns the shares over the whole time in a sentence, as the chart's description."""
     total = Shares(0.0, *(sum(getattr(one, name) for one in spans) for name, _, _ in _SERIES))
     if not total.rows:
-        return f"Nothing was asked in the last {duration(hours * 3600)}, or nothing was heard of it."
+        return f"There were no requests in the last {duration(hours * 3600)}, or no device reported any."
     parts = ", ".join(f"{total.percent(name):.1f} % {label}" for name, label, _ in _SERIES)
     return f"Of {total.rows:,} rows in the last {duration(hours * 3600)}: {parts}."
 

@@ -15,7 +15,7 @@ def age(age_s: float | None) -> str:
     return f"{age_s:.0f} s"
 
 
-def heard_of(device: FleetDevice) -> str:
+def last_seen(device: FleetDevice) -> str:
     """Returns when a device was last seen, and whether it is revoked."""
     return f"{age(device.last_seen_age_s)}{', revoked' * device.revoked}"
 

@@ -74,7 +74,7 @@ async def test_rollout_from_plan_to_rollback(site: FleetSite) -> None:
     await site.gateway.rollout_driver.drive()
     shown = await site("rollout", "get", rollout, "--watch")
     assert "digits 2: completed" in shown.stdout, shown.output
-    assert "promote" in shown.stdout and "rollback: What ran before runs again on 1 device" in shown.stdout
+    assert "promote" in shown.stdout and "rollback: The previous version runs again on 1 device" in shown.stdout
     listed = await site("rollout", "ls", "-o", "json")
     assert [one["id"] for one in json.loads(listed.stdout)] == [rollout]
     back = await site("rollout", "rollback", rollout)

@@ -79,16 +79,16 @@ def consequences(rollout: Rollout, counts: Mapping[str, int]) -> dict[str, str]:
     waiting, done = counts.get(_S.WAITING, 0), counts.get(_S.DONE, 0)
     running = sum(counts.get(each, 0) for each in (_S.OFFERED, _S.UNDER_WAY, _S.AWAY, _S.SILENT))
     again = sum(counts.get(each, 0) for each in _RETRIED)
-    ended = f"stopped under way: {running}; waiting, never told: {waiting}."
+    ended = f"stopped under way: {running}; never offered: {waiting}."
     effects = {
         Command.APPROVE: "It can be started then; nothing happens to devices before.",
         Command.START: f"{_next_stage(rollout, 0)} A rollout of {rollout.definition.bundle} that runs is aborted.",
-        Command.PAUSE: f"Nothing more is begun; waiting, told nothing: {waiting}; under way, going on: {running}.",
+        Command.PAUSE: f"No device is offered the model meanwhile; waiting: {waiting}; under way, going on: {running}.",
         Command.RESUME: f"It goes on where it was paused; waiting, offered the model: {waiting}.",
         Command.PROMOTE: f"The stage is taken for sound at your word. {_next_stage(rollout, rollout.stage + 1)}",
         Command.RETRY: f"The model is offered again to {counted(again, 'device')} (failed, silent or withdrawn).",
         Command.ABORT: f"The new version stays on {counted(done, 'device')}; {ended}",
-        Command.ROLLBACK: f"What ran before runs again on {counted(done, 'device')}; {ended}",
+        Command.ROLLBACK: f"The previous version runs again on {counted(done, 'device')}; {ended}",
     }
     return {command: effects[command] for command in allowed_commands(rollout.state)}
 

@@ -286,7 +286,7 @@ def _begin(changes: Changes, assignments: Mapping[str, Assignment], view: View, 
         patience_s=now.service_s,
         lost_s=0.0,
         look=0,
-        sentence=f"{rollout.stage_title} takes {counted(devices, 'device')}; {len(control)} left alone.",
+        sentence=f"{rollout.stage_title} takes {counted(devices, 'device')}; {len(control)} in the control group.",
     )
     changes.note("stage", "rule:order", stage=rollout.stage, devices=devices, control=len(control))
     changes.more = True
@@ -349,9 +349,9 @@ def _go_back(changes: Changes, assignments: Mapping[str, Assignment], view: View
     returning = [each for each in assignments.values() if each.state is _S.RETURNING]
     silent_s = rollout.definition.silent_s
     if not any(is_reachable(view.devices.get(each.device), silent_s) for each in returning):
-        later = f"; silent, and told when heard of again: {counted(len(returning), 'device')}" if returning else ""
+        later = f"; silent, and rolled back when seen again: {counted(len(returning), 'device')}" if returning else ""
         returned = sum(each.state is _S.RETURNED for each in assignments.values())
-        sentence = f"{rollout.sentence} What ran before runs again on {counted(returned, 'device')}{later}."
+        sentence = f"{rollout.sentence} The previous version runs again on {counted(returned, 'device')}{later}."
         changes.end(RolloutState.ROLLED_BACK, f"{sentence}{_stranded(rollout, assignments)}")
 
 

@@ -157,7 +157,7 @@ def test_a_rollout_and_its_stages() -> None:
     (row,) = rollouts_view.rollout_rows(RolloutPage((ROLLOUT,), None)).rows
     assert row["rollout"] == Cell("digits 2", "/rollouts/r1")
     assert row["state"] == Cell("running: observing", tone=Tone.BUSY)
-    assert row["devices"].text == "3 done, 1 under way, 6 left alone"
+    assert row["devices"].text == "3 done, 1 under way, 6 in the control group"
     assert rollouts_view.progress(ROLLOUT) == (3, 4)
     rows = rollouts_view.stage_rows(ROLLOUT)
     assert [row["standing"].text for row in rows] == ["promoted", "running: observing", "to come"]
@@ -234,7 +234,7 @@ def test_answers_by_tier_are_described_and_drawn_to_100_percent() -> None:
         [150_000.0, 10.0],
     ]
     assert drawn["aria"]["label"]["description"] == tiers_view.summary(found, 1)
-    assert "Nothing was asked" in tiers_view.summary([], 24)
+    assert "There were no requests" in tiers_view.summary([], 24)
 
 
 def test_formats() -> None:

@@ -54,7 +54,7 @@ def test_consequences_describe_exactly_the_allowed_commands(state: RolloutState)
     effects = consequences(Rollout("r", definition, state, "ops", 0.0, seed=0, stage=1), counts)
     assert set(effects) == set(allowed_commands(state))
     numbers = {
-        "pause": "waiting, told nothing: 1; under way, going on: 14",
+        "pause": "waiting: 1; under way, going on: 14",
         "retry": "12 devices",
         "rollback": "again on 6 devices;",
     }
