@@ -177,35 +177,32 @@ async def test_numbered_metadata_can_be_cached(begun: RegistrySite) -> None:
         assert reply.status_code == 404, name
 
 
-@pytest.mark.parametrize(
-    ("asked", "status", "code"),
-    [
-        (("PUT", BLOBS + "0" * 64, b"other"), 400, "invalid_request"),
-        (("PUT", BLOBS + "xyz", b"other"), 400, "invalid_request"),
-        (("GET", BLOBS + "0" * 64, b""), 404, "not_found"),
-        (("GET", BLOBS + "A" * 64, b""), 400, "invalid_request"),
-        (("POST", REGISTRY_PATH + "/metadata", b"{}"), 400, "invalid_request"),
-        (("POST", REGISTRY_PATH + "/metadata", b'{"metadata": [{}]}'), 400, "invalid_request"),
-        (("POST", REGISTRY_PATH + "/metadata", b"\xff"), 400, "invalid_request"),
-        (("GET", REGISTRY_PATH + "/bundles?after=digits", b""), 400, "invalid_request"),
-        (("GET", REGISTRY_PATH + "/bundles?limit=0", b""), 400, "invalid_request"),
-        (("GET", REGISTRY_PATH + "/bundles/digits/versions/7", b""), 404, "not_found"),
-        (("GET", REGISTRY_PATH + "/bundles/digits/versions/x", b""), 400, "invalid_request"),
-        (("PUT", REGISTRY_PATH + "/aliases/digits/champion", b'{"version": 9}'), 404, "not_found"),
-        (("PUT", REGISTRY_PATH + "/aliases/digits/champion", b'{"version": 0}'), 400, "invalid_request"),
-        (("DELETE", REGISTRY_PATH + "/aliases/digits/champion", b""), 404, "not_found"),
-        (("GET", "/fleet/v1/nothing", b""), 404, "invalid_request"),
-    ],
-)
-async def test_invalid_requests_are_refused(
-    begun: RegistrySite, asked: tuple[str, str, bytes], status: int, code: str
-) -> None:
-    method, path, content = asked
-    reply = await begun.client.request(method, path, content=content)
-    assert reply.headers["content-type"] == "application/problem+json"
-    said = reply.json()
-    assert (reply.status_code, said["status"], said["code"]) == (status, status, code)
-    assert said["type"] == "about:blank" and said["title"] and said["detail"]
+INVALID = [
+    ("PUT", BLOBS + "0" * 64, b"other", 400, "invalid_request"),
+    ("PUT", BLOBS + "xyz", b"other", 400, "invalid_request"),
+    ("GET", BLOBS + "0" * 64, b"", 404, "not_found"),
+    ("GET", BLOBS + "A" * 64, b"", 400, "invalid_request"),
+    ("POST", REGISTRY_PATH + "/metadata", b"{}", 400, "invalid_request"),
+    ("POST", REGISTRY_PATH + "/metadata", b'{"metadata": [{}]}', 400, "invalid_request"),
+    ("POST", REGISTRY_PATH + "/metadata", b"\xff", 400, "invalid_request"),
+    ("GET", REGISTRY_PATH + "/bundles?after=digits", b"", 400, "invalid_request"),
+    ("GET", REGISTRY_PATH + "/bundles?limit=0", b"", 400, "invalid_request"),
+    ("GET", REGISTRY_PATH + "/bundles/digits/versions/7", b"", 404, "not_found"),
+    ("GET", REGISTRY_PATH + "/bundles/digits/versions/x", b"", 400, "invalid_request"),
+    ("PUT", REGISTRY_PATH + "/aliases/digits/champion", b'{"version": 9}', 404, "not_found"),
+    ("PUT", REGISTRY_PATH + "/aliases/digits/champion", b'{"version": 0}', 400, "invalid_request"),
+    ("DELETE", REGISTRY_PATH + "/aliases/digits/champion", b"", 404, "not_found"),
+    ("GET", "/fleet/v1/nothing", b"", 404, "invalid_request"),
+]
+
+
+async def test_invalid_requests_are_refused(begun: RegistrySite) -> None:
+    for method, path, content, status, code in INVALID:
+        reply = await begun.client.request(method, path, content=content)
+        assert reply.headers["content-type"] == "application/problem+json"
+        said = reply.json()
+        assert (reply.status_code, said["status"], said["code"]) == (status, status, code), (method, path, reply.text)
+        assert said["type"] == "about:blank" and said["title"] and said["detail"]
 
 
 async def test_refused_upload_leaves_nothing(tmp_path: Path) -> None:
