@@ -4,7 +4,7 @@
 
 Both tiers run in this process with the digits: the device as a library, the gateway's data plane without a server. A
 module of a tier or of the core counts if `sys.setprofile` sees a call into it during each of several requests, so that
-background work does not count. Writes bench/results/request-path.json.
+background work does not count. Writes bench/results/request-path.json and docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 
 from bench.agent import agent
 from bench.figures import Figure, at_most, report
+from bench.page import refill
 from firstline.workbench.dataset import open_dataset
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, InferResponse, Tensor, Tier
@@ -105,4 +106,6 @@ async def measured() -> list[Figure]:
 
 
 if __name__ == "__main__":
-    sys.exit(report("request-path", asyncio.run(measured())))
+    code = report("request-path", asyncio.run(measured()))
+    refill(Path(__file__).parents[1] / "docs" / "benchmarks.md")
+    sys.exit(code)

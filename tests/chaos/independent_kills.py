@@ -1,6 +1,6 @@
 """`kill -9` of agent, gateway and broker, checked by a program of its own: what became of what was acknowledged?
 
-    python tests/chaos/independent_kills.py [--kills 100] [--links http,mqtt] [--seed 1]
+    python -m chaos.independent_kills [--kills 100] [--links http,mqtt] [--seed 1]
 
 This repeats the campaign of `kills.py` without its code and without the product's: processes from `subprocess`,
 requests by `http.client`, MQTT by paho, and no look into any database. In half of the kills the device reaches its
@@ -11,8 +11,9 @@ An answer that says `durable: true` is acknowledged. It is lost if the device do
 is not the full model's answer to its image. A live answer of the full model must be right too, and so must a correction
 that is announced over MQTT.
 
-Writes a sentence for each figure to standard error and all of them as JSON to standard output. Exits with 1 if an
-answer was lost or swapped, or if nothing was acknowledged.
+Writes a sentence for each figure to standard error and all of them as JSON to standard output. With the default number
+of kills and both links, the totals go to bench/results/independent-kills.json and docs/reliability.md. Exits with 1 if
+an answer was lost or swapped, or if nothing was acknowledged.
 """
 
 from __future__ import annotations
@@ -39,11 +40,16 @@ from typing import Any
 
 import paho.mqtt.client as paho
 
+from bench.figures import Figure, write
+from bench.page import refill
+
 Scores = Mapping[str, float]
 """Probabilities of the most likely labels."""
 
 BUNDLE = Path(__file__).parents[2] / "models" / "digits" / "bundle"
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 DEVICE = "device-1"
+_KILLS, _ALL_LINKS = 100, "http,mqtt"
 TOLERANCE = 1e-4
 _CLIENTS = 4
 _PAUSE_S = 0.03
@@ -461,12 +467,25 @@ def mosquitto() -> str:
     return found
 
 
+def figures(total: Mapping[str, int]) -> list[Figure]:
+    """Returns the totals of all links as figures of the page."""
+    return [
+        Figure("kill -9 of agents, gateways and brokers", total["kills"], ""),
+        Figure("requests acknowledged (durable: true)", total["acknowledged"], ""),
+        Figure("acknowledged and lost", total["lost"], "", "0", total["lost"] == 0),
+        Figure(
+            "acknowledged and ended with another request's answer", total["swapped"], "", "0", total["swapped"] == 0
+        ),
+        Figure("acknowledged and expired", total["expired"], ""),
+    ]
+
+
 def main() -> int:
     """Returns 0 if every acknowledged request ended with its own answer, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100, help="of all processes together (default: %(default)s)")
+    parser.add_argument("--kills", type=int, default=_KILLS, help="of all processes together (default: %(default)s)")
     parser.add_argument(
-        "--links", default="http,mqtt", help="kinds of links, one after the other (default: %(default)s)"
+        "--links", default=_ALL_LINKS, help="kinds of links, one after the other (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=1, help="of images and kills (default: %(default)s)")
     options = parser.parse_args()
@@ -482,11 +501,14 @@ def main() -> int:
                 print(f"{link}: {name.replace('_', ' ')}: {value}", file=sys.stderr)
     total = {
         name: sum(getattr(report, name) for report in reports)
-        for name in ("acknowledged", "lost", "swapped", "live_swapped", "announced_swapped")
+        for name in ("acknowledged", "lost", "swapped", "expired", "live_swapped", "announced_swapped")
     }
     total["kills"] = sum(sum(report.kills.values()) for report in reports)
     print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in total.items()), file=sys.stderr)
     print(json.dumps({"seed": options.seed, "total": total, "links": [asdict(report) for report in reports]}))
+    if (options.kills, options.links) == (_KILLS, _ALL_LINKS):
+        write("independent-kills", figures(total))
+        refill(PAGE)
     return 0 if all(report.holds for report in reports) else 1
 
 
