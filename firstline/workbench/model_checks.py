@@ -112,7 +112,7 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         if problem := loaded.declared.fault(loaded.compute(rows).outputs):
             raise ConfigError(f"a trial run gives {problem}; correct the labels, or add class_map.")
         return
-    raw = loaded.runtime.run(rows)[loaded.output_names[0]].reshape(row_count(rows), -1)
+    raw = loaded.runtime.run(loaded.feeds(rows))[loaded.output_names[0]].reshape(row_count(rows), -1)
     outputs = loaded.compute(rows).outputs
     probabilities = outputs[PROBABILITIES]
     if not np.isfinite(probabilities).all():

@@ -221,6 +221,8 @@ def _are_alike(inputs: Sequence[Tensor]) -> bool:
     shape, dtype = array.shape[1:], array.dtype
     if dtype.hasobject or not array.ndim:
         return False
+    if len({tuple(each.rows) for each in inputs if isinstance(each, PreparedTensor)}) > 1:
+        return False  # prepared for models that name their inputs differently
     for each in inputs[1:]:
         if each.array.shape[1:] != shape or each.array.dtype != dtype or each.name != name or type(each) is not kind:
             return False

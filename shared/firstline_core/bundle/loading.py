@@ -156,7 +156,11 @@ class LoadedModel:
             PayloadTooLargeError: an image over a limit.
         """
         if isinstance(tensor, PreparedTensor):
-            return tensor.rows
+            if self.input.name in tensor.rows:
+                return tensor.rows
+            if tensor.sent is None:
+                raise InvalidTensorError(f"These rows were prepared for a model without an input '{self.input.name}'.")
+            tensor = tensor.sent  # the same model on another executor may name its input otherwise
         self._check(tensor)
         if cost is None and self._pre.images is not None:
             cost = self._pre.images.cost(tensor)
@@ -222,7 +226,11 @@ class LoadedModel:
 
     def compute(self, rows: Arrays) -> Prediction:
         """Like `run`, without the check of the values, for made-up inputs."""
-        return self._post(self.runtime.run({self.input.name: rows[self.input.name]}), rows)
+        return self._post(self.runtime.run(self.feeds(rows)), rows)
+
+    def feeds(self, rows: Arrays) -> Arrays:
+        """Returns the part of the rows from `prepare` that the model itself takes."""
+        return {self.input.name: rows[self.input.name]}
 
     def close(self) -> None:
         """Frees the model and its graphs; calling it twice is harmless."""

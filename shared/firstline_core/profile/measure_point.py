@@ -268,7 +268,7 @@ def _operators(
             ) as traced:
                 until_s = time.perf_counter() + job.seconds * _SHARES["operators"]
                 for done in range(_TRACED_RUNS):
-                    traced.run(rows)
+                    traced.run(loaded.feeds(rows))
                     if done > 1 and time.perf_counter() > until_s:
                         break
                 return operators(traced.end_trace().read_bytes()), ""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from msgspec.structs import replace
-from support.sample_bundles import variant_bundle
+from support.sample_bundles import detector_bundle, variant_bundle
 
 from firstline_core.profile import measure_point, scenarios
 from firstline_core.profile.measure_point import Job
@@ -28,6 +28,13 @@ def test_a_point_without_a_trace_has_everything_else(tmp_path: Path, monkeypatch
     point = measure_point.measure(wanted)
     assert point.operators == () and "absent" in point.operators_absent
     assert point.query.count >= 5
+
+
+def test_a_detector_has_operators(tmp_path: Path) -> None:
+    model = detector_bundle(tmp_path).manifest.edge[0]
+    key = Key("edge", model.digest, "CPUExecutionProvider", 1, 1)
+    point = measure_point.measure(Job(str(tmp_path), key, seconds=0.1))
+    assert point.operators_absent == "" and "Mul" in {one.kind for one in point.operators}
 
 
 @pytest.mark.parametrize(("free_kb", "measured"), [(8_000_000, True), (1000, False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import PROBABILITIES, Array, InferRequest, InferResponse, Tensor
+from firstline_gateway.executors.local import run_batch
 from firstline_gateway.executors.oip.dialects import FirstlineModel, V2Model
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import ServedModel
@@ -100,6 +102,24 @@ def test_only_servers_without_the_processing_get_prepared_rows(served: ServedMod
     prepared = PreparedTensor.of(picture.name, model.prepare(picture), picture)
     np.testing.assert_array_equal(model.prepare(prepared)["pixels"], prepared.array)
     assert FirstlineModel(served, DEFAULT_LIMITS).prepare(prepared)["image"] is picture.array
+
+
+def test_rows_for_an_input_of_another_name_are_prepared_again(served: ServedModel) -> None:
+    """Executors of one bundle may run it from other files: a converted model names its input otherwise."""
+    bundle, picture = open_bundle(DIGITS), images(grey())
+    assert bundle.manifest.full is not None
+    model = made(served)
+    with closing(load_model(bundle, bundle.manifest.full, RuntimeOptions())) as here:
+        own, remote = here.prepare(picture), model.prepare(picture)
+        assert (set(own), set(remote)) == ({"image"}, {"pixels"})
+        by_here, by_model = (PreparedTensor.of("image", rows, picture) for rows in (own, remote))
+        np.testing.assert_array_equal(model.prepare(by_here)["pixels"], remote["pixels"])
+        expected = here.run(own)[PROBABILITIES]
+        for batch in ([by_model], [by_model, by_model], [by_here, by_model], [by_model, by_here, picture]):
+            for outcome in run_batch(here, batch, max_rows=8):
+                np.testing.assert_allclose(outcome[PROBABILITIES], expected, rtol=1e-5)
+        with pytest.raises(InvalidTensorError, match="for a model without an input 'image'"):
+            here.prepare(PreparedTensor.of("image", remote))
 
 
 def test_a_bad_input_is_refused_before_it_travels(served: ServedModel) -> None:
