@@ -1,8 +1,9 @@
 """Measures what four connections that send costly images do to the latency of another key.
 
 The gateway is a process of its own on one core; both clients are on another core. The hostile key sends a new image as
-soon as the last one is answered: one of the most costly that are allowed, or one of half a megapixel. The other key
-sends small images, or photos of 3 megapixels, at a steady rate.
+soon as the last one is answered: one of the most costly that are allowed, one of half a megapixel, or one of 8x8
+pixels. The other key sends small images, or photos of 3 megapixels, at a steady rate. In each round it sends first
+alone and then next to the hostile key, so that other work on the machine affects both alike.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--repeats", type=int, default=3, help="of both loads (default: %(default)s)")
     parser.add_argument("--victim", choices=_RATES, help="images of the other key; without it, one after the other")
-    parser.add_argument("--hostile", choices=_SIDES, help="images of the hostile key; without it, costly and medium")
+    parser.add_argument("--hostile", choices=_SIDES, help="images of the hostile key; without it, one after the other")
     options = parser.parse_args()
     gateway_core, core = run.cores()
     prefer(os.getpid())
@@ -160,7 +161,7 @@ def main() -> int:
     victims = [options.victim] if options.victim else [*_RATES]
     figures = [
         figure
-        for victim, hostile_kind in product(victims, [options.hostile] if options.hostile else ["costly", "medium"])
+        for victim, hostile_kind in product(victims, [options.hostile] if options.hostile else _SIDES)
         for figure in measured(victim, hostile_kind, gateway_core, options.seconds, options.repeats)
     ]
     if options.victim or options.hostile:
