@@ -36,6 +36,7 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import EDGE_OUTPUT
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks import describe
+from firstline_core.tasks.base import check_outputs
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
@@ -473,7 +474,7 @@ def _check_edge_outputs(outputs: Arrays, note: AuditNote, manifest: Manifest) ->
         )
     edge = next((variant for variant in manifest.edge if variant.digest == note.edge_digest), None)
     try:
-        manifest.outputs_of(edge).check(outputs, 1)
+        check_outputs(manifest.outputs_of(edge), outputs, 1)
     except InferenceError as error:
         raise InvalidTensorError(f"The edge outputs of an audit of '{manifest.name}': {error.message}") from error
 

@@ -19,7 +19,7 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks import classification
-from firstline_core.tasks.base import DeclaredOutputs, Task
+from firstline_core.tasks.base import DeclaredOutputs, Task, check_outputs
 from firstline_core.types import (
     PROBABILITIES,
     Arrays,
@@ -90,7 +90,7 @@ def check_answer(request: InferRequest, response: InferResponse, declared: Decla
         _check_any(response.outputs, request.rows)
         return
     try:
-        declared.check(response.arrays, request.rows)
+        check_outputs(declared, response.arrays, request.rows)
     except InferenceError as error:
         raise ProtocolError(error.message) from error
 

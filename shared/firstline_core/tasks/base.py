@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError
-from firstline_core.types import Arrays, TensorSpec, all_finite
+from firstline_core.types import DATATYPES, Arrays, Tensor, TensorSpec, all_finite
 
 Scores = NDArray[np.float32]
 """One number a row, (n,)."""
@@ -18,19 +18,34 @@ Scores = NDArray[np.float32]
 class DeclaredOutputs(Protocol):
     """The declaration of one model's outputs."""
 
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Returns names, datatypes and shapes; -1 is the number of rows."""
+        ...
+
     def fault(self, outputs: Arrays) -> str:
         """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
+        ...
 
-    def check(self, outputs: Arrays, rows: int) -> None:
-        """Raises an error if the outputs are not as declared.
 
-        Args:
-            outputs: canonical outputs of one answer.
-            rows: number of rows.
+def check_outputs(declared: DeclaredOutputs, outputs: Arrays, rows: int) -> None:
+    """Raises an error if outputs are not as declared.
 
-        Raises:
-            InferenceError: an output is absent, or has another datatype, another shape or an impossible value.
-        """
+    Args:
+        declared: of the model.
+        outputs: canonical outputs of one answer, and any others.
+        rows: number of rows.
+
+    Raises:
+        InferenceError: an output is absent, or has another datatype, another shape or an impossible value.
+    """
+    for spec in declared.outputs:
+        found, dtype, shape = outputs.get(spec.name), DATATYPES[spec.datatype], (rows, *spec.shape[1:])
+        if found is None or found.dtype != dtype or found.shape != shape:
+            got = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
+            raise InferenceError(f"'{spec.name}' is {got}, expected {dtype} {list(shape)}.")
+    if problem := declared.fault(outputs):
+        raise InferenceError(f"The answer has {problem}.")
 
 
 class LikeOutputs:
@@ -41,20 +56,12 @@ class LikeOutputs:
     """
 
     def __init__(self, before: Arrays) -> None:
-        self._before = before
+        tensors = [Tensor(name, array) for name, array in before.items()]
+        self.outputs = tuple(TensorSpec(tensor.name, tensor.datatype, (-1, *tensor.shape[1:])) for tensor in tensors)
 
     def fault(self, outputs: Arrays) -> str:
         bad = [name for name, array in outputs.items() if array.dtype.kind == "f" and not all_finite(array)]
         return f"NaN or infinity in '{bad[0]}'" if bad else ""
-
-    def check(self, outputs: Arrays, rows: int) -> None:
-        for name, before in self._before.items():
-            found, wanted = outputs.get(name), (rows, *before.shape[1:])
-            if found is None or found.dtype != before.dtype or found.shape != wanted:
-                got = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
-                raise InferenceError(f"'{name}' is {got}, expected {before.dtype} {list(wanted)}.")
-        if problem := self.fault(outputs):
-            raise InferenceError(f"The answer has {problem}.")
 
 
 class Task(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from firstline_core.errors import InferenceError, InvalidTensorError
+from firstline_core.errors import InvalidTensorError
 from firstline_core.tasks.base import Scores
 from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec
 
@@ -121,6 +121,10 @@ class Outputs(Struct, frozen=True):
     least_sum: float = 0.0
     most_sum: float = np.inf
 
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(PROBABILITIES, "FP32", (-1, self.labels)),)
+
     def fault(self, outputs: Arrays) -> str:
         """Returns what is wrong with the values, as a noun; "" if nothing is.
 
@@ -135,14 +139,6 @@ class Outputs(Struct, frozen=True):
             if self.least_sum <= least and most <= self.most_sum:
                 return ""
         return _described(probabilities, self)
-
-    def check(self, outputs: Arrays, rows: int) -> None:
-        found = outputs.get(PROBABILITIES)
-        if found is None or found.dtype != np.float32 or found.shape != (rows, self.labels):
-            got = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
-            raise InferenceError(f"'{PROBABILITIES}' is {got}, expected float32 {[rows, self.labels]}.")
-        if problem := self.fault(outputs):
-            raise InferenceError(f"'{PROBABILITIES}' has {problem}.")
 
 
 def single_label(labels: int, *, rounded: bool = False, cut: bool = False) -> Outputs:

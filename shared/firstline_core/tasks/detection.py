@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError
+from firstline_core.errors import ConfigError, InvalidTensorError
 from firstline_core.processing.boxes import (
     BOXES,
     CANDIDATE,
@@ -31,7 +31,7 @@ from firstline_core.processing.boxes import (
     partners,
 )
 from firstline_core.tasks.base import Scores
-from firstline_core.types import DATATYPES, Arrays, TensorSpec
+from firstline_core.types import Arrays, TensorSpec
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -152,21 +152,6 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         if boxes[~used].any() or scores[~used].any():
             return "padding that is not 0"
         return ""
-
-    def check(self, outputs: Arrays, rows: int) -> None:
-        """Raises an error if the outputs are not as declared.
-
-        Raises:
-            InferenceError: an output is absent, or has another datatype, another shape or an impossible value.
-        """
-        for spec in self.outputs:
-            found, shape = outputs.get(spec.name), (rows, *spec.shape[1:])
-            dtype = DATATYPES[spec.datatype]
-            if found is None or found.dtype != dtype or found.shape != shape:
-                got = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
-                raise InferenceError(f"'{spec.name}' is {got}, expected {dtype} {list(shape)}.")
-        if problem := self.fault(outputs):
-            raise InferenceError(f"The detections have {problem}.")
 
     def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
         """Returns the confidence of each row, in [0, 1].

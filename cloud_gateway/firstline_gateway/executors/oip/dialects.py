@@ -31,6 +31,7 @@ from firstline_core.protocol.oip import Encoded, decode_response, encode_request
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.base import cast_feed
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.base import check_outputs
 from firstline_core.types import (
     DATATYPES,
     Array,
@@ -150,7 +151,7 @@ class FirstlineModel:
         if problem := self._other(response.answer.model_digest):
             raise ModelMismatchError(problem)
         try:
-            self._served.manifest.outputs_of(self._served.full).check(response.arrays, row_count(rows))
+            check_outputs(self._served.manifest.outputs_of(self._served.full), response.arrays, row_count(rows))
         except InferenceError as error:
             raise ProtocolError(error.message) from error
         return response.arrays_of(self._served.manifest.task.outputs)

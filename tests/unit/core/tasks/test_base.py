@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import InferenceError
-from firstline_core.tasks.base import LikeOutputs
+from firstline_core.tasks.base import LikeOutputs, check_outputs
 from firstline_core.types import Arrays
 
 BEFORE: Arrays = {"values": np.zeros((3, 2), np.float32), "text": np.array([b"a", b"bc", b""], object)}
@@ -20,7 +20,7 @@ def outputs(rows: int, **changed: object) -> Arrays:
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
 def test_outputs_of_any_number_of_rows_are_alike(rows: int) -> None:
-    LIKE.check(outputs(rows, further=np.full(rows, 7)), rows)
+    check_outputs(LIKE, outputs(rows, further=np.full(rows, 7)), rows)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_outputs_of_any_number_of_rows_are_alike(rows: int) -> None:
 )
 def test_other_outputs_are_refused(found: Arrays, message: str) -> None:
     with pytest.raises(InferenceError, match=message):
-        LIKE.check(found, 1)
+        check_outputs(LIKE, found, 1)
 
 
 def test_a_fault_names_the_output() -> None:

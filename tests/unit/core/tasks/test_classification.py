@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from firstline_core.errors import InferenceError, InvalidTensorError
+from firstline_core.tasks.base import check_outputs
 from firstline_core.tasks.classification import (
     LOGITS,
     MEASURES,
@@ -107,17 +108,17 @@ def test_every_quantised_softmax_is_accepted(labels: int, logits: st.DataObject,
 )
 def test_another_name_type_or_shape_is_refused(found: Arrays) -> None:
     with pytest.raises(InferenceError, match=r"expected float32 \[1, 10\]"):
-        SINGLE.check(found, 1)
+        check_outputs(SINGLE, found, 1)
 
 
 @pytest.mark.parametrize("declared", [SINGLE, independent(10)])
 def test_further_outputs_are_accepted(declared: Outputs) -> None:
-    declared.check({"other": rows(), PROBABILITIES: rows(0.75, 0.25)}, 1)
+    check_outputs(declared, {"other": rows(), PROBABILITIES: rows(0.75, 0.25)}, 1)
 
 
 def test_impossible_values_are_refused() -> None:
-    with pytest.raises(InferenceError, match="'probabilities' has a row that sums to 9"):
-        SINGLE.check({PROBABILITIES: np.full((1, 10), 0.9, np.float32)}, 1)
+    with pytest.raises(InferenceError, match="The answer has a row that sums to 9"):
+        check_outputs(SINGLE, {PROBABILITIES: np.full((1, 10), 0.9, np.float32)}, 1)
 
 
 TASK = Classification(("a", "b", "c"))
