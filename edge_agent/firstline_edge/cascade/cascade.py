@@ -458,7 +458,7 @@ class TierRouter:
         evidence = RowEvidence(
             row.score,
             row.value,
-            self.threshold(model, model.group(output)),
+            self.terms(model, model.group(output)).threshold,
             edge.certificate is not None,
             output.outputs,
             self._clock.monotonic_s(),
@@ -467,7 +467,7 @@ class TierRouter:
 
     def decide_denied(self, model: DeviceModel, row: Row, denied: Decision) -> Decision:
         """Decides an answer whose escalation was denied: accepted by its score, if only the price was against it."""
-        confident = row.score >= self.threshold(model, model.group(row.edge))
+        confident = row.score >= self.terms(model, model.group(row.edge)).threshold
         return _CONFIDENT if confident and not denied.demanded else _DENIED
 
     def is_certified(self, model: DeviceModel, row: Row, verdict: Decision) -> bool:
