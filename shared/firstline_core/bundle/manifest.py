@@ -19,6 +19,7 @@ from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks import AnyTask
 from firstline_core.tasks.base import DeclaredOutputs
+from firstline_core.tasks.detection import Detection
 from firstline_core.types import Name, Sha256, TensorSpec
 
 Text = Annotated[str, Meta(max_length=4096)]
@@ -267,7 +268,7 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
         where: named in errors.
 
     Raises:
-        IntegrityError: not JSON, not a manifest, or a format that this version does not read.
+        IntegrityError: not JSON, not a manifest, a format that this version does not read, or a certified detector.
     """
     if len(text) > MANIFEST_LIMIT_BYTES:
         raise IntegrityError(f"{where} has {len(text)} bytes; a manifest has at most {MANIFEST_LIMIT_BYTES}.")
@@ -277,9 +278,13 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
             raise IntegrityError(
                 f"{where} has format {bytes(raw).decode()}; this version of Firstline reads format {FORMAT}."
             )
-        return msgspec.json.decode(text, type=Manifest)
+        manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise IntegrityError(f"{where} is not a manifest: {error}.") from error
+    certified = [model.id for model in manifest.edge if model.certificate is not None]
+    if certified and isinstance(manifest.task, Detection):
+        raise IntegrityError(f"{where}: detectors cannot be certified yet; remove the certificate of '{certified[0]}'.")
+    return manifest
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

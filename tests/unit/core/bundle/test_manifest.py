@@ -185,6 +185,17 @@ def test_a_certificate_of_the_full_model_is_refused() -> None:
         msgspec.structs.replace(MANIFEST, full=with_certificate(FULL, MANIFEST))
 
 
+def test_a_certificate_of_a_detector_is_refused() -> None:
+    detector = msgspec.structs.replace(MANIFEST, task=Detection(("a", "b")), policy=Policy(Score("minimum_confidence")))
+    text = encode_manifest(detector).replace(
+        b'"certificate": null',
+        b'"certificate": ' + msgspec.json.encode(with_certificate(EDGE, detector).certificate),
+        1,
+    )
+    with pytest.raises(IntegrityError, match="detectors cannot be certified yet; remove the certificate of 'edge'"):
+        parse_manifest(text)
+
+
 def test_only_bundles_that_need_them_have_batch_and_independent_labels() -> None:
     text = encode_manifest(MANIFEST)
     assert b'"batch"' not in text
