@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -137,7 +138,7 @@ def open_key(directory: Path) -> Ed25519PrivateKey:
         make_folder(directory)
         _make(path)
         key = load_pem_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{path} cannot be used to sign the audit log: {error}.") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"{path} holds no Ed25519 key; move it away, and a new one is made.")

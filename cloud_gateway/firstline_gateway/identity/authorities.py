@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
@@ -214,7 +215,8 @@ def parse_lists(lists_pem: str, authorities: Authorities) -> RevocationLists:
             if any(found.is_signature_valid(authority.key.public_key()) for authority in authorities):
                 issuers.add(found.issuer)
                 revoked |= {f"{one.serial_number:x}": one.revocation_date_utc.timestamp() for one in found}
-        except (ValueError, TypeError):  # the latter for a signature of another kind
+        # TypeError for a signature of another kind.
+        except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):
             continue
     return RevocationLists(revoked, frozenset(issuers))
 

@@ -70,10 +70,16 @@ def load_authority(certificate_pem: bytes, key_pem: bytes) -> Authority:
     """An authority from its two files' contents.
 
     Raises:
-        ConfigError: they are no certificate and key, do not belong together, or may not sign certificates.
+        ConfigError: they are no certificate and key, are damaged, do not belong together, or may not sign certificates.
     """
     certificate, key = load_certificate(certificate_pem), load_key(key_pem)
-    if _public_bytes(certificate.public_key()) != _public_bytes(key.public_key()):
+    try:
+        belong_together = _public_bytes(certificate.public_key()) == _public_bytes(key.public_key())
+        certificate.subject.public_bytes()
+        certificate.extensions  # noqa: B018 (each of these is only parsed when it is read)
+    except Exception as error:  # the library has many classes for damaged content
+        raise ConfigError(f"The authority's certificate or key is damaged: {error}.") from error
+    if not belong_together:
         raise ConfigError("The authority's certificate and key do not belong together.")
     check_authority(certificate)
     return Authority(certificate, key)
@@ -105,7 +111,7 @@ def load_certificate(pem: bytes) -> x509.Certificate:
     """
     try:
         return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise ConfigError("This is no certificate in PEM, which begins with '-----BEGIN CERTIFICATE-----'.") from error
 
 

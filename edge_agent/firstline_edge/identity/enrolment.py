@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import httpx
 import msgspec
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -186,7 +186,7 @@ def is_key(pem: str) -> bool:
     """Returns whether a text is a complete key; a file that a power cut damaged is not."""
     try:
         return isinstance(load_pem_private_key(pem.encode(), None), ec.EllipticCurvePrivateKey)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         return False
 
 

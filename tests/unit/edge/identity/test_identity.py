@@ -353,6 +353,9 @@ def test_a_damaged_key_is_detected() -> None:
     assert enrolment.is_key(enrolment.new_key())
     for broken in ("", "rotten", enrolment.new_key()[:80]):
         assert not enrolment.is_key(broken)
+    key = enrolment.new_key()
+    flipped = (key[:at] + chr(ord(key[at]) ^ 1 << at % 7) + key[at + 1 :] for at in range(len(key)))
+    assert sum(not enrolment.is_key(each) for each in flipped) > len(key) / 2
 
 
 def test_a_refusing_disk_is_reported(tmp_path: Path, authority: Authority) -> None:

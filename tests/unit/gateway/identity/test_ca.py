@@ -117,6 +117,19 @@ def test_a_lost_authority_key_is_an_error(tmp_path: Path) -> None:
         open_authorities(tmp_path, NOW_S)
 
 
+def test_flipped_bits_of_an_authority_are_refused_or_harmless(authority: ca.Authority) -> None:
+    whole, refused = ca.key_pem(authority.key) + authority.pem.encode(), 0
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        try:
+            read = ca.load_authority(bytes(damaged), bytes(damaged))
+            ca.revocation_list(read, [("1a", NOW_S)], NOW_S)
+        except ConfigError:
+            refused += 1
+    assert refused > len(whole) / 2
+
+
 def test_an_authority_of_ones_own_is_imported_once(authority: ca.Authority, tmp_path: Path) -> None:
     authorities.import_authority(tmp_path, authority)
     assert open_authorities(tmp_path, NOW_S).active.certificate == authority.certificate
