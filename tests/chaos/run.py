@@ -254,7 +254,8 @@ SCRIPTS: dict[str, Callable[[bool, int], str]] = {
     "overload": lambda full, _seed: "overload " + ("--seconds 10 --repeats 3" if full else "--seconds 3 --repeats 1"),
     "stampede": lambda full, seed: f"stampede --seed {seed} --seeds {5 if full else 1}",
     "fuzz": lambda full, seed: (
-        f"fuzzing --seed {seed} " + ("--inputs 1000000 --requests 300" if full else "--inputs 100000 --requests 60")
+        f"fuzzing --seed {seed} "
+        + ("--inputs 1000000 --flips 6 --requests 300" if full else "--inputs 100000 --requests 60")
     ),
 }
 """Benches with figures of their own in bench/results/NAME.json: by whether all of it is to run, and the seed."""
