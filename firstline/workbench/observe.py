@@ -42,17 +42,17 @@ class Answers:
 
     @property
     def probabilities(self) -> Probabilities:
-        """(n, classes) FP32."""
+        """Returns the probabilities of a classifier, (n, classes) FP32."""
         return self.outputs[PROBABILITIES]
 
     @property
     def logits(self) -> Probabilities | None:
-        """(n, classes) FP32; None if they were not stored, or the model shows none (`Model.shows_logits`)."""
+        """Returns (n, classes) FP32; None if they were not stored, or the model shows none (`Model.shows_logits`)."""
         return self.evidence.get(LOGITS)
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """(n,) the likeliest classes."""
+        """Returns the likeliest classes, (n,)."""
         labels: NDArray[np.int64] = self.probabilities.argmax(axis=1)
         return labels
 

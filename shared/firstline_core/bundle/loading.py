@@ -75,11 +75,11 @@ def declared_input(request: InferRequest, manifest: Manifest) -> Tensor:
 
 
 class Prediction(Struct, frozen=True, eq=False):
-    """What a model gave for some rows.
+    """A model's answer for some rows.
 
     Attributes:
         outputs: the canonical outputs of the task.
-        evidence: what else it gave for scoring: `logits` of a classifier with `Model.shows_logits`.
+        evidence: further tensors, for scoring only: `logits` of a classifier with `Model.shows_logits`.
     """
 
     outputs: Arrays
@@ -102,7 +102,7 @@ class LoadedModel:
         decodes_images: whether its preprocessing has image steps.
         batch: of the model, see `Model.batch`; `run` obeys it.
         task: of the bundle.
-        declared: what the outputs satisfy.
+        declared: the declaration that the outputs satisfy.
         input: of the model, for which `prepare` makes rows.
         output_names: of the model's outputs that `run` reads.
         passed_over: of an edge variant: the preferred variants that do not load here, each with the reason.

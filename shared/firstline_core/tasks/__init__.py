@@ -1,7 +1,7 @@
-"""Tasks: what models answer, and how answers are scored and compared. One module of pure functions per task.
+"""Tasks: the outputs of models, and how they are scored and compared. One module of pure functions per task.
 
 Modules
-    base                what every task provides
+    base                the functions of every task
     classification      one probability per label
     detection           boxes with classes and scores
 """

@@ -110,7 +110,7 @@ class Task(Protocol):
         Args:
             kind: one of `score_kinds`.
             outputs: canonical outputs.
-            evidence: what else the model gave for scoring.
+            evidence: further tensors of the model, for scoring only.
             temperature: divides logits before scoring, where the task has them; 1 has no effect.
 
         Returns:
