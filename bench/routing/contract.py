@@ -19,10 +19,13 @@ from bench.figures import Figure
 from bench.pools import CIFAR10, TRAINSAMPLE, Pool
 from bench.routing.parts import Effort, Job
 from bench.routing.population import Population, at_most
-from firstline.workbench.selection import scores_by, select
+from firstline.workbench.selection import select
+from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
 from firstline_core.routing import binomial
 from firstline_core.routing.certification import certify
+from firstline_core.tasks.classification import Classification
+from firstline_core.types import PROBABILITIES
 
 SIZES = (650, 2500)
 PROMISES = tuple((epsilon, delta) for epsilon in (0.05, 0.02) for delta in (0.1, 0.05))
@@ -95,7 +98,8 @@ def measure(pool: Pool, loss: str, n: int, calibrations: int) -> list[Tally]:
     """Repeats the procedure; every promise on the same samples."""
     losses = pool.losses()[loss]
     truths = pool.labels if loss == "harm" else pool.full.argmax(axis=1)
-    margin = scores_by(_OWN, pool.edge)
+    task, edge = Classification(tuple(map(str, range(pool.edge.shape[1])))), {PROBABILITIES: pool.edge}
+    margin = scorer(task, _OWN)(edge, {})
     plain = Population.of(margin, losses)
     tallies = {
         (epsilon, delta): Tally(pool.name, loss, n, epsilon, delta, calibrations, plain.oracle(epsilon))
@@ -103,9 +107,9 @@ def measure(pool: Pool, loss: str, n: int, calibrations: int) -> list[Tally]:
     }
     for rows in np.random.default_rng(_SEED).integers(0, len(losses), (calibrations, n)):
         own_scores = margin[rows].astype(np.float64)
-        chosen = select(pool.edge[rows], losses[rows], truths[rows], own=_OWN, own_scores=own_scores, seed=_SEED)
+        chosen = select(task, pool.edge[rows], losses[rows], truths[rows], own=_OWN, own_scores=own_scores, seed=_SEED)
         scores, certifying = chosen.scores[chosen.rest], losses[rows[chosen.rest]]
-        truth = plain if chosen.score == _OWN else Population.of(scores_by(chosen.score, pool.edge), losses)
+        truth = plain if chosen.score == _OWN else Population.of(scorer(task, chosen.score)(edge, {}), losses)
         sample = Population.of(margin[rows], losses[rows])
         for (epsilon, delta), tally in tallies.items():
             tally.learned += chosen.score.learned is not None

@@ -281,6 +281,7 @@ def auditable_epsilon(terms: Terms, differs: NDArray[np.bool_]) -> float:
 
 def _select(bundle: Bundle, evidence: Evidence, terms: Terms, contract: EdgeContract) -> Selection:
     return select(
+        bundle.manifest.task,
         evidence.probabilities,
         evidence.losses(contract),
         evidence.truth if contract == "harm" else evidence.full,  # no label counts where agreement is the contract

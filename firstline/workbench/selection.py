@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.calibrate import fit_temperature
+from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import Start, check_share, split, start_shares, starts_at
 from firstline_core.routing.policy import Logistic, auroc
-from firstline_core.tasks import classification
-from firstline_core.tasks.base import Scores
-from firstline_core.tasks.classification import MEASURES, Probabilities, features
+from firstline_core.tasks.base import Scores, Task
+from firstline_core.tasks.classification import LOGITS, MEASURES, Probabilities, features
+from firstline_core.types import PROBABILITIES
 
 ScoreName = Literal["max_probability", "margin", "entropy", "energy", "learned", "graph", "best", "bundle"]
 """Which score: "best" chooses, "bundle" leaves it as it is."""
@@ -84,6 +85,7 @@ def check_score(name: ScoreName, share: float, *, logits: bool) -> None:
 
 
 def select(
+    task: Task,
     probabilities: Probabilities,
     losses: NDArray[np.bool_],
     truth: NDArray[np.int64],
@@ -99,6 +101,7 @@ def select(
     """Splits the rows and makes the decisions on one part.
 
     Args:
+        task: of the bundle.
         probabilities: (n, classes) of the edge model.
         losses: (n,) of the contract.
         truth: (n,) what the temperature is fitted to: labels, or the full model's answers.
@@ -117,13 +120,21 @@ def select(
     check_score(name, share, logits=logits is not None)
     if share:
         check_share("the selection fraction", share)
+
+    def scores_by(score: Score) -> NDArray[np.float64]:
+        if score == own:
+            return own_scores
+        evidence = {} if logits is None else {LOGITS: logits}
+        return scorer(task, score)({PROBABILITIES: probabilities}, evidence).astype(np.float64)
+
     part, rest = split(len(losses), share, seed)
     if not len(part):
         score = _named(name, own, own.temperature)
-        return Selection(score, None, {}, None, 0, rest, _scores(score, own, own_scores, probabilities, logits))
+        return Selection(score, None, {}, None, 0, rest, scores_by(score))
     temperature = fit_temperature(probabilities[part], truth[part])
     logits_part = logits[part] if logits is not None else None
     choice = choose_score(
+        task,
         probabilities[part],
         losses[part],
         logits=logits_part,
@@ -141,7 +152,7 @@ def select(
         score = Score(LEARNED, temperature, learned=value or fit_logistic(probabilities[part], losses[part]))
     else:
         score = choice.declared if name == "best" else _named(name, own, temperature)
-    scores = _scores(score, own, own_scores, probabilities, logits)
+    scores = scores_by(score)
     starts = starts_at(scores[part], start_shares(len(rest)))
     return Selection(score, value, choice.aurocs, starts, len(part), rest, scores)
 
@@ -157,34 +168,6 @@ def _named(name: ScoreName, own: Score, temperature: float) -> Score:
             return own
         case _:
             return Score(name, temperature)
-
-
-def _scores(
-    score: Score,
-    own: Score,
-    own_scores: NDArray[np.float64],
-    probabilities: Probabilities,
-    logits: Probabilities | None,
-) -> NDArray[np.float64]:
-    return own_scores if score == own else scores_by(score, probabilities, logits).astype(np.float64)
-
-
-def scores_by(declared: Score, probabilities: Probabilities, logits: Probabilities | None = None) -> Scores:
-    """Scores each row, like `Scorer`.
-
-    Args:
-        declared: a score without a graph.
-        probabilities: (n, classes).
-        logits: (n, classes); only "energy" needs them.
-
-    Returns:
-        (n,) float32; higher means that the edge answer is more likely to be accepted.
-    """
-    if declared.graph is not None:
-        raise ValueError("a score graph is loaded from its bundle")
-    if declared.learned is not None:
-        return 1 - declared.learned.losses(features(probabilities))
-    return classification.score(declared.kind, probabilities, logits, temperature=declared.temperature)
 
 
 LEARNED: Literal["learned"] = "learned"
@@ -278,6 +261,7 @@ def _fit(
 
 
 def choose_score(
+    task: Task,
     probabilities: Probabilities,
     losses: NDArray[np.bool_],
     *,
@@ -293,6 +277,7 @@ def choose_score(
     Without scikit-learn none is learned.
 
     Args:
+        task: of the bundle.
         probabilities: (n, classes) of the edge model, of the selection part only.
         losses: (n,).
         logits: (n, classes) if the model returns them; "energy" is a candidate only with them.
@@ -305,10 +290,12 @@ def choose_score(
     fold_of = _folds(losses, seed)
     if fold_of is None:
         return ScoreChoice(candidates["margin"] if own is None else own[0], {})
-    scores = {kind: scores_by(declared, probabilities) for kind, declared in candidates.items()}
     if logits is not None:
         candidates["energy"] = Score("energy", temperature)
-        scores["energy"] = scores_by(candidates["energy"], probabilities, logits)
+    evidence = {} if logits is None else {LOGITS: logits}
+    scores = {
+        kind: scorer(task, declared)({PROBABILITIES: probabilities}, evidence) for kind, declared in candidates.items()
+    }
     learns = can_learn()
     if own is not None and own[0].kind not in candidates and not (learns and own[0].learned):
         candidates[own[0].kind], scores[own[0].kind] = own

@@ -18,17 +18,23 @@ from firstline.workbench.selection import (
     default_fraction,
     fit_logistic,
     fit_value,
-    scores_by,
     select,
 )
+from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import split
 from firstline_core.routing.policy import auroc
 from firstline_core.storage.artefact import Artefact
-from firstline_core.tasks.classification import features, margin, score
+from firstline_core.tasks.classification import Classification, features, margin, score
+from firstline_core.types import PROBABILITIES
 
 OWN = Score("max_probability", 1.5)
+TASK = Classification(tuple("abcd"))
+
+
+def scores_by(declared: Score, probabilities: Any) -> Any:
+    return scorer(TASK, declared)({PROBABILITIES: probabilities}, {})
 
 
 def rows(n: int, seed: int = 0) -> tuple[Any, Any, Any]:
@@ -41,7 +47,7 @@ def rows(n: int, seed: int = 0) -> tuple[Any, Any, Any]:
 
 def decided(data: tuple[Any, Any, Any], **options: Any) -> Selection:
     own_scores = scores_by(OWN, data[0]).astype(np.float64)
-    return select(*data, own=OWN, own_scores=own_scores, **options)
+    return select(TASK, *data, own=OWN, own_scores=own_scores, **options)
 
 
 def test_small_data_uses_all_rows_and_the_own_score() -> None:
@@ -130,7 +136,7 @@ def test_value_uses_the_model_of_disagreements() -> None:
 
 
 def test_learned_score_wins_if_the_class_matters() -> None:
-    choice = choose_score(*_answers(2, 600, worst_class=1))
+    choice = choose_score(TASK, *_answers(2, 600, worst_class=1))
     assert choice.name == LEARNED
     rows, losses = _answers(3, 4000, worst_class=1)
     learned, plain = auroc(scores_by(choice.declared, rows), losses), auroc(margin(rows), losses)
@@ -141,24 +147,24 @@ def test_learned_score_wins_if_the_class_matters() -> None:
 
 def test_too_few_losses_select_the_margin() -> None:
     rows, _ = _answers(4, 50)
-    choice = choose_score(rows, np.arange(50) < 3)
+    choice = choose_score(TASK, rows, np.arange(50) < 3)
     assert (choice.name, choice.learned, dict(choice.aurocs)) == ("margin", None, {})
     np.testing.assert_array_equal(scores_by(choice.declared, rows), score("margin", rows))
     with pytest.raises(ConfigError, match="only one kind"):
         fit_logistic(rows, np.zeros(50, np.bool_))
     own = Score("entropy", 2.0)
-    assert choose_score(rows, np.arange(50) < 3, own=(own, margin(rows))).declared == own
+    assert choose_score(TASK, rows, np.arange(50) < 3, own=(own, margin(rows))).declared == own
 
 
 def test_energy_and_own_graph_are_candidates() -> None:
     rows, losses = _answers(5, 400)
     graph = Score("graph", graph=Artefact("score.onnx", "a" * 64, 1))
     oracle = 1.0 - losses.astype(np.float32)  # nothing beats the losses themselves
-    choice = choose_score(rows, losses, logits=np.log(np.maximum(rows, 1e-3)), own=(graph, oracle))
+    choice = choose_score(TASK, rows, losses, logits=np.log(np.maximum(rows, 1e-3)), own=(graph, oracle))
     assert set(choice.aurocs) == {"margin", "max_probability", "entropy", "energy", "graph", "learned"}
     assert (choice.declared, choice.aurocs["graph"]) == (graph, 1.0)
 
 
 def test_choice_states_the_compared_temperature() -> None:
     rows, losses = _answers(6, 400)
-    assert choose_score(rows, losses, temperature=1.7).declared.temperature == 1.7
+    assert choose_score(TASK, rows, losses, temperature=1.7).declared.temperature == 1.7
