@@ -44,6 +44,13 @@ def _home() -> Path:
     return _MEMORY if in_memory else Path("/tmp")
 
 
+def _runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 class PostgreSql:
     """One cluster in a folder of its own; it keeps its port, so that it can be stopped and started.
 
@@ -121,10 +128,13 @@ class PostgreSql:
         if process is None:
             return
         if kill:
-            # With its children, which would otherwise end in peace.
+            # With its children, which would otherwise end in peace. Stopped, it starts no further one meanwhile.
+            process.send_signal(signal.SIGSTOP)
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             for pid in (process.pid, *map(int, children)):
                 os.kill(pid, signal.SIGKILL)
+            while any(map(_runs, children)):  # a server does not start while another's memory is in use
+                time.sleep(0.01)
         else:
             process.send_signal(signal.SIGINT)  # a "fast" shutdown
         process.wait(timeout=_TIMEOUT_S)
