@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.images import encode, images
@@ -17,8 +18,9 @@ from bench.support.bundles import artefact, model, write_manifest
 from bench.support.onnx_models import linear, write_graph
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, Score
-from firstline_core.bundle.store import Bundle
+from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.steps import (
     BoxRows,
     ClassMap,
@@ -63,7 +65,7 @@ def test_boxes_of_a_detector_lie_in_the_original_image(tmp_path: Path) -> None:
     loaded = load_edge(detector_bundle(tmp_path), OPTIONS)
     large, small = (encode(np.full((side, side, 3), 255, np.uint8)) for side in (80, 8))
     rows = loaded.prepare(images(large, small))
-    assert set(rows) == {"x", "geometry"}
+    assert set(rows) == {"x", GEOMETRY}
     prediction = loaded.predict(images(large, small))
     outputs, evidence = prediction.outputs, prediction.evidence
     # Both pictures are 8x8 pixels from the fifth column on: half of their pixels are padding.
@@ -128,6 +130,20 @@ def test_only_the_outputs_that_a_detector_s_steps_name_are_read(tmp_path: Path, 
     loaded = load_edge(detr_bundle(tmp_path, "n", batch=batch), OPTIONS)
     assert loaded.output_names == ("logits", "boxes")
     assert loaded.predict(TWO_IMAGES).outputs["count"].tolist() == [1, 1]
+
+
+def test_the_input_of_a_detector_may_have_the_name_geometry(tmp_path: Path) -> None:
+    expected = load_edge(detector_bundle(tmp_path), OPTIONS).predict(TWO_IMAGES).outputs["boxes"]
+    renamed = onnx.load(tmp_path / "boxes.onnx")
+    for node in renamed.graph.node:
+        node.input[:] = ["geometry" if name == "x" else name for name in node.input]
+    renamed.graph.input[0].name = "geometry"
+    onnx.save(renamed, tmp_path / "renamed.onnx")
+    before = open_bundle(tmp_path).manifest
+    steps = {"preprocess": before.edge[0].preprocess, "postprocess": before.edge[0].postprocess}
+    variant = model(tmp_path / "renamed.onnx", tmp_path, **steps)
+    bundle = write_manifest(tmp_path, [variant], (), task=before.task, policy=before.policy)
+    np.testing.assert_array_equal(load_edge(bundle, OPTIONS).predict(TWO_IMAGES).outputs["boxes"], expected)
 
 
 def test_a_detector_gives_one_row_for_each_image(tmp_path: Path) -> None:
