@@ -433,7 +433,7 @@ def prediction_from(document: Mapping[str, Any], source: str, sent_id: str = "")
     """
     if sent_id:
         _check_id(document.get("id"), sent_id, source)
-    if "results" in document or "outputs" in document:
+    if not {"results", "outputs", "objects"}.isdisjoint(document):
         raise InvalidTensorError("The answer is not one label: `infer` gives several rows, and outputs of any kind.")
     try:
         return Prediction(

@@ -217,6 +217,11 @@ class TestReadPrediction:
         assert [label for label, _ in found.top] == ["yes", "no"]
         assert (found.model, found.version, found.answer) == ("m", "3", ANSWER)
 
+    def test_a_detectors_answer_is_no_label(self) -> None:
+        document = {"model": "m", "version": "3", "count": 0, "objects": []}
+        with pytest.raises(InvalidTensorError, match="`infer` gives several rows, and outputs of any kind"):
+            calls.read_prediction(response(200, orjson.dumps(document)))
+
     @pytest.mark.parametrize(
         "changes", [{"label": None, "top": 5}, {"probability": "x"}, {"tier": "moon"}, {"top": [{}]}]
     )
