@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from bench.figures import Figure, plain
 from bench.support.bundles import model, write_manifest
-from firstline.workbench.average_precision import MOST_BOXES, AveragePrecision, average_precision
 from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Policy, Score
@@ -23,6 +22,7 @@ from firstline_core.processing.images import checked_header
 from firstline_core.processing.steps import Suppress
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.average_precision import MOST_BOXES, AveragePrecision, average_precision
 from firstline_core.tasks.detection import Detection, with_candidates
 from firstline_core.types import Arrays, Tensor, join_rows
 

@@ -111,16 +111,19 @@ def promise_of(manifest: Manifest, epsilon: float | None, delta: float | None) -
     carried = first.certificate if first is not None else None
     if first is None or carried is None:
         return Promise(0.05 if epsilon is None else epsilon, 0.05 if delta is None else delta, "disagreement")
-    if carried.contract == "stream" or carried.by:
+    if carried.contract in ("stream", "events") or carried.by:
         if epsilon is None or delta is None:
-            of_what = f"each {carried.by}" if carried.by else "the stream of all answers"
+            kinds = {"stream": "the stream of all answers", "events": "single events"}
+            of_what = f"each {carried.by}" if carried.by else kinds[carried.contract]
             raise ConfigError(
                 f"The certificate of '{first.id}' promises something of {of_what}; candidates are certified on all "
                 "edge answers together, so say with --epsilon and --delta what is to be promised of those."
             )
-        return Promise(epsilon, delta, "disagreement" if carried.contract == "stream" else carried.contract)
+        return Promise(epsilon, delta, "harm" if carried.contract == "harm" else "disagreement")
     return Promise(
-        carried.epsilon if epsilon is None else epsilon, carried.delta if delta is None else delta, carried.contract
+        carried.epsilon if epsilon is None else epsilon,
+        carried.delta if delta is None else delta,
+        "harm" if carried.contract == "harm" else "disagreement",
     )
 
 

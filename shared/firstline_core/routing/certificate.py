@@ -14,12 +14,16 @@ from msgspec import Meta, Struct
 
 from firstline_core.types import Sha256
 
-Contract = Literal["disagreement", "harm", "stream"]
+Contract = Literal["disagreement", "harm", "stream", "events"]
 """The bounded quantity.
 
 Of the edge answers: "disagreement" with the full model, or "harm": the edge is wrong and the full model right. Of all
-answers: "stream", the accuracy given up compared with the full model alone.
+answers: "stream", the accuracy given up compared with the full model alone. Of the edge answers in which an event can
+occur: "events", such as "missed person".
 """
+
+ALL_ROWS = ""
+"""The key of `Certificate.audit_bounds` for contracts about all edge answers."""
 
 _Share = Annotated[float, Meta(ge=0, le=1)]
 _OpenShare = Annotated[float, Meta(gt=0, lt=1)]
@@ -62,6 +66,26 @@ class GroupCertificate(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a group has both a threshold and an upper bound of its risk, or neither")
 
 
+class EventPromise(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the accepted rows in which the event can occur, it occurs in at most `epsilon`, with confidence 1 - `delta`.
+
+    Attributes:
+        n: number of rows at certification in which the event can occur.
+        kept: share of these rows that the threshold accepts.
+        risk_upper: upper confidence bound of the risk, at most `epsilon`.
+    """
+
+    epsilon: _OpenShare
+    delta: _OpenShare
+    n: Annotated[int, Meta(ge=1)]
+    kept: _Share
+    risk_upper: _Share
+
+    def __post_init__(self) -> None:
+        if self.risk_upper > self.epsilon:
+            raise ValueError(f"a risk of up to {self.risk_upper:g} does not certify an epsilon of {self.epsilon:g}")
+
+
 class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     """Of the answers accepted at `threshold`, at most `epsilon` break the contract, with confidence 1 - `delta`.
 
@@ -80,6 +104,8 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         by: scope of the bound: "" for all edge answers together, "class" for each predicted class.
         groups: by label of the class. `threshold` is then the lowest of all groups, and answers with an absent label
             are escalated.
+        events: by name of the event, see `Task.events`. `epsilon`, `delta` and `risk_upper` are then the largest of the
+            events'.
     """
 
     contract: Contract
@@ -96,8 +122,15 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     histogram: Histogram | None = None
     by: Literal["", "class"] = ""
     groups: dict[str, GroupCertificate] = {}
+    events: dict[str, EventPromise] = {}
 
     def __post_init__(self) -> None:
+        if (self.contract == "events") != bool(self.events):
+            raise ValueError("a certificate has events if and only if its contract is about them")
+        if self.events and (self.by or self.audit_epsilon is not None):
+            raise ValueError("a contract on events has neither groups nor an audit_epsilon: each event has its own")
+        if self.events and self.epsilon != max(promise.epsilon for promise in self.events.values()):
+            raise ValueError("the epsilon of a contract on events is the largest of theirs")
         if bool(self.by) != bool(self.groups):
             raise ValueError("a certificate has groups if and only if it says by what they are formed")
         if self.by and self.contract == "stream":
@@ -111,8 +144,17 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"a group's risk is above the epsilon of {self.epsilon:g}")
 
     @property
+    def audit_bounds(self) -> dict[str, float]:
+        """Returns the bounds that field audits test, by event; `ALL_ROWS` for other contracts. Empty without audits."""
+        if self.events:
+            return {name: promise.epsilon for name, promise in self.events.items()}
+        return {} if self.audit_epsilon is None else {ALL_ROWS: self.audit_epsilon}
+
+    @property
     def promise(self) -> str:
         """Returns the guarantee as text."""
+        if self.events:
+            return "; ".join(event_promise(name, one.epsilon, one.delta) for name, one in self.events.items())
         sure = f"with confidence {100 - 100 * self.delta:.10g} %"
         if self.contract == "stream":
             return f"the tiered accuracy is at most {points(self.epsilon)} below the full model's, {sure}"
@@ -126,6 +168,23 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
             return self.threshold
         group = self.groups.get(label)
         return math.inf if group is None or group.threshold is None else group.threshold
+
+
+def event_promise(event: str, epsilon: float, delta: float) -> str:
+    """Returns the promise about an event as text.
+
+    Args:
+        event: such as "missed person" or "invented person".
+        epsilon: share of the rows in which the event can occur.
+        delta: probability that the promise is wrong.
+    """
+    direction, _, group = event.partition(" ")
+    least = f"at most {100 * epsilon:.4g} % of the edge answers"
+    what = {
+        "missed": f"{least} miss '{group}' where the full model reports it",
+        "invented": f"{least} that report '{group}' invent it",
+    }.get(direction, f"{least} have the event '{event}'")
+    return f"{what}, with confidence {100 - 100 * delta:.10g} %"
 
 
 def points(difference: float) -> str:

@@ -4,6 +4,8 @@ Modules
     base                the functions of every task
     classification      one probability per label
     detection           boxes with classes and scores
+    average_precision   COCO's precision of detections
+    drawing             text on pictures of answers
 """
 
 from __future__ import annotations

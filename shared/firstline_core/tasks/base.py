@@ -3,16 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.errors import InferenceError
+from firstline_core.errors import ConfigError, InferenceError
 from firstline_core.types import DATATYPES, Arrays, Tensor, TensorSpec, all_finite
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Scores = NDArray[np.float32]
 """One number a row, (n,)."""
+
+MISSED, INVENTED = "missed", "invented"
+"""The directions of events: what only the full model reports, and what only the edge model reports."""
+
+
+class Event(NamedTuple):
+    """A conditional loss.
+
+    Attributes:
+        counts: bool (n,), the rows in which the event can occur.
+        loss: FP32 (n,), 1 where it occurred, else 0; 0 for rows that do not count.
+    """
+
+    counts: NDArray[np.bool_]
+    loss: Scores
+
+
+def event_names(groups: Sequence[str]) -> tuple[str, ...]:
+    """Returns the events of groups, such as "missed person" and "invented person"."""
+    return tuple(f"{direction} {group}" for group in groups for direction in (MISSED, INVENTED))
+
+
+def event_of(name: str, groups: Sequence[str]) -> tuple[str, int]:
+    """Returns the direction of an event, and the number of its group.
+
+    Args:
+        name: one of `event_names(groups)`.
+        groups: of the task.
+
+    Raises:
+        ConfigError: no such event.
+    """
+    direction, _, group = name.partition(" ")
+    if direction not in (MISSED, INVENTED) or group not in groups:
+        known = ", ".join(event_names(groups)[:8])
+        raise ConfigError(f"There is no event '{name}'; there are: {known}." if known else "The task has no events.")
+    return direction, groups.index(group)
 
 
 class DeclaredOutputs(Protocol):
@@ -72,8 +112,14 @@ class Task(Protocol):
         score_kinds: names of the confidence scores that `score` computes.
         compares_evidence: whether `difference` uses the evidence too.
         graph_scores: whether a bundle's own score graph, which reads probabilities, can score the outputs.
+        quality: name of the figure in `summary` by which models are compared.
+        higher_is_better: whether a better model has a higher `quality`.
         outputs: the canonical outputs that both tiers return.
+        evidence: tensors that a model of the task may give for scoring only.
+        truth: the labels of a data set. Its first axis is the rows; -1 elsewhere is any size.
         labels: of the classes, in their order; () if the task has none.
+        group_names: the classes, or groups of classes, that contracts and rollouts tell apart; () if there are none.
+        events: names of the conditional losses, see `event`.
         feature_count: number of columns of `features`.
     """
 
@@ -81,12 +127,26 @@ class Task(Protocol):
     score_kinds: ClassVar[tuple[str, ...]]
     compares_evidence: ClassVar[bool]
     graph_scores: ClassVar[bool]
+    quality: ClassVar[str]
+    higher_is_better: ClassVar[bool]
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]: ...
 
     @property
+    def evidence(self) -> tuple[TensorSpec, ...]: ...
+
+    @property
+    def truth(self) -> tuple[TensorSpec, ...]: ...
+
+    @property
     def labels(self) -> tuple[str, ...]: ...
+
+    @property
+    def group_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def events(self) -> tuple[str, ...]: ...
 
     @property
     def digest(self) -> str:
@@ -129,11 +189,42 @@ class Task(Protocol):
     def groups(self, outputs: Arrays) -> Sequence[str]:
         """Returns, for each row, the class that a certificate by class refers to."""
 
+    def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
+        """Returns how often each row reports each group, (n, len(group_names))."""
+
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
         """Returns the disagreement of each row, (n,) float32 in [0, 1]; an answer changed if it is above 0."""
 
+    def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
+        """Returns the rows in which an event can occur, and where it occurred.
+
+        "missed G" counts the rows in which the full model reports the group G, and loses those in which the edge model
+        does not. "invented G" is the reverse.
+
+        Args:
+            name: one of `events`.
+            edge: canonical outputs.
+            full: canonical outputs.
+
+        Raises:
+            ConfigError: no such event.
+        """
+
+    def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
+        """Returns the loss of each row against its label, (n,) float32 in [0, 1]; 1 for a row without a label."""
+
+    def summary(self, outputs: Arrays, evidence: Arrays, truth: Arrays) -> dict[str, float]:
+        """Returns the figures of a data set, with `quality` among them.
+
+        Raises:
+            ConfigError: no row has a label, or a package that computes a figure is not installed.
+        """
+
     def describe(self, outputs: Arrays, row: int) -> dict[str, Any]:
         """Returns the answer to one row for people, as JSON values."""
+
+    def draw(self, image: Image.Image, outputs: Arrays, row: int) -> Image.Image:
+        """Returns a copy of the upright image that shows the answer to one row."""
 
     def difference(self, expected: Arrays, actual: Arrays) -> float:
         """Returns the largest difference of two outputs of the same rows; infinite if their shapes differ.

@@ -6,17 +6,26 @@ Scores and features follow from the probabilities; the score "energy" needs the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from firstline_core.errors import InvalidTensorError
-from firstline_core.tasks.base import Scores
+from firstline_core.errors import ConfigError, InvalidTensorError
+from firstline_core.tasks.base import MISSED, Event, Scores, event_names, event_of
+from firstline_core.tasks.drawing import caption
 from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 Probabilities = NDArray[np.float32]
+
+LABEL = "label"
+"""The truth of a classifier, INT64 [rows]; of independent labels BOOL [rows, labels]."""
+UNLABELLED = -1
+"""The label of a row without one."""
 
 _TOP = 5
 
@@ -55,6 +64,8 @@ class Classification(
     score_kinds: ClassVar[tuple[str, ...]] = ("max_probability", "margin", "entropy", "energy")
     compares_evidence: ClassVar[bool] = False
     graph_scores: ClassVar[bool] = True
+    quality: ClassVar[str] = "accuracy"
+    higher_is_better: ClassVar[bool] = True
 
     labels: tuple[str, ...]
     independent: bool = False
@@ -66,6 +77,22 @@ class Classification(
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         return (TensorSpec(PROBABILITIES, "FP32", (-1, len(self.labels))),)
+
+    @property
+    def evidence(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(LOGITS, "FP32", (-1, len(self.labels))),)
+
+    @property
+    def truth(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(LABEL, "INT64", (-1,)),)
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        return self.labels
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        return event_names(self.labels)
 
     @property
     def digest(self) -> str:
@@ -93,12 +120,44 @@ class Classification(
     def groups(self, outputs: Arrays) -> Sequence[str]:
         return [self.labels[label] for label in outputs[PROBABILITIES].argmax(axis=1).tolist()]
 
+    def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
+        likeliest = outputs[PROBABILITIES].argmax(axis=1)
+        found: NDArray[np.int64] = (likeliest[:, None] == np.arange(len(self.labels))).astype(np.int64)
+        return found
+
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
         return losses(edge[PROBABILITIES], full[PROBABILITIES])
+
+    def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
+        direction, label = event_of(name, self.labels)
+        ours, theirs = (outputs[PROBABILITIES].argmax(axis=1) == label for outputs in (edge, full))
+        counts, found = (theirs, ours) if direction == MISSED else (ours, theirs)
+        return Event(counts, (counts & ~found).astype(np.float32))
+
+    def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
+        wrong: Scores = (outputs[PROBABILITIES].argmax(axis=1) != truth[LABEL]).astype(np.float32)
+        return wrong
+
+    def summary(self, outputs: Arrays, evidence: Arrays, truth: Arrays) -> dict[str, float]:
+        """Returns the accuracy of the labelled rows, and the mean F1 of the labels that occur in them."""
+        known = truth[LABEL] != UNLABELLED
+        if not known.any():
+            raise ConfigError("The accuracy needs labelled rows; the data has none.")
+        said, true = outputs[PROBABILITIES].argmax(axis=1)[known], truth[LABEL][known]
+        count = len(self.labels)
+        right = np.bincount(true[said == true], minlength=count)
+        occurs = np.bincount(true, minlength=count)
+        f1 = 2 * right / np.maximum(occurs + np.bincount(said, minlength=count), 1)
+        return {"accuracy": float((said == true).mean()), "f1": float(f1[occurs > 0].mean())}
 
     def describe(self, outputs: Arrays, row: int) -> dict[str, Any]:
         """Returns the likeliest label, its probability, and as `top` the five likeliest ones."""
         return labelled(outputs[PROBABILITIES][row], self.labels)
+
+    def draw(self, image: Image.Image, outputs: Arrays, row: int) -> Image.Image:
+        """Returns a copy of the image with the likeliest label and its probability in the top left corner."""
+        found = self.describe(outputs, row)
+        return caption(image, f"{found['label']} {found['probability']:.2f}")
 
     def difference(self, expected: Arrays, actual: Arrays) -> float:
         """Returns the largest difference of a probability; infinite for NaN or infinity."""

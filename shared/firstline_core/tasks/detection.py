@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from firstline_core.errors import ConfigError, InvalidTensorError
+from firstline_core.errors import InvalidTensorError
 from firstline_core.processing.boxes import (
     BOXES,
     CANDIDATE,
@@ -30,21 +30,19 @@ from firstline_core.processing.boxes import (
     intersection_over_union,
     partners,
 )
-from firstline_core.tasks.base import Scores
+from firstline_core.tasks.average_precision import average_precision
+from firstline_core.tasks.base import MISSED, Event, Scores, event_names, event_of
+from firstline_core.tasks.drawing import COLOURS, line_width, write
 from firstline_core.types import Arrays, TensorSpec
 
 if TYPE_CHECKING:
     from PIL import Image
-
-MISSED, INVENTED = "missed", "invented"
 
 _Share = Annotated[float, Meta(gt=0, le=1)]
 _Pixels = Annotated[float, Meta(ge=0, le=16384)]
 _SLACK = 1e-6  # rounding of 32-bit arithmetic
 _MEASURES = 8
 _CLASSES_AT_MOST = 64  # above this, no selection part has enough rows of each class
-# Paul Tol's bright scheme, which colour-blind people can tell apart.
-_COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#bbbbbb")
 
 
 class Objects(NamedTuple):
@@ -59,18 +57,6 @@ class Objects(NamedTuple):
     found: NDArray[np.int64]
     missed: NDArray[np.int64]
     invented: NDArray[np.int64]
-
-
-class Event(NamedTuple):
-    """A conditional loss.
-
-    Attributes:
-        counts: bool (n,), the rows in which the event can occur.
-        loss: FP32 (n,), 1 where it occurred, else 0; 0 for rows that do not count.
-    """
-
-    counts: NDArray[np.bool_]
-    loss: Scores
 
 
 class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="detection"):
@@ -93,6 +79,8 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     score_kinds: ClassVar[tuple[str, ...]] = ("minimum_confidence", "mean_confidence", "no_candidate", "product")
     compares_evidence: ClassVar[bool] = True
     graph_scores: ClassVar[bool] = False
+    quality: ClassVar[str] = "map50"
+    higher_is_better: ClassVar[bool] = True
 
     labels: Annotated[tuple[str, ...], Meta(min_length=1)]
     k: Annotated[int, Meta(ge=1, le=1000)] = 100
@@ -123,6 +111,20 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         )
 
     @property
+    def evidence(self) -> tuple[TensorSpec, ...]:
+        return tuple(
+            TensorSpec(CANDIDATE + name, "INT64" if name == CLASSES else "FP32", (-1, self.k, *axes))
+            for name, axes in ((BOXES, (4,)), (SCORES, ()), (CLASSES, ()))
+        )
+
+    @property
+    def truth(self) -> tuple[TensorSpec, ...]:
+        """Returns the form of the outputs, with any number of boxes; their scores are not read."""
+        return tuple(
+            TensorSpec(spec.name, spec.datatype, (-1, -1, *spec.shape[2:])[: len(spec.shape)]) for spec in self.outputs
+        )
+
+    @property
     def group_names(self) -> tuple[str, ...]:
         """Returns the groups in the order of their first labels."""
         group_of = {label: name for name, labels in self.class_groups.items() for label in labels}
@@ -131,7 +133,7 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     @property
     def events(self) -> tuple[str, ...]:
         """Returns the names of all events, such as "missed person"."""
-        return tuple(f"{direction} {group}" for group in self.group_names for direction in (MISSED, INVENTED))
+        return event_names(self.group_names)
 
     def declared(self, *, rounded: bool, cut: bool) -> Detection:
         """Returns this task: the outputs of all models satisfy the same."""
@@ -228,10 +230,14 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     def detected(self, outputs: Arrays) -> NDArray[np.bool_]:
         """Returns which groups have an object of at least `least_side`, (n, groups)."""
+        return self.occurrences(outputs) > 0
+
+    def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
+        """Returns the number of objects of at least `least_side` of each group, (n, groups)."""
         index = self._group_index()
-        found = np.zeros((len(outputs[COUNT]), len(self.group_names)), np.bool_)
+        found = np.zeros((len(outputs[COUNT]), len(self.group_names)), np.int64)
         rows, columns = np.nonzero(_used(outputs) & (_sides(outputs[BOXES]) >= self.least_side))
-        found[rows, index[outputs[CLASSES][rows, columns]]] = True
+        np.add.at(found, (rows, index[outputs[CLASSES][rows, columns]]), 1)
         return found
 
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
@@ -243,6 +249,17 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
         """Returns the loss against labelled boxes, which have the form of outputs."""
         return self.loss(outputs, truth)
+
+    def summary(self, outputs: Arrays, evidence: Arrays, truth: Arrays) -> dict[str, float]:
+        """Returns COCO's mean average precision at an overlap of 0.5, and as the mean of 0.5 to 0.95.
+
+        The candidates count too, because the precision is measured down to low scores.
+        """
+        rows = range(len(outputs[COUNT]))
+        found = average_precision(
+            [with_candidates({**outputs, **evidence}, row) for row in rows], [detections(truth, row) for row in rows]
+        )
+        return {"map50": found.ap50, "map50_95": found.ap50_95}
 
     def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
         """Returns the rows that count for an event, and its loss.
@@ -259,11 +276,8 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         Raises:
             ConfigError: no such event.
         """
-        if name not in self.events:
-            raise ConfigError(f"There is no event '{name}'; there are: {', '.join(self.events[:8])}.")
-        direction, _, group = name.partition(" ")
+        direction, column = event_of(name, self.group_names)
         objects = self.objects(edge, full)
-        column = self.group_names.index(group)
         if direction == MISSED:
             counts, lost = objects.found + objects.missed > 0, objects.missed
         else:
@@ -322,19 +336,14 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     def draw(self, image: Image.Image, outputs: Arrays, row: int) -> Image.Image:
         """Returns a copy of the upright image with the row's boxes, labels and scores."""
-        from PIL import ImageDraw, ImageFont  # Pillow takes 3 MB: import it only for images
+        from PIL import ImageDraw  # Pillow takes 3 MB: import it only for images
 
         drawn = image.convert("RGB")
         canvas = ImageDraw.Draw(drawn)
-        line = max(2, round(max(drawn.size) / 300))
-        font = ImageFont.load_default(max(10, round(max(drawn.size) / 45)))
-        for box, score, label in zip(*(values.tolist() for values in detections(outputs, row)), strict=True):
-            colour = _COLOURS[label % len(_COLOURS)]
-            canvas.rectangle(box, outline=colour, width=line)
-            text = f"{self.labels[label]} {score:.2f}"
-            left, top, right, bottom = canvas.textbbox((box[0] + line, box[1] + line), text, font=font)
-            canvas.rectangle((left - line, top - line, right + line, bottom + line), fill=colour)
-            canvas.text((box[0] + line, box[1] + line), text, fill="white", font=font)
+        for box, score, label in _listed(detections(outputs, row)):
+            colour = COLOURS[label % len(COLOURS)]
+            canvas.rectangle(box, outline=colour, width=line_width(drawn))
+            write(drawn, (box[0], box[1]), f"{self.labels[label]} {score:.2f}", colour)
         return drawn
 
     def _group_index(self) -> NDArray[np.int64]:

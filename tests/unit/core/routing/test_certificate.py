@@ -10,7 +10,7 @@ import pytest
 from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import Manifest, Model, Policy, Score, certificate_problem, valid_certificate
 from firstline_core.processing.steps import InputSpec
-from firstline_core.routing.certificate import GroupCertificate, Histogram
+from firstline_core.routing.certificate import EventPromise, GroupCertificate, Histogram
 from firstline_core.routing.policy import Decision, covered, threshold_in_use
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
@@ -66,6 +66,33 @@ def test_a_promise_by_class_has_a_threshold_for_each() -> None:
         msgspec.structs.replace(by_class, contract="stream")
     with pytest.raises(ValueError, match="or neither"):
         GroupCertificate(0.7, 100, 0.5, None)
+
+
+def test_a_promise_about_events_names_each_with_its_bound() -> None:
+    assert EDGE.certificate is not None
+    promises = {
+        "missed person": EventPromise(0.05, 0.1, 300, 0.8, 0.04),
+        "invented cat": EventPromise(0.1, 0.05, 90, 0.9, 0.1),
+    }
+    events = msgspec.structs.replace(
+        EDGE.certificate, contract="events", epsilon=0.1, risk_upper=0.1, audit_epsilon=None, events=promises
+    )
+    assert events.promise == (
+        "at most 5 % of the edge answers miss 'person' where the full model reports it, with confidence 90 %; "
+        "at most 10 % of the edge answers that report 'cat' invent it, with confidence 95 %"
+    )
+    assert events.audit_bounds == {"missed person": 0.05, "invented cat": 0.1}
+    assert EDGE.certificate.audit_bounds == {"": EDGE.certificate.audit_epsilon}
+    for change, says in (
+        ({"events": {}}, "if and only if its contract"),
+        ({"contract": "harm"}, "if and only if its contract"),
+        ({"audit_epsilon": 0.1}, "each event has its own"),
+        ({"epsilon": 0.2}, "the largest of theirs"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            msgspec.structs.replace(events, **change)
+    with pytest.raises(ValueError, match="does not certify"):
+        EventPromise(0.05, 0.1, 300, 0.8, 0.06)
 
 
 def test_a_promise_on_the_stream_is_about_accuracy() -> None:

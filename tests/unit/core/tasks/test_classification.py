@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from PIL import Image
 
-from firstline_core.errors import InferenceError, InvalidTensorError
+from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError
 from firstline_core.tasks.base import check_outputs
 from firstline_core.tasks.classification import (
     LOGITS,
@@ -145,6 +146,33 @@ class TestClassification:
 
     def test_groups_are_the_predicted_labels(self) -> None:
         assert TASK.groups(answers([0.5, 0.3, 0.2], [0.1, 0.2, 0.7])) == ["a", "c"]
+
+    def test_an_event_counts_the_rows_of_its_label(self) -> None:
+        edge = answers([0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.1, 0.2, 0.7])
+        full = answers([0.9, 0.1, 0.0], [0.4, 0.6, 0.0], [0.1, 0.8, 0.1])
+        missed, invented = TASK.event("missed b", edge, full), TASK.event("invented a", edge, full)
+        assert (missed.counts.tolist(), missed.loss.tolist()) == ([False, True, True], [0, 1, 1])
+        assert (invented.counts.tolist(), invented.loss.tolist()) == ([True, True, False], [0, 1, 0])
+        assert TASK.events[:2] == ("missed a", "invented a")
+        assert TASK.occurrences(edge).tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
+        with pytest.raises(ConfigError, match="no event 'lost a'; there are: missed a, invented a"):
+            TASK.event("lost a", edge, full)
+
+    def test_the_summary_counts_labelled_rows(self) -> None:
+        outputs = answers([0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.1, 0.2, 0.7])
+        truth = {"label": np.array([0, 1, 2, -1])}
+        figures = TASK.summary(outputs, {}, truth)
+        assert figures == {"accuracy": pytest.approx(2 / 3), "f1": pytest.approx((1 + 0 + 2 / 3) / 3)}
+        assert TASK.truth_loss(outputs, truth).tolist() == [0, 1, 0, 1]
+        with pytest.raises(ConfigError, match="labelled rows"):
+            TASK.summary(outputs, {}, {"label": np.full(4, -1)})
+
+    def test_a_drawing_shows_the_label(self) -> None:
+        plain = Image.new("L", (200, 100))
+        drawn = TASK.draw(plain, answers([0.5, 0.3, 0.2]), 0)
+        assert (drawn.mode, drawn.size, plain.getbbox()) == ("RGB", (200, 100), None)
+        assert drawn.crop((0, 0, 60, 20)).getbbox() is not None
+        assert drawn.crop((100, 50, 200, 100)).getbbox() is None
 
     def test_supposed_losses_are_the_missing_probability(self) -> None:
         np.testing.assert_allclose(TASK.supposed_losses(answers([0.5, 0.3, 0.2]), {}), [0.5])

@@ -212,6 +212,22 @@ def test_a_detection_may_be_a_candidate_of_another_runtime() -> None:
     assert TASK.same(above, below, 0.01).tolist() == TASK.same(below, above, 0.01).tolist() == [True]
 
 
+def test_the_summary_is_the_average_precision_of_detections_and_candidates() -> None:
+    pytest.importorskip("pycocotools")
+    truth = outputs([(PERSON, 0, 0), ((200, 200, 300, 300), 0, 0)], [(PERSON, 0, 1)], k=6)
+    found, more = outputs(one(), one(label=1)), candidates([((200, 200, 300, 300), 0.2, 0)], [])
+    assert TASK.summary(found, more, truth)["map50"] == pytest.approx(1)
+    assert TASK.summary(found, {}, truth)["map50"] < 0.8
+    with pytest.raises(ConfigError, match="labelled boxes"):
+        TASK.summary(found, more, outputs([], []))
+
+
+def test_occurrences_are_the_objects_of_each_group() -> None:
+    task = Detection(LABELS, k=4, class_groups={"vehicle": ("car", "truck")}, least_side=20)
+    found = outputs([(PERSON, 0.9, 1), (PERSON, 0.8, 2), ((0, 0, 10, 10), 0.7, 0)], one(), [])
+    assert task.occurrences(found).tolist() == [[0, 2], [1, 0], [0, 0]]
+
+
 def test_description_is_for_people() -> None:
     assert TASK.describe(outputs([], one((1.04, 2, 3, 4), 1, 0.87654)), 1) == {
         "count": 1,
