@@ -28,6 +28,8 @@ from firstline.cli import (
 from firstline.cli.command import command, command_line, run_command_line
 from firstline.cli.console import console
 from firstline.cli.demo import demo
+from firstline.cli.infer import infer_command
+from firstline.cli.run import run_command
 
 app = command_line()
 app.add_typer(bundle.app, name="bundle")
@@ -46,6 +48,8 @@ command(app, "profile")(profile.profile_command)
 command(app, "predict")(predict.predict_command)
 command(app, "split")(split.split_command)
 command(app, "detections")(detections.detections_command)
+command(app, "infer")(infer_command)
+command(app, "run")(run_command)
 command(app, "console")(console)
 command(app, "demo")(demo)
 

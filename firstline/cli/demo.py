@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -17,6 +17,7 @@ from rich.text import Text
 
 from firstline.cli.command import EXIT_FAILED, Report
 from firstline.cli.output import table
+from firstline.cli.signals import until_signalled
 from firstline.demo.scenario import KINDS, Record, accuracy, percentiles_ms, run
 from firstline.demo.site import digits_folder
 
@@ -29,30 +30,10 @@ def demo() -> Report:
     Exits with 1 if a request or a promised correction was lost. SIGINT and SIGTERM stop everything that it started.
     """
     with _Screen() as screen:
-        summary = asyncio.run(_until_signalled(run(digits_folder(), show=screen.show)))
+        summary = asyncio.run(until_signalled(run(digits_folder(), show=screen.show)))
+    if isinstance(summary, signal.Signals):
+        raise typer.Exit(128 + summary)  # as shells have it
     return Report(summary, (_summary_table(summary), _sentences(summary)), EXIT_FAILED if summary["lost"] else 0)
-
-
-async def _until_signalled(scenario: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Runs the scenario; a signal ends it and its processes.
-
-    Raises:
-        typer.Exit: 128 and the signal's number, as shells have it.
-    """
-    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(scenario)
-    received: list[signal.Signals] = []
-
-    def stop(number: signal.Signals) -> None:
-        if not received:  # a second one would interrupt the stopping
-            task.cancel()
-        received.append(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # to the tiers SIGHUP means reload
-        loop.add_signal_handler(number, stop, number)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
 
 
 class _Screen:

@@ -118,6 +118,12 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         call = calls.infer_file(model, file, options)
         return await self._send(call)
 
+    async def infer_document(
+        self, model: str, file: str | Path | bytes, **options: Unpack[RequestOptions]
+    ) -> dict[str, Any]:
+        """Like `Client.infer_document`."""
+        return await self._send(calls.infer_document(model, file, options))
+
     async def answer(self, request_id: str) -> InferResponse:
         """See `Client.answer`."""
         return await self._send(calls.answer(request_id))

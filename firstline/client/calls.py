@@ -202,6 +202,20 @@ def infer_file(
     return Call("POST", path, partial(read_prediction, sent_id=sent_id), content, headers, params)
 
 
+def infer_document(
+    model: str, file: str | Path | bytes, options: RequestOptions, *, client_id: str = ""
+) -> Call[dict[str, Any]]:
+    """Returns the request of `infer_file`, whose answer is read as the server's JSON: a model of any task."""
+    call = infer_file(model, file, options, client_id=client_id)
+
+    def read(response: httpx.Response) -> dict[str, Any]:
+        document = _json(response)
+        _check_id(document.pop("id", None), (call.params or {})["id"], str(response.url))
+        return document
+
+    return Call(call.method, call.path, read, call.content, call.headers, call.params)
+
+
 def read_prediction(response: httpx.Response, sent_id: str = "") -> Prediction:
     """Returns the label and the description of the answer.
 

@@ -172,6 +172,10 @@ class Client(BaseClient[httpx.Client]):
         call = calls.infer_file(model, file, options)
         return self._send(call)
 
+    def infer_document(self, model: str, file: str | Path | bytes, **options: Unpack[RequestOptions]) -> dict[str, Any]:
+        """Runs a model of any task on one file, and returns the answer as JSON values; see `infer_file`."""
+        return self._send(calls.infer_document(model, file, options))
+
     def answer(self, request_id: str) -> InferResponse:
         """Returns the latest answer to a request of yours: the correction, once there is one.
 

@@ -7,8 +7,7 @@ import json
 import os
 import shutil
 import socket
-import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,41 +16,8 @@ from urllib.parse import urlsplit
 
 from firstline.client.async_client import AsyncClient
 from firstline.demo.cuttable_link import CuttableLink
+from firstline.demo.tiers import START_TIMEOUT_S, create_device_key, last_words, process, tier
 from firstline_core.errors import ConfigError
-
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunningTier:
-    """A tier's process and the address where it answers."""
-
-    url: str
-    process: asyncio.subprocess.Process
-
-
-@asynccontextmanager
-async def tier(module: str, config: Path, log: Path) -> AsyncIterator[RunningTier]:
-    """Runs `python -m module run`, yields it once it is ready, and stops it at the end of the block.
-
-    Args:
-        module: "firstline_gateway" or "firstline_edge".
-        config: its TOML file.
-        log: takes its standard error.
-
-    Raises:
-        ConfigError: it did not become ready; the error quotes its last output.
-    """
-    command = [sys.executable, "-m", module, "run", "--config", str(config), "--port", "0", "-o", "json"]
-    async with _process(command, log) as process:
-        assert process.stdout is not None  # noqa: S101 (it is a pipe, see _process)
-        try:
-            line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
-            url: str = json.loads(line)["url"]
-        except (TimeoutError, ValueError, KeyError) as error:
-            raise ConfigError(f"{module} did not start. It said: {_last_words(log)}") from error
-        yield RunningTier(url, process)
 
 
 @asynccontextmanager
@@ -65,13 +31,13 @@ async def broker(folder: Path) -> AsyncIterator[int]:
     config = folder / "mosquitto.conf"
     config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n")
     log = folder / "mosquitto.log"
-    async with _process([str(mosquitto()), "-c", str(config)], log) as process:
+    async with process([str(mosquitto()), "-c", str(config)], log) as running:
         for _ in range(int(START_TIMEOUT_S / 0.05)):
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:
-                if process.returncode is not None:
-                    raise ConfigError(f"mosquitto did not start. It said: {_last_words(log)}") from None
+                if running.returncode is not None:
+                    raise ConfigError(f"mosquitto did not start. It said: {last_words(log)}") from None
                 await asyncio.sleep(0.05)
             else:
                 writer.close()
@@ -85,33 +51,11 @@ def mosquitto() -> Path | None:
     return Path(binary) if binary else None
 
 
-@asynccontextmanager
-async def _process(command: Sequence[str], log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    with log.open("wb") as stream:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=stream
-        )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-
-
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _last_words(log: Path) -> str:
-    return " ".join(log.read_text(errors="replace").splitlines()[-3:]) or "nothing"
 
 
 Transport = Literal["http", "mqtt"]
@@ -222,28 +166,9 @@ async def open_site(folder: Path, bundle: Path, mosquitto: bool) -> AsyncIterato
         config.write_text(_GATEWAY + (_GATEWAY_MQTT.format(port=broker_port) if broker_port else ""))
         token_file = folder / "device.token"
         token_file.touch(mode=0o600)
-        token_file.write_text(await _create_key(config))
+        token_file.write_text(await create_device_key(config, DEVICE))
         gateway = await stack.enter_async_context(tier("firstline_gateway", config, folder / "gateway.log"))
         yield Site(folder, gateway.url, broker_port)
-
-
-async def _create_key(config: Path) -> str:
-    """Returns the device's key, created by the operator's command."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "firstline_gateway", "key", "create", DEVICE, "--device"),
-        *("--config", str(config)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        key, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise ConfigError(f"The device's key could not be made: {errors.decode(errors='replace').strip()}")
-    return key.decode()
 
 
 def digits_folder() -> Path:

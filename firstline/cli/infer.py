@@ -1,0 +1,158 @@
+"""`firstline infer`: runs a bundle, or a model of a running tier, on files."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from firstline.cli.command import EXIT_FAILED
+from firstline.cli.options import CaOption, require_bundle
+from firstline.cli.output import Output, OutputOption, progress
+from firstline.client.sync_client import Client
+from firstline.workbench.infer import files_of, open_models, upright_image
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import (
+    ConfigError,
+    FirstlineError,
+    ForbiddenError,
+    InferenceError,
+    InvalidTensorError,
+    RequestError,
+    UnauthorizedError,
+    UnknownModelError,
+)
+from firstline_core.protocol.file_inference import answer_json
+from firstline_core.storage.secrets import read_secret
+from firstline_core.tasks import describe
+from firstline_core.types import Answer, Route
+
+_TOKEN = "FIRSTLINE_TOKEN"  # noqa: S105 (the name of a variable)
+
+_METADATA = frozenset({*Answer.__struct_fields__, "model", "version", "id"})
+# Nothing can be right for the next file either.
+_STOPS = (UnknownModelError, UnauthorizedError, ForbiddenError)
+
+Infer = Callable[[Path, Path], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """A running tier, and the API key for it."""
+
+    url: Annotated[str, typer.Option(metavar="URL", help="Ask this running tier instead of a bundle's files.")] = ""
+    key_file: Annotated[
+        str, typer.Option(metavar="FILE", help=f"File with an API key for --url; default: {_TOKEN}.")
+    ] = ""
+    ca_file: CaOption = None
+
+
+def infer_command(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder of a bundle, or with --url the name of a model.")
+    ],
+    places: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files, and folders of files.")],
+    *,
+    tier: TierOptions,
+    route: Annotated[Route, typer.Option(help="auto, or the model that answers: edge or cloud.")] = Route.AUTO,
+    draw: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write each image with its answer drawn into this folder.")
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Run a model on files, and print one line for each; with -o json a JSON object a line.
+
+    The files are what the tiers' route for files takes: images, or rows as JSON. Every file of a folder is taken, in
+    order of the names. A file that does not fit is named on stderr, the others go on, and the exit code is 1. A model
+    that does not load or a tier that does not answer stops the command.
+    """
+    files = files_of(places)
+    failed = 0
+    with _opened(model, tier, route, draw) as infer, progress("Inferring") as bar:
+        for done, (file, name) in enumerate(files.items()):
+            try:
+                answer = infer(file, name)
+            except _STOPS:
+                raise
+            except (RequestError, InferenceError) as error:
+                failed += 1
+                _show_failure(file, error, output)
+            else:
+                _show(file, answer, output)
+            bar(done + 1, len(files))
+    if failed:
+        typer.echo(f"{failed} of {len(files)} files failed.", err=True)
+        raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _opened(model: str, tier: TierOptions, route: Route, draw: Path | None) -> Iterator[Infer]:
+    """Yields the function that answers a file, given its path and the path of its drawing below `draw`."""
+    if not tier.url:
+        if tier.key_file or tier.ca_file is not None:
+            raise ConfigError("--key-file and --ca go with --url.")
+        with _opened_bundle(require_bundle(Path(model)), route, draw) as infer:
+            yield infer
+        return
+    if draw is not None:
+        raise ConfigError("--draw needs a bundle's folder as MODEL; a tier draws on its route for files.")
+    token = read_secret(tier.key_file, "--key-file") or os.environ.get(_TOKEN, "")
+    with Client(tier.url, token=token, ca_file=str(tier.ca_file or "")) as client:
+        yield lambda file, _name: client.infer_document(model, file, route=route)
+
+
+@contextmanager
+def _opened_bundle(folder: Path, route: Route, draw: Path | None) -> Iterator[Infer]:
+    bundle = open_bundle(folder)
+    task = bundle.manifest.task
+    with open_models(bundle) as models:
+
+        def infer(file: Path, name: Path) -> dict[str, Any]:
+            body = _read(file)
+            response = models.infer(body, route)
+            if draw is not None:
+                picture = draw / f"{name}.png"
+                picture.parent.mkdir(parents=True, exist_ok=True)
+                task.draw(upright_image(body, str(file)), response.arrays, 0).save(picture)
+            return answer_json(response, describe(task, response.arrays))
+
+        yield infer
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InvalidTensorError(f"it cannot be read: {error.strerror}.") from error
+
+
+def _show(file: Path, answer: Mapping[str, Any], output: Output) -> None:
+    if output is Output.JSON:
+        typer.echo(msgspec.json.encode({"file": str(file), **answer}).decode())
+        return
+    by = answer["tier"] if answer.get("confidence") is None else f"{answer['tier']}, {answer['confidence']:.3f}"
+    typer.echo(f"{file}: {_said(answer)} ({by})")
+
+
+def _said(answer: Mapping[str, Any]) -> str:
+    """Returns the answer to one file in a few words."""
+    if "objects" in answer:
+        counts = Counter(each["label"] for each in answer["objects"])
+        return ", ".join(f"{count} {label}" for label, count in counts.items()) or "nothing"
+    if "label" in answer:
+        return f"{answer['label']} {answer['probability']:.3f}"
+    own = {key: value for key, value in answer.items() if key not in _METADATA}
+    return msgspec.json.encode(own).decode()
+
+
+def _show_failure(file: Path, error: FirstlineError, output: Output) -> None:
+    typer.echo(f"{file}: {error.message}", err=True)
+    if output is Output.JSON:
+        typer.echo(msgspec.json.encode({"file": str(file), "error": error.message, "code": error.code}).decode())

@@ -1,0 +1,79 @@
+"""`firstline run`: serves a bundle on loopback, with as many tiers as it has models for."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from firstline.cli.command import EXIT_FAILED
+from firstline.cli.options import BundleArgument, require_bundle
+from firstline.cli.output import Output, OutputOption
+from firstline.cli.signals import until_signalled
+from firstline.demo.tiers import ServedBundle, serve_bundle
+from firstline_core.bundle.manifest import Manifest
+from firstline_core.bundle.store import Bundle, open_bundle
+
+PortOption = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port of the tier that answers; 0 lets the system choose.")
+]
+
+
+def run_command(
+    path: BundleArgument,
+    *,
+    port: PortOption = 0,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Serve a bundle on this machine: an agent and a gateway, or one of them if the bundle has one model.
+
+    Prints the addresses and a curl command, and serves until SIGINT (Ctrl-C) or SIGTERM, which ends both tiers and
+    deletes their state. Exits with 1 if a tier stops on its own.
+    """
+    serve(open_bundle(require_bundle(path)), port, output)
+
+
+def serve(bundle: Bundle, port: int, output: Output) -> None:
+    """Serves a bundle until a signal.
+
+    Raises:
+        ConfigError: a tier did not start.
+        typer.Exit: a tier stopped on its own.
+    """
+    ended = asyncio.run(until_signalled(_serve(bundle, port, output)))
+    if not isinstance(ended, signal.Signals):
+        typer.echo(ended, err=True)
+        raise typer.Exit(EXIT_FAILED)
+
+
+async def _serve(bundle: Bundle, port: int, output: Output) -> str:
+    with tempfile.TemporaryDirectory(prefix="firstline-run-") as scratch:
+        async with serve_bundle(bundle, Path(scratch), port) as served:
+            _announce(bundle, served, output)
+            return await served.ended()
+
+
+def _announce(bundle: Bundle, served: ServedBundle, output: Output) -> None:
+    command = curl(bundle.manifest, served.url)
+    tiers = {"agent": served.agent, "gateway": served.gateway}
+    urls = {name: running.url for name, running in tiers.items() if running is not None}
+    if output is Output.JSON:
+        event = {"event": "ready", "model": bundle.manifest.name, "url": served.url, **urls, "curl": command}
+        typer.echo(msgspec.json.encode(event).decode())
+        return
+    for name, url in urls.items():
+        typer.echo(f"{name:<8} {url}")
+    typer.echo(f"Send a request, or end the tiers with Ctrl-C:\n  {command}")
+
+
+def curl(manifest: Manifest, url: str) -> str:
+    """Returns a command that sends a request to a tier."""
+    target = f"{url}/firstline/v1/models/{manifest.name}/infer"
+    if manifest.input.datatype == "BYTES":
+        return f"curl --data-binary @FILE {target}"
+    return f"curl --data-binary @ROW.json {target}"

@@ -1,0 +1,197 @@
+"""Tiers in processes of their own on loopback: one tier with its configuration, or all that a bundle needs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTier:
+    """A tier's process and the address where it answers."""
+
+    url: str
+    process: asyncio.subprocess.Process
+
+
+@asynccontextmanager
+async def tier(module: str, config: Path, log: Path, port: int = 0) -> AsyncIterator[RunningTier]:
+    """Runs `python -m module run`, yields it once it is ready, and stops it at the end of the block.
+
+    Args:
+        module: "firstline_gateway" or "firstline_edge".
+        config: its TOML file.
+        log: takes its standard error.
+        port: that it listens on; 0 lets the system choose.
+
+    Raises:
+        ConfigError: it did not become ready; the error quotes its last output.
+    """
+    command = [sys.executable, "-m", module, "run", "--config", str(config), "--port", str(port), "-o", "json"]
+    async with process(command, log) as running:
+        assert running.stdout is not None  # noqa: S101 (it is a pipe, see `process`)
+        try:
+            line = await asyncio.wait_for(running.stdout.readline(), START_TIMEOUT_S)
+            url: str = json.loads(line)["url"]
+        except (TimeoutError, ValueError, KeyError) as error:
+            raise ConfigError(f"{module} did not start. It said: {last_words(log)}") from error
+        yield RunningTier(url, running)
+
+
+@asynccontextmanager
+async def process(command: Sequence[str], log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Runs a command whose standard output is a pipe, and stops it at the end of the block."""
+    with log.open("wb") as stream:
+        running = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=stream
+        )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.terminate()
+            try:
+                await asyncio.wait_for(running.wait(), STOP_TIMEOUT_S)
+            except TimeoutError:
+                running.kill()
+                await running.wait()
+
+
+def last_words(log: Path) -> str:
+    """Returns the last lines of a process's standard error."""
+    return " ".join(log.read_text(errors="replace").splitlines()[-3:]) or "nothing"
+
+
+async def create_device_key(config: Path, device: str) -> str:
+    """Returns an API key for a device, created by the operator's command.
+
+    Args:
+        config: of the gateway.
+        device: its id.
+    """
+    command = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "firstline_gateway", "key", "create", device, "--device"),
+        *("--config", str(config)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        key, errors = await command.communicate()
+    finally:
+        if command.returncode is None:
+            command.kill()
+            await command.wait()
+    if command.returncode:
+        raise ConfigError(f"The device's key could not be made: {errors.decode(errors='replace').strip()}")
+    return key.decode()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBundle:
+    """A bundle's tiers. Requests go to `url`.
+
+    Attributes:
+        agent: None if the bundle has no edge model.
+        gateway: None if the bundle has no full model.
+        logs: the folder of the tiers' logs.
+    """
+
+    agent: RunningTier | None
+    gateway: RunningTier | None
+    logs: Path
+
+    @property
+    def url(self) -> str:
+        first = self.agent or self.gateway
+        assert first is not None  # noqa: S101 (a bundle has a model)
+        return first.url
+
+    async def ended(self) -> str:
+        """Waits until a tier ends on its own, and returns what it said last."""
+        names = {"agent": self.agent, "gateway": self.gateway}
+        waiting = {
+            asyncio.ensure_future(running.process.wait()): name
+            for name, running in names.items()
+            if running is not None
+        }
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
+        name = waiting[done.pop()]
+        return f"The {name} stopped. It said: {last_words(self.logs / f'{name}.log')}"
+
+
+_DEVICE = "local-device"
+_GATEWAY = """\
+[auth]
+mode = "{auth}"
+[models]
+directory = "full"
+"""
+_AGENT = """\
+[agent]
+device_id = "{device}"
+state_dir = "state"
+[models]
+directories = ["edge"]
+"""
+_LINK = """\
+[[links]]
+kind = "http"
+url = "{url}"
+token_file = "device.token"
+"""
+
+
+@asynccontextmanager
+async def serve_bundle(bundle: Bundle, folder: Path, port: int = 0) -> AsyncIterator[ServedBundle]:
+    """Runs an agent with the edge models and a gateway with the full model, or one of them for a bundle of one tier.
+
+    Args:
+        bundle: the agent gets it without the full model.
+        folder: an empty folder for configurations, logs and state.
+        port: of the tier that answers requests; 0 lets the system choose.
+
+    Raises:
+        ConfigError: a process did not start.
+    """
+    manifest = bundle.manifest
+    agent = gateway = None
+    async with AsyncExitStack() as stack:
+        if manifest.full is not None:
+            shutil.copytree(bundle.path, folder / "full" / manifest.name)
+            config = folder / "gateway.toml"
+            # Only the agent reaches the gateway. Without an agent, callers reach it, from this machine alone.
+            config.write_text(_GATEWAY.format(auth="tokens" if manifest.edge else "off"))
+            if manifest.edge:
+                token_file = folder / "device.token"
+                token_file.touch(mode=0o600)
+                token_file.write_text(await create_device_key(config, _DEVICE))
+            own_port = 0 if manifest.edge else port
+            gateway = await stack.enter_async_context(
+                tier("firstline_gateway", config, folder / "gateway.log", own_port)
+            )
+        if manifest.edge:
+            others = {artefact.file for model in manifest.edge for artefact in model.artefacts}
+            left_out = [] if manifest.full is None else [file.file for file in manifest.full.artefacts]
+            names = [Path(name).name for name in left_out if name not in others]
+            shutil.copytree(bundle.path, folder / "edge" / manifest.name, ignore=shutil.ignore_patterns(*names))
+            config = folder / "agent.toml"
+            link = "" if gateway is None else _LINK.format(url=gateway.url)
+            config.write_text(_AGENT.format(device=_DEVICE) + link)
+            agent = await stack.enter_async_context(tier("firstline_edge", config, folder / "agent.log", port))
+        yield ServedBundle(agent, gateway, folder)

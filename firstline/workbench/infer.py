@@ -1,0 +1,153 @@
+"""Runs a bundle on files in this process: the decision of the tiers, without links, caches and outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image, ImageOps
+
+from firstline_core.bundle.loading import LoadedModel, Scorer, declared_input, load_edge, load_model, load_scorer
+from firstline_core.bundle.manifest import valid_certificate
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError, InvalidTensorError
+from firstline_core.ids import new_request_id
+from firstline_core.processing.images import checked_header
+from firstline_core.protocol.file_inference import request_from_file
+from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
+from firstline_core.routing.policy import Decision, covered, threshold_in_use
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import (
+    Answer,
+    Arrays,
+    InferResponse,
+    ModelMetadata,
+    Reason,
+    Route,
+    Status,
+    Tensor,
+    Tier,
+)
+
+
+def files_of(places: Sequence[Path]) -> dict[Path, Path]:
+    """Returns files, and all files below folders in order of their names, each with its path within its folder.
+
+    Names in folders that start with a dot are left out.
+
+    Raises:
+        ConfigError: a file or folder does not exist, or a folder has no files.
+    """
+    found: dict[Path, Path] = {}
+    for place in places:
+        if place.is_dir():
+            inside = {path: path.relative_to(place) for path in sorted(place.rglob("*")) if path.is_file()}
+            shown = {path: name for path, name in inside.items() if not any(part[0] == "." for part in name.parts)}
+            if not shown:
+                raise ConfigError(f"The folder {place} has no files.")
+            found |= shown
+        elif place.exists():
+            found[place] = Path(place.name)
+        else:
+            raise ConfigError(f"There is no file {place}; name files or folders.")
+    return found
+
+
+class LocalModels:
+    """The models of a bundle. The edge model answers if the bundle's policy accepts its answer, else the full model.
+
+    `open_models` creates it.
+    """
+
+    def __init__(self, bundle: Bundle, edge: LoadedModel | None, full: LoadedModel | None, score: Scorer) -> None:
+        self._manifest = manifest = bundle.manifest
+        self._edge, self._full, self._score = edge, full, score
+        self._certificate = valid_certificate(manifest, edge.model) if edge is not None else None
+        self._metadata = ModelMetadata(manifest.name, (), "", (manifest.input_spec,), manifest.task.outputs)
+
+    def infer(self, body: bytes, route: Route = Route.AUTO) -> InferResponse:
+        """Returns the answer to one file of one row.
+
+        Args:
+            body: an encoded image, or a row as JSON, as the tiers' route for files takes it.
+            route: edge and cloud choose the model; without such a model, the other one answers.
+
+        Raises:
+            RequestError: the file does not fit the bundle.
+            InferenceError: a model failed.
+        """
+        tensor = declared_input(request_from_file(self._manifest.name, self._metadata, body, "", {}), self._manifest)
+        if len(tensor.array) > 1:
+            raise InvalidTensorError(f"The file has {len(tensor.array)} rows; send one row, or ask a running tier.")
+        if self._full is None or (self._edge is not None and route is not Route.CLOUD):
+            return self._from_edge(tensor, route)
+        return self._from_full(tensor, Reason.REQUESTED if route is Route.CLOUD else Reason.HEAVY, None)
+
+    def _from_edge(self, tensor: Tensor, route: Route) -> InferResponse:
+        assert self._edge is not None  # noqa: S101 (a bundle has a model)
+        prediction = self._edge.predict(tensor)
+        confidence = float(self._score(prediction.outputs, prediction.evidence)[0])
+        task, certificate = self._manifest.task, self._certificate
+        group = task.groups(prediction.outputs)[0]
+        threshold = threshold_in_use(self._manifest.policy.threshold, certificate, label=group)
+        reason = Reason.CONFIDENT if confidence >= threshold else Reason.UNCERTAIN
+        if reason is Reason.UNCERTAIN and self._full is not None and route is Route.AUTO:
+            return self._from_full(tensor, reason, confidence)
+        decision = Decision(Tier.EDGE, Reason.REQUESTED if route is Route.EDGE else reason)
+        certified = covered(decision, threshold, certificate, label=group)
+        return self._answer(self._edge, prediction.outputs, decision, confidence, certified=certified)
+
+    def _from_full(self, tensor: Tensor, reason: Reason, confidence: float | None) -> InferResponse:
+        assert self._full is not None  # noqa: S101 (checked by the callers)
+        outputs = self._full.predict(tensor).outputs
+        return self._answer(self._full, outputs, Decision(Tier.CLOUD, reason), confidence, certified=True)
+
+    def _answer(
+        self, model: LoadedModel, outputs: Arrays, decision: Decision, confidence: float | None, *, certified: bool
+    ) -> InferResponse:
+        answer = Answer(
+            request_id=new_request_id(),
+            status=Status.FINAL,
+            certified=certified,
+            durable=False,
+            tier=decision.tier,
+            reason=decision.reason,
+            confidence=confidence,
+            model_digest=model.digest,
+        )
+        tensors = tuple(Tensor(spec.name, outputs[spec.name]) for spec in self._manifest.task.outputs)
+        return InferResponse(self._manifest.name, str(self._manifest.version), tensors, answer=answer)
+
+
+@contextmanager
+def open_models(bundle: Bundle, options: RuntimeOptions = RuntimeOptions()) -> Iterator[LocalModels]:  # noqa: B008
+    """Loads the first edge model that loads here, and the full model if its file is present.
+
+    Raises:
+        ModelLoadError: a model does not load.
+    """
+    manifest = bundle.manifest
+    with ExitStack() as stack:
+        edge = load_edge(bundle, options) if manifest.edge else None
+        has_full = manifest.full is not None and (edge is None or not bundle.missing(manifest.full))
+        full = load_model(bundle, manifest.full, options) if has_full and manifest.full is not None else None
+        for model in (edge, full):
+            if model is not None:
+                stack.callback(model.close)
+        yield LocalModels(bundle, edge, full, load_scorer(bundle, options))
+
+
+def upright_image(encoded: bytes, where: str) -> Image.Image:
+    """Returns an encoded image upright, for drawings.
+
+    Raises:
+        InvalidTensorError, PayloadTooLargeError: it is no image, or too large.
+    """
+    checked_header(encoded, DEFAULT_IMAGE_LIMITS, where)
+    try:
+        opened: Image.Image = ImageOps.exif_transpose(Image.open(BytesIO(encoded)))
+        return opened.convert("RGB")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise InvalidTensorError(f"{where} is not an image that can be drawn on: {error}.") from error

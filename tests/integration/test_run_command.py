@@ -1,0 +1,72 @@
+"""`firstline run` as a process, and `firstline infer` on the tiers that it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.images import encode
+from support.sample_bundles import colour_bundle, detector_bundle, solid
+
+from bench.support.bundles import write_manifest
+from firstline_core.bundle.store import Bundle
+
+PICTURE = encode(solid(2))
+
+
+def _full_only(folder: Path) -> Bundle:
+    edge = colour_bundle(folder)
+    (model,) = edge.manifest.edge
+    return write_manifest(folder, (), edge.manifest.labels, full=model)
+
+
+def _detectors(folder: Path) -> Bundle:
+    return detector_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "tiers"), [(_detectors, {"agent", "gateway"}), (colour_bundle, {"agent"}), (_full_only, {"gateway"})]
+)
+def test_a_bundle_is_served_until_ctrl_c(tmp_path: Path, make: object, tiers: set[str]) -> None:
+    folder, scratch, picture = tmp_path / "bundle", tmp_path / "scratch", tmp_path / "picture.png"
+    folder.mkdir()
+    scratch.mkdir()
+    picture.write_bytes(PICTURE)
+    assert callable(make)
+    make(folder)
+    command = [sys.executable, "-m", "firstline"]
+    serving = subprocess.Popen(
+        [*command, "run", str(folder), "-o", "json"],
+        env=os.environ | {"TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert serving.stdout is not None
+        ready = json.loads(serving.stdout.readline())
+        assert {"agent", "gateway"} & set(ready) == tiers
+        asked = [str(picture) if part == "@FILE" else part for part in shlex.split(ready["curl"])]
+        assert asked[:3] == ["curl", "--data-binary", str(picture)]
+        done = subprocess.run(
+            [*command, "infer", ready["model"], str(picture), "--url", ready["url"], "-o", "json"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        answer = json.loads(done.stdout)
+        assert answer["file"] == str(picture)
+        assert answer.get("label", "blue") == "blue"
+        serving.send_signal(signal.SIGINT)
+        _, errors = serving.communicate(timeout=30)
+        assert (serving.returncode, errors) == (0, "")
+        assert list(scratch.glob("firstline-run-*")) == []
+    finally:
+        serving.kill()
+        serving.wait()

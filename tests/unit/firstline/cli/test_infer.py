@@ -1,0 +1,118 @@
+"""`firstline infer` with the models of a bundle."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.agent import CHECKOUT, DIGITS
+from support.images import encode
+from support.sample_bundles import colour_bundle, detector_bundle, number_bundle, solid
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline_core.bundle.store import Bundle, open_bundle
+
+
+def _run(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["infer", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def _lines(*arguments: object, code: int = 0) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _run(*arguments, "-o", "json", code=code).stdout.splitlines()]
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> Bundle:
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    return colour_bundle(folder)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    (folder / "more").mkdir(parents=True)
+    for channel, name in enumerate(("b.png", "more/a.png", "c.png")):
+        (folder / name).write_bytes(encode(solid(channel)))
+    (folder / ".hidden").write_text("not an image")
+    return folder
+
+
+def test_files_of_a_folder_are_answered_by_name(colours: Bundle, pictures: Path) -> None:
+    found = _lines(colours.path, pictures)
+    assert [(line["file"], line["label"], line["tier"]) for line in found] == [
+        (str(pictures / "b.png"), "red", "edge"),
+        (str(pictures / "c.png"), "blue", "edge"),
+        (str(pictures / "more/a.png"), "green", "edge"),
+    ]
+
+
+def test_text_has_a_line_for_each_file(colours: Bundle, pictures: Path) -> None:
+    assert _run(colours.path, pictures / "b.png").stdout.startswith(f"{pictures / 'b.png'}: red 0.57")
+
+
+def test_a_file_that_does_not_fit_is_named_and_the_others_go_on(colours: Bundle, pictures: Path) -> None:
+    (pictures / "bad.png").write_text("not an image")
+    result = _run(colours.path, pictures, "-o", "json", code=1)
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line.get("label") or line["code"] for line in answers] == ["red", "invalid_tensor", "blue", "green"]
+    assert f"{pictures / 'bad.png'}: Row 0 of input 'image' is neither JPEG nor PNG" in result.stderr
+    assert "1 of 4 files failed" in result.stderr
+
+
+def test_answers_are_drawn_into_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    detector_bundle(tmp_path / "bundle")
+    (tmp_path / "white.png").write_bytes(encode(np.full((80, 80, 3), 255, np.uint8)))
+    (found,) = _lines(tmp_path / "bundle", tmp_path / "white.png", "--draw", tmp_path / "drawn")
+    assert found["objects"] == [{"label": "dog", "score": 0.5, "box": {"x1": 0.0, "y1": 20.0, "x2": 40.0, "y2": 60.0}}]
+    with Image.open(tmp_path / "drawn" / "white.png.png") as drawn:
+        assert (drawn.size, drawn.getpixel((10, 60)) == (255, 255, 255)) == ((80, 80), False)
+
+
+def test_rows_are_json(tmp_path: Path) -> None:
+    number_bundle(tmp_path)
+    (tmp_path / "row.json").write_text("[0, 3]")
+    (tmp_path / "rows.json").write_text("[[0, 3], [3, 0]]")
+    found = _lines(tmp_path, tmp_path / "row.json", tmp_path / "rows.json", code=1)
+    assert found[0]["label"] == "b"
+    assert "has 2 rows; send one row" in found[1]["error"]
+
+
+def test_the_full_model_answers_where_the_edge_model_is_not_sure(tmp_path: Path) -> None:
+    with zipfile.ZipFile(CHECKOUT / "models/digits/heldout/images.zip") as archive:
+        archive.extractall(tmp_path)
+    manifest = open_bundle(DIGITS).manifest
+    certificate = manifest.edge[0].certificate
+    assert certificate is not None
+    assert manifest.full is not None
+    found = _lines(DIGITS, tmp_path)
+    assert {line["tier"] for line in found} == {"edge", "cloud"}
+    for line in found:
+        accepted = line["confidence"] >= certificate.threshold
+        assert (line["tier"], line["reason"]) == (("edge", "confident") if accepted else ("cloud", "uncertain"))
+        assert line["certified"] is True
+        assert line["model_digest"] == (manifest.edge[0] if accepted else manifest.full).digest
+    assert {line["tier"] for line in _lines(DIGITS, tmp_path, "--route", "cloud")} == {"cloud"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", __file__], "nowhere is not a bundle"),
+        ([DIGITS, "nowhere.png"], "There is no file nowhere.png"),
+        ([DIGITS, __file__, "--key-file", "key"], "--key-file and --ca go with --url"),
+        (["digits", __file__, "--url", "http://127.0.0.1:1", "--draw", "x"], "--draw needs a bundle's folder"),
+    ],
+)
+def test_wrong_arguments_are_usage_errors(arguments: list[object], message: str) -> None:
+    assert message in _run(*arguments, code=2).stderr
