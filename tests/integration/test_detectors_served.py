@@ -28,9 +28,17 @@ async def test_both_tiers_answer_with_boxes_in_the_original_image(tier: str, tmp
             found = await client.post("/firstline/v1/models/pets/infer", content=BRIGHT)
             assert found.status_code == 200, found.text
             box = {"x1": 0.0, "y1": 20.0, "x2": 40.0, "y2": 60.0}
-            assert found.json()["objects"] == [{"label": "dog", "score": 0.5, "box": box}]
+            answer = found.json()
+            assert answer["objects"] == [{"label": "dog", "score": 0.5, "box": box}]
+            assert (answer["width"], answer["height"]) == (80, 80)
         empty = await client.post("/firstline/v1/models/pets/infer", content=DARK)
         assert (empty.json()["count"], empty.json()["objects"]) == (0, [])
+
+        for query, count in (("min_score=0.4", 1), ("min_score=0.6", 0), ("classes=cat", 0), ("classes=cat,dog", 1)):
+            filtered = await client.post(f"/firstline/v1/models/pets/infer?max_objects=3&{query}", content=BRIGHT)
+            assert (filtered.json()["count"], filtered.json().get("confidence")) == (count, answer.get("confidence"))
+        refused = await client.post("/firstline/v1/models/pets/infer?classes=cow", content=BRIGHT)
+        assert refused.status_code == 400 and "'cow', which 'pets' does not know; it knows cat, dog." in refused.text
 
         encoded = oip.encode_request(InferRequest("pets", (images(BRIGHT, DARK),), ""))
         reply = await client.post("/v2/models/pets/infer", content=encoded.body, headers=http.headers_for(encoded))

@@ -14,10 +14,13 @@ from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError
+from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError, RequestError
 from firstline_core.protocol import file_inference
 from firstline_core.protocol.asgi import ClientDisconnectedError, Request, send_reply
 from firstline_core.protocol.http import BodyBudget, Reply, error_reply, json_reply, read_infer_request, response_reply
+from firstline_core.protocol.parameters import VIEW
+from firstline_core.tasks import answer_json
+from firstline_core.tasks.view import WHOLE, read_view
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import Caller, caller_of, certificate_of, check_scope
@@ -185,11 +188,13 @@ class InferenceApp:
     async def file(self, call: _Call) -> Reply:
         """`POST /firstline/v1/models/{model}/infer`."""
         metadata = self._plane.metadata(call.route.model, "")
+        query = call.request.query
+        view = read_view(query, call.route.model, self._plane.task(call.route.model))
         request = await file_inference.read_request(
             call.route.model,
             metadata,
             call.request.headers,
-            call.request.query,
+            query,
             call.body,
             principal=call.caller.principal,
             limits=self._plane.limits,
@@ -197,9 +202,12 @@ class InferenceApp:
             trace=call.request.trace,
         )
         if _is_job(call):
+            if view is not WHOLE:
+                raise RequestError(f"A job stores the whole answer; send {', '.join(VIEW)} when you fetch it.")
             return await submit(self._plane, self._jobs, request)
         response = await self._plane.infer(request)
-        return json_reply(file_inference.answer_json(response, self._plane.describe(response)))
+        task = self._plane.task(response.model, response.version)
+        return json_reply(answer_json(response, task, query, request.inputs[0]))
 
 
 Endpoint = Callable[[InferenceApp, _Call], Awaitable[Reply]]

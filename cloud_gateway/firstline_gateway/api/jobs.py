@@ -17,9 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from firstline_core.errors import FirstlineError
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import file_inference, http
+from firstline_core.protocol import http
 from firstline_core.protocol.http import Reply
 from firstline_core.protocol.oip import Encoded, decode_response, encode_response
+from firstline_core.protocol.openapi import VIEW
+from firstline_core.tasks import answer_json
 from firstline_core.types import InferRequest
 from firstline_gateway.api.auth import Access, Principal, authorize, is_still_authorized
 from firstline_gateway.api.messages import json_response, response_of
@@ -74,13 +76,14 @@ def job_routes(jobs: Jobs, plane: GatewayDataPlane, identity: Identity, access: 
     """Returns the routes of jobs."""
     router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(access.infer)])
 
-    @router.get("/{request_id}", openapi_extra={"parameters": [_WAIT]})
+    @router.get("/{request_id}", openapi_extra={"parameters": [*VIEW, _WAIT]})
     async def fetch(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:
         """The answer of a job; 202 while it waits or runs. Only for the caller that submitted it."""
         wait_s = _wait_s(request)
         if not wait_s:
-            return response_of(_job_reply(plane, await jobs.find(request_id, principal), form))
-        reply = _job_reply(plane, await _wait_for(jobs, identity, request, request_id, wait_s=wait_s), form)
+            return response_of(_job_reply(plane, await jobs.find(request_id, principal), form, request))
+        job = await _wait_for(jobs, identity, request, request_id, wait_s=wait_s)
+        reply = _job_reply(plane, job, form, request)
         reply.headers["Preference-Applied"] = f"wait={wait_s}"
         return response_of(reply)
 
@@ -91,7 +94,7 @@ def job_routes(jobs: Jobs, plane: GatewayDataPlane, identity: Identity, access: 
             200: {"content": {http.EVENT_STREAM_TYPE: {"schema": {"type": "string"}}}},
             204: {"description": "There are no more events."},
         },
-        openapi_extra={"parameters": [_LAST_EVENT_ID]},
+        openapi_extra={"parameters": [*VIEW, _LAST_EVENT_ID]},
     )
     async def follow(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:
         """The answer of a job as a server-sent event. Only for the caller that submitted it."""
@@ -115,7 +118,7 @@ def job_routes(jobs: Jobs, plane: GatewayDataPlane, identity: Identity, access: 
                             return
                         if last.status == RUNNING:  # this gateway stops
                             return
-                yield http.event(http.LAST_ID, _event_data(plane, last, form))
+                yield http.event(http.LAST_ID, _event_data(plane, last, form, request))
 
             return _ResourceStream(pieces(), resources.pop_all())
 
@@ -189,30 +192,30 @@ def _wait_s(request: Request) -> int:
     return min(int(value[:9]), WAIT_LIMIT_S) if value.isascii() and value.isdigit() else 0
 
 
-def _job_reply(plane: GatewayDataPlane, job: Job, form: str) -> Reply:
+def _job_reply(plane: GatewayDataPlane, job: Job, form: str, request: Request) -> Reply:
     """Returns the reply that describes a job."""
     if job.status == RUNNING:
         reply = http.json_reply(_pending(job.job_id, job.model), 202)
         reply.headers["Retry-After"] = _COME_BACK_S
         return reply
     if job.status == 200 and form == "short":
-        return http.json_reply(_short_answer(plane, job))
+        return http.json_reply(_short_answer(plane, job, request))
     return Reply(job.status, http.headers_for(Encoded(job.content, job.header)), job.content)
 
 
-def _event_data(plane: GatewayDataPlane, job: Job, form: str) -> bytes:
+def _event_data(plane: GatewayDataPlane, job: Job, form: str, request: Request) -> bytes:
     """Returns the answer of a job that has ended, as the data of an event."""
     if job.status != 200:
         return job.content
     if form == "short":
-        return http.json_reply(_short_answer(plane, job)).body
+        return http.json_reply(_short_answer(plane, job, request)).body
     response = decode_response(job.content, job.header)
     return encode_response(InferRequest(response.model, (), job.job_id), response).body
 
 
-def _short_answer(plane: GatewayDataPlane, job: Job) -> dict[str, Any]:
+def _short_answer(plane: GatewayDataPlane, job: Job, request: Request) -> dict[str, Any]:
     response = decode_response(job.content, job.header)
-    return file_inference.answer_json(response, plane.describe(response))
+    return answer_json(response, plane.task(response.model, response.version), request.query_params)
 
 
 def _pending(request_id: str, model: str) -> dict[str, object]:

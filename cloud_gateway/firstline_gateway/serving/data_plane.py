@@ -35,7 +35,7 @@ from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import EDGE_OUTPUT
 from firstline_core.protocol.tensors import shown
-from firstline_core.tasks import describe
+from firstline_core.tasks import AnyTask
 from firstline_core.tasks.base import check_outputs
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -388,13 +388,12 @@ class GatewayDataPlane:
     def metadata(self, model: str, version: str) -> ModelMetadata:
         return self._repository.metadata(model, version)
 
-    def describe(self, response: InferResponse) -> list[dict[str, Any]] | None:
-        """Returns the rows of an answer for people; see `firstline_core.tasks.describe`."""
+    def task(self, model: str, version: str = "") -> AnyTask | None:
+        """Returns the task of a model; None if it is not served, or not any more."""
         try:
-            task = self._repository.resolve(response.model, response.version).manifest.task
-        except (UnknownModelError, EngineUnavailableError):  # unloaded since
-            task = None
-        return describe(task, response.arrays)
+            return self._repository.resolve(model, version).manifest.task
+        except (UnknownModelError, EngineUnavailableError):
+            return None
 
     def index(self) -> list[ModelState]:
         found = {

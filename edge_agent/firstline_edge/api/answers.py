@@ -10,7 +10,9 @@ from firstline_core.protocol.asgi import Request, Streamed
 from firstline_core.protocol.http import BodyBudget, Reply, last_event_id
 from firstline_core.protocol.oip import encode_response
 from firstline_core.protocol.tensors import shown
-from firstline_core.types import InferRequest, InferResponse
+from firstline_core.tasks import answer_json
+from firstline_core.tasks.view import read_view
+from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.streams import Render, Streams, wants_events
 from firstline_edge.outbox.reopening import ReopeningOutbox
@@ -35,6 +37,7 @@ class Answers:
     async def infer_file(self, request: Request, principal: str) -> Reply | Streamed:
         """Runs inference by file; a caller that accepts an event stream receives every answer to its request in it."""
         agent, model = self._agent, request.parameters["model"]
+        read_view(request.query, model, agent.task(model))  # a wrong one is refused before the model runs
         with contextlib.ExitStack() as resources:
             with self._budget.share(principal) as take:
                 body = await request.body(agent.limits, take)
@@ -49,10 +52,11 @@ class Answers:
                     arrived_s=request.info.arrived_s,
                     trace=request.trace,
                 )
+                render = self._short(request, inference.inputs[0])
                 if not wants_events(request.headers):
-                    return self._short_reply(await agent.infer(inference))
+                    return render(await agent.infer(inference))
                 # Not before the body was read: a slow sender must not take a stream from other callers.
-                stream = resources.enter_context(self._streams.opened(self._short_reply))
+                stream = resources.enter_context(self._streams.opened(render))
                 completion = resources.enter_context(self._outbox.completions.watch(inference.request_id))
                 response = await agent.infer(inference)
             return stream.response(response, completion, resources)
@@ -84,7 +88,13 @@ class Answers:
             encoded = encode_response(InferRequest(response.model, (), request.parameters["request_id"]), response)
             return Reply(200, http.headers_for(encoded), encoded.body)
 
-        return tensors if form == "v2" else self._short_reply
+        return tensors if form == "v2" else self._short(request)
 
-    def _short_reply(self, response: InferResponse) -> Reply:
-        return http.json_reply(file_inference.answer_json(response, self._agent.describe(response)))
+    def _short(self, request: Request, images: Tensor | None = None) -> Render:
+        """Returns the renderer for people."""
+
+        def render(response: InferResponse) -> Reply:
+            task = self._agent.task(response.model, response.version)
+            return http.json_reply(answer_json(response, task, request.query, images))
+
+        return render

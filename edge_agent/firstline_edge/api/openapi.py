@@ -12,6 +12,7 @@ from firstline_core.protocol.openapi import (
     PRIORITY,
     TIMEOUT,
     VERSION,
+    VIEW,
     file_infer,
     identified,
     operation,
@@ -104,10 +105,12 @@ def description() -> dict[str, Any]:
                 priority=PRIORITY,
             )
         },
-        "/firstline/v1/answers/{request_id}": _get("answers", "The latest answer under an id.", _REQUEST_ID, _FORM),
+        "/firstline/v1/answers/{request_id}": _get(
+            "answers", "The latest answer under an id.", _REQUEST_ID, _FORM, *VIEW
+        ),
         "/firstline/v1/answers/{request_id}/events": _get(
             *("answers", "The present answer, and the final one when it arrives."),
-            *(_REQUEST_ID, _FORM, _LAST_EVENT_ID),
+            *(_REQUEST_ID, _FORM, *VIEW, _LAST_EVENT_ID),
             content=EVENT_STREAM_TYPE,
         ),
         "/firstline/v1/status": _get("health", "State of the agent: models, links, cache, outbox, budgets."),

@@ -147,18 +147,32 @@ def v2_infer(summary: str, *path: dict[str, Any]) -> dict[str, Any]:
     return operation("inference", summary, *path, _HEADER_LENGTH, body=body, answers=answers)
 
 
+def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": schema, "description": description}
+
+
+VIEW = (
+    _query("min_score", {"type": "number", "minimum": 0, "maximum": 1}, "Leave out objects below this score."),
+    _query("classes", {"type": "string"}, "Show only objects of these labels, separated by commas."),
+    _query("max_objects", {"type": "integer", "minimum": 1, "maximum": 1000}, "Show so many objects, best first."),
+    _query("masks", {"enum": ["png", "rle"]}, "Masks as PNG in base64, or as run lengths."),
+)
+"""Query parameters about the description of an answer; see `firstline_core/tasks/view.py`."""
+
+
 def file_infer(**query: dict[str, Any]) -> dict[str, Any]:
     """Returns the operation of inference by file.
 
     Args:
-        query: schemas of the query parameters.
+        query: schemas of the query parameters that are about the request.
     """
     return operation(
         "inference",
-        "Send a file (an image, or JSON numbers) and read the label.",
+        "Send a file (an image, or JSON numbers) and read what the model found.",
         MODEL,
         *({"name": name, "in": "query", "schema": schema} for name, schema in query.items()),
+        *VIEW,
         {"name": "id", "in": "query", "schema": {"type": "string"}, "description": "Your own; the answer repeats it."},
         body={"application/octet-stream": _BYTES},  # any other type is accepted, too
-        answer="Label, score and the five likeliest.",
+        answer="The answer of the model's task, such as a label, or objects with boxes.",
     )

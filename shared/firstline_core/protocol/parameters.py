@@ -38,7 +38,11 @@ class Preferences:
 
 
 _KNOWN = dict.fromkeys(("route", "privacy", "wait", "timeout", "priority")).keys()
-_QUERY = (*_KNOWN, "id")
+
+VIEW = ("min_score", "classes", "max_objects", "masks")
+"""Query parameters of the file route about the description of an answer; see `firstline_core/tasks/view.py`."""
+
+_QUERY = (*_KNOWN, "id", *VIEW)
 _DEFAULT = Preferences(Route.AUTO, Privacy.ANY, Wait.FINAL, None, 0)
 
 

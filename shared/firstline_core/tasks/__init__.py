@@ -6,28 +6,53 @@ Modules
     detection           boxes with classes and scores
     average_precision   COCO's precision of detections
     drawing             text on pictures of answers
+    view                what the part of an answer that is described
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from firstline_core.protocol import file_inference
 from firstline_core.tasks.classification import Classification, labelled
 from firstline_core.tasks.detection import Detection
-from firstline_core.types import DATATYPES, PROBABILITIES, Arrays
+from firstline_core.tasks.view import WHOLE, View, read_view, with_sizes
+from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, InferResponse, Tensor
 
 AnyTask = Classification | Detection
 """The task of a manifest, told apart by its `kind`."""
 
 
-def describe(task: AnyTask | None, outputs: Arrays) -> list[dict[str, Any]] | None:
+def answer_json(
+    response: InferResponse, task: AnyTask | None, query: Mapping[str, str], images: Tensor | None = None
+) -> dict[str, Any]:
+    """Returns the answer of the file route, as JSON values.
+
+    Args:
+        response: the answer.
+        task: of its model; None if it is unknown.
+        query: parameters of the request, see `view.py`.
+        images: the request's input; None if it is not known any more.
+
+    Raises:
+        RequestError: see `read_view`.
+        InferenceError: see `file_inference.answer_json`.
+    """
+    view = with_sizes(read_view(query, response.model, task), task, images)
+    return file_inference.answer_json(response, describe(task, response.arrays, view))
+
+
+def describe(task: AnyTask | None, outputs: Arrays, view: View = WHOLE) -> list[dict[str, Any]] | None:
     """Returns the answer to each row for people, as JSON values.
 
     Args:
         task: of the model; None if it is unknown. Probabilities are then described by the numbers of the classes.
         outputs: of the answer.
+        view: leaves parts of the answer out.
 
     Returns:
+        Answers that name places in an image begin with its `width` and `height`, if they are known.
         None if these are not outputs of the task: other names or axes, or a caller's form such as labels in place of
         numbers.
     """
@@ -40,4 +65,5 @@ def describe(task: AnyTask | None, outputs: Arrays) -> list[dict[str, Any]] | No
         found = outputs.get(spec.name)
         if found is None or found.dtype != DATATYPES[spec.datatype] or found.ndim != len(spec.shape):
             return None
-    return [task.describe(outputs, row) for row in range(len(outputs[task.outputs[0].name]))]
+    rows = range(len(outputs[task.outputs[0].name]))
+    return [view.size(row) | task.describe(outputs, row, view) for row in rows]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError, InferenceError
+from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import DATATYPES, Arrays, Tensor, TensorSpec, all_finite
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ class Task(Protocol):
         graph_scores: whether a bundle's own score graph, which reads probabilities, can score the outputs.
         quality: name of the figure in `summary` by which models are compared.
         higher_is_better: whether a better model has a higher `quality`.
+        view_options: query parameters of the file route that `describe` and `draw` obey, see `view.py`.
+        in_pixels: whether answers name places in the upright image, so that they also state its size.
         outputs: the canonical outputs that both tiers return.
         evidence: tensors that a model of the task may give for scoring only.
         truth: the labels of a data set. Its first axis is the rows; -1 elsewhere is any size.
@@ -129,6 +132,8 @@ class Task(Protocol):
     graph_scores: ClassVar[bool]
     quality: ClassVar[str]
     higher_is_better: ClassVar[bool]
+    view_options: ClassVar[tuple[str, ...]]
+    in_pixels: ClassVar[bool]
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]: ...
@@ -220,11 +225,17 @@ class Task(Protocol):
             ConfigError: no row has a label, or a package that computes a figure is not installed.
         """
 
-    def describe(self, outputs: Arrays, row: int) -> dict[str, Any]:
-        """Returns the answer to one row for people, as JSON values."""
+    def describe(self, outputs: Arrays, row: int, view: View = WHOLE) -> dict[str, Any]:
+        """Returns the answer to one row for people, as JSON values.
 
-    def draw(self, image: Image.Image, outputs: Arrays, row: int) -> Image.Image:
-        """Returns a copy of the upright image that shows the answer to one row."""
+        Args:
+            outputs: canonical outputs.
+            row: its index.
+            view: leaves parts of the answer out.
+        """
+
+    def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
+        """Returns a copy of the upright image that shows the answer to one row; for arguments see `describe`."""
 
     def difference(self, expected: Arrays, actual: Arrays) -> float:
         """Returns the largest difference of two outputs of the same rows; infinite if their shapes differ.

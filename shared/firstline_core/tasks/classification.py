@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from firstline_core.errors import ConfigError, InvalidTensorError
 from firstline_core.tasks.base import MISSED, Event, Scores, event_names, event_of
 from firstline_core.tasks.drawing import caption
+from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class Classification(
     graph_scores: ClassVar[bool] = True
     quality: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
+    view_options: ClassVar[tuple[str, ...]] = ()
+    in_pixels: ClassVar[bool] = False
 
     labels: tuple[str, ...]
     independent: bool = False
@@ -150,11 +153,11 @@ class Classification(
         f1 = 2 * right / np.maximum(occurs + np.bincount(said, minlength=count), 1)
         return {"accuracy": float((said == true).mean()), "f1": float(f1[occurs > 0].mean())}
 
-    def describe(self, outputs: Arrays, row: int) -> dict[str, Any]:
+    def describe(self, outputs: Arrays, row: int, view: View = WHOLE) -> dict[str, Any]:
         """Returns the likeliest label, its probability, and as `top` the five likeliest ones."""
         return labelled(outputs[PROBABILITIES][row], self.labels)
 
-    def draw(self, image: Image.Image, outputs: Arrays, row: int) -> Image.Image:
+    def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
         """Returns a copy of the image with the likeliest label and its probability in the top left corner."""
         found = self.describe(outputs, row)
         return caption(image, f"{found['label']} {found['probability']:.2f}")

@@ -33,6 +33,8 @@ from firstline_core.processing.boxes import (
 from firstline_core.tasks.average_precision import average_precision
 from firstline_core.tasks.base import MISSED, Event, Scores, event_names, event_of
 from firstline_core.tasks.drawing import COLOURS, line_width, write
+from firstline_core.tasks.view import CLASSES as CLASSES_SHOWN
+from firstline_core.tasks.view import MAX_OBJECTS, MIN_SCORE, WHOLE, View
 from firstline_core.types import Arrays, TensorSpec
 
 if TYPE_CHECKING:
@@ -81,6 +83,8 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "map50"
     higher_is_better: ClassVar[bool] = True
+    view_options: ClassVar[tuple[str, ...]] = (MIN_SCORE, CLASSES_SHOWN, MAX_OBJECTS)
+    in_pixels: ClassVar[bool] = True
 
     labels: Annotated[tuple[str, ...], Meta(min_length=1)]
     k: Annotated[int, Meta(ge=1, le=1000)] = 100
@@ -321,26 +325,33 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         """Returns for each row whether `difference` is at most the tolerance, (n,)."""
         return np.array([_difference(a, b, row) <= tolerance for row in range(len(a[COUNT]))], np.bool_)
 
-    def describe(self, outputs: Arrays, row: int) -> dict[str, Any]:
+    def describe(self, outputs: Arrays, row: int, view: View = WHOLE) -> dict[str, Any]:
         """Returns the JSON form of a row for people: its objects, best first, with boxes in pixels."""
-        found = detections(outputs, row)
         objects = [
             {
                 "label": self.labels[label],
                 "score": round(score, 4),
                 "box": dict(zip(("x1", "y1", "x2", "y2"), (round(value, 1) for value in box), strict=True)),
             }
-            for box, score, label in _listed(found)
+            for box, score, label in _listed(self.seen(outputs, row, view))
         ]
         return {"count": len(objects), "objects": objects}
 
-    def draw(self, image: Image.Image, outputs: Arrays, row: int) -> Image.Image:
+    def seen(self, outputs: Arrays, row: int, view: View) -> Boxes:
+        """Returns the detections of a row that a view shows, best first."""
+        found = detections(outputs, row)
+        shown = found.scores >= view.min_score
+        if view.classes:
+            shown &= np.isin(found.classes, [self.labels.index(label) for label in view.classes])
+        return found.take(np.flatnonzero(shown)[: view.max_objects])
+
+    def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
         """Returns a copy of the upright image with the row's boxes, labels and scores."""
         from PIL import ImageDraw  # Pillow takes 3 MB: import it only for images
 
         drawn = image.convert("RGB")
         canvas = ImageDraw.Draw(drawn)
-        for box, score, label in _listed(detections(outputs, row)):
+        for box, score, label in _listed(self.seen(outputs, row, view)):
             colour = COLOURS[label % len(COLOURS)]
             canvas.rectangle(box, outline=colour, width=line_width(drawn))
             write(drawn, (box[0], box[1]), f"{self.labels[label]} {score:.2f}", colour)
