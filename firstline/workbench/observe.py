@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.dataset import Dataset, Sample, require_classifier
-from firstline_core.bundle.loading import LoadedModel, Prediction, Scorer
+from firstline_core.bundle.loading import LoadedModel, Scorer
 from firstline_core.bundle.manifest import Model
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.steps import InputSpec
+from firstline_core.tasks.base import Prediction
 from firstline_core.tasks.classification import LOGITS, Probabilities
 from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, Tensor, row_count, slice_rows
 

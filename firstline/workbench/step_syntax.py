@@ -35,11 +35,19 @@ USAGE: Mapping[str, tuple[str, str]] = {
         "resize:WIDTHxHEIGHT[:FILTER][:letterbox=corner|center][:pad=N]",
         "nearest, bilinear (default), bicubic or lanczos; letterbox keeps the aspect ratio and pads with N, or with 0",
     ),
+    "standardize": ("standardize", "of numbers that are no image, first: each row minus its mean, by its deviation"),
     "scale": ("scale[:MEAN[:STD]]", "(x - MEAN) / STD; 0 and 255 unless named"),
     "layout": ("layout:NHWC|NCHW", "order of the axes"),
     "flatten": ("flatten", "all axes but the rows' into one"),
     "graph": ("graph:FILE.onnx", "an ONNX graph with one input and one output"),
     "softmax": ("softmax", "after the model: logits to probabilities"),
+    "sigmoid": ("sigmoid", "after the model: each logit to a probability of its own"),
+    "columns": ("columns:NUMBERS", "after the model: only these columns, in this order; the first is 0"),
+    "spread": (
+        "spread[:OUTPUT][:columns=NUMBERS]",
+        "after a regression model: the error that it expects, from another output or from columns of its own one",
+    ),
+    "unstandardize": ("unstandardize", "last, after a regression model: from the units of standardize to the input's"),
     "label_offset": ("label_offset[:COLUMNS]", "after the model: drop leading columns, 1 unless named"),
     "binary": ("binary[:probability|logit]", "after the model: one output, of the second label, to two"),
     "yolox": ("yolox[:STRIDES]", "after a detector: boxes of YOLOX; strides 8/16/32 unless named"),
@@ -74,6 +82,8 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "resize": ("size", "filter", "letterbox", "pad"),
     "scale": ("mean", "std"),
     "layout": ("to",),
+    "columns": ("indices",),
+    "spread": ("output", "columns"),
     "label_offset": ("offset",),
     "binary": ("of",),
     "yolox": ("strides",),
@@ -85,10 +95,10 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "suppress": ("score", "iou", "floor", "limit"),
 }
 # Arguments that are only given by name.
-_BY_NAME = frozenset({"background", "bits", "letterbox", "pad", "objectness", "iou", "floor", "limit"})
-_BEFORE = ("decode", "center_crop", "resize", "scale", "layout", "flatten", "graph")
+_BY_NAME = frozenset({"background", "bits", "letterbox", "pad", "columns", "objectness", "iou", "floor", "limit"})
+_BEFORE = ("decode", "center_crop", "resize", "standardize", "scale", "layout", "flatten", "graph")
 _DETECTION = ("yolox", "fastestdet", "yolo", "detr", "ssd", "box_rows", "class_map", "suppress")
-_AFTER = ("softmax", "label_offset", "binary", "graph", *_DETECTION)
+_AFTER = ("softmax", "sigmoid", "columns", "spread", "unstandardize", "label_offset", "binary", "graph", *_DETECTION)
 _NUMBERS = {
     "fraction": float,
     "offset": int,
@@ -99,7 +109,7 @@ _NUMBERS = {
     "floor": float,
     "limit": int,
 }
-_INTEGERS = ("background", "strides")
+_INTEGERS = ("background", "strides", "indices", "columns")
 _COCO_UNUSED = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
 _COCO_91 = tuple(-1 if i in _COCO_UNUSED else i - sum(unused < i for unused in _COCO_UNUSED) for i in range(91))
 _CLASS_MAPS = {"coco91": _COCO_91, "coco90": _COCO_91[1:]}
@@ -210,7 +220,7 @@ def _spell_step(step: PreStep | PostStep) -> str:
     if op == "class_map":
         names = [name for name, to in _CLASS_MAPS.items() if to == tuple(fields["to"])]
         fields = {"to": names[0]} if names else fields
-    if op == "ssd":
+    if op in ("ssd", "spread"):
         fields = {name: value for name, value in fields.items() if value}
     if op == "resize":
         fields = {"size": f"{fields.pop('width')}x{fields.pop('height')}", **fields}

@@ -12,13 +12,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from firstline_core.bundle.loading import Prediction
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
 from firstline_core.storage.files import read_limited
-from firstline_core.tasks.base import Task
+from firstline_core.tasks.base import Prediction, Task
 from firstline_core.types import DATATYPES, Array, Arrays, Tensor
 
 GOLDEN_NAME = "golden.json"

@@ -12,32 +12,23 @@ from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline_core.bundle.manifest import Manifest, Model, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
-from firstline_core.processing.boxes import InputSize, compile_detection
-from firstline_core.processing.compile import (
-    GraphLoader,
-    Preprocess,
-    Step,
-    compile_postprocess,
-    compile_preprocess,
-)
+from firstline_core.processing.boxes import InputSize
+from firstline_core.processing.compile import Preprocess, Step, compile_preprocess
 from firstline_core.processing.decoding import PreparedTensor
-from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.image_header import NO_COST, ImageCost
-from firstline_core.processing.steps import CenterCrop, Decode, Detr, Graph, InputSpec, Layout, Resize, Softmax, Ssd
+from firstline_core.processing.steps import CenterCrop, Decode, Graph, InputSpec, Layout, Resize
 from firstline_core.processing.trial import trial_input
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.base import RowByRow, Runtime, fits, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
-from firstline_core.tasks.base import Scores, Task
-from firstline_core.tasks.classification import LOGITS, temper
-from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.base import ModelOutputs, Postprocess, Prediction, Scores, Task
+from firstline_core.tasks.classification import temper
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import (
     DATATYPES,
@@ -46,7 +37,6 @@ from firstline_core.types import (
     InferRequest,
     Tensor,
     all_finite,
-    row_count,
 )
 
 _HIGHEST = np.finfo(np.float32).max
@@ -72,26 +62,6 @@ def declared_input(request: InferRequest, manifest: Manifest) -> Tensor:
                     f"Model '{manifest.name}' has no output {shown(output.name)}; it has: {', '.join(names)}."
                 )
     return request.inputs[0]
-
-
-class Prediction(Struct, frozen=True, eq=False):
-    """A model's answer for some rows.
-
-    Attributes:
-        outputs: the canonical outputs of the task.
-        evidence: further tensors, for scoring only: `logits` of a classifier with `Model.shows_logits`.
-    """
-
-    outputs: Arrays
-    evidence: Arrays
-
-
-Postprocess = Callable[[Arrays, Arrays], Prediction]
-"""Computes the canonical outputs from the model's outputs by name, and the prepared rows.
-
-Raises:
-    InferenceError: an output has another shape than the bundle declares.
-"""
 
 
 class LoadedModel:
@@ -120,7 +90,6 @@ class LoadedModel:
         runtime: Runtime,
         pre: Preprocess,
         post: Postprocess,
-        output_names: tuple[str, ...],
         resources: ExitStack[None],
     ) -> None:
         self.model = model
@@ -136,8 +105,7 @@ class LoadedModel:
         self._pre, self._post = pre, post
         self.decodes_images = pre.images is not None
         self.input = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True)
-        self.output_names = output_names
-        self._finds_boxes = isinstance(manifest.task, Detection)
+        self.output_names = post.reads
         self._resources = resources
 
     def prepare(self, tensor: Tensor, cost: ImageCost | None = None) -> Arrays:
@@ -149,7 +117,7 @@ class LoadedModel:
             cost: from `image_cost`, of this tensor; None to read the headers of its images now.
 
         Returns:
-            The model's inputs by name; for detectors also `GEOMETRY`.
+            The model's inputs by name, and the arrays that its postprocessing needs, such as `GEOMETRY`.
 
         Raises:
             InvalidTensorError: not this bundle's input; the message names the row if possible.
@@ -164,15 +132,13 @@ class LoadedModel:
         self._check(tensor)
         if cost is None and self._pre.images is not None:
             cost = self._pre.images.cost(tensor)
-        rows = self._pre.run(tensor, cost)
+        rows, side = self._pre.run(tensor, cost, self._post.needs)
         if not fits(rows.shape, self.input.shape):
             raise InvalidTensorError(
                 f"Input '{tensor.name}' becomes rows of shape {list(rows.shape[1:])}, but model '{self.model.id}' "
                 f"takes {_sizes(self.input.shape[1:])}."
             )
-        if self._finds_boxes:
-            return {self.input.name: rows, GEOMETRY: self._pre.geometry(tensor, cost)}
-        return {self.input.name: rows}
+        return {self.input.name: rows, **side}
 
     def image_cost(self, tensor: Tensor) -> ImageCost:
         """Returns what decoding the images of a bundle input costs, from their headers; `NO_COST` for other inputs.
@@ -214,7 +180,7 @@ class LoadedModel:
         Raises:
             InferenceError: see `run`.
         """
-        return self._checked(self._post(raw, rows)).outputs
+        return self._checked(self._post.run(raw, rows)).outputs
 
     def _checked(self, prediction: Prediction) -> Prediction:
         if problem := self.declared.fault(prediction.outputs):
@@ -226,7 +192,7 @@ class LoadedModel:
 
     def compute(self, rows: Arrays) -> Prediction:
         """Like `run`, without the check of the values, for made-up inputs."""
-        return self._post(self.runtime.run(self.feeds(rows)), rows)
+        return self._post.run(self.runtime.run(self.feeds(rows)), rows)
 
     def feeds(self, rows: Arrays) -> Arrays:
         """Returns the part of the rows from `prepare` that the model itself takes."""
@@ -331,43 +297,32 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
             resources.callback(graph.close)
             return _graph_step(_batched(graph, model), step.artefact.file)
 
-        post, output_names = _compile_postprocess(bundle.manifest, model, runtime, load_graph)
+        post = bundle.manifest.task.postprocess(
+            ModelOutputs(
+                f"Model '{model.id}'",
+                model.postprocess,
+                runtime.outputs,
+                model.output,
+                partial(_image_size, model, runtime),
+                load_graph,
+            )
+        )
+        pre = compile_preprocess(model.preprocess, bundle.manifest.input, load_graph, options.images)
+        pre.check(post.needs)
         loaded = LoadedModel(
             model=model,
             manifest=bundle.manifest,
             runtime=_batched(runtime, model),
-            pre=compile_preprocess(model.preprocess, bundle.manifest.input, load_graph, options.images),
+            pre=pre,
             post=post,
-            output_names=output_names,
             resources=resources,
         )
         undo.pop_all()  # no failure: the model now owns the resources
     return loaded
 
 
-def _compile_postprocess(
-    manifest: Manifest, model: Model, runtime: Runtime, load_graph: GraphLoader
-) -> tuple[Postprocess, tuple[str, ...]]:
-    """Returns a model's postprocessing, and the names of the outputs that it reads."""
-    if isinstance(manifest.task, Detection):
-        wanted: tuple[str, ...]
-        match model.postprocess:
-            case [Detr(logits=logits, boxes=boxes), *_]:
-                wanted = (logits, boxes)
-            case [Ssd(boxes=boxes, classes=classes, scores=scores, count=count), *_] if boxes:
-                wanted = (boxes, classes, scores, *([count] if count else []))
-            case [Ssd(), *_]:
-                wanted = tuple([spec.name for spec in runtime.outputs[:4]])
-            case _:
-                wanted = (model.output,)
-        names = tuple([pick_port(runtime.outputs, name, f"Model '{model.id}'", "output").name for name in wanted])
-        return _to_boxes(model, manifest.task, _image_size(model, runtime), names), names
-    name = pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
-    return _to_probabilities(model, len(manifest.labels), name, load_graph), (name,)
-
-
 def _image_size(model: Model, runtime: Runtime) -> InputSize:
-    """Returns the size of the images that a detector takes."""
+    """Returns the size of the images that a model takes."""
     shape = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True).shape
     channels_first = any(isinstance(step, Layout) and step.to == "NCHW" for step in model.preprocess)
     height, width = (shape[2:] if channels_first else shape[1:3]) if len(shape) == 4 else (-1, -1)
@@ -377,38 +332,6 @@ def _image_size(model: Model, runtime: Runtime) -> InputSize:
             raise ModelLoadError(f"Model '{model.id}' takes images of any size; add resize to its preprocessing.")
         width, height = last[0].width, last[0].height
     return InputSize(width, height)
-
-
-def _to_boxes(model: Model, task: Detection, size: InputSize, names: tuple[str, ...]) -> Postprocess:
-    """Returns the postprocessing of a detector."""
-    detect = compile_detection(model.postprocess, size, task.k)
-
-    def post_process(raw: Arrays, rows: Arrays) -> Prediction:
-        found = detect({name: raw[name] for name in names}, rows[GEOMETRY])
-        outputs = {spec.name: found.pop(spec.name) for spec in task.outputs}
-        return Prediction(outputs, found)
-
-    return post_process
-
-
-def _to_probabilities(model: Model, labels: int, output_name: str, load_graph: GraphLoader) -> Postprocess:
-    """Returns the postprocessing of a classifier."""
-    to_probabilities, to_logits = compile_postprocess(model.postprocess, load_graph), None
-    if model.shows_logits:
-        steps = [step for step in model.postprocess if not isinstance(step, Softmax)]
-        to_logits = compile_postprocess(steps, load_graph)
-
-    def post_process(raw: Arrays, rows: Arrays) -> Prediction:
-        probabilities, count = to_probabilities(raw[output_name]), row_count(rows)
-        if probabilities.shape != (count, labels):
-            raise InferenceError(
-                f"Model '{model.id}' gave {list(probabilities.shape)} for {count} rows, but the bundle has {labels} "
-                "labels; correct the labels, the output's name or the label offset."
-            )
-        evidence = {} if to_logits is None else {LOGITS: to_logits(raw[output_name])}
-        return Prediction({PROBABILITIES: probabilities}, evidence)
-
-    return post_process
 
 
 def load_edge(

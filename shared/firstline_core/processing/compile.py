@@ -1,22 +1,26 @@
 """Compiles a model's declared steps into one function when the model is loaded.
 
-`images.py` runs the image steps; their results are stacked, and the other steps run on the whole batch.
+`images.py` runs the image steps; their results are stacked, and the other steps run on the whole batch. Numbers that
+the postprocessing needs, such as where a picture was placed, travel with the prepared rows as arrays of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.errors import InvalidTensorError, ModelLoadError
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.image_header import ImageCost
+from firstline_core.processing.standardize import STANDARDIZATION, standardize
 from firstline_core.processing.steps import (
     CHANNELS,
     Binary,
     CenterCrop,
+    Columns,
     Decode,
     Flatten,
     Graph,
@@ -27,10 +31,12 @@ from firstline_core.processing.steps import (
     PreStep,
     Resize,
     Scale,
+    Sigmoid,
     Softmax,
+    Standardize,
 )
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
-from firstline_core.types import Array, Tensor
+from firstline_core.types import Array, Arrays, Tensor
 
 if TYPE_CHECKING:
     from firstline_core.processing.images import ImageProcessing
@@ -43,38 +49,63 @@ GraphLoader = Callable[[Graph], Step]
 _LATER_BYTES = 8  # of each value in the steps after the image steps: FP32, and a copy in another layout
 
 
+class Prepared(NamedTuple):
+    """The result of a preprocessing.
+
+    Attributes:
+        rows: of the model's input.
+        side: arrays of the same rows that the postprocessing needs, by name.
+    """
+
+    rows: Array
+    side: Arrays
+
+
 class Preprocess(NamedTuple):
     """A model's preprocessing.
 
     Attributes:
         array_steps: on the whole batch, after the image steps.
         images: the image steps, if there are any.
+        standardizes: whether the first step is `standardize`.
     """
 
     array_steps: Step
     images: ImageProcessing | None = None
+    standardizes: bool = False
 
-    def run(self, tensor: Tensor, cost: ImageCost | None = None) -> Array:
-        """Returns the model's input rows.
+    def run(self, tensor: Tensor, cost: ImageCost | None = None, needs: Collection[str] = ()) -> Prepared:
+        """Prepares a bundle input.
 
         Args:
             tensor: a checked bundle input.
             cost: from `images.cost`, of this tensor; None to read the headers of its images now.
+            needs: names of the side arrays, which `check` accepts: `GEOMETRY` and `STANDARDIZATION`.
         """
-        return self.array_steps(tensor.array if self.images is None else self.images.run(tensor, cost))
+        array, side = tensor.array, dict[str, Array]()
+        if self.images is not None:
+            cost = self.images.cost(tensor) if cost is None else cost
+            array = self.images.run(tensor, cost)
+            if GEOMETRY in needs:
+                side[GEOMETRY] = self.images.geometry(tensor, cost)
+        elif self.standardizes:
+            array, side[STANDARDIZATION] = standardize(array)
+        return Prepared(self.array_steps(array), side)
 
-    def geometry(self, tensor: Tensor, cost: ImageCost | None = None) -> NDArray[np.float32]:
-        """Returns where the rows of `run` lie in the upright images; for arguments see `run`.
-
-        Returns:
-            FP32 (rows, 6), see `processing/geometry.py`.
+    def check(self, needs: Collection[str]) -> None:
+        """Checks that `run` gives these side arrays.
 
         Raises:
-            ModelLoadError: the model takes no images.
+            ModelLoadError: a step is missing.
         """
-        if self.images is None:
-            raise ModelLoadError("Preprocessing: a detector takes images, so it needs decode or resize.")
-        return self.images.geometry(tensor, self.images.cost(tensor) if cost is None else cost)
+        if GEOMETRY in needs and self.images is None:
+            raise ModelLoadError(
+                "Preprocessing: boxes and masks are mapped back to images, so it needs decode or resize."
+            )
+        if STANDARDIZATION in needs and not self.standardizes:
+            raise ModelLoadError(
+                "Preprocessing: unstandardize and a tolerance in units of the scale need standardize as the first step."
+            )
 
 
 def compile_preprocess(
@@ -108,9 +139,12 @@ def compile_preprocess(
     if spec.datatype not in {"BYTES", "UINT8"} and image_steps:
         raise ModelLoadError(f"Preprocessing: input '{spec.name}' is {spec.datatype}; image steps need BYTES or UINT8.")
     channels = CHANNELS[decodes[0].mode] if decodes else spec.shape[-1] if len(spec.shape) > 1 else -1
-    apply = chain(_array_steps(array_steps, channels, load_graph))
+    standardizes = bool(array_steps) and isinstance(array_steps[0], Standardize)
+    if (image_steps and standardizes) or any(isinstance(step, Standardize) for step in array_steps[1:]):
+        raise ModelLoadError("Preprocessing: standardize comes first, once, and takes numbers that are no image.")
+    apply = chain(_array_steps(array_steps[standardizes:], channels, load_graph))
     if not image_steps:
-        return Preprocess(apply)
+        return Preprocess(apply, standardizes=standardizes)
     from firstline_core.processing.images import ImageProcessing  # Pillow takes 3 MB: import it only for images
 
     pixels = ImageProcessing(
@@ -123,12 +157,20 @@ def compile_preprocess(
 
 
 def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> Step:
-    """Returns the function of a postprocessing, from the output (n, ...) to probabilities (n, classes) float32."""
+    """Returns the function of a postprocessing, from the output (n, ...) to a matrix (n, columns) float32.
+
+    Raises:
+        ModelLoadError: a step belongs to another task.
+    """
     functions: list[Step] = [_to_float_matrix]
     for step in steps:
         match step:
             case Softmax():
                 functions.append(softmax)
+            case Sigmoid():
+                functions.append(sigmoid)
+            case Columns():
+                functions.append(_columns(step.indices))
             case LabelOffset():
                 functions.append(_drop_columns(step.offset))
             case Binary():
@@ -137,7 +179,7 @@ def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> S
                 functions += [load_graph(step), _to_float_matrix]
             case _:
                 op = step.__struct_config__.tag
-                raise ModelLoadError(f"Postprocessing: {op} belongs to a detector, but this bundle is a classifier's.")
+                raise ModelLoadError(f"Postprocessing: {op} does not belong to this bundle's task.")
     return chain(functions)
 
 
@@ -163,6 +205,12 @@ def softmax(logits: Array) -> NDArray[np.float32]:
     np.exp(shifted, out=shifted)
     shifted /= np.add.reduce(shifted, axis=-1, keepdims=True)
     return cast("NDArray[np.float32]", shifted)
+
+
+def sigmoid(logits: Array) -> NDArray[np.float32]:
+    """Converts logits to probabilities, each by itself; without overflow, because tanh has none."""
+    halves: NDArray[np.float32] = np.tanh(logits * np.float32(0.5)).astype(np.float32, copy=False)
+    return halves * np.float32(0.5) + np.float32(0.5)
 
 
 def _array_steps(steps: Sequence[PreStep], channels: int, load_graph: GraphLoader) -> list[Step]:
@@ -225,6 +273,17 @@ def _to_channels_first(array: Array) -> Array:
 
 def _flatten(array: Array) -> Array:
     return array.reshape(len(array), -1)
+
+
+def _columns(indices: Sequence[int]) -> Step:
+    def select(array: Array) -> Array:
+        if max(indices) >= array.shape[1]:
+            raise InferenceError(
+                f"The step columns selects column {max(indices)}, but the output has {array.shape[1]}."
+            )
+        return array[:, list(indices)]
+
+    return select
 
 
 def _drop_columns(count: int) -> Step:

@@ -17,7 +17,7 @@ from firstline_core.processing.steps import CenterCrop, Resize
 ImageStep = CenterCrop | Resize
 
 GEOMETRY = "firstline/geometry"
-"""Name of the array of geometries beside a model's prepared rows, and of no model's input: FP32 (rows, 6)."""
+"""Name of the array of geometries that accompanies a model's prepared rows, and of no model's input: FP32 (rows, 6)."""
 
 GEOMETRY_COLUMNS = ("width", "height", "scale_x", "scale_y", "offset_x", "offset_y")
 

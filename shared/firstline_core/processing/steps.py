@@ -96,6 +96,40 @@ class Flatten(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", t
     """Reshapes [n, ...] to [n, product of the other axes]."""
 
 
+class Standardize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="standardize"):
+    """Computes (x - mean) / deviation of each row's own numbers, as FP32; flat rows are only shifted."""
+
+
+class Unstandardize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="unstandardize"):
+    """Maps values back to the units of the row: times the deviation, plus the mean of `standardize`."""
+
+
+class Columns(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="columns"):
+    """Selects columns of the output, in this order; the first has number 0."""
+
+    indices: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(min_length=1)]
+
+
+class Spread(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="spread"):
+    """Reads the spread of a regression model's values: the error that the model expects, in the unit of the values.
+
+    Attributes:
+        output: name of the model's output; "" for the output of the values.
+        columns: of that output, one for each value; all if there are none.
+    """
+
+    output: str = ""
+    columns: tuple[Annotated[int, Meta(ge=0, lt=65536)], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.output and not self.columns:
+            raise ValueError("'spread' needs the name of an output, or columns")
+
+
+class Sigmoid(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="sigmoid"):
+    """Converts each logit to a probability of its own."""
+
+
 class Softmax(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="softmax"):
     """Converts logits to probabilities over the last axis."""
 
@@ -218,5 +252,17 @@ class Suppress(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", 
 BoxDecoder = Yolox | FastestDet | Yolo | Detr | Ssd | BoxRows
 """The first step after a detector; then come any `class_map`, and `suppress`."""
 
-PreStep = Decode | CenterCrop | Resize | Scale | Layout | Flatten | Graph
-PostStep = Softmax | LabelOffset | Binary | Graph | BoxDecoder | ClassMap | Suppress
+PreStep = Decode | CenterCrop | Resize | Standardize | Scale | Layout | Flatten | Graph
+PostStep = (
+    Softmax
+    | Sigmoid
+    | Columns
+    | LabelOffset
+    | Binary
+    | Graph
+    | Spread
+    | Unstandardize
+    | BoxDecoder
+    | ClassMap
+    | Suppress
+)

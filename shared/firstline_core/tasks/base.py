@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError, InferenceError
+from firstline_core.processing.boxes import InputSize
+from firstline_core.processing.compile import GraphLoader
+from firstline_core.processing.steps import PostStep
+from firstline_core.runtime.base import pick_port
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import DATATYPES, Arrays, Tensor, TensorSpec, all_finite
 
@@ -54,6 +59,64 @@ def event_of(name: str, groups: Sequence[str]) -> tuple[str, int]:
         known = ", ".join(event_names(groups)[:8])
         raise ConfigError(f"There is no event '{name}'; there are: {known}." if known else "The task has no events.")
     return direction, groups.index(group)
+
+
+class Prediction(Struct, frozen=True, eq=False):
+    """A model's answer for some rows.
+
+    Attributes:
+        outputs: the canonical outputs of the task.
+        evidence: further tensors, for scoring only, such as the `logits` of a classifier.
+    """
+
+    outputs: Arrays
+    evidence: Arrays
+
+
+class Postprocess(NamedTuple):
+    """A model's postprocessing.
+
+    Attributes:
+        reads: names of the model's outputs that it uses.
+        run: from the model's outputs by name, and the prepared rows, to the answer. It raises an `InferenceError` if an
+            output has another shape than the bundle declares.
+        needs: names of the side arrays of the prepared rows that it uses, see `processing/compile.py`.
+    """
+
+    reads: tuple[str, ...]
+    run: Callable[[Arrays, Arrays], Prediction]
+    needs: tuple[str, ...] = ()
+
+
+class ModelOutputs(NamedTuple):
+    """What a task compiles a model's postprocessing from.
+
+    Attributes:
+        what: the model, for messages.
+        steps: the declared postprocessing.
+        ports: the outputs of the model.
+        output: name of the output in the manifest; "" for the only one.
+        image_size: returns the size of the images that the model takes.
+        load_graph: returns the function of a graph step.
+    """
+
+    what: str
+    steps: Sequence[PostStep]
+    ports: Sequence[TensorSpec]
+    output: str
+    image_size: Callable[[], InputSize]
+    load_graph: GraphLoader
+
+    def port(self, name: str) -> str:
+        """Returns the name of one of the model's outputs.
+
+        Args:
+            name: "" for the only output.
+
+        Raises:
+            ModelLoadError: there is no such output, or there are several and no name.
+        """
+        return pick_port(self.ports, name, self.what, "output").name
 
 
 class DeclaredOutputs(Protocol):
@@ -167,6 +230,13 @@ class Task(Protocol):
         Args:
             rounded: whether the model's numbers may be rounded to eight bits.
             cut: whether some of the model's classes are left out, such as a background class.
+        """
+
+    def postprocess(self, model: ModelOutputs) -> Postprocess:
+        """Compiles the postprocessing of one model.
+
+        Raises:
+            ModelLoadError: the steps do not fit the task or each other, or an output does not exist.
         """
 
     def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:

@@ -12,11 +12,22 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from firstline_core.errors import ConfigError, InvalidTensorError
-from firstline_core.tasks.base import MISSED, Event, Scores, event_names, event_of
+from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError
+from firstline_core.processing.compile import compile_postprocess
+from firstline_core.processing.steps import Graph, Softmax
+from firstline_core.tasks.base import (
+    MISSED,
+    Event,
+    ModelOutputs,
+    Postprocess,
+    Prediction,
+    Scores,
+    event_names,
+    event_of,
+)
 from firstline_core.tasks.drawing import caption
 from firstline_core.tasks.view import WHOLE, View
-from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec
+from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec, row_count
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -109,6 +120,27 @@ class Classification(
     def declared(self, *, rounded: bool, cut: bool) -> Outputs:
         labels = len(self.labels)
         return independent(labels) if self.independent else single_label(labels, rounded=rounded, cut=cut)
+
+    def postprocess(self, model: ModelOutputs) -> Postprocess:
+        """Compiles the steps; the logits are evidence if there is a softmax step and no graph."""
+        name, labels = model.port(model.output), len(self.labels)
+        to_probabilities, to_logits = compile_postprocess(model.steps, model.load_graph), None
+        kinds = {type(step) for step in model.steps}
+        if Softmax in kinds and Graph not in kinds:
+            steps = [step for step in model.steps if not isinstance(step, Softmax)]
+            to_logits = compile_postprocess(steps, model.load_graph)
+
+        def run(raw: Arrays, rows: Arrays) -> Prediction:
+            probabilities, count = to_probabilities(raw[name]), row_count(rows)
+            if probabilities.shape != (count, labels):
+                raise InferenceError(
+                    f"{model.what} gave {list(probabilities.shape)} for {count} rows, but the bundle has {labels} "
+                    "labels; correct the labels, the output's name or the label offset."
+                )
+            evidence = {} if to_logits is None else {LOGITS: to_logits(raw[name])}
+            return Prediction({PROBABILITIES: probabilities}, evidence)
+
+        return Postprocess((name,), run)
 
     def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
         return score(kind, outputs[PROBABILITIES], evidence.get(LOGITS), temperature=temperature)

@@ -27,11 +27,23 @@ from firstline_core.processing.boxes import (
     COUNT,
     SCORES,
     Boxes,
+    compile_detection,
     intersection_over_union,
     partners,
 )
+from firstline_core.processing.geometry import GEOMETRY
+from firstline_core.processing.steps import Detr, Ssd
 from firstline_core.tasks.average_precision import average_precision
-from firstline_core.tasks.base import MISSED, Event, Scores, event_names, event_of
+from firstline_core.tasks.base import (
+    MISSED,
+    Event,
+    ModelOutputs,
+    Postprocess,
+    Prediction,
+    Scores,
+    event_names,
+    event_of,
+)
 from firstline_core.tasks.drawing import COLOURS, line_width, write
 from firstline_core.tasks.view import CLASSES as CLASSES_SHOWN
 from firstline_core.tasks.view import MAX_OBJECTS, MIN_SCORE, WHOLE, View
@@ -158,6 +170,28 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         if boxes[~used].any() or scores[~used].any():
             return "padding that is not 0"
         return ""
+
+    def postprocess(self, model: ModelOutputs) -> Postprocess:
+        """Compiles a decoder and the steps after it; boxes below the operating score are evidence."""
+        wanted: tuple[str, ...]
+        match model.steps:
+            case [Detr(logits=logits, boxes=boxes), *_]:
+                wanted = (logits, boxes)
+            case [Ssd(boxes=boxes, classes=classes, scores=scores, count=count), *_] if boxes:
+                wanted = (boxes, classes, scores, *([count] if count else []))
+            case [Ssd(), *_]:
+                wanted = tuple([spec.name for spec in model.ports[:4]])
+            case _:
+                wanted = (model.output,)
+        names = tuple([model.port(name) for name in wanted])
+        detect = compile_detection(model.steps, model.image_size(), self.k)
+
+        def run(raw: Arrays, rows: Arrays) -> Prediction:
+            found = detect({name: raw[name] for name in names}, rows[GEOMETRY])
+            outputs = {spec.name: found.pop(spec.name) for spec in self.outputs}
+            return Prediction(outputs, found)
+
+        return Postprocess(names, run, needs=(GEOMETRY,))
 
     def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
         """Returns the confidence of each row, in [0, 1].

@@ -164,7 +164,7 @@ def test_a_detector_whose_steps_name_no_output_of_it_is_refused(tmp_path: Path) 
 def test_a_decoder_does_not_belong_to_a_classifier(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", EYE)
     bundle = write_manifest(tmp_path, [model(path, tmp_path, postprocess=(Yolox(),))], ["a", "b"], input=NUMBERS)
-    with pytest.raises(ModelLoadError, match="yolox belongs to a detector"):
+    with pytest.raises(ModelLoadError, match="yolox does not belong"):
         load_edge(bundle, OPTIONS)
 
 

@@ -14,8 +14,11 @@ from support.sample_bundles import IMAGES
 
 from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
 from firstline_core.processing.compile import compile_postprocess, compile_preprocess, softmax
+from firstline_core.processing.geometry import GEOMETRY
+from firstline_core.processing.standardize import STANDARDIZATION
 from firstline_core.processing.steps import (
     CenterCrop,
+    Columns,
     Decode,
     Flatten,
     Graph,
@@ -25,7 +28,9 @@ from firstline_core.processing.steps import (
     PreStep,
     Resize,
     Scale,
+    Sigmoid,
     Softmax,
+    Standardize,
 )
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
 from firstline_core.storage.artefact import Artefact
@@ -41,7 +46,8 @@ def no_graph(step: Graph) -> Any:
 
 
 def pre(*steps: PreStep, spec: InputSpec = IMAGES, limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> Any:
-    return compile_preprocess(steps, spec, no_graph, limits).run
+    run = compile_preprocess(steps, spec, no_graph, limits).run
+    return lambda tensor: run(tensor).rows
 
 
 def photo(height: int = 10, width: int = 14) -> Any:
@@ -294,7 +300,7 @@ def test_the_callers_array_is_not_changed() -> None:
 
 def test_a_graph_is_a_step() -> None:
     run = compile_preprocess((Scale((0.0,), (2.0,)), GRAPH), NUMBERS, lambda _: lambda x: x + 1).run
-    np.testing.assert_allclose(run(Tensor("x", np.full((1, 4), 4, np.float32))), np.full((1, 4), 3.0))
+    np.testing.assert_allclose(run(Tensor("x", np.full((1, 4), 4, np.float32))).rows, np.full((1, 4), 3.0))
 
 
 @pytest.mark.parametrize(
@@ -315,6 +321,30 @@ def test_a_graph_is_a_step() -> None:
 def test_steps_that_make_no_sense_are_refused_at_load(steps: Any, spec: InputSpec, message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         pre(*steps, spec=spec)
+
+
+def test_rows_are_standardised_one_by_one() -> None:
+    steps = (Standardize(), Scale((0.0,), (2.0,)))
+    x = np.array([[6e7, 6e7 + 200, 6e7 + 400, 6e7 + 600], [7, 7, 7, 7]], np.float64)
+    found = compile_preprocess(steps, InputSpec("x", "FP64", (-1, 4)), no_graph).run(Tensor("x", x))
+    deviation = 5**0.5 * 100
+    np.testing.assert_allclose(
+        found.rows, [[-150 / deviation, -50 / deviation, 50 / deviation, 150 / deviation], [0] * 4]
+    )
+    assert found.rows.dtype == np.float32
+    np.testing.assert_allclose(found.side[STANDARDIZATION], [[6e7 + 300, deviation], [7, 1]])  # a flat row is shifted
+
+
+@pytest.mark.parametrize("steps", [(Scale(), Standardize()), (Standardize(), Standardize())])
+def test_standardize_comes_first(steps: Any) -> None:
+    with pytest.raises(ModelLoadError, match="standardize comes first, once"):
+        pre(*steps, spec=NUMBERS)
+
+
+@pytest.mark.parametrize("needs", [GEOMETRY, STANDARDIZATION])
+def test_a_missing_step_is_named(needs: str) -> None:
+    with pytest.raises(ModelLoadError, match=r"so it needs decode|need standardize"):
+        compile_preprocess((), NUMBERS, no_graph).check((needs,))
 
 
 def test_softmax_is_stable_and_right() -> None:
@@ -342,6 +372,11 @@ def test_post_steps() -> None:
     found = run(logits.reshape(4, 1, 1, 6))
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected[:, 2:], rtol=1e-5)
+    np.testing.assert_allclose(
+        compile_postprocess((Sigmoid(), Columns((2, 0))), no_graph)(logits),
+        1 / (1 + np.exp(-logits[:, [2, 0]])),
+        rtol=1e-5,
+    )
     doubled = compile_postprocess((GRAPH,), lambda _: lambda x: x.astype(np.float64) * 2)(logits)
     assert doubled.dtype == np.float32
     np.testing.assert_allclose(doubled, logits * 2, rtol=1e-6)
