@@ -202,14 +202,13 @@ def certify(
     Raises:
         ConfigError: arguments out of range, or of different lengths.
     """
-    score_array, loss_array = _checked(scores, losses, epsilon, delta)
+    score_array, loss_array = check_rows(scores, losses, epsilon, delta)
     if select_fraction:
         check_share("the selection fraction", select_fraction)
         selection, rest = split(len(score_array), select_fraction, seed)
         starts = starts_at(score_array[selection], start_shares(len(rest))) if starts is None else starts
         score_array, loss_array = score_array[rest], loss_array[rest]
-    if (shares := sum(start.share for start in starts or ())) > 1 + 1e-9:
-        raise ConfigError(f"The starts share out {shares:g} of delta; together they have at most 1.")
+    check_starts(starts or ())
     return _certify(score_array, loss_array, epsilon, delta, starts, seed=seed)
 
 
@@ -220,7 +219,12 @@ def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.intp], NDArray
     return np.sort(order[:cut]), np.sort(order[cut:])
 
 
-def _checked(scores: ArrayLike, losses: ArrayLike, epsilon: float, delta: float) -> tuple[Floats, Floats]:
+def check_rows(scores: ArrayLike, losses: ArrayLike, epsilon: float, delta: float) -> tuple[Floats, Floats]:
+    """Returns scores and losses as arrays.
+
+    Raises:
+        ConfigError: arguments out of range, or of different lengths; see `certify`.
+    """
     score_array, loss_array = np.asarray(scores, np.float64), np.asarray(losses, np.float64)
     if score_array.ndim != 1 or score_array.shape != loss_array.shape:
         raise ConfigError(
@@ -240,6 +244,12 @@ def check_share(name: str, value: float) -> None:
     """Raises ConfigError for a value that is not above 0 and below 1."""
     if not 0 < value < 1:
         raise ConfigError(f"{name} is {value:g}, but must be above 0 and below 1, such as 0.05.")
+
+
+def check_starts(starts: Sequence[Start]) -> None:
+    """Raises ConfigError if the shares of delta add up to more than 1."""
+    if (shares := sum(start.share for start in starts)) > 1 + 1e-9:
+        raise ConfigError(f"The starts share out {shares:g} of delta; together they have at most 1.")
 
 
 class _Hypotheses(NamedTuple):
@@ -291,66 +301,116 @@ def _at_ranks(descending: Floats, rows: int) -> _Hypotheses:
     return _Hypotheses(kept, descending[kept - 1], whole, sorted(places.items()))
 
 
-def _certify(
-    scores: Floats, losses: Floats, epsilon: float, delta: float, starts: Sequence[Start] | None, *, seed: int
-) -> CertificationResult:
-    n = len(scores)
-    exact = bool(((losses == 0) | (losses == 1)).all())
-    by_betting = not exact and n <= _BETTING_ROWS
-    rated = n - int(np.isnan(scores).sum())
-    random = np.random.default_rng(seed)
-    order = np.lexsort((losses, -scores))[:rated]  # NaN sorts last; the order of the rows has no influence
-    order = order[np.lexsort((random.permutation(rated), -scores[order]))]  # breaks ties at random
-    descending, loss_array, random_order = scores[order], losses[order], random.permutation(rated)
-    hypotheses = _at_ranks(descending, n) if starts is None else _at_thresholds(descending, starts)
-    kept, places = hypotheses.kept, hypotheses.places
-    errors = np.concatenate([[0.0], np.cumsum(loss_array)])[kept]
+@dataclass(frozen=True, slots=True, eq=False)
+class RiskTests:
+    """Tests of "the mean loss of the rows that a threshold keeps is above epsilon", for every number of kept rows.
 
-    def kept_losses(at: int) -> Floats:
-        """Returns the losses in random order: bets must not follow the order of scores."""
-        return loss_array[: kept[at]][np.argsort(random_order[: kept[at]])]
+    Attributes:
+        descending: (rated,) scores, the highest first, ties at random; rows with NaN are absent.
+        losses: (rated,) in this order.
+        random_order: (rated,) permutation: bets must not follow the order of scores.
+        epsilon: the bound of the risk.
+        delta: the largest level of any test.
+        n: number of rows, those with NaN included.
+    """
 
-    def p_values(first: int, last: int) -> Floats:
-        found = np.ones(last - first)
-        below_epsilon = np.append(errors[first:last] < epsilon * kept[first:last], False)
+    descending: Floats
+    losses: Floats
+    random_order: NDArray[np.intp]
+    epsilon: float
+    delta: float
+    n: int
+
+    @classmethod
+    def of(cls, scores: Floats, losses: Floats, epsilon: float, delta: float, *, seed: int) -> RiskTests:
+        """Orders the rows; the seed breaks ties and orders the bets."""
+        rated = len(scores) - int(np.isnan(scores).sum())
+        random = np.random.default_rng(seed)
+        order = np.lexsort((losses, -scores))[:rated]  # NaN sorts last; the order of the rows has no influence
+        order = order[np.lexsort((random.permutation(rated), -scores[order]))]  # breaks ties at random
+        return cls(scores[order], losses[order], random.permutation(rated), epsilon, delta, len(scores))
+
+    def errors(self, kept: NDArray[np.intp]) -> Floats:
+        """Returns the sum of the losses of the first rows, for each number of them."""
+        return np.concatenate([[0.0], np.cumsum(self.losses)])[kept]
+
+    def p_values(self, kept: NDArray[np.intp]) -> Floats:
+        """Returns the p-values of consecutive hypotheses, from strict to loose.
+
+        After the first one that is above `delta` they may all be 1, because testing ends there.
+
+        Args:
+            kept: (hypotheses,) number of rows that each keeps, ascending.
+        """
+        found = np.ones(len(kept))
+        errors = self.errors(kept)
+        below_epsilon = np.append(errors < self.epsilon * kept, False)
         testable = int(np.argmin(below_epsilon))  # a risk above epsilon on these rows ends the test
-        if exact:
+        if self._exact:
             # More kept rows without another error only lower the p-value: compute it only where errors are added.
-            steps = first + np.flatnonzero(np.diff(errors[first : first + testable], prepend=-1) > 0)
-            known = binomial.cdf(errors[steps], kept[steps], epsilon)
-            found[:testable] = np.repeat(known, np.diff(np.append(steps, first + testable)))
-        elif not by_betting:
-            tested = slice(first, first + testable)
-            found[:testable] = bounds.hoeffding_bentkus(errors[tested], kept[tested], epsilon)
+            steps = np.flatnonzero(np.diff(errors[:testable], prepend=-1) > 0)
+            known = binomial.cdf(errors[steps], kept[steps], self.epsilon)
+            found[:testable] = np.repeat(known, np.diff(np.append(steps, testable)))
+        elif not self._by_betting:
+            found[:testable] = bounds.hoeffding_bentkus(errors[:testable], kept[:testable], self.epsilon)
         else:
-            for at in range(first, first + testable):
-                found[at - first] = bounds.betting(kept_losses(at), epsilon)
-                if found[at - first] > delta:
+            for at in range(testable):
+                found[at] = bounds.betting(self._kept_losses(kept[at]), self.epsilon)
+                if found[at] > self.delta:
                     break
         return found
 
+    def upper_bound(self, kept: int, level: float) -> float:
+        """Returns the upper confidence bound of the risk among the first `kept` rows, at most epsilon."""
+        errors = float(self.losses[:kept].sum())
+        if self._exact:
+            risk = binomial.upper_bound(round(errors), kept, level)
+        elif not self._by_betting:
+            risk = bounds.upper_bound(lambda mean: float(bounds.hoeffding_bentkus(errors, kept, mean)), level)
+        else:
+            risk = bounds.upper_bound(lambda mean: bounds.betting(self._kept_losses(kept), mean), level)
+        return min(risk, self.epsilon)
+
+    def missing(self, kept: int, level: float) -> int:
+        """Returns the fewest additional rows without error that would make the first `kept` rows pass at a level."""
+        errors = math.ceil(float(self.errors(np.array([kept], np.intp))[0]))
+        return binomial.rows_needed(errors, self.epsilon, level) - kept
+
+    @property
+    def _exact(self) -> bool:
+        return bool(((self.losses == 0) | (self.losses == 1)).all())
+
+    @property
+    def _by_betting(self) -> bool:
+        return self.n <= _BETTING_ROWS
+
+    def _kept_losses(self, kept: int) -> Floats:
+        return self.losses[:kept][np.argsort(self.random_order[:kept])]
+
+
+def _certify(
+    scores: Floats, losses: Floats, epsilon: float, delta: float, starts: Sequence[Start] | None, *, seed: int
+) -> CertificationResult:
+    tests = RiskTests.of(scores, losses, epsilon, delta, seed=seed)
+    n, descending = tests.n, tests.descending
+    hypotheses = _at_ranks(descending, n) if starts is None else _at_thresholds(descending, starts)
+    kept, places = hypotheses.kept, hypotheses.places
     proven = [
         (at, rejected.level)
-        for rejected in rejected_ranges(len(kept), places, delta, p_values)
+        for rejected in rejected_ranges(len(kept), places, delta, lambda first, last: tests.p_values(kept[first:last]))
         for at in np.flatnonzero(hypotheses.whole[: rejected.last + 1])[-1:].tolist()
         if at >= rejected.first
     ]
     if not proven:
-        needed = [
-            binomial.rows_needed(math.ceil(errors[at]), epsilon, share * delta) - kept[at] for at, share in places
-        ]
+        needed = [tests.missing(int(kept[at]), share * delta) for at, share in places]
         least = min(needed, default=binomial.rows_needed(0, epsilon, delta))
         return CertificationResult(False, None, 0.0, None, n, max(int(least), 1))
     at, level = proven[-1]
     rows = int(kept[at])
-    if exact:
-        risk = binomial.upper_bound(int(errors[at]), rows, level)
-    elif not by_betting:
-        risk = bounds.upper_bound(lambda mean: float(bounds.hoeffding_bentkus(errors[at], rows, mean)), level)
-    else:
-        risk = bounds.upper_bound(lambda mean: bounds.betting(kept_losses(at), mean), level)
     below = float(descending[rows]) if rows < len(descending) else None
-    return CertificationResult(True, between(below, float(hypotheses.lowest[at])), rows / n, min(risk, epsilon), n, 0)
+    return CertificationResult(
+        True, between(below, float(hypotheses.lowest[at])), rows / n, tests.upper_bound(rows, level), n, 0
+    )
 
 
 def between(below: float | None, lowest: float) -> float:

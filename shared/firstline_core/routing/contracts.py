@@ -1,4 +1,4 @@
-"""Contracts on the whole stream of answers, on groups of answers, and on rows with different sampling probabilities."""
+"""Contracts on the whole stream of answers, on groups, on events, and on rows with different sampling probabilities."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from firstline_core.errors import ConfigError
 from firstline_core.routing import bounds
 from firstline_core.routing.certification import (
     CertificationResult,
+    RiskTests,
     Start,
     between,
     certify,
+    check_rows,
     check_share,
+    check_starts,
     rejected_ranges,
     split,
+    start_shares,
+    starts_at,
 )
 
 _STEPS = 100
@@ -240,3 +245,163 @@ def certify_weighted(
         return found
     rest = split(len(score_array), select_fraction, seed)[1] if select_fraction else np.arange(len(score_array))
     return replace(found, kept=float(share[rest][score_array[rest] >= found.threshold].sum() / share[rest].sum()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventRows:
+    """The rows in which an event can occur, and the promise about them.
+
+    Attributes:
+        scores: (n,), as for `certify`.
+        losses: (n,), as for `certify`: 1 where the event occurred, 0 where it did not.
+        epsilon: the bound of the mean loss of the rows that are kept.
+        delta: probability that the bound does not hold.
+    """
+
+    scores: ArrayLike
+    losses: ArrayLike
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True, slots=True)
+class EventResult:
+    """The result of a promise about one event; for the attributes see `CertificationResult`."""
+
+    n: int
+    kept: float
+    risk_upper: float | None
+    n_needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventsResult(CertificationResult):
+    """The results of promises about events. `n` and `kept` are of all events' rows, `risk_upper` is the largest.
+
+    Attributes:
+        events: by name of the event.
+    """
+
+    events: Mapping[str, EventResult]
+
+
+def certify_events(
+    events: Mapping[str, EventRows], *, starts: Sequence[Start] | None = None, seed: int = 0
+) -> EventsResult:
+    """Finds the loosest threshold at which the promises about all events are proved.
+
+    There is one sequence of thresholds, and one hypothesis for each: "the risk of any event is above its epsilon". Its
+    p-value is the largest of the events' p-values: an intersection-union test (Berger 1982, "Multiparameter Hypothesis
+    Testing and Acceptance Sampling"). An event's p-value uses only its own rows. So each promise fails with a
+    probability of at most its delta, all of them together with at most the largest delta, and no delta is shared out.
+    It does not matter whether the same inputs are rows of several events. `docs/proof.md` has the argument.
+
+    Promises with different deltas are tested at levels in proportion to them: p-values are divided by their delta.
+
+    Args:
+        events: by name.
+        starts: thresholds where testing starts; they must not come from these rows. Only a single event may do
+            without: it is then certified from ranks of its rows, as `certify` does.
+        seed: as for `certify`.
+
+    Raises:
+        ConfigError: as for `certify`; or several events without starts.
+    """
+    if not events:
+        raise ConfigError("A contract about events names at least one of them.")
+    if starts is None:
+        if len(events) > 1:
+            raise ConfigError(
+                "Promises about several events need a part of the rows that decides where testing starts; set one "
+                "aside with --select 0.1."
+            )
+        ((name, rows),) = events.items()
+        found = certify(rows.scores, rows.losses, rows.epsilon, rows.delta, seed=seed)
+        only = EventResult(found.n, found.kept, found.risk_upper, found.n_needed)
+        return EventsResult(
+            found.certified, found.threshold, found.kept, found.risk_upper, found.n, found.n_needed, {name: only}
+        )
+    check_starts(starts)
+    tests = [
+        RiskTests.of(
+            *check_rows(rows.scores, rows.losses, rows.epsilon, rows.delta), rows.epsilon, rows.delta, seed=seed
+        )
+        for rows in events.values()
+    ]
+    return _certify_tests(dict(zip(events, tests, strict=True)), starts)
+
+
+def _certify_tests(events: Mapping[str, RiskTests], starts: Sequence[Start]) -> EventsResult:
+    tests = tuple(events.values())
+    delta = max(test.delta for test in tests)
+    n = sum(test.n for test in tests)
+    thresholds = np.unique(
+        np.concatenate([*(test.descending for test in tests), [start.threshold for start in starts]])
+    )
+    descending = thresholds[::-1]
+    kept = [np.searchsorted(-test.descending, -descending, side="right") for test in tests]
+    places = sorted((int(np.searchsorted(-descending, -start.threshold)), start.share) for start in starts)
+
+    def p_values(first: int, last: int) -> NDArray[np.float64]:
+        scaled = [
+            test.p_values(rows[first:last]) * (delta / test.delta) for test, rows in zip(tests, kept, strict=True)
+        ]
+        largest: NDArray[np.float64] = np.maximum.reduce(scaled)
+        return largest
+
+    rejected = rejected_ranges(len(descending), places, delta, p_values)
+    if not rejected:
+        missing = [
+            [test.missing(int(rows[at]), share * test.delta) for test, rows in zip(tests, kept, strict=True)]
+            for at, share in places
+        ] or [[test.missing(0, test.delta) for test in tests]]
+        fewest = [max(rows, 0) for rows in min(missing, key=max)]
+        results = {
+            name: EventResult(test.n, 0.0, None, needed)
+            for (name, test), needed in zip(events.items(), fewest, strict=True)
+        }
+        return EventsResult(False, None, 0.0, None, n, max(*fewest, 1), results)
+    at, level = rejected[-1].last, rejected[-1].level
+    results = {
+        name: EventResult(
+            test.n,
+            float(rows[at]) / test.n,
+            test.upper_bound(int(rows[at]), level * test.delta / delta),
+            0,
+        )
+        for (name, test), rows in zip(events.items(), kept, strict=True)
+    }
+    below = float(descending[at + 1]) if at + 1 < len(descending) else None
+    return EventsResult(
+        certified=True,
+        threshold=between(below, float(descending[at])),
+        kept=sum(int(rows[at]) for rows in kept) / n,
+        risk_upper=max(result.risk_upper or 0.0 for result in results.values()),
+        n=n,
+        n_needed=0,
+        events=results,
+    )
+
+
+def event_starts(scores: Sequence[ArrayLike], rows: Sequence[int]) -> tuple[Start, ...]:
+    """Returns the thresholds where testing of several events starts.
+
+    Each of them keeps, of every event's rows, the share with which `certify` starts, or more.
+
+    Args:
+        scores: for each event, those of its rows in the part that decides.
+        rows: for each event, the number of its rows that certify.
+    """
+    descending = [np.sort(np.asarray(one, np.float64))[::-1] for one in scores]
+    lowest = min((float(one[-1]) for one in descending if len(one)), default=None)
+    if lowest is None:
+        return ()
+    shares_of = zip(*(start_shares(count) for count in rows), strict=True)
+    found: dict[float, float] = {}
+    for shares in shares_of:
+        places = [
+            starts_at(one, [share])[0].threshold if len(one) else lowest
+            for one, share in zip(descending, shares, strict=True)
+        ]
+        found[min(places)] = found.get(min(places), 0.0) + shares[0][1]
+    return tuple(Start(threshold, min(share, 1.0)) for threshold, share in found.items())

@@ -7,8 +7,16 @@ import pytest
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing.bounds import betting
-from firstline_core.routing.certification import certify
-from firstline_core.routing.contracts import certify_groups, certify_stream, certify_weighted, net_loss
+from firstline_core.routing.certification import Start, certify
+from firstline_core.routing.contracts import (
+    EventRows,
+    certify_events,
+    certify_groups,
+    certify_stream,
+    certify_weighted,
+    event_starts,
+    net_loss,
+)
 
 
 def _stream(random: Any, n: int) -> tuple[Any, Any]:
@@ -138,3 +146,46 @@ def test_weights_correct_a_draw_that_hides_errors() -> None:
 def test_invalid_weights_are_refused(weights: list[float], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         certify_weighted([0.5, 0.6], [0, 1], weights, 0.05, 0.1)
+
+
+def _event(rows: int, errors: int, epsilon: float = 0.05, delta: float = 0.05) -> EventRows:
+    """Rows with scores 1, 2, ... of which the lowest are lost."""
+    return EventRows(np.arange(rows) + 1.0, np.arange(rows) < errors, epsilon, delta)
+
+
+def test_a_threshold_of_events_holds_for_the_hardest_of_them() -> None:
+    found = certify_events({"a": _event(400, 100), "b": _event(400, 40, 0.1)}, starts=[Start(200.0, 1.0)])
+    alone = certify(*((one := _event(400, 100)).scores, one.losses), 0.05, 0.05, starts=[Start(200.0, 1.0)])
+    assert found.threshold == alone.threshold
+    assert found.events["a"].risk_upper == alone.risk_upper
+    assert (found.events["b"].risk_upper or 1) < 0.1
+    assert found.risk_upper == max(one.risk_upper or 1 for one in found.events.values())
+
+
+def test_too_few_rows_of_one_event_certify_nothing() -> None:
+    """59 rows without error prove 5 % at 95 %, 45 prove it at 90 %."""
+    promises = {"missed person": _event(400, 0), "missed bicycle": _event(12, 0, delta=0.1)}
+    found = certify_events(promises, starts=[Start(0.0, 1.0)])
+    assert (found.certified, found.n_needed) == (False, 33)
+    assert [(one.n, one.n_needed) for one in found.events.values()] == [(400, 0), (12, 33)]
+    assert certify_events(promises | {"missed bicycle": _event(45, 0, delta=0.1)}, starts=[Start(0.0, 1.0)]).certified
+    assert certify_events(promises | {"missed bicycle": _event(0, 0)}, starts=[Start(0.0, 1.0)]).n_needed == 59
+    assert certify_events(promises, starts=()).n_needed == 59
+
+
+def test_events_without_starts_are_one_event() -> None:
+    with pytest.raises(ConfigError, match=r"set one aside with --select 0\.1"):
+        certify_events({"a": _event(100, 0), "b": _event(100, 0)})
+    with pytest.raises(ConfigError, match="names at least one"):
+        certify_events({})
+    with pytest.raises(ConfigError, match=r"share out 2 of delta"):
+        certify_events({"a": _event(100, 0)}, starts=[Start(0.5, 2.0)])
+
+
+def test_events_start_where_each_of_them_has_enough_rows() -> None:
+    """Of 600 rows 120 are enough, of 80 it takes 60: three quarters."""
+    starts = event_starts([np.arange(100.0), np.arange(40.0)], [600, 80])
+    assert starts[0] == Start(10.0, pytest.approx(0.97))
+    assert [start.threshold for start in starts] == [10.0, 0.0]
+    assert event_starts([[], np.arange(10.0)], [3, 90])[0].threshold == 0
+    assert event_starts([[], []], [3, 4]) == ()
