@@ -15,13 +15,14 @@ from pathlib import Path
 from bench.figures import Figure, report
 from bench.page import refill
 from bench.pools import DATA
-from bench.tasks import detection, detector_speed
+from bench.tasks import classification, detection, detector_speed
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 PARTS: Mapping[str, tuple[str, Callable[[Path], Iterable[Figure]]]] = {
     "detection": ("coco-cascade", detection.figures),
     "detector_speed": ("coco-cascade", detector_speed.figures),
+    "spoken digits": ("spoken-digits-cascade", classification.spoken_digits),
 }
 """The pair of each part, and what measures it in the pair's folder."""
 

@@ -15,9 +15,9 @@ from firstline_core.bundle.row_check import RowCheck, check_model_rows
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, ModelLoadError
 from firstline_core.processing.steps import InputSpec
-from firstline_core.processing.trial import trial_input
+from firstline_core.processing.trial import bytes_tensor, made_up_clips, trial_input
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, Tensor
+from firstline_core.types import Array, Tensor, payload_bytes
 
 _ROWS = 256
 _FEWEST_ROWS = 8
@@ -106,7 +106,7 @@ def made_up_rows(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
     row = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
     if row is None:
         return None
-    made = noise(row, int(np.clip(_LIMIT_BYTES // row.array.nbytes, _FEWEST_ROWS, _ROWS)))
+    made = noise(row, int(np.clip(_LIMIT_BYTES // payload_bytes([row.array]), _FEWEST_ROWS, _ROWS)))
     if made.dtype.kind == "f" or made.dtype == np.uint8:
         factors = np.resize(_MAGNITUDES, len(made)).reshape(-1, *(1,) * (made.ndim - 1))
         np.multiply(made, factors, out=made, casting="unsafe")
@@ -115,6 +115,8 @@ def made_up_rows(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
 
 def noise(row: Tensor, rows: int) -> Array:
     """Returns so many made-up rows in the shape and type of one, the same on every call."""
+    if row.array.dtype.hasobject:
+        return bytes_tensor(row.name, made_up_clips(row.array[0], rows)).array
     rng, shape, dtype = np.random.default_rng(0), (rows, *row.shape[1:]), row.array.dtype
     if dtype.kind == "f":
         return rng.random(shape, np.float64 if dtype == np.float64 else np.float32).astype(dtype, copy=False)
@@ -133,9 +135,7 @@ def data_rows(dataset: Dataset, bundle: Bundle) -> Tensor:
         if left_bytes < 0 and len(images) >= _FEWEST_ROWS:
             break
         images.append(encoded)
-    array = np.empty(len(images), object)
-    array[:] = images
-    return Tensor(bundle.manifest.input.name, array)
+    return bytes_tensor(bundle.manifest.input.name, images)
 
 
 def _golden_rows(bundle: Bundle) -> Tensor | None:

@@ -36,6 +36,15 @@ USAGE: Mapping[str, tuple[str, str]] = {
         "nearest, bilinear (default), bicubic or lanczos; letterbox keeps the aspect ratio and pads with N, or with 0",
     ),
     "standardize": ("standardize", "of numbers that are no image, first: each row minus its mean, by its deviation"),
+    "decode_audio": ("decode_audio", "WAV, FLAC or OGG bytes to samples from -1 to 1; needs resample"),
+    "mono": ("mono", "the mean of all channels"),
+    "resample": ("resample:RATE", "to RATE samples a second, from the file's own rate"),
+    "crop": ("crop:SAMPLES[:start|center|end]", "at most so many samples; the start of the clip unless named"),
+    "pad": ("pad:SAMPLES[:end|both]", "zeros up to so many samples; at the end unless named"),
+    "windows": (
+        "windows:SAMPLES:HOP[:mean|max]",
+        "windows that start every HOP samples; the mean of their answers, or the maximum, is the clip's answer",
+    ),
     "scale": ("scale[:MEAN[:STD]]", "(x - MEAN) / STD; 0 and 255 unless named"),
     "layout": ("layout:NHWC|NCHW", "order of the axes"),
     "flatten": ("flatten", "all axes but the rows' into one"),
@@ -80,6 +89,10 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "decode": ("mode", "background", "bits"),
     "center_crop": ("fraction",),
     "resize": ("size", "filter", "letterbox", "pad"),
+    "resample": ("rate_hz",),
+    "crop": ("samples", "keep"),
+    "pad": ("samples", "side"),
+    "windows": ("samples", "hop", "combine"),
     "scale": ("mean", "std"),
     "layout": ("to",),
     "columns": ("indices",),
@@ -96,11 +109,15 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 }
 # Arguments that are only given by name.
 _BY_NAME = frozenset({"background", "bits", "letterbox", "pad", "columns", "objectness", "iou", "floor", "limit"})
-_BEFORE = ("decode", "center_crop", "resize", "standardize", "scale", "layout", "flatten", "graph")
+_AUDIO = ("decode_audio", "mono", "resample", "crop", "pad", "windows")
+_BEFORE = ("decode", "center_crop", "resize", *_AUDIO, "standardize", "scale", "layout", "flatten", "graph")
 _DETECTION = ("yolox", "fastestdet", "yolo", "detr", "ssd", "box_rows", "class_map", "suppress")
 _AFTER = ("softmax", "sigmoid", "columns", "spread", "unstandardize", "label_offset", "binary", "graph", *_DETECTION)
 _NUMBERS = {
     "fraction": float,
+    "rate_hz": int,
+    "samples": int,
+    "hop": int,
     "offset": int,
     "bits": int,
     "pad": int,

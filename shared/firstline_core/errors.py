@@ -251,3 +251,22 @@ def missing_package(error: ModuleNotFoundError, program: str, extra: str) -> Con
     return ConfigError(
         f"{program} needs the package '{package}', which is not installed: pip install 'firstline[{extra}]'."
     )
+
+
+def absent_package(error: ImportError, what: str, extra: str) -> ModelLoadError:
+    """Returns the error of a bundle that needs a package of an extra.
+
+    Args:
+        error: of the import.
+        what: the bundle's need, such as "Audio files".
+        extra: of the distribution.
+
+    Raises:
+        ImportError: the module is one of the project.
+    """
+    package = (error.name or "").partition(".")[0]
+    if package in _OWN_PACKAGES:
+        raise error
+    return ModelLoadError(
+        f"{what} need the package '{package}', which is not installed here: pip install 'firstline[{extra}]'."
+    )

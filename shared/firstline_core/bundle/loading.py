@@ -21,14 +21,15 @@ from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.compile import Preprocess, Step, compile_preprocess
 from firstline_core.processing.decoding import PreparedTensor
 from firstline_core.processing.image_header import NO_COST, ImageCost
-from firstline_core.processing.steps import CenterCrop, Decode, Graph, InputSpec, Layout, Resize
+from firstline_core.processing.steps import CenterCrop, Decode, Graph, InputSpec, Layout, Resize, Windows
 from firstline_core.processing.trial import trial_input
+from firstline_core.processing.windows import WINDOWS, combine_windows
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.base import RowByRow, Runtime, fits, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.tasks.base import ModelOutputs, Postprocess, Prediction, Scores, Task
-from firstline_core.tasks.classification import temper
+from firstline_core.tasks.classification import Classification, temper
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import (
     DATATYPES,
@@ -69,7 +70,7 @@ class LoadedModel:
 
     Attributes:
         digest: of the model, see `Model.digest`.
-        decodes_images: whether its preprocessing has image steps.
+        decodes_images: whether its preprocessing has image or audio steps.
         batch: of the model, see `Model.batch`; `run` obeys it.
         task: of the bundle.
         declared: the declaration that the outputs satisfy.
@@ -103,7 +104,7 @@ class LoadedModel:
         self._floats = self._dtype.kind == "f"
         self._pixels_pass = any(isinstance(step, Decode) for step in model.preprocess)
         self._pre, self._post = pre, post
-        self.decodes_images = pre.images is not None
+        self.decodes_images = pre.decoder is not None
         self.input = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True)
         self.output_names = post.reads
         self._resources = resources
@@ -117,7 +118,8 @@ class LoadedModel:
             cost: from `image_cost`, of this tensor; None to read the headers of its images now.
 
         Returns:
-            The model's inputs by name, and the arrays that its postprocessing needs, such as `GEOMETRY`.
+            The model's inputs by name, and the arrays that its postprocessing needs, such as `GEOMETRY`. If clips are
+            cut into windows, the input is (rows, windows, ...).
 
         Raises:
             InvalidTensorError: not this bundle's input; the message names the row if possible.
@@ -130,26 +132,27 @@ class LoadedModel:
                 raise InvalidTensorError(f"These rows were prepared for a model without an input '{self.input.name}'.")
             tensor = tensor.sent  # the same model on another executor may name its input otherwise
         self._check(tensor)
-        if cost is None and self._pre.images is not None:
-            cost = self._pre.images.cost(tensor)
+        if cost is None and self._pre.decoder is not None:
+            cost = self._pre.decoder.cost(tensor)
         rows, side = self._pre.run(tensor, cost, self._post.needs)
-        if not fits(rows.shape, self.input.shape):
+        shape = rows.shape if self._pre.windows is None else rows.shape[1:]
+        if not fits(shape, self.input.shape):
             raise InvalidTensorError(
-                f"Input '{tensor.name}' becomes rows of shape {list(rows.shape[1:])}, but model '{self.model.id}' "
+                f"Input '{tensor.name}' becomes rows of shape {list(shape[1:])}, but model '{self.model.id}' "
                 f"takes {_sizes(self.input.shape[1:])}."
             )
         return {self.input.name: rows, **side}
 
     def image_cost(self, tensor: Tensor) -> ImageCost:
-        """Returns what decoding the images of a bundle input costs, from their headers; `NO_COST` for other inputs.
+        """Returns what decoding the rows of a bundle input costs, from their headers; `NO_COST` for numbers.
 
         Raises:
             InvalidTensorError, PayloadTooLargeError: see `prepare`, as far as the headers tell.
         """
-        if self._pre.images is None or tensor.array.dtype.kind not in "Ou":  # `prepare` refuses others
+        if self._pre.decoder is None or tensor.array.dtype.kind not in "Ou":  # `prepare` refuses others
             return NO_COST
         self._check(tensor)
-        return self._pre.images.cost(tensor)
+        return self._pre.decoder.cost(tensor)
 
     def run(self, rows: Arrays) -> Arrays:
         """Runs the model.
@@ -196,7 +199,8 @@ class LoadedModel:
 
     def feeds(self, rows: Arrays) -> Arrays:
         """Returns the part of the rows from `prepare` that the model itself takes."""
-        return {self.input.name: rows[self.input.name]}
+        feed = rows[self.input.name]
+        return {self.input.name: feed.reshape(-1, *feed.shape[2:]) if WINDOWS in rows else feed}
 
     def close(self) -> None:
         """Frees the model and its graphs; calling it twice is harmless."""
@@ -307,6 +311,7 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
                 load_graph,
             )
         )
+        post = _of_windows(post, model, bundle.manifest.task)
         pre = compile_preprocess(model.preprocess, bundle.manifest.input, load_graph, options.images)
         pre.check(post.needs)
         loaded = LoadedModel(
@@ -319,6 +324,34 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
         )
         undo.pop_all()  # no failure: the model now owns the resources
     return loaded
+
+
+def _of_windows(post: Postprocess, model: Model, task: Task) -> Postprocess:
+    """Returns a postprocessing that combines the answers to a clip's windows into one answer for the clip."""
+    steps = [step for step in model.preprocess if isinstance(step, Windows)]
+    if not steps:
+        return post
+    combine = steps[0].combine
+    if post.needs or any(spec.datatype != "FP32" for spec in task.outputs):
+        raise ModelLoadError(f"Preprocessing: windows cannot combine the outputs of the task {task.kind}.")
+    if combine == "max" and not (isinstance(task, Classification) and task.independent):
+        raise ModelLoadError(
+            "Preprocessing: windows with combine=max need independent labels; the largest probabilities of labels that "
+            "exclude each other do not sum to 1."
+        )
+
+    def run(raw: Arrays, rows: Arrays) -> Prediction:
+        counts = rows[WINDOWS]
+        [(name, clips)] = [(name, array) for name, array in rows.items() if name != WINDOWS]
+        each = post.run(raw, {name: clips.reshape(-1, *clips.shape[2:])})
+
+        def of_clips(arrays: Arrays) -> Arrays:
+            by_clip = {key: array.reshape(*clips.shape[:2], *array.shape[1:]) for key, array in arrays.items()}
+            return {key: combine_windows(array, counts, combine) for key, array in by_clip.items()}
+
+        return Prediction(of_clips(each.outputs), of_clips(each.evidence))
+
+    return post._replace(run=run)
 
 
 def _image_size(model: Model, runtime: Runtime) -> InputSize:

@@ -1,7 +1,8 @@
 """Compiles a model's declared steps into one function when the model is loaded.
 
-`images.py` runs the image steps; their results are stacked, and the other steps run on the whole batch. Numbers that
-the postprocessing needs, such as where a picture was placed, travel with the prepared rows as arrays of their own.
+`images.py` runs the image steps, `audio.py` the audio steps; their results are stacked, and the other steps run on the
+whole batch. Numbers that the postprocessing needs, such as where a picture was placed, travel with the prepared rows as
+arrays of their own.
 """
 
 from __future__ import annotations
@@ -12,33 +13,42 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, absent_package
 from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.image_header import ImageCost
 from firstline_core.processing.standardize import STANDARDIZATION, standardize
 from firstline_core.processing.steps import (
     CHANNELS,
+    AudioStep,
     Binary,
     CenterCrop,
     Columns,
+    Crop,
     Decode,
+    DecodeAudio,
     Flatten,
     Graph,
     InputSpec,
     LabelOffset,
     Layout,
+    Mono,
+    Pad,
     PostStep,
     PreStep,
+    Resample,
     Resize,
     Scale,
     Sigmoid,
     Softmax,
     Standardize,
+    Windows,
 )
+from firstline_core.processing.windows import WINDOWS
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
 from firstline_core.types import Array, Arrays, Tensor
 
 if TYPE_CHECKING:
+    from firstline_core.processing.audio import AudioProcessing
     from firstline_core.processing.images import ImageProcessing
 
 _FLOAT = np.dtype(np.float32)
@@ -65,22 +75,34 @@ class Preprocess(NamedTuple):
     """A model's preprocessing.
 
     Attributes:
-        array_steps: on the whole batch, after the image steps.
+        array_steps: on the whole batch, after the image or audio steps.
         images: the image steps, if there are any.
         standardizes: whether the first step is `standardize`.
+        audio: the audio steps, if there are any.
+        windows: the last of the audio steps, if clips are cut into windows.
     """
 
     array_steps: Step
     images: ImageProcessing | None = None
     standardizes: bool = False
+    audio: AudioProcessing | None = None
+    windows: Windows | None = None
+
+    @property
+    def decoder(self) -> ImageProcessing | AudioProcessing | None:
+        """Returns the processing of encoded rows; None if the input is numbers."""
+        return self.images or self.audio
 
     def run(self, tensor: Tensor, cost: ImageCost | None = None, needs: Collection[str] = ()) -> Prepared:
         """Prepares a bundle input.
 
         Args:
             tensor: a checked bundle input.
-            cost: from `images.cost`, of this tensor; None to read the headers of its images now.
+            cost: from `decoder.cost`, of this tensor; None to read the headers now.
             needs: names of the side arrays, which `check` accepts: `GEOMETRY` and `STANDARDIZATION`.
+
+        Returns:
+            (rows, ...); with `windows` (rows, windows, ...), and `WINDOWS` as a side array.
         """
         array, side = tensor.array, dict[str, Array]()
         if self.images is not None:
@@ -88,6 +110,12 @@ class Preprocess(NamedTuple):
             array = self.images.run(tensor, cost)
             if GEOMETRY in needs:
                 side[GEOMETRY] = self.images.geometry(tensor, cost)
+        elif self.audio is not None:
+            cost = self.audio.cost(tensor) if cost is None else cost
+            array = self.audio.run(tensor, cost)
+            if self.windows is not None:
+                done = self.array_steps(array.reshape(-1, *array.shape[2:]))
+                return Prepared(done.reshape(*array.shape[:2], *done.shape[1:]), {WINDOWS: self.audio.counts(cost)})
         elif self.standardizes:
             array, side[STANDARDIZATION] = standardize(array)
         return Prepared(self.array_steps(array), side)
@@ -120,11 +148,13 @@ def compile_preprocess(
         steps: in order; image steps come before all others.
         spec: the bundle's input.
         load_graph: returns the function of a graph step.
-        limits: of one image.
+        limits: of one image or clip.
 
     Raises:
-        ModelLoadError: the steps do not fit each other or this input.
+        ModelLoadError: the steps do not fit each other or this input, or a package that they need is not installed.
     """
+    if any(isinstance(step, AudioStep) for step in steps):
+        return _compile_audio(steps, spec, load_graph, limits)
     image_steps = [step for step in steps if isinstance(step, Decode | CenterCrop | Resize)]
     array_steps = [step for step in steps if not isinstance(step, Decode | CenterCrop | Resize)]
     if list(steps) != [*image_steps, *array_steps]:
@@ -135,7 +165,7 @@ def compile_preprocess(
     if len(decodes) > 1 or (decodes and image_steps[0] is not decodes[0]):
         raise ModelLoadError("Preprocessing: decode comes first, and once.")
     if spec.datatype == "BYTES" and not decodes:
-        raise ModelLoadError(f"Preprocessing: input '{spec.name}' is BYTES, so decode comes first.")
+        raise ModelLoadError(f"Preprocessing: input '{spec.name}' is BYTES, so decode comes first, or decode_audio.")
     if spec.datatype not in {"BYTES", "UINT8"} and image_steps:
         raise ModelLoadError(f"Preprocessing: input '{spec.name}' is {spec.datatype}; image steps need BYTES or UINT8.")
     channels = CHANNELS[decodes[0].mode] if decodes else spec.shape[-1] if len(spec.shape) > 1 else -1
@@ -154,6 +184,46 @@ def compile_preprocess(
         _LATER_BYTES if array_steps else 0,
     )
     return Preprocess(apply, pixels)
+
+
+def _compile_audio(
+    steps: Sequence[PreStep], spec: InputSpec, load_graph: GraphLoader, limits: ImageLimits
+) -> Preprocess:
+    """Returns the preprocessing of encoded audio; see `compile_preprocess`."""
+    audio = [step for step in steps if isinstance(step, AudioStep)]
+    others = [step for step in steps if not isinstance(step, AudioStep)]
+    kinds = [type(step) for step in audio]
+    if list(steps) != [*audio, *others] or any(isinstance(step, Decode | CenterCrop | Resize) for step in others):
+        raise ModelLoadError(
+            "Preprocessing: audio steps come before scale, flatten and graph, and do not go with image steps."
+        )
+    if kinds[0] is not DecodeAudio or spec.datatype != "BYTES":
+        raise ModelLoadError("Preprocessing: audio steps start with decode_audio, of an input of type BYTES.")
+    if kinds.count(Resample) != 1:
+        raise ModelLoadError(
+            "Preprocessing: decode_audio needs one resample:RATE, the sample rate that the model was made for."
+        )
+    for kind in (DecodeAudio, Mono, Windows):
+        if kinds.count(kind) > 1:
+            raise ModelLoadError(f"Preprocessing: {kind.__struct_config__.tag} comes once.")
+    if any(kind in (Crop, Pad, Windows) for kind in kinds[: kinds.index(Resample)]):
+        raise ModelLoadError("Preprocessing: resample comes before crop, pad and windows, which count its samples.")
+    windows = [step for step in audio if isinstance(step, Windows)]
+    if windows and audio[-1] is not windows[0]:
+        raise ModelLoadError("Preprocessing: windows is the last of the audio steps.")
+    try:
+        from firstline_core.processing.audio import AudioProcessing
+    except ModuleNotFoundError as error:
+        raise absent_package(error, "Audio files", "audio") from error
+    standardizes = bool(others) and isinstance(others[0], Standardize)
+    if any(isinstance(step, Standardize) for step in others[1:]):
+        raise ModelLoadError("Preprocessing: standardize comes first after the audio steps, and once.")
+    first: list[Step] = [lambda array: standardize(array)[0]] if standardizes else []
+    return Preprocess(
+        chain(first + _array_steps(others[standardizes:], 1 if Mono in kinds else -1, load_graph)),
+        audio=AudioProcessing(audio, limits),
+        windows=next(iter(windows), None),
+    )
 
 
 def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> Step:

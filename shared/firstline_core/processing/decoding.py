@@ -71,7 +71,7 @@ class Preparing(Protocol):
 
 def is_light(cost: ImageCost) -> bool:
     """Returns whether images are decoded where their model runs."""
-    pixels = cost.pixels + _OVERHEAD_PIXELS * (len(cost.images) - 1)
+    pixels = cost.pixels + _OVERHEAD_PIXELS * (len(cost.rows) - 1)
     return pixels <= LIGHT_PIXELS and cost.memory_bytes <= LIGHT_BYTES
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.processing.audio_header import MeasuredClip
 from firstline_core.processing.geometry import ImageStep, crop_side
 from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Resize
 from firstline_core.protocol.limits import ImageLimits
@@ -149,31 +150,43 @@ class MeasuredImage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImageCost:
-    """The cost of processing the images of a request.
+    """The cost of processing the images, or the audio clips, of a request.
 
     Args:
         images: one for each row; none if there is nothing to process.
+        clips: the same, of an input of audio.
     """
 
-    images: tuple[MeasuredImage, ...]
+    images: tuple[MeasuredImage, ...] = ()
+    clips: tuple[MeasuredClip, ...] = ()
+
+    @property
+    def rows(self) -> Sequence[MeasuredImage | MeasuredClip]:
+        """Returns the cost of each row; nothing if there is nothing to process."""
+        return self.images or self.clips
 
     @property
     def pixels(self) -> int:
-        """Pixels of all rows, as they were sent."""
-        return sum(image.header.pixels for image in self.images)
+        """Pixels of all rows, as they were sent; of audio, as many as take as long to decode."""
+        return sum(row.header.pixels for row in self.rows)
 
     @property
     def memory_bytes(self) -> int:
         """The most that is held at one moment while the rows are processed one after the other."""
-        largest = max((image.working_bytes for image in self.images), default=0)
-        return largest + (sum(image.result_bytes for image in self.images) if len(self.images) > 1 else 0)
+        largest = max((row.working_bytes for row in self.rows), default=0)
+        return largest + (sum(row.result_bytes for row in self.rows) if len(self.rows) > 1 else 0)
 
     def take(self, rows: Sequence[int]) -> ImageCost:
         """Returns the cost of some of the rows, in the given order."""
-        return ImageCost(tuple(self.images[row] for row in rows)) if self.images else self
+        if not self.rows:
+            return self
+        return ImageCost(
+            tuple([self.images[row] for row in rows]) if self.images else (),
+            tuple([self.clips[row] for row in rows]) if self.clips else (),
+        )
 
 
-NO_COST = ImageCost(())
+NO_COST = ImageCost()
 
 
 def read_header(encoded: bytes, where: str) -> ImageHeader:

@@ -152,6 +152,59 @@ class Graph(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag
     artefact: Artefact
 
 
+Samples = Annotated[int, Meta(ge=1, le=30_000_000)]
+
+
+class DecodeAudio(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="decode_audio"):
+    """Decodes WAV, FLAC or OGG bytes to FP32 [samples, channels], in -1 to 1 at the file's sample rate."""
+
+
+class Mono(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="mono"):
+    """Computes the mean of all channels, [samples]."""
+
+
+class Resample(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="resample"):
+    """Resamples from the file's own rate to `rate_hz` with a band-limited filter; other rates are never fed as is."""
+
+    rate_hz: Annotated[int, Meta(ge=1000, le=384_000)]
+
+
+class Crop(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="crop"):
+    """Cuts a clip to at most `samples`; `keep` says which part remains."""
+
+    samples: Samples
+    keep: Literal["start", "center", "end"] = "start"
+
+
+class Pad(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="pad"):
+    """Adds zeros to a clip up to at least `samples`, at its end or at both ends."""
+
+    samples: Samples
+    side: Literal["end", "both"] = "end"
+
+
+class Windows(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="windows"):
+    """Cuts a clip into windows, each of which the model answers; the answers are combined into one for the clip.
+
+    The last window is filled with zeros.
+
+    Attributes:
+        samples: length of a window.
+        hop: samples from the start of a window to the start of the next one.
+        combine: "mean" of the windows' outputs, or "max", which needs independent labels.
+    """
+
+    samples: Samples
+    hop: Samples
+    combine: Literal["mean", "max"] = "mean"
+
+    def __post_init__(self) -> None:
+        if self.hop > self.samples:
+            raise ValueError("'hop' is at most 'samples': otherwise parts of a clip are never seen")
+
+
+AudioStep = DecodeAudio | Mono | Resample | Crop | Pad | Windows
+
 Unit = Literal["pixels", "fractions"]
 """Of a detector's boxes: pixels of the model's input, or fractions of its sides."""
 
@@ -252,7 +305,7 @@ class Suppress(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", 
 BoxDecoder = Yolox | FastestDet | Yolo | Detr | Ssd | BoxRows
 """The first step after a detector; then come any `class_map`, and `suppress`."""
 
-PreStep = Decode | CenterCrop | Resize | Standardize | Scale | Layout | Flatten | Graph
+PreStep = Decode | CenterCrop | Resize | AudioStep | Standardize | Scale | Layout | Flatten | Graph
 PostStep = (
     Softmax
     | Sigmoid

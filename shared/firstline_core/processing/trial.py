@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import io
 import os
+import wave
 from collections.abc import Sequence
 
 import numpy as np
 
-from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, InputSpec, Layout, PreStep, Resize
+from firstline_core.processing.steps import (
+    CHANNELS,
+    CenterCrop,
+    Crop,
+    Decode,
+    DecodeAudio,
+    InputSpec,
+    Layout,
+    Mono,
+    Pad,
+    PreStep,
+    Resample,
+    Resize,
+    Windows,
+)
 from firstline_core.types import DATATYPES, Tensor
+
+_MAGNITUDES = np.array([1.0, 0.5, 0.1])
 
 
 def trial_input(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[int, ...]) -> Tensor | None:
@@ -20,6 +37,8 @@ def trial_input(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[in
         steps: the model's preprocessing.
         model_shape: of the model's own input, -1 where a size is free.
     """
+    if any(isinstance(step, DecodeAudio) for step in steps):
+        return bytes_tensor(spec.name, [_clip(steps, model_shape, b"\0")])
     if spec.datatype != "BYTES":
         shape = (1, *spec.shape[1:])
         return Tensor(spec.name, np.zeros(shape, DATATYPES[spec.datatype])) if min(shape) > 0 else None
@@ -33,13 +52,16 @@ def trial_input(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[in
 def typical_row(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[int, ...]) -> Tensor | None:
     """Returns one row in the form that clients send; None for free sizes.
 
-    An image is a PNG of noise in the model's input size: decoding it costs as much as a photograph.
+    An image is a PNG of noise in the model's input size: decoding it costs as much as a photograph. A clip is a
+    WAV file of noise.
 
     Args:
         spec: the bundle's input.
         steps: the model's preprocessing.
         model_shape: of the model's own input, -1 where a size is free.
     """
+    if any(isinstance(step, DecodeAudio) for step in steps):
+        return bytes_tensor(spec.name, [_clip(steps, model_shape, os.urandom(1 << 16))])
     trial = trial_input(spec, steps, model_shape)
     if trial is None or spec.datatype != "BYTES":
         return trial
@@ -49,9 +71,52 @@ def typical_row(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[in
     pixels = np.frombuffer(os.urandom(trial.array.size), np.uint8).reshape(trial.shape[1:])
     stream = io.BytesIO()
     Image.fromarray(pixels.squeeze()).save(stream, format="PNG")
-    row = np.empty((1,), dtype=np.object_)
-    row[0] = stream.getvalue()
-    return Tensor(spec.name, row)
+    return bytes_tensor(spec.name, [stream.getvalue()])
+
+
+def bytes_tensor(name: str, rows: Sequence[bytes]) -> Tensor:
+    """Returns rows of bytes as a tensor."""
+    array = np.empty(len(rows), dtype=np.object_)
+    array[:] = rows
+    return Tensor(name, array)
+
+
+def made_up_clips(encoded: bytes, rows: int) -> list[bytes]:
+    """Returns WAV files of noise of different magnitudes, the same on every call, in the form of one."""
+    rng = np.random.default_rng(0)
+    with wave.open(io.BytesIO(encoded)) as clip:
+        samples, channels, rate_hz = clip.getnframes(), clip.getnchannels(), clip.getframerate()
+    noise = [rng.uniform(-32767, 32767, samples * channels) * factor for factor in np.resize(_MAGNITUDES, rows)]
+    return [_wav(each.astype("<i2").tobytes(), channels, rate_hz) for each in noise]
+
+
+def _clip(steps: Sequence[PreStep], model_shape: tuple[int, ...], noise: bytes) -> bytes:
+    """Returns a WAV file at the model's sample rate that is as long as the model takes, or a second.
+
+    Args:
+        steps: the model's preprocessing.
+        model_shape: of the model's own input.
+        noise: repeated as the samples.
+    """
+    rate_hz = next((step.rate_hz for step in steps if isinstance(step, Resample)), 16_000)
+    lengths = [step.samples for step in steps if isinstance(step, Crop | Pad)]
+    lengths += [2 * step.samples for step in steps if isinstance(step, Windows)]
+    samples = min(lengths) if lengths else model_shape[1] if len(model_shape) > 1 and model_shape[1] > 0 else rate_hz
+    mono = len(model_shape) < 3 or any(isinstance(step, Mono) for step in steps)
+    channels = 1 if mono else max(1, model_shape[2])
+    size_bytes = 2 * samples * channels
+    return _wav((noise * (size_bytes // len(noise) + 1))[:size_bytes], channels, rate_hz)
+
+
+def _wav(samples: bytes, channels: int, rate_hz: int) -> bytes:
+    """Returns a WAV file of 16 bits."""
+    stream = io.BytesIO()
+    with wave.open(stream, "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(2)
+        file.setframerate(rate_hz)
+        file.writeframes(samples)
+    return stream.getvalue()
 
 
 def _image_size(steps: Sequence[PreStep], model_shape: tuple[int, ...]) -> tuple[int, int] | None:

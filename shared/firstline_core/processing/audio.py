@@ -1,0 +1,325 @@
+"""Runs the audio steps (decode_audio, mono, resample, crop, pad, windows) on one clip after the other: WAV, FLAC, OGG.
+
+Every header is checked before any clip is decoded: a file of a few bytes may declare hours of silence.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import soundfile
+import soxr
+from numpy.typing import NDArray
+
+from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.processing.audio_header import AudioHeader, MeasuredClip
+from firstline_core.processing.image_header import ImageCost
+from firstline_core.processing.steps import AudioStep, Crop, DecodeAudio, Mono, Pad, Resample, Windows
+from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
+from firstline_core.types import Array, Tensor, all_finite
+
+ENCODED_LIMIT_BYTES = 64 << 20
+"""Of one clip."""
+
+CHANNELS_LIMIT = 16
+RATES_HZ = (1000, 384_000)
+"""Lowest and highest sample rate of a clip."""
+
+SAMPLES_LIMIT = 30_000_000
+"""Of all channels of one clip, before and after it is resampled: ten minutes of mono at 48 kHz."""
+
+TOTAL_SAMPLES_LIMIT = 60_000_000
+"""Of all clips of a request, before and after: two seconds of one core."""
+
+WINDOWS_LIMIT = 4096
+"""Of all clips of a request."""
+
+_FORMATS = ((b"fLaC", 0), (b"OggS", 0), (b"WAVE", 8))
+_OTHER_FORMATS = {b"ID3": "MP3", b"\xff\xfb": "MP3", b"\xff\xf3": "MP3", b"FORM": "AIFF", b".snd": "AU", b"caff": "CAF"}
+_FLOAT_BYTES = 4
+
+
+class AudioProcessing:
+    """The audio steps of a model, from encoded clips to FP32 (rows, samples), or (rows, samples, channels).
+
+    With windows, the result is (rows, windows, samples, ...); clips that have fewer windows than the longest one are
+    followed by silence.
+
+    Args:
+        steps: `decode_audio` first, and one `resample`.
+        limits: `memory_bytes` of one clip.
+    """
+
+    def __init__(self, steps: Sequence[AudioStep], limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> None:
+        self._steps = [step for step in steps if not isinstance(step, DecodeAudio | Windows)]
+        self._windows = next((step for step in steps if isinstance(step, Windows)), None)
+        self._limits = limits
+
+    def cost(self, tensor: Tensor) -> ImageCost:
+        """Returns what the clips of a request cost, from their headers.
+
+        Raises:
+            InvalidTensorError: not a clip that can be decoded, as far as its header says.
+            PayloadTooLargeError: a clip, or all together, over a limit.
+        """
+        measured: list[MeasuredClip] = []
+        samples = windows = 0
+        for row, element in enumerate(tensor.array):
+            where = f"Row {row} of input '{tensor.name}'"
+            header = read_header(element, where)
+            clip, count = self._measured(header, where)
+            measured.append(clip)
+            samples += max(header.frames * header.channels, clip.result_bytes // _FLOAT_BYTES)
+            windows += count
+            if samples > TOTAL_SAMPLES_LIMIT or windows > WINDOWS_LIMIT:
+                raise PayloadTooLargeError(
+                    f"Input '{tensor.name}' has more than {TOTAL_SAMPLES_LIMIT} samples or {WINDOWS_LIMIT} windows by "
+                    f"row {row}; send fewer or shorter clips."
+                )
+        return ImageCost(clips=tuple(measured))
+
+    def run(self, tensor: Tensor, cost: ImageCost | None = None) -> Array:
+        """Runs the steps.
+
+        Args:
+            tensor: encoded clips.
+            cost: from `cost`, of this tensor; None to read the headers now.
+
+        Raises:
+            InvalidTensorError: a row that is not a clip, or of another length than the others.
+            PayloadTooLargeError: see `cost`.
+        """
+        headers = [clip.header for clip in (self.cost(tensor) if cost is None else cost).clips]
+        done: list[Array] = []
+        for row, (element, header) in enumerate(zip(tensor.array, headers, strict=True)):
+            where = f"Row {row} of input '{tensor.name}'"
+            samples = decode(element, where)
+            rate_hz = header.rate_hz
+            for step in self._steps:
+                samples, rate_hz = _applied(step, samples, rate_hz)
+            if self._windows is not None:
+                samples = split(samples, self._windows)
+            elif done and samples.shape != done[0].shape:
+                raise InvalidTensorError(
+                    f"{where} has {_described(samples)} and row 0 has {_described(done[0])}; this model takes clips "
+                    "of one length, so send them so, or add pad and crop to its preprocessing."
+                )
+            done.append(samples)
+        if self._windows is None:
+            return done[0][None] if len(done) == 1 else np.stack(done)
+        stacked = np.zeros((len(done), max(len(each) for each in done), *done[0].shape[1:]), np.float32)
+        for row, each in enumerate(done):
+            if each.shape[1:] != stacked.shape[2:]:
+                raise InvalidTensorError(
+                    f"Row {row} of input '{tensor.name}' has other channels than row 0; add mono to the preprocessing."
+                )
+            stacked[row, : len(each)] = each
+        return stacked
+
+    def counts(self, cost: ImageCost) -> NDArray[np.int64]:
+        """Returns the number of windows of each clip, (rows,).
+
+        Args:
+            cost: from `cost`.
+        """
+        return np.array([self._length(clip.header)[1] for clip in cost.clips], np.int64)
+
+    def _length(self, header: AudioHeader) -> tuple[int, int]:
+        """Returns the samples of each channel before windows are cut, and the number of windows."""
+        frames, rate_hz = header.frames, header.rate_hz
+        for step in self._steps:
+            match step:
+                case Resample():
+                    frames, rate_hz = _resampled_length(frames, rate_hz, step.rate_hz), step.rate_hz
+                case Crop():
+                    frames = min(frames, step.samples)
+                case Pad():
+                    frames = max(frames, step.samples)
+        return frames, window_count(frames, self._windows) if self._windows is not None else 1
+
+    def _measured(self, header: AudioHeader, where: str) -> tuple[MeasuredClip, int]:
+        """Returns the cost of one clip within the limits, and the number of its windows."""
+        check_header(header, where)
+        longest = header.frames
+        for step in self._steps:
+            if isinstance(step, Resample):
+                longest = max(longest, _resampled_length(header.frames, header.rate_hz, step.rate_hz))
+        channels = 1 if any(isinstance(step, Mono) for step in self._steps) else header.channels
+        frames, windows = self._length(header)
+        if self._windows is not None:
+            frames = windows * self._windows.samples
+        result = frames * channels
+        if longest * channels > SAMPLES_LIMIT or result > SAMPLES_LIMIT:
+            raise PayloadTooLargeError(
+                f"{where} has {max(longest * channels, result)} samples after it is resampled; at most "
+                f"{SAMPLES_LIMIT} are used. Send a shorter clip."
+            )
+        # The decoded clip, its mono or resampled copies, and the result.
+        working_bytes = _FLOAT_BYTES * (header.frames * header.channels + 2 * longest * channels + result)
+        if working_bytes > self._limits.memory_bytes:
+            raise PayloadTooLargeError(
+                f"{where} has {header.frames} samples in {header.channels} channels, which take {working_bytes} bytes "
+                f"of memory; at most {self._limits.memory_bytes} are used (images.memory_limit_bytes). Send a shorter "
+                "clip."
+            )
+        return MeasuredClip(header, working_bytes, _FLOAT_BYTES * result), windows
+
+
+def read_header(encoded: bytes, where: str) -> AudioHeader:
+    """Reads the header of one WAV, FLAC or OGG file; nothing is decoded.
+
+    Args:
+        encoded: the file's bytes.
+        where: the row, for messages, e.g. "Row 3 of input 'audio'".
+
+    Raises:
+        InvalidTensorError: another format, or a header that cannot be read.
+        PayloadTooLargeError: too many bytes.
+    """
+    if not isinstance(encoded, bytes):
+        raise InvalidTensorError(f"{where} is of type {type(encoded).__name__}; encoded audio is bytes.")
+    if len(encoded) > ENCODED_LIMIT_BYTES:
+        raise PayloadTooLargeError(f"{where} has {len(encoded)} bytes; at most {ENCODED_LIMIT_BYTES} are read.")
+    if not any(encoded[at : at + len(magic)] == magic for magic, at in _FORMATS):
+        names = [name for magic, name in _OTHER_FORMATS.items() if encoded.startswith(magic)]
+        found = f"{names[0]}" if names else "not an audio file" if encoded else "empty"
+        raise InvalidTensorError(f"{where} is {found}; send WAV, FLAC or OGG.")
+    _check_complete(encoded, where)
+    with _opened(encoded, where) as file:
+        return AudioHeader(file.frames, file.samplerate, file.channels, encoded.startswith(b"OggS"))
+
+
+def check_header(header: AudioHeader, where: str) -> None:
+    """Checks the declared size of a clip.
+
+    Raises:
+        InvalidTensorError: it has no samples, or an unusual rate.
+        PayloadTooLargeError: over a limit.
+    """
+    lowest, highest = RATES_HZ
+    if not lowest <= header.rate_hz <= highest:
+        raise InvalidTensorError(
+            f"{where} has a sample rate of {header.rate_hz} Hz; rates from {lowest} to {highest} Hz are accepted."
+        )
+    if header.frames < 1:
+        raise InvalidTensorError(f"{where} has no samples.")
+    if header.channels > CHANNELS_LIMIT:
+        raise PayloadTooLargeError(f"{where} has {header.channels} channels; at most {CHANNELS_LIMIT} are accepted.")
+    if header.frames * header.channels > SAMPLES_LIMIT:
+        raise PayloadTooLargeError(
+            f"{where} declares {header.frames} samples in {header.channels} channels; at most {SAMPLES_LIMIT} are "
+            "decoded. Send a shorter clip."
+        )
+
+
+def decode(encoded: bytes, where: str) -> NDArray[np.float32]:
+    """Decodes one clip whose header was checked.
+
+    Returns:
+        FP32 (samples, channels), in -1 to 1; files of floating-point numbers may exceed this.
+
+    Raises:
+        InvalidTensorError: a truncated or broken file, or NaN or infinity in it.
+    """
+    with _opened(encoded, where) as file:
+        declared = file.frames
+        try:
+            samples: NDArray[np.float32] = file.read(declared, dtype="float32", always_2d=True)
+        except (soundfile.SoundFileError, RuntimeError) as error:
+            raise InvalidTensorError(f"{where} cannot be decoded: {_reason(error)}.") from error
+    if len(samples) < declared:
+        raise InvalidTensorError(f"{where} ends after {len(samples)} of {declared} samples; send the whole file.")
+    if not all_finite(samples):
+        raise InvalidTensorError(f"{where} has NaN or infinity; send finite samples.")
+    return samples
+
+
+def window_count(samples: int, step: Windows) -> int:
+    """Returns how many windows cover so many samples; the last one may reach beyond the end."""
+    return 1 + max(0, -(-(samples - step.samples) // step.hop))
+
+
+def split(samples: NDArray[np.float32], step: Windows) -> NDArray[np.float32]:
+    """Returns the windows of one clip, (windows, samples, ...); the last one is filled with silence.
+
+    Args:
+        samples: (samples,) or (samples, channels).
+        step: length and distance of windows.
+    """
+    count = window_count(len(samples), step)
+    missing = (count - 1) * step.hop + step.samples - len(samples)
+    filled = np.pad(samples, [(0, max(missing, 0)), *[(0, 0)] * (samples.ndim - 1)])
+    return np.stack([filled[at * step.hop : at * step.hop + step.samples] for at in range(count)])
+
+
+def _applied(
+    step: Mono | Resample | Crop | Pad | Any, samples: NDArray[np.float32], rate_hz: int
+) -> tuple[NDArray[np.float32], int]:
+    """Returns a clip after a step, and its sample rate."""
+    match step:
+        case Mono():
+            return (samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1)), rate_hz
+        case Resample():
+            if rate_hz == step.rate_hz:
+                return samples, rate_hz
+            resampled = soxr.resample(np.ascontiguousarray(samples), rate_hz, step.rate_hz)
+            length = _resampled_length(len(samples), rate_hz, step.rate_hz)
+            return fitted(resampled, length), step.rate_hz
+        case Crop():
+            surplus = max(0, len(samples) - step.samples)
+            first = {"start": 0, "center": surplus // 2, "end": surplus}[step.keep]
+            return samples[first : first + step.samples], rate_hz
+        case Pad():
+            missing = max(0, step.samples - len(samples))
+            before = missing // 2 if step.side == "both" else 0
+            return np.pad(samples, [(before, missing - before), *[(0, 0)] * (samples.ndim - 1)]), rate_hz
+    raise TypeError(type(step).__name__)
+
+
+def fitted(samples: NDArray[np.float32], length: int) -> NDArray[np.float32]:
+    """Returns exactly so many samples: resamplers may give one more or less than the ratio of the rates says."""
+    if len(samples) >= length:
+        return samples[:length]
+    return np.pad(samples, [(0, length - len(samples)), *[(0, 0)] * (samples.ndim - 1)])
+
+
+def _resampled_length(samples: int, from_hz: int, to_hz: int) -> int:
+    return samples if from_hz == to_hz else max(1, round(samples * to_hz / from_hz))
+
+
+def _opened(encoded: bytes, where: str) -> soundfile.SoundFile:
+    try:
+        return soundfile.SoundFile(io.BytesIO(encoded))
+    except (soundfile.SoundFileError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidTensorError(f"{where} cannot be read as audio: {_reason(error)}.") from error
+
+
+def _reason(error: Exception) -> str:
+    """Returns the library's reason, without the description of the stream."""
+    return str(getattr(error, "error_string", error)).removeprefix("Error : ").rstrip(".")
+
+
+def _check_complete(encoded: bytes, where: str) -> None:
+    """Refuses a WAV file whose samples end before their declared size; libsndfile reads what there is."""
+    if encoded[:4] != b"RIFF":
+        return
+    at = 12
+    while at + 8 <= len(encoded):
+        size = int.from_bytes(encoded[at + 4 : at + 8], "little")
+        if encoded[at : at + 4] == b"data":
+            # Programs that write into a pipe do not know the size.
+            if len(encoded) - at - 8 < size < 0x7FFF_0000:
+                raise InvalidTensorError(
+                    f"{where} is a WAV file that ends after {len(encoded) - at - 8} of {size} bytes of samples; send "
+                    "the whole file."
+                )
+            return
+        at += 8 + size + size % 2
+
+
+def _described(samples: Array) -> str:
+    channels = f" in {samples.shape[1]} channels" if samples.ndim > 1 else ""
+    return f"{len(samples)} samples{channels}"
