@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from firstline import errors
 from firstline.client.async_client import AsyncClient
-from firstline.client.calls import Prediction
+from firstline.client.results import (
+    Classification,
+    Detected,
+    Detections,
+    Prediction,
+    Rows,
+    Tensors,
+    predictions,
+)
 from firstline.client.retries import Outcome
 from firstline.client.sync_client import Client
 from firstline_core.errors import FirstlineError
@@ -32,8 +40,11 @@ __all__ = [
     "Answer",
     "AsyncClient",
     "Attempt",
+    "Classification",
     "Client",
     "ContractNotice",
+    "Detected",
+    "Detections",
     "FirstlineError",
     "InferResponse",
     "ModelMetadata",
@@ -43,10 +54,13 @@ __all__ = [
     "Reason",
     "Route",
     "RowAnswer",
+    "Rows",
     "Status",
     "Tensor",
     "TensorSpec",
+    "Tensors",
     "Tier",
     "Wait",
     "errors",
+    "predictions",
 ]

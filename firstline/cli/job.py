@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import numpy as np
 import typer
 
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import CaOption
-from firstline.cli.output import Output, OutputOption, percent, print_json
-from firstline.client.calls import Prediction
+from firstline.cli.output import Output, OutputOption, print_json
+from firstline.client.results import Prediction
 from firstline.client.sync_client import Client
 from firstline_core.errors import FirstlineError
 from firstline_core.storage.secrets import read_secret
@@ -80,7 +81,7 @@ def result(
             else:
                 results.append(_described(job, prediction))
                 if output is Output.TEXT:
-                    typer.echo(f"{job}: {prediction.label} ({percent(prediction.probability)})")
+                    typer.echo(f"{job}: {prediction}")
     if output is Output.JSON:
         print_json({"results": results})
     if any("error" in each for each in results):
@@ -97,5 +98,5 @@ def delete(jobs: JobsArgument, gateway: JobGateway) -> Report:
 
 
 def _described(job: str, prediction: Prediction) -> dict[str, object]:
-    fields = msgspec.to_builtins(prediction)
+    fields = msgspec.to_builtins(prediction, enc_hook=np.ndarray.tolist)
     return {"job": job} | {str(name): value for name, value in fields.items() if name != "answer"}

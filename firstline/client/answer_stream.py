@@ -20,7 +20,8 @@ import httpx
 import orjson
 
 from firstline.client import connection
-from firstline.client.calls import Call, Prediction, check_request_id, prediction_from, read_infer
+from firstline.client.calls import Call, check_request_id, read_infer
+from firstline.client.results import Prediction, prediction_from
 from firstline.client.retries import TEMPORARY
 from firstline_core.errors import (
     FirstlineError,
@@ -238,7 +239,7 @@ def tensors_of(request_id: str, patience_s: float) -> Following[InferResponse]:
 
 
 def prediction_of(call: Call[Prediction], patience_s: float) -> Following[Prediction]:
-    """Follows the answer to a call of the endpoint for files, as a label."""
+    """Follows the answer to a call of the endpoint for files, as typed answers."""
     first = replace(call, headers={**(call.headers or {}), "Accept": EVENT_STREAM_TYPE})
     read = partial(_prediction, sent_id=(call.params or {}).get("id", ""))
     return Following("short", read, call.read, patience_s, first=first)

@@ -13,10 +13,11 @@ import httpx
 
 from firstline.client import answer_stream, calls, retries
 from firstline.client.answer_stream import DEFAULT_PATIENCE_S
-from firstline.client.calls import Call, Inputs, Prediction, RequestOptions
+from firstline.client.calls import Call, FileOptions, Inputs, RequestOptions
 from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error, this_loop
 from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Progress, in_tasks
 from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
+from firstline.client.results import Prediction
 from firstline.client.retries import Outcome, Steps
 from firstline_core.errors import FirstlineError, ProtocolError
 from firstline_core.protocol.http_client import open_async_client
@@ -71,7 +72,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         patience_s: float = RETRY_PATIENCE_S,
         on_progress: Progress | None = None,
         **options: Unpack[RequestOptions],
-    ) -> AsyncIterator[Outcome]:
+    ) -> AsyncIterator[Outcome[InferResponse]]:
         """See `Client.infer_many`."""
         traced = calls.with_current_trace(options)  # the trace of the call, not of a later iteration
         infer = partial(calls.infer, model, options=traced, version=version, outputs=outputs)
@@ -92,7 +93,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         call = calls.infer(model, inputs, options, version=version, client_id=id, outputs=outputs)
         return await self._send(calls.as_job(call))
 
-    async def submit_file(self, model: str, file: str | Path | bytes, **options: Unpack[RequestOptions]) -> str:
+    async def submit_file(self, model: str, file: str | Path | bytes, **options: Unpack[FileOptions]) -> str:
         """See `Client.submit_file`."""
         return await self._send(calls.as_job(calls.infer_file(model, file, options)))
 
@@ -102,7 +103,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
 
     async def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
         """See `Client.result_file`."""
-        return await self._run(self._job_result(calls.answer_as_label(job_id), job_id, timeout_s))
+        return await self._run(self._job_result(calls.prediction(job_id), job_id, timeout_s))
 
     async def forget(self, job_id: str) -> None:
         """See `Client.forget`."""
@@ -112,17 +113,33 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         self,
         model: str,
         file: str | Path | bytes,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[FileOptions],
     ) -> Prediction:
         """See `Client.infer_file`."""
         call = calls.infer_file(model, file, options)
         return await self._send(call)
 
     async def infer_document(
-        self, model: str, file: str | Path | bytes, **options: Unpack[RequestOptions]
+        self, model: str, file: str | Path | bytes, **options: Unpack[FileOptions]
     ) -> dict[str, Any]:
         """Like `Client.infer_document`."""
         return await self._send(calls.infer_document(model, file, options))
+
+    def infer_files(
+        self,
+        model: str,
+        files: Iterable[str | Path | bytes],
+        *,
+        in_flight: int = DEFAULT_IN_FLIGHT,
+        ordered: bool = True,
+        patience_s: float = RETRY_PATIENCE_S,
+        on_progress: Progress | None = None,
+        **options: Unpack[FileOptions],
+    ) -> AsyncIterator[Outcome[Prediction]]:
+        """See `Client.infer_files`."""
+        infer = partial(calls.infer_file, model, options=calls.with_current_trace(options))
+        sent = (retries.retried(at, partial(infer, file), patience_s) for at, file in enumerate(files))
+        return in_tasks(self._run, sent, in_flight=in_flight, ordered=ordered, on_progress=on_progress)
 
     async def answer(self, request_id: str) -> InferResponse:
         """See `Client.answer`."""
@@ -130,7 +147,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
 
     async def prediction(self, request_id: str) -> Prediction:
         """See `Client.prediction`."""
-        return await self._send(calls.answer_as_label(request_id))
+        return await self._send(calls.prediction(request_id))
 
     async def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """See `Client.wait_for_final`."""
@@ -146,7 +163,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         file: str | Path | bytes,
         *,
         patience_s: float = DEFAULT_PATIENCE_S,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[FileOptions],
     ) -> AsyncIterator[Prediction]:
         """See `Client.stream_file`."""
         call = calls.infer_file(model, file, {"wait": Wait.FIRST, **options})

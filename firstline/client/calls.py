@@ -20,9 +20,9 @@ import orjson
 from msgspec import structs
 from numpy.typing import ArrayLike
 
+from firstline.client.results import Prediction, check_id, prediction_from, read_task
 from firstline_core.errors import InvalidTensorError, NotReadyError, ProtocolError, RequestError, UnknownModelError
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import answer as answers
 from firstline_core.protocol import http, oip
 from firstline_core.protocol.http import error_from
 from firstline_core.protocol.parameters import timeout_us
@@ -44,7 +44,7 @@ from firstline_core.types import (
 )
 
 T = TypeVar("T")
-Answered = TypeVar("Answered", InferResponse, "Prediction")
+Answered = TypeVar("Answered", InferResponse, Prediction)
 
 Inputs: TypeAlias = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
 """Arrays with rows on the first axis, or bytes (one or a list) for encoded images, by the inputs' names."""
@@ -88,6 +88,25 @@ class RequestOptions(TypedDict, total=False):
     tracestate: str | None
 
 
+class FileOptions(RequestOptions, total=False):
+    """Options of requests with a file. Those below select what the answer shows; a task refuses those it does not have.
+
+    Attributes:
+        min_score: leave out objects below this score, 0 to 1.
+        classes: show only objects of these labels.
+        max_objects: show at most so many objects, best first.
+        masks: masks as a PNG or as run lengths.
+    """
+
+    min_score: float
+    classes: Sequence[str]
+    max_objects: int
+    masks: Literal["png", "rle"]
+
+
+Options = TypeVar("Options", RequestOptions, FileOptions)
+
+
 def infer(
     model: str,
     inputs: Inputs,
@@ -102,7 +121,7 @@ def infer(
     Raises:
         InvalidTensorError: an input is not an array that V2 can carry, or an option is not valid.
     """
-    _check_options(options)
+    _check_options(options, RequestOptions)
     if not isinstance(inputs, Mapping):
         raise InvalidTensorError(f"inputs is {type(inputs).__name__}; give arrays by the names of the model's inputs.")
     if isinstance(outputs, str):
@@ -129,7 +148,7 @@ def infer(
 
     def read(response: httpx.Response) -> InferResponse:
         answered = read_infer(response)
-        _check_id(answered.id, sent_id, str(response.url))
+        check_id(answered.id, sent_id, str(response.url))
         for tensor in answered.outputs:
             if tensor.shape[:1] != rows:
                 raise ProtocolError(
@@ -176,15 +195,13 @@ def forget(job_id: str) -> Call[None]:
     return Call("DELETE", _answer_path(job_id), _check)
 
 
-def infer_file(
-    model: str, file: str | Path | bytes, options: RequestOptions, *, client_id: str = ""
-) -> Call[Prediction]:
+def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, client_id: str = "") -> Call[Prediction]:
     """Returns a request with an encoded image or JSON as its body.
 
     Raises:
         InvalidTensorError: the file cannot be read, or an option is not valid.
     """
-    _check_options(options)
+    _check_options(options, FileOptions)
     _check_text(model, "model")
     try:
         content = file if isinstance(file, bytes) else Path(file).read_bytes()
@@ -196,6 +213,11 @@ def infer_file(
         params["timeout"] = str(timeout_us(timeout_s, now_s=0.0))
     if "priority" in options:
         params["priority"] = str(_priority(options))
+    params |= {name: str(options[name]) for name in ("min_score", "max_objects", "masks") if name in options}
+    if "classes" in options:
+        if isinstance(options["classes"], str):
+            raise InvalidTensorError(f"classes is the string {shown(options['classes'])}; give a list of labels.")
+        params["classes"] = ",".join(options["classes"])
     path = f"/firstline/v1/models/{quote(model, safe='')}/infer"
     headers = {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(options)
     sent_id = params["id"] = client_id or new_request_id()
@@ -203,28 +225,25 @@ def infer_file(
 
 
 def infer_document(
-    model: str, file: str | Path | bytes, options: RequestOptions, *, client_id: str = ""
+    model: str, file: str | Path | bytes, options: FileOptions, *, client_id: str = ""
 ) -> Call[dict[str, Any]]:
     """Returns the request of `infer_file`, whose answer is read as the server's JSON: a model of any task."""
     call = infer_file(model, file, options, client_id=client_id)
 
     def read(response: httpx.Response) -> dict[str, Any]:
         document = _json(response)
-        _check_id(document.pop("id", None), (call.params or {})["id"], str(response.url))
+        check_id(document.pop("id", None), (call.params or {})["id"], str(response.url))
         return document
 
     return Call(call.method, call.path, read, call.content, call.headers, call.params)
 
 
 def read_prediction(response: httpx.Response, sent_id: str = "") -> Prediction:
-    """Returns the label and the description of the answer.
+    """Returns the typed answer.
 
     Args:
         response: of the server.
         sent_id: see `prediction_from`.
-
-    Raises:
-        InvalidTensorError: the file held several rows, or the model is not a classifier.
     """
     return prediction_from(_json(response), str(response.url), sent_id)
 
@@ -234,8 +253,8 @@ def answer(request_id: str) -> Call[InferResponse]:
     return Call("GET", _answer_path(request_id), partial(_read_answer, read_infer, request_id), params={"form": "v2"})
 
 
-def answer_as_label(request_id: str) -> Call[Prediction]:
-    """Returns the request for the latest answer with an id, as a label."""
+def prediction(request_id: str) -> Call[Prediction]:
+    """Returns the request for the latest answer with an id, as a typed answer."""
     return Call("GET", _answer_path(request_id), partial(_read_answer, read_prediction, request_id))
 
 
@@ -253,12 +272,6 @@ def check_request_id(answer: Answer | None, request_id: str, source: str) -> Non
     """Raises ProtocolError if the answer says that it belongs to another request."""
     if answer is not None and answer.request_id.lower() != request_id.lower():
         raise ProtocolError(f"{source} gave the answer to request {answer.request_id}, not to {request_id}.")
-
-
-def _check_id(found: object, sent_id: str, source: str) -> None:
-    """Raises ProtocolError if an answer does not repeat the id of the request."""
-    if found != sent_id:
-        raise ProtocolError(f"{source} gave the answer to request {shown(found)}, not to {sent_id}.")
 
 
 def long_polling(call: Call[T], left_s: float) -> Call[T]:
@@ -281,6 +294,7 @@ def read_metadata(response: httpx.Response) -> ModelMetadata:
             inputs=tuple(_spec(spec) for spec in document["inputs"]),
             outputs=tuple(_spec(spec) for spec in document["outputs"]),
             labels=tuple(document.get("labels", ())),
+            task=read_task(document.get("task")),
         )
     except (KeyError, TypeError) as error:
         raise ProtocolError(f"{response.url} did not describe a V2 model: {error}.") from error
@@ -344,13 +358,11 @@ def _choice(kind: type[_Choice], name: str, value: str) -> _Choice:
         raise InvalidTensorError(f"{name} is '{value}'; use one of {', '.join(kind)}.") from None
 
 
-def _check_options(options: RequestOptions) -> None:
+def _check_options(options: Mapping[str, object], known: type[RequestOptions]) -> None:
     # `privcy="local_only"` must not be passed over in silence.
     for name in options:
-        if name not in RequestOptions.__annotations__:
-            raise TypeError(
-                f"'{name}' is not an option of requests; there are {', '.join(RequestOptions.__annotations__)}."
-            )
+        if name not in known.__annotations__:
+            raise TypeError(f"'{name}' is not an option of requests; there are {', '.join(known.__annotations__)}.")
 
 
 def _traced(options: RequestOptions) -> dict[str, str]:
@@ -414,54 +426,6 @@ def _json(response: httpx.Response) -> dict[str, Any]:
     return document
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """A classifier's answer as a label.
-
-    Attributes:
-        label: the most likely class.
-        probability: of that class.
-        top: the most likely classes with their probabilities, best first.
-        answer: tier, reason and status of the answer, and the `request_id` of a later correction.
-    """
-
-    label: str
-    probability: float
-    top: tuple[tuple[str, float], ...]
-    model: str
-    version: str
-    answer: Answer
-
-
-def prediction_from(document: Mapping[str, Any], source: str, sent_id: str = "") -> Prediction:
-    """Reads the JSON answer of the endpoint for files.
-
-    Args:
-        document: the decoded object.
-        source: the server's address, for error messages.
-        sent_id: the id that the answer has to repeat; "" if the request had none.
-
-    Raises:
-        InvalidTensorError: the file held several rows, or the model is not a classifier.
-        ProtocolError: a Firstline server does not send this, or it is the answer to another request.
-    """
-    if sent_id:
-        _check_id(document.get("id"), sent_id, source)
-    if not {"results", "outputs", "objects"}.isdisjoint(document):
-        raise InvalidTensorError("The answer is not one label: `infer` gives several rows, and outputs of any kind.")
-    try:
-        return Prediction(
-            label=document["label"],
-            probability=float(document["probability"]),
-            top=tuple((entry["label"], float(entry["probability"])) for entry in document["top"]),
-            model=document["model"],
-            version=document["version"],
-            answer=answers.from_dict(document),
-        )
-    except (KeyError, TypeError, ValueError, InvalidTensorError) as error:
-        raise ProtocolError(f"{source} did not answer as a Firstline server does: {error}.") from error
-
-
 def trace_headers(traceparent: str | None, tracestate: str | None) -> dict[str, str]:
     """Returns the trace headers of a request; none without a trace.
 
@@ -489,7 +453,7 @@ def _current_span() -> dict[str, str]:
     return {} if trace is None else trace.headers()
 
 
-def with_current_trace(options: RequestOptions) -> RequestOptions:
+def with_current_trace(options: Options) -> Options:
     """Returns the options with the current trace, for calls from other threads."""
     headers = trace_headers(options.get("traceparent"), options.get("tracestate"))
     return {**options, **headers}  # type: ignore[typeddict-item]  # the headers have the options' names

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, TypeVar
 
 from firstline.client.retries import Outcome, Steps
 from firstline_core.clock import end_tasks
@@ -14,22 +14,24 @@ from firstline_core.clock import end_tasks
 DEFAULT_IN_FLIGHT = 16
 DEFAULT_PATIENCE_S = 60.0
 
+T = TypeVar("T")
+
 Progress = Callable[[int], object]
 
 
 def in_threads(
-    run: Callable[[Steps[Outcome]], Outcome],
-    requests: Iterable[Steps[Outcome]],
+    run: Callable[[Steps[Outcome[T]]], Outcome[T]],
+    requests: Iterable[Steps[Outcome[T]]],
     *,
     in_flight: int,
     ordered: bool,
     on_progress: Progress | None,
-) -> Iterator[Outcome]:
+) -> Iterator[Outcome[T]]:
     """Sends each request from a thread; consumes `requests` only as fast as requests are sent."""
     if in_flight < 1:
         raise ValueError(f"in_flight is {in_flight}; with less than 1 nothing would be sent.")
     threads = ThreadPoolExecutor(in_flight, thread_name_prefix="infer-many")
-    under_way: deque[Future[Outcome]] = deque()
+    under_way: deque[Future[Outcome[T]]] = deque()
     source, done = iter(requests), 0
     try:
         while True:
@@ -49,17 +51,17 @@ def in_threads(
 
 
 async def in_tasks(
-    run: Callable[[Steps[Outcome]], Coroutine[Any, Any, Outcome]],
-    requests: Iterable[Steps[Outcome]],
+    run: Callable[[Steps[Outcome[T]]], Coroutine[Any, Any, Outcome[T]]],
+    requests: Iterable[Steps[Outcome[T]]],
     *,
     in_flight: int,
     ordered: bool,
     on_progress: Progress | None,
-) -> AsyncIterator[Outcome]:
+) -> AsyncIterator[Outcome[T]]:
     """`in_threads` for asyncio."""
     if in_flight < 1:
         raise ValueError(f"in_flight is {in_flight}; with less than 1 nothing would be sent.")
-    under_way: deque[asyncio.Task[Outcome]] = deque()
+    under_way: deque[asyncio.Task[Outcome[T]]] = deque()
     source, done = iter(requests), 0
     try:
         while True:

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from firstline.client.calls import Call, answer, long_polling
 from firstline_core.errors import (
@@ -38,7 +38,7 @@ _RNG = random.Random()  # noqa: S311 (jitter)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Generic[T]):
     """The result of one of many requests.
 
     Attributes:
@@ -48,10 +48,10 @@ class Outcome:
     """
 
     position: int
-    response: InferResponse | None = None
+    response: T | None = None
     error: FirstlineError | None = None
 
-    def result(self) -> InferResponse:
+    def result(self) -> T:
         """Returns the response.
 
         Raises:
@@ -83,7 +83,7 @@ class Retries:
         return wait_s if time.monotonic() + wait_s <= self._end_s else None
 
 
-def retried(position: int, build: Callable[[], Call[InferResponse]], patience_s: float) -> Steps[Outcome]:
+def retried(position: int, build: Callable[[], Call[T]], patience_s: float) -> Steps[Outcome[T]]:
     """Repeats one of many requests while it fails with a temporary error."""
     retries = Retries(patience_s)
     while True:

@@ -13,10 +13,11 @@ import httpx
 
 from firstline.client import answer_stream, calls, retries
 from firstline.client.answer_stream import DEFAULT_PATIENCE_S
-from firstline.client.calls import Call, Inputs, Prediction, RequestOptions
+from firstline.client.calls import Call, FileOptions, Inputs, RequestOptions
 from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error, this_process
 from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Progress, in_threads
 from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
+from firstline.client.results import Prediction
 from firstline.client.retries import Outcome, Steps
 from firstline_core.errors import FirstlineError, ProtocolError
 from firstline_core.protocol.http_client import open_client
@@ -97,7 +98,7 @@ class Client(BaseClient[httpx.Client]):
         patience_s: float = RETRY_PATIENCE_S,
         on_progress: Progress | None = None,
         **options: Unpack[RequestOptions],
-    ) -> Iterator[Outcome]:
+    ) -> Iterator[Outcome[InferResponse]]:
         """Runs the model on many requests; an error of one request is returned as its outcome.
 
         Args:
@@ -134,7 +135,7 @@ class Client(BaseClient[httpx.Client]):
         call = calls.infer(model, inputs, options, version=version, client_id=id, outputs=outputs)
         return self._send(calls.as_job(call))
 
-    def submit_file(self, model: str, file: str | Path | bytes, **options: Unpack[RequestOptions]) -> str:
+    def submit_file(self, model: str, file: str | Path | bytes, **options: Unpack[FileOptions]) -> str:
         """Submits a job: like `infer_file`, but the answer is fetched later with `result_file`."""
         return self._send(calls.as_job(calls.infer_file(model, file, options)))
 
@@ -149,8 +150,8 @@ class Client(BaseClient[httpx.Client]):
         return self._run(self._job_result(calls.answer(job_id), job_id, timeout_s))
 
     def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
-        """Like `result`, as a label, for a job of `submit_file`."""
-        return self._run(self._job_result(calls.answer_as_label(job_id), job_id, timeout_s))
+        """Like `result`, as a typed answer, for a job of `submit_file`."""
+        return self._run(self._job_result(calls.prediction(job_id), job_id, timeout_s))
 
     def forget(self, job_id: str) -> None:
         """Deletes a job and its answer from the gateway; a job that has not begun is not run."""
@@ -160,21 +161,50 @@ class Client(BaseClient[httpx.Client]):
         self,
         model: str,
         file: str | Path | bytes,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[FileOptions],
     ) -> Prediction:
-        """Runs the model on one file and returns a label.
+        """Runs the model on one file.
 
         Args:
             model: the bundle's name.
-            file: its path, or its content as bytes: an encoded image, or one row as JSON for a model of numbers.
-            **options: see `RequestOptions`.
+            file: its path, or its content as bytes: an encoded image, or JSON for a model of numbers.
+            **options: see `FileOptions`.
+
+        Returns:
+            The class of the model's task, such as `Classification` or `Detections`; `Rows` for JSON with several rows.
         """
         call = calls.infer_file(model, file, options)
         return self._send(call)
 
-    def infer_document(self, model: str, file: str | Path | bytes, **options: Unpack[RequestOptions]) -> dict[str, Any]:
+    def infer_document(self, model: str, file: str | Path | bytes, **options: Unpack[FileOptions]) -> dict[str, Any]:
         """Runs a model of any task on one file, and returns the answer as JSON values; see `infer_file`."""
         return self._send(calls.infer_document(model, file, options))
+
+    def infer_files(
+        self,
+        model: str,
+        files: Iterable[str | Path | bytes],
+        *,
+        in_flight: int = DEFAULT_IN_FLIGHT,
+        ordered: bool = True,
+        patience_s: float = RETRY_PATIENCE_S,
+        on_progress: Progress | None = None,
+        **options: Unpack[FileOptions],
+    ) -> Iterator[Outcome[Prediction]]:
+        """Runs the model on many files; an error of one file is returned as its outcome.
+
+        Args:
+            model: the bundle's name.
+            files: see `infer_file`; read only as fast as they are sent.
+            in_flight: requests at the same moment.
+            ordered: yield outcomes in the order of the files, or as they arrive.
+            patience_s: how long a file is sent again if the server is overloaded or cannot be reached (seconds).
+            on_progress: called after each outcome with the number of outcomes so far.
+            **options: see `FileOptions`.
+        """
+        infer = partial(calls.infer_file, model, options=calls.with_current_trace(options))
+        sent = (retries.retried(at, partial(infer, file), patience_s) for at, file in enumerate(files))
+        return in_threads(self._run, sent, in_flight=in_flight, ordered=ordered, on_progress=on_progress)
 
     def answer(self, request_id: str) -> InferResponse:
         """Returns the latest answer to a request of yours: the correction, once there is one.
@@ -187,13 +217,12 @@ class Client(BaseClient[httpx.Client]):
         return self._send(calls.answer(request_id))
 
     def prediction(self, request_id: str) -> Prediction:
-        """Like `answer`, as the label and its probability.
+        """Like `answer`, as a typed answer.
 
         Raises:
             UnknownAnswerError: there is no answer with this id for you.
-            InvalidTensorError: the request held several rows, or its model is not a classifier.
         """
-        return self._send(calls.answer_as_label(request_id))
+        return self._send(calls.prediction(request_id))
 
     def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """Polls until the answer with an id is final or expired.
@@ -226,7 +255,7 @@ class Client(BaseClient[httpx.Client]):
         file: str | Path | bytes,
         *,
         patience_s: float = DEFAULT_PATIENCE_S,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[FileOptions],
     ) -> Iterator[Prediction]:
         """Runs the model on one file in one call: yields the first usable answer, then a better one if one is expected.
 
@@ -234,7 +263,7 @@ class Client(BaseClient[httpx.Client]):
             model: the bundle's name.
             file: see `infer_file`.
             patience_s: see `events`.
-            **options: see `RequestOptions`; `wait` is "first" by default.
+            **options: see `FileOptions`; `wait` is "first" by default.
         """
         call = calls.infer_file(model, file, {"wait": Wait.FIRST, **options})
         return answer_stream.follow(self._http, answer_stream.prediction_of(call, patience_s))

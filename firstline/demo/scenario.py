@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from firstline.client.results import Classification
 from firstline.demo.site import Device, mosquitto, open_site
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import Variant, evaluate
@@ -242,7 +243,8 @@ async def _send(
                 records.append(record)  # without an answer: lost, and counted
                 continue
             record.ms = (time.perf_counter() - start_s) * 1000
-            record.label, record.request_id = prediction.label, prediction.answer.request_id
+            record.label = prediction.label if isinstance(prediction, Classification) else ""
+            record.request_id = prediction.answer.request_id
             record.tier, record.status = prediction.answer.tier, prediction.answer.status
             record.settled = record.status is Status.FINAL
             record.certified = record.last_certified = prediction.answer.certified

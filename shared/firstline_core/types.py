@@ -446,7 +446,12 @@ class InferResponse(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """The model metadata of V2."""
+    """The model metadata of V2, and Firstline's additions.
+
+    Attributes:
+        labels: of the classes, in their order; () if the task has none.
+        task: the manifest's, see `firstline_core/tasks`; None if it is unknown.
+    """
 
     name: str
     versions: tuple[str, ...]
@@ -454,6 +459,7 @@ class ModelMetadata:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     labels: tuple[str, ...] = ()
+    task: object = None
 
 
 class ModelKey(NamedTuple):

@@ -21,7 +21,7 @@ from support.images import noise
 
 import firstline
 from bench.support.line import Line, line
-from firstline import AsyncClient, Client, Prediction
+from firstline import AsyncClient, Classification, Client
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import (
     FirstlineError,
@@ -117,7 +117,7 @@ async def test_tensors_are_sent_and_returned(ask: Asker) -> None:
 async def test_file_is_sent_and_label_returned(ask: Asker, tmp_path: Path) -> None:
     file = tmp_path / "scan.png"
     file.write_bytes(noise())
-    found: list[Prediction] = [await ask("infer_file", "digits", form) for form in (file, str(file), noise())]
+    found: list[Classification] = [await ask("infer_file", "digits", form) for form in (file, str(file), noise())]
     assert {prediction.label for prediction in found} == {found[0].top[0][0]}
     assert len(found[0].top) == 5
     assert found[0].probability == pytest.approx(found[0].top[0][1])
@@ -190,7 +190,7 @@ async def test_correction_is_found_by_its_id(agent: Asker, running: Line, unsure
     final: InferResponse = await agent("wait_for_final", request_id)
     assert final.answer.status is Status.FINAL
     np.testing.assert_allclose(final.output("probabilities")[0], expected, atol=1e-5)
-    in_words: Prediction = await agent("prediction", request_id)
+    in_words: Classification = await agent("prediction", request_id)
     assert in_words.answer == final.answer
     assert in_words.probability == pytest.approx(expected.max(), abs=1e-5)
 
@@ -219,7 +219,7 @@ async def test_stream_yields_first_and_final_answer(ask: Asker, unsure: tuple[by
     """A gateway's first answer is its last."""
     scan, expected = unsure
     scan += b"stream " + ask.client.__class__.__name__.encode()
-    found: list[Prediction] = [item async for item in ask.begin("stream_file", "digits", scan)]
+    found: list[Classification] = [item async for item in ask.begin("stream_file", "digits", scan)]
     wanted = [Status.FINAL] if found[0].answer.tier is Tier.CLOUD else [Status.PROVISIONAL, Status.FINAL]
     assert [item.answer.status for item in found] == wanted
     assert len({item.answer.request_id for item in found}) == 1

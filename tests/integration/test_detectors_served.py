@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import httpx
@@ -11,11 +12,41 @@ from support.either_tier import either_tier
 from support.images import encode, images
 from support.sample_bundles import detector_bundle
 
+from firstline import AsyncClient, Client, Detected, Detections, predictions
 from firstline_core.protocol import http, oip
 from firstline_core.types import InferRequest
 
 BRIGHT = encode(np.full((80, 80, 3), 255, np.uint8))
 DARK = encode(np.zeros((80, 80, 3), np.uint8))
+
+
+async def typed_answers_agree(url: str) -> None:
+    """The client returns the same objects for a file, for tensors, and for many of either."""
+    async with AsyncClient(url) as client:
+        found = await client.infer_file("pets", BRIGHT)
+        assert isinstance(found, Detections)
+        assert (list(found), found.width) == ([("dog", 0.5, (0, 20, 40, 60))], 80)
+        assert len(await filtered(client)) == 0
+        metadata = await client.metadata("pets")
+        rows = predictions(await client.infer("pets", {"image": [BRIGHT, DARK]}), metadata)
+        assert [list(row) for row in rows if isinstance(row, Detections)] == [list(found), []]
+        many = [outcome async for outcome in client.infer_files("pets", [BRIGHT, "/absent.png", DARK])]
+        assert [str(outcome.error or outcome.response) for outcome in many] == [
+            *("dog (50 %)", "/absent.png cannot be read: No such file or directory.", "no objects")
+        ]
+        await asyncio.to_thread(synchronous_answers_agree, url, list(found))
+
+
+async def filtered(client: AsyncClient) -> Detections:
+    found = await client.infer_file("pets", BRIGHT, min_score=0.6, classes=["dog"], max_objects=1)
+    assert isinstance(found, Detections)
+    return found
+
+
+def synchronous_answers_agree(url: str, objects: list[Detected]) -> None:
+    with Client(url) as client:
+        found = [outcome.result() for outcome in client.infer_files("pets", [BRIGHT] * 3, ordered=False)]
+        assert [list(each) for each in found if isinstance(each, Detections)] == [objects] * 3
 
 
 @pytest.mark.parametrize("tier", ["agent", "gateway"])
@@ -39,6 +70,8 @@ async def test_both_tiers_answer_with_boxes_in_the_original_image(tier: str, tmp
             assert (filtered.json()["count"], filtered.json().get("confidence")) == (count, answer.get("confidence"))
         refused = await client.post("/firstline/v1/models/pets/infer?classes=cow", content=BRIGHT)
         assert refused.status_code == 400 and "'cow', which 'pets' does not know; it knows cat, dog." in refused.text
+
+        await typed_answers_agree(url)
 
         encoded = oip.encode_request(InferRequest("pets", (images(BRIGHT, DARK),), ""))
         reply = await client.post("/v2/models/pets/infer", content=encoded.body, headers=http.headers_for(encoded))

@@ -15,7 +15,7 @@ from support.gateway import serving_gateway
 from typer.testing import CliRunner
 
 import firstline
-from firstline import AsyncClient, Client, FirstlineError, Outcome, Prediction, errors
+from firstline import AsyncClient, Classification, Client, FirstlineError, Outcome, errors
 from firstline.cli.app import app
 from firstline.client.retries import Retries
 from firstline_core.types import InferResponse
@@ -126,7 +126,7 @@ async def test_jobs_are_submitted_fetched_and_forgotten(ask: Asker, pixels: np.n
     np.testing.assert_allclose(found.output("probabilities"), at_once.output("probabilities"), atol=1e-6)
     picture = scan()
     job = await ask("submit_file", "digits", picture)
-    words: Prediction = await ask("result_file", job)
+    words: Classification = await ask("result_file", job)
     assert words.label == (await ask("infer_file", "digits", picture)).label
     await ask("forget", job)
     for call in ("result", "forget"):

@@ -158,6 +158,7 @@ class Repository:
             inputs=(served.manifest.input_spec,),
             outputs=served.manifest.task.outputs,
             labels=served.manifest.labels,
+            task=served.manifest.task,
         )
 
 

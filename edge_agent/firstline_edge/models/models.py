@@ -257,6 +257,7 @@ class DeviceModel:
             inputs=(self.manifest.input_spec,),
             outputs=self.manifest.task.outputs,
             labels=self.manifest.labels,
+            task=self.manifest.task,
         )
 
 

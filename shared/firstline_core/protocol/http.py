@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
 
+import msgspec
 import orjson
 
 from firstline_core import errors
@@ -531,7 +532,7 @@ def model_ready_reply(plane: DataPlane, model: str, version: str) -> Reply:
 
 
 def model_metadata_reply(plane: DataPlane, model: str, version: str) -> Reply:
-    """Answers `GET /v2/models/{model}[/versions/{version}]`; `labels` of classifiers are Firstline's addition."""
+    """Answers `GET /v2/models/{model}[/versions/{version}]`; `labels` and `task` are Firstline's additions."""
     try:
         metadata = plane.metadata(model, version)
     except FirstlineError as error:
@@ -545,6 +546,8 @@ def model_metadata_reply(plane: DataPlane, model: str, version: str) -> Reply:
     }
     if metadata.labels:
         described["labels"] = metadata.labels
+    if metadata.task is not None:
+        described["task"] = msgspec.to_builtins(metadata.task)
     return json_reply(described)
 
 

@@ -173,6 +173,14 @@ class TestInferFile:
         )
         assert call.params == {"route": "edge", "privacy": "local_only", "timeout": "1", "priority": "3", "id": "mine"}
 
+    def test_view_options_are_query_parameters(self) -> None:
+        call = calls.infer_file("m", b"x", {"min_score": 0.5, "classes": ["a", "b"], "max_objects": 3}, client_id="i")
+        assert call.params == {"min_score": "0.5", "max_objects": "3", "classes": "a,b", "id": "i"}
+        with pytest.raises(InvalidTensorError, match="classes is the string 'person'; give a list of labels"):
+            calls.infer_file("m", b"x", {"classes": "person"})
+        with pytest.raises(TypeError, match="'min_score' is not an option of requests"):
+            calls.infer("m", {"x": [1]}, {"min_score": 0.5})  # type: ignore[typeddict-unknown-key]
+
 
 class TestReadInfer:
     def test_tensors_and_answer_are_read(self) -> None:
@@ -213,17 +221,23 @@ class TestReadPrediction:
 
     def test_label_is_read(self) -> None:
         found = calls.read_prediction(self.reply())
+        assert isinstance(found, firstline.Classification)
         assert (found.label, found.probability) == ("yes", pytest.approx(0.8))
         assert [label for label, _ in found.top] == ["yes", "no"]
         assert (found.model, found.version, found.answer) == ("m", "3", ANSWER)
 
-    def test_a_detectors_answer_is_no_label(self) -> None:
-        document = {"model": "m", "version": "3", "count": 0, "objects": []}
-        with pytest.raises(InvalidTensorError, match="`infer` gives several rows, and outputs of any kind"):
-            calls.read_prediction(response(200, orjson.dumps(document)))
-
     @pytest.mark.parametrize(
-        "changes", [{"label": None, "top": 5}, {"probability": "x"}, {"tier": "moon"}, {"top": [{}]}]
+        "changes",
+        [
+            {"label": None, "top": 5},
+            {"probability": "x"},
+            {"tier": "moon"},
+            {"top": [{}]},
+            {"objects": [{"label": "a"}]},
+            {"objects": 5},
+            {"results": [{}]},
+            {"outputs": []},
+        ],
     )
     def test_malformed_prediction_is_a_protocol_error(self, changes: dict[str, Any]) -> None:
         with pytest.raises(ProtocolError, match="did not answer as a Firstline server does"):
@@ -237,17 +251,13 @@ class TestReadPrediction:
     def test_answer_without_the_id_of_the_call_is_a_protocol_error(self) -> None:
         call = calls.infer_file("m", b"x", {}, client_id="mine")
         assert call.params == {"id": "mine"}
-        assert call.read(self.reply(id="mine")).label == "yes"
+        assert call.read(self.reply(id="mine")).answer == ANSWER
         for changes in ({"id": "another"}, {"id": ["mine"]}, {"id": None}, {}):
             with pytest.raises(ProtocolError, match=r"answer to request .*, not to mine"):
                 call.read(self.reply(**changes))
 
     def test_each_call_has_an_id_of_its_own(self) -> None:
         assert len({str(calls.infer_file("m", b"x", {}).params) for _ in range(3)}) == 3
-
-    def test_several_rows_have_no_single_label(self) -> None:
-        with pytest.raises(InvalidTensorError, match="`infer` gives several rows"):
-            calls.read_prediction(self.reply(results=[]))
 
 
 class TestRefusals:

@@ -1,0 +1,269 @@
+"""Typed answers: one class for each task, made from the JSON of the file route or from the tensors of `infer`.
+
+`Prediction` is their base class. Each class has the answer as arrays or plain values; those of images can be drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.errors import ConfigError, InvalidTensorError, ProtocolError
+from firstline_core.processing.boxes import BOXES, CLASSES, COUNT, SCORES
+from firstline_core.protocol import answer as answers
+from firstline_core.protocol.tensors import shown
+from firstline_core.tasks import AnyTask, answer_json
+from firstline_core.tasks.detection import Detection
+from firstline_core.types import Answer, Array, InferResponse, ModelMetadata
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Picture: TypeAlias = "Image.Image | str | Path | bytes"
+"""An opened image, the path of a file, or its content."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prediction:
+    """The answer to one file.
+
+    Attributes:
+        model: the bundle's name.
+        version: of the bundle.
+        answer: tier, reason and status of the answer, and the `request_id` of a later correction.
+    """
+
+    model: str
+    version: str
+    answer: Answer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Classification(Prediction):
+    """A classifier's answer.
+
+    Attributes:
+        label: the most likely class.
+        probability: of that class.
+        top: the most likely classes with their probabilities, best first.
+    """
+
+    label: str
+    probability: float
+    top: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        return f"{self.label} ({100 * self.probability:.4g} %)"
+
+
+class Detected(NamedTuple):
+    """One object of an image.
+
+    Attributes:
+        label: its class.
+        score: from 0 to 1.
+        box: x1, y1, x2, y2 in pixels of the upright image.
+    """
+
+    label: str
+    score: float
+    box: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Detections(Prediction):
+    """A detector's answer: iterate over its objects, best first.
+
+    Attributes:
+        labels: class of each object.
+        scores: FP32 (n,), from 0 to 1.
+        boxes: FP32 (n, 4): x1, y1, x2, y2 in pixels of the upright image.
+        width: of the upright image in pixels; 0 if the answer does not say.
+        height: the same.
+    """
+
+    labels: tuple[str, ...]
+    scores: NDArray[np.float32]
+    boxes: NDArray[np.float32]
+    width: int
+    height: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __iter__(self) -> Iterator[Detected]:
+        for label, score, box in zip(self.labels, self.scores.tolist(), self.boxes.tolist(), strict=True):
+            yield Detected(label, score, tuple(box))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{found.label} ({100 * found.score:.4g} %)" for found in self) or "no objects"
+
+    def draw(self, image: Picture) -> Image.Image:
+        """Returns a copy of the upright image with boxes, labels and scores.
+
+        Raises:
+            ConfigError: Pillow is not installed.
+            InvalidTensorError: the image cannot be read.
+        """
+        upright = _upright(image)
+        if not self.labels:
+            return upright
+        names = tuple(dict.fromkeys(self.labels))
+        outputs = {
+            BOXES: self.boxes[None],
+            SCORES: self.scores[None],
+            CLASSES: np.array([[names.index(label) for label in self.labels]]),
+            COUNT: np.array([len(self.labels)]),
+        }
+        return Detection(names, k=len(self.labels)).draw(upright, outputs, 0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tensors(Prediction):
+    """The answer of a task without a form for people.
+
+    Attributes:
+        outputs: arrays by name, with rows on the first axis.
+    """
+
+    outputs: Mapping[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows(Prediction):
+    """The answers to a file with several rows: iterate over them.
+
+    Attributes:
+        rows: one answer for each row.
+    """
+
+    rows: tuple[Prediction, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return iter(self.rows)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.rows))
+
+
+def prediction_from(document: Mapping[str, Any], source: str, sent_id: str = "") -> Prediction:
+    """Reads the JSON answer of the endpoint for files.
+
+    Args:
+        document: the decoded object.
+        source: the server's address, for error messages.
+        sent_id: the id that the answer has to repeat; "" if the request had none.
+
+    Raises:
+        ProtocolError: a Firstline server does not send this, or it is the answer to another request.
+    """
+    if sent_id:
+        check_id(document.get("id"), sent_id, source)
+    try:
+        common = {
+            "model": document["model"],
+            "version": document["version"],
+            "answer": answers.from_dict(document),
+        }
+        if "results" in document:
+            return Rows(**common, rows=tuple(_read(row, common) for row in document["results"]))
+        return _read(document, common)
+    except (AttributeError, KeyError, TypeError, ValueError, InvalidTensorError) as error:
+        raise ProtocolError(f"{source} did not answer as a Firstline server does: {error}.") from error
+
+
+def check_id(found: object, sent_id: str, source: str) -> None:
+    """Raises ProtocolError if an answer does not repeat the id of the request."""
+    if found != sent_id:
+        raise ProtocolError(f"{source} gave the answer to request {shown(found)}, not to {sent_id}.")
+
+
+def read_task(described: object) -> AnyTask | None:
+    """Returns the task in a model's metadata; None if there is none, or this installation does not know it."""
+    try:
+        task: AnyTask = msgspec.convert(described, AnyTask)
+    except (msgspec.ValidationError, ValueError):
+        return None
+    return task
+
+
+def predictions(response: InferResponse, metadata: ModelMetadata) -> tuple[Prediction, ...]:
+    """Returns the typed answer to each row of a response of `infer` or `infer_many`.
+
+    Args:
+        response: with all outputs of the model.
+        metadata: of the model, in the same version.
+
+    Raises:
+        InvalidTensorError: the response is of another model, or of a server that does not describe its answers.
+    """
+    if response.model != metadata.name or response.answer is None:
+        raise InvalidTensorError(f"The response of '{response.model}' is not described by '{metadata.name}'.")
+    task = metadata.task if isinstance(metadata.task, AnyTask) else None
+    found = prediction_from(answer_json(response, task, {}), "The response")
+    return found.rows if isinstance(found, Rows) else (found,)
+
+
+def _read(row: Mapping[str, Any], common: dict[str, Any]) -> Prediction:
+    """Returns the answer to one row."""
+    read = next((read for key, read in _READERS.items() if key in row), _classification)
+    return read(row, common)
+
+
+def _classification(row: Mapping[str, Any], common: dict[str, Any]) -> Classification:
+    return Classification(
+        **common,
+        label=row["label"],
+        probability=float(row["probability"]),
+        top=tuple((entry["label"], float(entry["probability"])) for entry in row["top"]),
+    )
+
+
+def _detections(row: Mapping[str, Any], common: dict[str, Any]) -> Detections:
+    objects = row["objects"]
+    return Detections(
+        **common,
+        labels=tuple(found["label"] for found in objects),
+        scores=np.array([found["score"] for found in objects], np.float32),
+        boxes=np.array(
+            [[found["box"][side] for side in ("x1", "y1", "x2", "y2")] for found in objects], np.float32
+        ).reshape(-1, 4),
+        width=int(row.get("width", 0)),
+        height=int(row.get("height", 0)),
+    )
+
+
+def _tensors(row: Mapping[str, Any], common: dict[str, Any]) -> Tensors:
+    return Tensors(**common, outputs={name: np.array(values) for name, values in row["outputs"].items()})
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Prediction]] = {
+    "objects": _detections,
+    "outputs": _tensors,
+}
+"""What reads an answer, by a key that only answers of its task have."""
+
+
+def _upright(image: Picture) -> Image.Image:
+    """Returns an image in the orientation that its EXIF data state, in RGB."""
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError as error:
+        raise ConfigError("Drawing needs Pillow, which is not installed: pip install pillow.") from error
+    try:
+        if isinstance(image, Image.Image):
+            return ImageOps.exif_transpose(image).convert("RGB")
+        with Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
+            return ImageOps.exif_transpose(opened).convert("RGB")
+    except (OSError, UnidentifiedImageError) as error:
+        raise InvalidTensorError(f"The image cannot be read: {error}") from error

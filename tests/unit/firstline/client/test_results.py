@@ -1,0 +1,119 @@
+"""Typed answers."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from PIL import Image
+from support.answers import answer
+from support.images import encode
+
+import firstline
+from firstline.client.results import prediction_from, read_task
+from firstline_core.errors import InvalidTensorError
+from firstline_core.tasks import AnyTask, answer_json
+from firstline_core.tasks.classification import Classification
+from firstline_core.tasks.detection import Detection
+from firstline_core.types import Array, InferResponse, ModelMetadata, Tensor, TensorSpec
+
+TASK = Detection(("cat", "dog"), k=3)
+BOXES: dict[str, Array] = {
+    "boxes": np.array([[[1, 2, 30, 40], [5, 5, 8, 9], [0, 0, 0, 0]], [[0, 0, 0, 0]] * 3], np.float32),
+    "scores": np.array([[0.75, 0.5, 0], [0, 0, 0]], np.float32),
+    "classes": np.array([[1, 0, -1], [-1, -1, -1]]),
+    "count": np.array([2, 0]),
+}
+
+
+def response(arrays: dict[str, Array]) -> InferResponse:
+    return InferResponse("m", "3", tuple(Tensor(*each) for each in arrays.items()), answer=answer())
+
+
+def metadata(task: AnyTask | None, outputs: tuple[TensorSpec, ...] = ()) -> ModelMetadata:
+    return ModelMetadata("m", ("3",), "onnx", (), outputs, task=task)
+
+
+def read(task: AnyTask | None, arrays: dict[str, Array], **changes: Any) -> firstline.Prediction:
+    """The typed answer, over JSON as a server sends it."""
+    document = orjson.loads(orjson.dumps(answer_json(response(arrays), task, {})))
+    return prediction_from(document | changes, "The server")
+
+
+def first_row(arrays: dict[str, Array]) -> dict[str, Array]:
+    return {name: array[:1] for name, array in arrays.items()}
+
+
+def test_detections_are_arrays_and_objects() -> None:
+    found = read(TASK, first_row(BOXES), width=64, height=48)
+    assert isinstance(found, firstline.Detections)
+    assert (found.labels, found.width, found.height, len(found)) == (("dog", "cat"), 64, 48, 2)
+    np.testing.assert_array_equal(found.boxes, [[1, 2, 30, 40], [5, 5, 8, 9]])
+    assert found.scores.tolist() == [0.75, 0.5]
+    assert list(found) == [("dog", 0.75, (1, 2, 30, 40)), ("cat", 0.5, (5, 5, 8, 9))]
+    assert next(iter(found)).label == "dog"
+    assert str(found) == "dog (75 %), cat (50 %)"
+
+
+def test_several_rows_are_read_one_by_one() -> None:
+    rows = read(TASK, BOXES)
+    assert isinstance(rows, firstline.Rows) and len(rows) == 2
+    busy, empty = rows
+    assert isinstance(busy, firstline.Detections) and isinstance(empty, firstline.Detections)
+    assert (len(busy), len(empty), empty.boxes.shape, empty.width) == (2, 0, (0, 4), 0)
+    assert str(rows) == "dog (75 %), cat (50 %)\nno objects"
+
+
+def test_other_outputs_are_arrays() -> None:
+    found = read(None, {"y": np.arange(6, dtype=np.float32).reshape(2, 3)})
+    assert isinstance(found, firstline.Tensors)
+    np.testing.assert_array_equal(found.outputs["y"], [[0, 1, 2], [3, 4, 5]])
+
+
+@pytest.mark.parametrize("task", [TASK, Classification(("no", "yes"))])
+def test_tensors_of_infer_become_the_same_answers(task: AnyTask) -> None:
+    arrays = BOXES if isinstance(task, Detection) else {"probabilities": np.array([[0.25, 0.75]], np.float32)}
+    rows = firstline.predictions(response(arrays), metadata(task))
+    over_json = read(task, arrays)
+    assert list(map(str, rows)) == str(over_json).splitlines()
+    assert rows[0].answer == over_json.answer
+
+
+def test_tensors_need_their_own_models_metadata() -> None:
+    with pytest.raises(InvalidTensorError, match="'m' is not described by 'other'"):
+        firstline.predictions(response(BOXES), ModelMetadata("other", (), "", (), ()))
+
+
+def test_tasks_of_later_versions_are_unknown() -> None:
+    assert read_task({"kind": "poetry", "metre": "iambic"}) is None
+    assert read_task({"kind": "detection", "labels": []}) is None
+    assert read_task({"kind": "detection", "labels": ["cat", "dog"], "k": 3}) == TASK
+
+
+def test_boxes_are_drawn_into_the_upright_image(tmp_path: Path) -> None:
+    found = read(TASK, first_row(BOXES))
+    assert isinstance(found, firstline.Detections)
+    file = BytesIO()
+    sideways = Image.new("RGB", (40, 30))
+    exif = sideways.getexif()
+    exif[0x0112] = 6
+    sideways.save(file, "JPEG", exif=exif)
+    path = tmp_path / "image.jpg"
+    path.write_bytes(file.getvalue())
+    drawn = [found.draw(image) for image in (file.getvalue(), path, str(path), Image.open(path))]
+    assert {each.size for each in drawn} == {(30, 40)}
+    assert len({each.tobytes() for each in drawn}) == 1
+    assert np.asarray(drawn[0]).any()
+
+
+def test_drawings_of_no_objects_are_the_image() -> None:
+    _, empty = firstline.predictions(response(BOXES), metadata(TASK))
+    assert isinstance(empty, firstline.Detections)
+    pixels = np.full((4, 5, 3), 100, np.uint8)
+    np.testing.assert_array_equal(np.asarray(empty.draw(encode(pixels))), pixels)
+    with pytest.raises(InvalidTensorError, match="The image cannot be read"):
+        empty.draw(b"no image")
