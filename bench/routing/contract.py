@@ -19,7 +19,7 @@ from bench.figures import Figure
 from bench.pools import CIFAR10, TRAINSAMPLE, Pool
 from bench.routing.parts import Effort, Job
 from bench.routing.population import Population, at_most
-from firstline.workbench.selection import select
+from firstline.workbench.selection import EdgeRows, select
 from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
 from firstline_core.routing import binomial
@@ -107,7 +107,8 @@ def measure(pool: Pool, loss: str, n: int, calibrations: int) -> list[Tally]:
     }
     for rows in np.random.default_rng(_SEED).integers(0, len(losses), (calibrations, n)):
         own_scores = margin[rows].astype(np.float64)
-        chosen = select(task, pool.edge[rows], losses[rows], truths[rows], own=_OWN, own_scores=own_scores, seed=_SEED)
+        answers = EdgeRows(task, {PROBABILITIES: pool.edge[rows]}, {})
+        chosen = select(answers, losses[rows], targets=truths[rows], own=_OWN, own_scores=own_scores, seed=_SEED)
         scores, certifying = chosen.scores[chosen.rest], losses[rows[chosen.rest]]
         truth = plain if chosen.score == _OWN else Population.of(scorer(task, chosen.score)(edge, {}), losses)
         sample = Population.of(margin[rows], losses[rows])

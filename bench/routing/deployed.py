@@ -14,7 +14,7 @@ from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.certification import certify
 from firstline_core.storage.artefact import Artefact
-from firstline_core.tasks.classification import Classification, score
+from firstline_core.tasks.classification import Classification, features, score
 
 DECLARED = 0.9
 """The threshold that the pairs' bundles declare, on the likeliest class's probability."""
@@ -55,7 +55,9 @@ def manifest_of(fitted: Pool, epsilon: float, delta: float) -> Manifest:
         input=InputSpec("image", "BYTES", (-1,)),
         edge=(edge,),
         full=full,
-        policy=Policy(threshold=DECLARED, value=fit_value(fitted.edge, losses["harm"], losses["disagreement"])),
+        policy=Policy(
+            threshold=DECLARED, value=fit_value(features(fitted.edge), losses["harm"], losses["disagreement"])
+        ),
     )
     scores = score("max_probability", fitted.edge)  # the policy's, by default
     found = certify(scores, losses["disagreement"], epsilon, delta)

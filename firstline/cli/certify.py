@@ -33,7 +33,7 @@ from firstline.workbench.certify import (
 from firstline.workbench.dataset import Dataset, open_dataset, read_groups
 from firstline.workbench.evidence import Evidence, gather, gather_from_agent
 from firstline.workbench.row_checks import require_independent_rows
-from firstline.workbench.selection import Selection, can_learn, check_score, default_fraction
+from firstline.workbench.selection import BEST, LEARNED, Selection, can_learn, check_score, default_fraction
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
@@ -53,18 +53,6 @@ class Loss(StrEnum):
 
     DISAGREEMENT = "disagreement"  # the full model says another label
     HARM = "harm"  # the edge is wrong where the full model is right
-
-
-class Choice(StrEnum):
-    """The score to certify."""
-
-    BEST = "best"
-    BUNDLE = "bundle"
-    MARGIN = "margin"
-    MAX_PROBABILITY = "max_probability"
-    ENTROPY = "entropy"
-    ENERGY = "energy"
-    LEARNED = "learned"
 
 
 class Scope(StrEnum):
@@ -222,8 +210,12 @@ def certify_command(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle at --out.")] = False,
     require: Annotated[bool, typer.Option("--require", help="Exit with 1 if nothing is certified.")] = False,
     score: Annotated[
-        Choice, typer.Option(help="Score to certify: the best on the rows set aside, the bundle's own, or one by name.")
-    ] = Choice.BEST,
+        str,
+        typer.Option(
+            help="Score to certify: 'best' on the rows set aside, 'bundle' for the bundle's own, 'learned', or one of "
+            "the task's by name."
+        ),
+    ] = BEST,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random split.")] = 0,
     select: Annotated[
         float | None,
@@ -247,13 +239,13 @@ def certify_command(
     for name, share in {"epsilon": epsilon, "delta": delta, "the selection fraction": select or 0.5}.items():
         check_share(name, share)  # before the models run for minutes
     contract.check(out)
-    terms = Terms(epsilon, delta, contract.loss.value, score.value, seed, select)
+    terms = Terms(epsilon, delta, contract.loss.value, score, seed, select)
     opened = _open(bundle, out, force=force) if bundle is not None else None
     certification: Certification | None
     rows_checked: dict[str, int]
     if scores is not None:
         bundle_options = edge or tiers.from_agent or tiers.full_from or (out and opened is None)
-        if bundle_options or contract.loss is Loss.HARM or score is not Choice.BEST or not contract.plain:
+        if bundle_options or contract.loss is Loss.HARM or score != BEST or not contract.plain:
             raise ConfigError(
                 "--scores goes with --epsilon, --delta, --select and --seed, and with a bundle also with --out; all "
                 "others go with a bundle and --data."
@@ -288,10 +280,10 @@ def _certify_data(
     fraction = default_fraction(len(dataset)) if terms.select_fraction is None else terms.select_fraction
     variants = [model for model in bundle.manifest.edge if edge in ("", model.id)]
     logits = tiers.from_agent is None and any(model.shows_logits for model in variants)
-    check_score(terms.score, fraction, logits=logits)
+    check_score(bundle.manifest.task, terms.score, fraction, logits=logits)
     rows_checked = require_independent_rows(bundle, [*variants, *filter(None, [bundle.manifest.full])], dataset)
     certification = contract.certify(bundle, tiers.gather(bundle, dataset, edge), dataset, terms)
-    _warn(bundle.manifest, certification, learnable=terms.score in ("best", "learned"))
+    _warn(bundle.manifest, certification, learnable=terms.score in (BEST, LEARNED))
     return certification, rows_checked
 
 

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from firstline.workbench.bundle import write_version
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.selection import ScoreName, Selection, select
+from firstline.workbench.selection import BEST, Selection, select
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
@@ -27,6 +27,8 @@ from firstline_core.routing.certificate import Certificate, Contract, GroupCerti
 from firstline_core.routing.certification import CertificationResult, Start, certify, start_shares, starts_at
 from firstline_core.routing.contracts import certify_groups, certify_stream, certify_weighted, net_loss
 from firstline_core.routing.drift import histogram
+from firstline_core.tasks.base import Scores
+from firstline_core.tasks.classification import LABEL, Classification
 from firstline_core.types import PROBABILITIES
 from firstline_edge.audits.records import key_of
 
@@ -53,7 +55,7 @@ class Terms:
     epsilon: float
     delta: float
     contract: EdgeContract = "disagreement"
-    score: ScoreName = "best"
+    score: str = BEST
     seed: int = 0
     select_fraction: float | None = None
 
@@ -107,7 +109,7 @@ def certify_bundle(
         ConfigError: arguments out of range, or a score that cannot be had.
     """
     selection = _select(bundle, evidence, terms, terms.contract)
-    rows = selection.rest
+    rows = evidence.units(selection.rest, terms.seed)
     scores, losses = selection.scores[rows], evidence.losses(terms.contract)[rows]
     starts = selection.starts if starts is None else starts
     result = certify(scores, losses, terms.epsilon, terms.delta, starts=starts, seed=terms.seed)
@@ -120,12 +122,15 @@ def certify_bundle(
 def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certification:
     """Certifies that the tiered accuracy is at most epsilon below the full model's; `terms.contract` does not matter.
 
+    An answer is right if it has no loss against its label.
+
     Nothing audits it in the field, where the true labels are not known: `audit_epsilon` stays empty. Arguments and
     errors are those of `certify_bundle`; the images are labelled.
     """
     selection = _select(bundle, evidence, terms, "harm")
-    costs = net_loss(evidence.edge == evidence.truth, evidence.full == evidence.truth)
-    rows, part = selection.rest, _selection_rows(selection)
+    edge_right, full_right = (evidence.truth_losses(outputs) == 0 for outputs in (evidence.edge.outputs, evidence.full))
+    costs = net_loss(edge_right, full_right)
+    rows, part = evidence.units(selection.rest, terms.seed), _selection_rows(selection)
     stream = certify_stream(
         selection.scores[rows],
         costs[rows],
@@ -145,10 +150,10 @@ def certify_classes(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certifi
 
     Classes that the data does not show accept nothing. Arguments and errors are those of `certify_by`.
     """
-    groups = bundle.manifest.task.groups({PROBABILITIES: evidence.probabilities})
+    groups = bundle.manifest.task.groups(evidence.edge.outputs)
     result, selection = _certify_all_groups(bundle, evidence, groups, "class", terms)
     limits = {group: proved.threshold for group, proved in result.groups.items()}
-    rows = selection.rest.tolist()
+    rows = evidence.units(selection.rest, terms.seed).tolist()
     accepted = [row for row in rows if (limit := limits[groups[row]]) is not None and selection.scores[row] >= limit]
     # Where every class keeps to epsilon, all of them together do, and that is what audits see.
     bound = auditable_epsilon(terms, evidence.losses("disagreement")[accepted])
@@ -179,7 +184,7 @@ def _certify_all_groups(
     bundle: Bundle, evidence: Evidence, groups: Sequence[str], by: str, terms: Terms
 ) -> tuple[GroupsResult, Selection]:
     selection = _select(bundle, evidence, terms, terms.contract)
-    scores, rows = selection.scores, selection.rest
+    scores, rows = selection.scores, evidence.units(selection.rest, terms.seed)
     certifying = Counter(groups[at] for at in rows.tolist())
     members: dict[str, list[int]] = {}
     for at in _selection_rows(selection).tolist():
@@ -264,35 +269,49 @@ def _audited_variant(manifest: Manifest, keys: set[str]) -> Model:
     )
 
 
-def auditable_epsilon(terms: Terms, differs: NDArray[np.bool_]) -> float:
+def auditable_epsilon(terms: Terms, differs: Scores) -> float:
     """Returns the bound that audits in the field can test without labels.
 
     Args:
         terms: of the certificate.
-        differs: (accepted,) whether the full model said otherwise, of the rows that the certified threshold accepts.
+        differs: (accepted,) disagreement with the full model, of the rows that the certified threshold accepts.
 
     Returns:
         `epsilon` where disagreement itself is promised; else the most that is likely of it.
     """
     if terms.contract == "disagreement":
         return terms.epsilon
-    return min(binomial.upper_bound(int(differs.sum()), len(differs), terms.delta), _NEARLY_ALL)
+    return min(binomial.upper_bound(int(np.count_nonzero(differs)), len(differs), terms.delta), _NEARLY_ALL)
 
 
 def _select(bundle: Bundle, evidence: Evidence, terms: Terms, contract: EdgeContract) -> Selection:
+    harm = contract == "harm"
     return select(
-        bundle.manifest.task,
-        evidence.probabilities,
+        evidence.edge,
         evidence.losses(contract),
-        evidence.truth if contract == "harm" else evidence.full,  # no label counts where agreement is the contract
         own=bundle.manifest.policy.score,
         own_scores=evidence.scores,
-        logits=evidence.logits,
-        disagreements=evidence.losses("disagreement") if contract == "harm" else None,
+        targets=_targets(evidence, labelled=harm),
+        disagreements=evidence.losses("disagreement") if harm else None,
+        groups=evidence.groups,
         name=terms.score,
         fraction=terms.select_fraction,
         seed=terms.seed,
     )
+
+
+def _targets(evidence: Evidence, *, labelled: bool) -> NDArray[np.int64] | None:
+    """Returns the classes that a temperature is fitted to; None for other tasks than classification.
+
+    No label counts where agreement is the contract.
+    """
+    if not isinstance(evidence.edge.task, Classification):
+        return None
+    if labelled and evidence.truth is not None:
+        labels: NDArray[np.int64] = evidence.truth[LABEL]
+        return labels
+    likeliest: NDArray[np.int64] = evidence.full[PROBABILITIES].argmax(axis=1)
+    return likeliest
 
 
 def _selection_rows(selection: Selection) -> NDArray[np.intp]:

@@ -18,51 +18,77 @@ from numpy.typing import NDArray
 from firstline.client.sync_client import Client
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.observe import Progress, image_tensor, observe
+from firstline.workbench.selection import EdgeRows, group_keys
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError, ProtocolError, RequestError, UnauthorizedError
+from firstline_core.errors import ConfigError, InferenceError, ProtocolError, RequestError, UnauthorizedError
 from firstline_core.routing.certificate import Contract
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import Probabilities
-from firstline_core.types import PROBABILITIES, InferResponse
+from firstline_core.tasks.base import Scores, check_outputs
+from firstline_core.tasks.classification import LABEL
+from firstline_core.types import Arrays, InferResponse, join_rows
 
 # Slow devices may take it; a lost one ends the command that much later.
 _TIMEOUT_MS = 60_000
-FullModel = Callable[[bytes], int]
-"""The full model's label of an encoded image."""
+FullModel = Callable[[bytes], Arrays]
+"""The full model's outputs for an encoded image, one row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """One row for each image.
+    """One row for each sample.
 
     Attributes:
         variant: the edge model that answered.
-        probabilities: (n, classes) FP32.
-        logits: (n, classes) FP32; None for a model that shows none.
+        edge: its answers.
         scores: (n,) of its answers, by the bundle's score.
-        full: (n,) the full model's labels.
-        truth: (n,) the data's labels.
+        full: the full model's canonical outputs.
+        truth: the data's labels, see `Task.truth`; None without labels.
+        groups: (n,) of the rows that depend on each other, such as the frames of one clip; () if all are independent.
+            "" for a row that depends on no other.
     """
 
     variant: Model
-    probabilities: Probabilities
-    logits: Probabilities | None
+    edge: EdgeRows
     scores: NDArray[np.float64]
-    full: NDArray[np.int64]
-    truth: NDArray[np.int64]
+    full: Arrays
+    truth: Arrays | None
+    groups: tuple[str, ...] = ()
 
-    @property
-    def edge(self) -> NDArray[np.int64]:
-        """(n,) labels of the edge model."""
-        labels: NDArray[np.int64] = self.probabilities.argmax(axis=1)
-        return labels
+    def __len__(self) -> int:
+        return len(self.scores)
 
-    def losses(self, contract: Contract) -> NDArray[np.bool_]:
-        """Returns (n,) whether accepting the edge answer breaks a contract on edge answers."""
-        differs: NDArray[np.bool_] = self.edge != self.full
-        return differs & (self.full == self.truth) if contract == "harm" else differs
+    def losses(self, contract: Contract) -> Scores:
+        """Returns what accepting each edge answer costs by a contract on edge answers, (n,) in 0..1."""
+        differs = self.edge.task.loss(self.edge.outputs, self.full)
+        if contract != "harm":
+            return differs
+        harm: Scores = np.where(self.truth_losses(self.full) == 0, self.truth_losses(self.edge.outputs), 0)
+        return harm
+
+    def truth_losses(self, outputs: Arrays) -> Scores:
+        """Returns the losses of the edge's or the full model's outputs against the labels, (n,) in 0..1.
+
+        Raises:
+            ConfigError: the data has no labels.
+        """
+        if self.truth is None:
+            raise ConfigError("The contract compares answers with labels, and the data has none.")
+        return self.edge.task.truth_loss(outputs, self.truth)
+
+    def units(self, rows: NDArray[np.intp], seed: int) -> NDArray[np.intp]:
+        """Returns one random row of each group among some rows, ascending; all of them without groups.
+
+        Args:
+            rows: positions.
+            seed: of the choice.
+        """
+        if not self.groups:
+            return rows
+        shuffled = np.random.default_rng(seed).permutation(rows)
+        _, first = np.unique(group_keys(self.groups)[shuffled], return_index=True)
+        return np.sort(shuffled[first])
 
 
 def full_model(bundle: Bundle, edge: str) -> Model:
@@ -139,9 +165,11 @@ def gather_all(
     with ExitStack() as stack:
         loaded = [stack.enter_context(closing(load_model(bundle, model, options))) for model in run]
         observed = observe(loaded, manifest.input, dataset, progress, with_logits=loaded)
-    labels = observed.answers[-1].labels
+    full_outputs, truth = observed.answers[-1].outputs, {LABEL: observed.truth}
     return {
-        one.model.id: Evidence(one.model, one.probabilities, one.logits, one.scores(score), labels, observed.truth)
+        one.model.id: Evidence(
+            one.model, EdgeRows(manifest.task, one.outputs, one.evidence), one.scores(score), full_outputs, truth
+        )
         for one in observed.answers
     }
 
@@ -186,28 +214,30 @@ def gather_from_agent(
     variant = running_variant(status, manifest, agent.url)
     if edge and variant.id != edge:
         raise ConfigError(f"The device at {agent.url} runs the variant '{variant.id}', not '{edge}'.")
-    probabilities = np.empty((count, len(manifest.labels)), np.float32)
-    scores, (full, truth) = np.empty(count, np.float64), np.empty((2, count), np.int64)
+    answers, full = list[Arrays](), list[Arrays]()
+    scores, truth = np.empty(count, np.float64), np.empty(count, np.int64)
     with ExitStack() as stack:
         if gateway is None:
             large = load_model(bundle, far, options)
             stack.callback(large.close)
-            full_label: FullModel = partial(_here, large, manifest)
+            full_outputs: FullModel = partial(_here, large, manifest)
         else:
-            full_label = partial(_on_gateway, gateway, manifest)
+            full_outputs = partial(_on_gateway, gateway, manifest)
         for i, (sample, (encoded, label)) in enumerate(zip(dataset.samples, dataset.read(), strict=True)):
             try:
                 response = _ask(agent, manifest, encoded, "edge", variant.digest)
-                truth[i], full[i] = label, full_label(encoded)
+                truth[i] = label
+                full.append(full_outputs(encoded))
             except UnauthorizedError:
                 raise
             except RequestError as error:
                 raise ConfigError(f"'{sample.file}' of {dataset.folder} was refused: {error.message}") from error
-            probabilities[i] = _row(response, manifest, agent.url)
+            answers.append(_row(response, manifest, agent.url))
             confidence = response.answer.confidence if response.answer is not None else None
             scores[i] = np.nan if confidence is None else confidence
             progress(i + 1, count)
-    return Evidence(variant, probabilities, None, scores, full, truth)
+    edge_rows = EdgeRows(manifest.task, join_rows(answers), {})
+    return Evidence(variant, edge_rows, scores, join_rows(full), {LABEL: truth})
 
 
 def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -> Model:
@@ -268,19 +298,19 @@ def _ask(client: Client, manifest: Manifest, encoded: bytes, route: Any, digest:
     return response
 
 
-def _row(response: InferResponse, manifest: Manifest, where: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    probabilities = response.output(PROBABILITIES)
-    if probabilities.shape != (1, len(manifest.labels)):
-        shape, labels = list(probabilities.shape), len(manifest.labels)
-        raise ProtocolError(f"{where} gave {shape} probabilities for one of {labels} labels.")
-    row: np.ndarray[Any, np.dtype[np.float32]] = probabilities[0]
-    return row
+def _row(response: InferResponse, manifest: Manifest, where: str) -> Arrays:
+    try:
+        check_outputs(manifest.outputs_of(None), response.arrays, 1)
+    except InferenceError as error:
+        raise ProtocolError(
+            f"{where} gave an answer that '{manifest.name}' does not declare: {error.message}"
+        ) from error
+    return response.arrays_of(manifest.task.outputs)
 
 
-def _here(model: LoadedModel, manifest: Manifest, encoded: bytes) -> int:
-    return int(model.predict(image_tensor(manifest.input, encoded)).outputs[PROBABILITIES].argmax())
+def _here(model: LoadedModel, manifest: Manifest, encoded: bytes) -> Arrays:
+    return model.predict(image_tensor(manifest.input, encoded)).outputs
 
 
-def _on_gateway(gateway: Client, manifest: Manifest, encoded: bytes) -> int:
-    response = _ask(gateway, manifest, encoded, "cloud", manifest.full_digest)
-    return int(_row(response, manifest, gateway.url).argmax())
+def _on_gateway(gateway: Client, manifest: Manifest, encoded: bytes) -> Arrays:
+    return _row(_ask(gateway, manifest, encoded, "cloud", manifest.full_digest), manifest, gateway.url)

@@ -6,11 +6,11 @@ of 300 trials. `bench/routing/contract.py` repeats this procedure on data whose 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +18,69 @@ from numpy.typing import NDArray
 from firstline.workbench.calibrate import fit_temperature
 from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, InvalidTensorError
 from firstline_core.routing.certification import Start, check_share, split, start_shares, starts_at
 from firstline_core.routing.policy import Logistic, auroc
 from firstline_core.tasks.base import Scores, Task
-from firstline_core.tasks.classification import LOGITS, MEASURES, Probabilities, features
-from firstline_core.types import PROBABILITIES
+from firstline_core.tasks.classification import LOGITS
+from firstline_core.types import PROBABILITIES, Arrays, row_count
 
-ScoreName = Literal["max_probability", "margin", "entropy", "energy", "learned", "graph", "best", "bundle"]
-"""Which score: "best" chooses, "bundle" leaves it as it is."""
+Losses = NDArray[np.floating] | NDArray[np.bool_]
+"""(n,) in 0..1."""
 
 SELECTS_FROM_ROWS = 1500
 SELECT_FRACTION = 0.1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeRows:
+    """The answers of an edge model, and what scores are computed from.
+
+    Attributes:
+        task: of the bundle.
+        outputs: canonical outputs of n rows.
+        evidence: tensors for scoring only, as far as they are known.
+    """
+
+    task: Task
+    outputs: Arrays
+    evidence: Arrays
+
+    def __len__(self) -> int:
+        return row_count(self.outputs)
+
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> EdgeRows:
+        """Returns some of the rows."""
+        outputs, evidence = (
+            {name: array[rows] for name, array in arrays.items()} for arrays in (self.outputs, self.evidence)
+        )
+        return EdgeRows(self.task, outputs, evidence)
+
+    def scores(self, declared: Score) -> Scores:
+        """Returns the scores, (n,).
+
+        Raises:
+            InvalidTensorError: evidence that the score needs is not known.
+        """
+        return scorer(self.task, declared)(self.outputs, self.evidence)
+
+    def features(self) -> NDArray[np.float32] | None:
+        """Returns the inputs of learned scores, (n, features); None if evidence for them is not known."""
+        try:
+            return self.task.features(self.outputs, self.evidence)
+        except InvalidTensorError:
+            return None
+
+    def fixed_scores(self, temperature: float = 1.0) -> dict[str, tuple[Score, Scores]]:
+        """Returns the task's scores that can be computed, by name, each with its values."""
+        found = {}
+        for kind in self.task.score_kinds:
+            declared = Score(kind, temperature)
+            try:
+                found[kind] = declared, self.scores(declared)
+            except InvalidTensorError:
+                continue
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,17 +116,21 @@ def default_fraction(rows: int) -> float:
     return SELECT_FRACTION if rows >= SELECTS_FROM_ROWS else 0.0
 
 
-def check_score(name: ScoreName, share: float, *, logits: bool) -> None:
+def check_score(task: Task, name: str, share: float, *, logits: bool) -> None:
     """Checks a score's requirements before the models run for minutes.
 
     Args:
-        name: name of the score.
+        task: of the bundle.
+        name: name of the score; "best" chooses, "bundle" leaves it as it is.
         share: share of the selection rows; 0 for none.
-        logits: whether the edge model shows them.
+        logits: whether the edge model shows them, if the task is classification.
 
     Raises:
         ConfigError: the score cannot be computed.
     """
+    if name not in (*task.score_kinds, BEST, BUNDLE, LEARNED, "graph"):
+        known = ", ".join((BEST, BUNDLE, *task.score_kinds, LEARNED))
+        raise ConfigError(f"There is no score '{name}' for the task {task.kind}; there are: {known}.")
     if name == "energy" and not logits:
         raise ConfigError("The score 'energy' needs the edge model's logits; nothing shows them here.")
     if name == LEARNED and not share:
@@ -85,30 +140,29 @@ def check_score(name: ScoreName, share: float, *, logits: bool) -> None:
 
 
 def select(
-    task: Task,
-    probabilities: Probabilities,
-    losses: NDArray[np.bool_],
-    truth: NDArray[np.int64],
+    edge: EdgeRows,
+    losses: Losses,
     *,
     own: Score,
     own_scores: NDArray[np.float64],
-    logits: Probabilities | None = None,
-    disagreements: NDArray[np.bool_] | None = None,
-    name: ScoreName = "best",
+    targets: NDArray[np.int64] | None = None,
+    disagreements: Losses | None = None,
+    groups: Sequence[str] = (),
+    name: str = "best",
     fraction: float | None = None,
     seed: int = 0,
 ) -> Selection:
     """Splits the rows and makes the decisions on one part.
 
     Args:
-        task: of the bundle.
-        probabilities: (n, classes) of the edge model.
-        losses: (n,) of the contract.
-        truth: (n,) what the temperature is fitted to: labels, or the full model's answers.
+        edge: the edge model's answers.
+        losses: (n,) of the contract, in 0..1.
         own: the bundle's present score.
         own_scores: (n,) by it.
-        logits: (n, classes) where the model shows them.
+        targets: (n,) classes that the temperature is fitted to: labels, or the full model's answers. None for tasks
+            without a temperature.
         disagreements: (n,) where the losses are others, and rarer: the value is learned with their help.
+        groups: (n,) of dependent rows, which stay together; () if all are independent.
         name: name of the score; "best" is chosen on the selection part, or is the bundle's own without one.
         fraction: share of the selection rows; None is `default_fraction`.
         seed: seed of the split and of the folds.
@@ -117,47 +171,70 @@ def select(
         ConfigError: a fraction out of range, or a score that these rows do not allow.
     """
     share = default_fraction(len(losses)) if fraction is None else fraction
-    check_score(name, share, logits=logits is not None)
+    check_score(edge.task, name, share, logits=LOGITS in edge.evidence)
     if share:
         check_share("the selection fraction", share)
 
     def scores_by(score: Score) -> NDArray[np.float64]:
-        if score == own:
-            return own_scores
-        evidence = {} if logits is None else {LOGITS: logits}
-        return scorer(task, score)({PROBABILITIES: probabilities}, evidence).astype(np.float64)
+        return own_scores if score == own else _computed(edge, score).astype(np.float64)
 
-    part, rest = split(len(losses), share, seed)
+    part, rest = split_groups(groups, share, seed) if groups else split(len(losses), share, seed)
     if not len(part):
         score = _named(name, own, own.temperature)
         return Selection(score, None, {}, None, 0, rest, scores_by(score))
-    temperature = fit_temperature(probabilities[part], truth[part])
-    logits_part = logits[part] if logits is not None else None
+    temperature = 1.0
+    if targets is not None:
+        temperature = fit_temperature(edge.outputs[PROBABILITIES][part], targets[part])
+    selecting = edge.take(part)
     choice = choose_score(
-        task,
-        probabilities[part],
+        selecting,
         losses[part],
-        logits=logits_part,
         temperature=temperature,
         own=(own, own_scores[part].astype(np.float32)),
         seed=seed,
     )
     value = choice.learned  # the same fit, where it is the score
-    if choice.aurocs and can_learn():
-        if disagreements is not None and not disagreements[part].all():
-            value = fit_value(probabilities[part], losses[part], disagreements[part])
+    inputs = selecting.features()
+    if choice.aurocs and inputs is not None and can_learn():
+        if disagreements is not None and not (disagreements[part] > 0).all():
+            value = fit_value(inputs, losses[part], disagreements[part])
         elif value is None:
-            value = fit_logistic(probabilities[part], losses[part])
+            value = fit_logistic(inputs, losses[part])
     if name == LEARNED:
-        score = Score(LEARNED, temperature, learned=value or fit_logistic(probabilities[part], losses[part]))
+        if inputs is None:
+            raise ConfigError("A learned score needs evidence that the edge model's answers come without.")
+        score = Score(LEARNED, temperature, learned=value or fit_logistic(inputs, losses[part]))
     else:
-        score = choice.declared if name == "best" else _named(name, own, temperature)
+        score = choice.declared if name == BEST else _named(name, own, temperature)
     scores = scores_by(score)
     starts = starts_at(scores[part], start_shares(len(rest)))
     return Selection(score, value, choice.aurocs, starts, len(part), rest, scores)
 
 
-def _named(name: ScoreName, own: Score, temperature: float) -> Score:
+def _computed(edge: EdgeRows, score: Score) -> Scores:
+    try:
+        return edge.scores(score)
+    except InvalidTensorError as error:
+        known = ", ".join(edge.fixed_scores()) or "none"
+        raise ConfigError(
+            f"The score '{score.kind}' cannot be computed: {error.message} Scores that remain: {known}."
+        ) from error
+
+
+def group_keys(groups: Sequence[str]) -> NDArray[np.str_]:
+    """Returns a key for each row, equal for rows of one group; a row with "" has a key of its own."""
+    return np.array([group or f"\0{row}" for row, group in enumerate(groups)])
+
+
+def split_groups(groups: Sequence[str], share: float, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Returns the positions of the selection rows and of the others; rows of one group are in the same part."""
+    names, of_row = np.unique(group_keys(groups), return_inverse=True)
+    selected, _ = split(len(names), share, seed)
+    in_part = np.isin(of_row, selected)
+    return np.flatnonzero(in_part), np.flatnonzero(~in_part)
+
+
+def _named(name: str, own: Score, temperature: float) -> Score:
     """Returns a score that needs no fit except its temperature."""
     match name:
         case "best" | "bundle":
@@ -170,8 +247,8 @@ def _named(name: ScoreName, own: Score, temperature: float) -> Score:
             return Score(name, temperature)
 
 
-LEARNED: Literal["learned"] = "learned"
-FIXED: tuple[str, ...] = ("margin", "max_probability", "entropy")
+BEST, BUNDLE, LEARNED = "best", "bundle", "learned"
+"""Names of scores: the best on the selection part, the bundle's own, and one that is fitted."""
 _FOLDS = 5
 # Strong shrinkage: a selection part of hundreds of rows has few losses in each class.
 _INVERSE_PENALTY = 0.1
@@ -205,53 +282,58 @@ def can_learn() -> bool:
     return find_spec("sklearn") is not None
 
 
-def fit_logistic(probabilities: Probabilities, losses: NDArray[np.bool_]) -> Logistic:
-    """Fits P(loss | features) by penalised logistic regression on `features`.
+def fit_logistic(inputs: NDArray[np.float32], losses: Losses) -> Logistic:
+    """Fits P(loss | features) by penalised logistic regression.
 
     Args:
-        probabilities: (n, classes) of the edge model.
-        losses: (n,) such as "edge wrong and full right".
+        inputs: (n, features) of the edge model's answers, see `Task.features`.
+        losses: (n,) such as "edge wrong and full right"; one between 0 and 1 is a share of a row.
 
     Raises:
         ConfigError: no loss among the rows, or nothing else; or scikit-learn is missing.
     """
-    return _fit(probabilities, losses, _INVERSE_PENALTY)
+    return _fit(inputs, losses, _INVERSE_PENALTY)
 
 
-def fit_value(probabilities: Probabilities, losses: NDArray[np.bool_], disagreements: NDArray[np.bool_]) -> Logistic:
+def fit_value(inputs: NDArray[np.float32], losses: Losses, disagreements: Losses) -> Logistic:
     """Fits P(edge wrong and full right | features), leaning on the disagreements, of which there are more.
 
     A model of disagreements is fitted first; its log-odds become an additional feature with almost no penalty, which
-    the other features only correct. Both are linear, and so is what comes of them. `make bench-routing` measures what
-    it
-    is worth: more than a fit to the losses alone wherever they are few.
+    the other features only correct. Both are linear, and so is their sum. `make bench-routing` measures the gain: more
+    than a fit to the losses alone wherever they are few.
 
     Args:
-        probabilities: (n, classes) of the edge model.
+        inputs: (n, features) of the edge model's answers.
         losses: (n,) edge wrong and full right.
         disagreements: (n,) full says otherwise.
 
     Raises:
         ConfigError: see `fit_logistic`.
     """
-    prior = _fit(probabilities, disagreements, _INVERSE_PENALTY_A_LOSS * disagreements.sum())
-    return _fit(probabilities, losses, _INVERSE_PENALTY_A_LOSS * losses.sum(), prior)
+    prior = _fit(inputs, disagreements, _INVERSE_PENALTY_A_LOSS * disagreements.sum())
+    return _fit(inputs, losses, _INVERSE_PENALTY_A_LOSS * losses.sum(), prior)
 
 
 def _fit(
-    probabilities: Probabilities, losses: NDArray[np.bool_], inverse_penalty: float, prior: Logistic | None = None
+    features: NDArray[np.float32], losses: Losses, inverse_penalty: float, prior: Logistic | None = None
 ) -> Logistic:
-    if losses.all() or not losses.any():
+    wanted = losses.astype(np.float64)
+    if (wanted == 1).all() or not wanted.any():
         raise ConfigError("A learned score needs rows with and without a loss; there is only one kind.")
-    inputs = features(probabilities).astype(np.float64)
+    inputs = features.astype(np.float64)
+    # Not the classes, which are 0 or 1: standardised, a rare class would get a weight from a handful of rows.
+    measures = ~((inputs == 0) | (inputs == 1)).all(axis=0)
     centre, scale = np.zeros(inputs.shape[1]), np.ones(inputs.shape[1])
-    # Not the classes: standardised, a rare class would get a weight from a handful of rows.
-    centre[:MEASURES], scale[:MEASURES] = inputs[:, :MEASURES].mean(axis=0), inputs[:, :MEASURES].std(axis=0) + 1e-6
+    centre[measures], scale[measures] = inputs[:, measures].mean(axis=0), inputs[:, measures].std(axis=0) + 1e-6
     scaled = (inputs - centre) / scale
     if prior is not None:
         scaled = np.column_stack([scaled, _PRIOR_SCALE * (inputs @ np.asarray(prior.weights) + prior.bias)])
     model = _sklearn("linear_model").LogisticRegression(C=inverse_penalty, max_iter=1000, tol=1e-3)
-    model.fit(scaled, losses)
+    if _graded(losses):  # each row is lost in part, and in part not
+        lost = np.repeat([True, False], len(wanted))
+        model.fit(np.vstack([scaled, scaled]), lost, sample_weight=np.concatenate([wanted, 1 - wanted]))
+    else:
+        model.fit(scaled, wanted == 1)
     weights = model.coef_[0][: inputs.shape[1]] / scale
     bias = float(model.intercept_[0] - weights @ centre)
     if prior is not None:
@@ -260,12 +342,14 @@ def _fit(
     return Logistic(tuple(float(weight) for weight in weights), bias)
 
 
+def _graded(losses: Losses) -> bool:
+    return not bool(((losses == 0) | (losses == 1)).all())
+
+
 def choose_score(
-    task: Task,
-    probabilities: Probabilities,
-    losses: NDArray[np.bool_],
+    edge: EdgeRows,
+    losses: Losses,
     *,
-    logits: Probabilities | None = None,
     temperature: float = 1.0,
     own: tuple[Score, Scores] | None = None,
     seed: int = 0,
@@ -274,51 +358,43 @@ def choose_score(
 
     The learned one is taken unless it is worse than the best of the others by more than a standard error over the
     folds: it is shrunk so much that it hardly ever loses, while hundreds of rows are too few to show what it wins.
-    Without scikit-learn none is learned.
+    Without scikit-learn, or without the evidence for features, none is learned.
 
     Args:
-        task: of the bundle.
-        probabilities: (n, classes) of the edge model, of the selection part only.
-        losses: (n,).
-        logits: (n, classes) if the model returns them; "energy" is a candidate only with them.
+        edge: the edge model's answers, of the selection part only.
+        losses: (n,) in 0..1; graded losses are compared with their mean.
         temperature: temperature of the fixed scores.
         own: the bundle's current score, with its values for these rows. It is used if there are too few losses for a
-            comparison (without it, the margin), and is a candidate if it differs from the others.
+            comparison (without it, the task's first score), and is a candidate if it differs from the others.
         seed: seed of the folds.
     """
-    candidates: dict[str, Score] = {kind: Score(kind, temperature) for kind in FIXED}
-    fold_of = _folds(losses, seed)
+    candidates = edge.fixed_scores(temperature)
+    lost = losses > (losses.mean() if _graded(losses) else 0)
+    fold_of = _folds(lost, seed)
     if fold_of is None:
-        return ScoreChoice(candidates["margin"] if own is None else own[0], {})
-    if logits is not None:
-        candidates["energy"] = Score("energy", temperature)
-    evidence = {} if logits is None else {LOGITS: logits}
-    scores = {
-        kind: scorer(task, declared)({PROBABILITIES: probabilities}, evidence) for kind, declared in candidates.items()
-    }
-    learns = can_learn()
-    if own is not None and own[0].kind not in candidates and not (learns and own[0].learned):
-        candidates[own[0].kind], scores[own[0].kind] = own
+        return ScoreChoice(Score(edge.task.score_kinds[0], temperature) if own is None else own[0], {})
+    inputs = edge.features() if can_learn() else None
+    if own is not None and own[0].kind not in candidates and (inputs is None or not own[0].learned or not candidates):
+        candidates[own[0].kind] = own
     areas_of: dict[str, list[float]] = {name: [] for name in candidates}
-    if learns:
+    if inputs is not None:
         areas_of[LEARNED] = []
     for fold in range(_FOLDS):
         held = fold_of == fold
         for name, areas in areas_of.items():
-            if learns and name == LEARNED:
-                fitted = fit_logistic(probabilities[~held], losses[~held])
-                scores_held = 1 - fitted.losses(features(probabilities[held]))
+            if inputs is not None and name == LEARNED:
+                scores_held = 1 - fit_logistic(inputs[~held], losses[~held]).losses(inputs[held])
             else:
-                scores_held = scores[name][held]
-            area = auroc(scores_held, losses[held])
+                scores_held = candidates[name][1][held]
+            area = auroc(scores_held, lost[held])
             areas.append(0.5 if area is None else area)
     aurocs = {name: float(np.mean(areas)) for name, areas in areas_of.items()}
     best = max(candidates, key=lambda name: round(aurocs[name], 6))
-    if learns:
+    if inputs is not None:
         behind = np.subtract(areas_of[best], areas_of[LEARNED])
         if behind.mean() <= behind.std(ddof=1) / np.sqrt(_FOLDS):
-            return ScoreChoice(Score(LEARNED, temperature, learned=fit_logistic(probabilities, losses)), aurocs)
-    return ScoreChoice(candidates[best], aurocs)
+            return ScoreChoice(Score(LEARNED, temperature, learned=fit_logistic(inputs, losses)), aurocs)
+    return ScoreChoice(candidates[best][0], aurocs)
 
 
 def _folds(losses: NDArray[np.bool_], seed: int) -> NDArray[np.intp] | None:

@@ -139,8 +139,8 @@ def _held(rows: Iterable[Array], place: Path) -> Array:
 
 
 def right(evidence: Evidence) -> NDArray[np.bool_]:
-    """Returns (n,) whether the model's class is the label."""
-    found: NDArray[np.bool_] = evidence.edge == evidence.truth
+    """Returns (n,) whether the model's answer has no loss against the label."""
+    found: NDArray[np.bool_] = evidence.truth_losses(evidence.edge.outputs) == 0
     return found
 
 

@@ -73,7 +73,7 @@ class Classification(
     """
 
     kind: ClassVar[str] = "classification"
-    score_kinds: ClassVar[tuple[str, ...]] = ("max_probability", "margin", "entropy", "energy")
+    score_kinds: ClassVar[tuple[str, ...]] = ("margin", "max_probability", "entropy", "energy")
     compares_evidence: ClassVar[bool] = False
     graph_scores: ClassVar[bool] = True
     quality: ClassVar[str] = "accuracy"

@@ -27,12 +27,15 @@ from firstline.workbench.certify import (
 )
 from firstline.workbench.dataset import open_dataset, read_groups
 from firstline.workbench.evidence import Evidence
+from firstline.workbench.selection import EdgeRows
 from firstline_core.bundle.manifest import Score, encode_manifest, parse_manifest, valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import CertificationResult, certify, start_shares, starts_at
 from firstline_core.routing.contracts import certify_stream, net_loss
 from firstline_core.routing.drift import histogram
+from firstline_core.tasks.classification import LABEL
+from firstline_core.types import PROBABILITIES
 from firstline_edge.audits.records import key_of
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
@@ -313,7 +316,18 @@ def rows() -> Evidence:
     wrong = random.random(6000) < np.where(full >= 7, 0.5, 0.2 * (1 - scores) ** 2)
     edge = np.where(wrong, (full + random.integers(1, 3, 6000)) % 10, full)
     truth = np.where(random.random(6000) < 0.03, (full + 5) % 10, full)
-    return Evidence(_OPENED.manifest.edge[0], np.eye(10, dtype=np.float32)[edge], None, scores, full, truth)
+    return _evidence(scores, edge, full, truth)
+
+
+def _evidence(scores: Any, edge: Any, full: Any, truth: Any, groups: tuple[str, ...] = ()) -> Evidence:
+    """The evidence of answers that are certain of one class."""
+    ours, theirs = ({PROBABILITIES: np.eye(10, dtype=np.float32)[labels]} for labels in (edge, full))
+    rows = EdgeRows(_OPENED.manifest.task, ours, {})
+    return Evidence(_OPENED.manifest.edge[0], rows, scores, theirs, {LABEL: truth}, groups)
+
+
+def _labels(outputs: Any) -> Any:
+    return outputs[PROBABILITIES].argmax(axis=1)
 
 
 @pytest.mark.parametrize("select", [0.0, 0.3])
@@ -321,13 +335,14 @@ def test_each_class_is_certified_on_its_own_rows(rows: Evidence, select: float) 
     terms = Terms(epsilon=0.08, delta=0.1, score="bundle", seed=2, select_fraction=select)
     found = certify_classes(_OPENED, rows, terms)
     labels, result = _OPENED.manifest.labels, found.result
+    edge, full = _labels(rows.edge.outputs), _labels(rows.full)
     assert isinstance(result, GroupsResult) and set(result.groups) == set(labels)
     rest = found.selection.rest
     assert len(rest) == 6000 * (1 - select)
     part = np.setdiff1d(np.arange(6000), rest)
     for at, label in enumerate(labels):
-        mine, placing = rest[rows.edge[rest] == at], part[rows.edge[part] == at]
-        losses = (rows.edge != rows.full)[mine]
+        mine, placing = rest[edge[rest] == at], part[edge[part] == at]
+        losses = (edge != full)[mine]
         starts = starts_at(rows.scores[placing], start_shares(len(mine))) if select else None
         assert result.groups[label] == certify(rows.scores[mine], losses, 0.08, 0.1 / 10, starts=starts, seed=2)
     assert not result.groups["nine"].certified and result.groups["three"].certified
@@ -339,7 +354,7 @@ def test_each_class_is_certified_on_its_own_rows(rows: Evidence, select: float) 
     assert certificate.threshold == min(limit for limit in thresholds.values() if limit is not None)
     assert certificate.risk_upper == max(group.risk_upper or 0 for group in result.groups.values()) <= 0.08
     assert certificate.n == sum(group.n for group in result.groups.values()) == len(rest)
-    limits = [thresholds[labels[at]] for at in rows.edge[rest]]
+    limits = [thresholds[labels[at]] for at in edge[rest]]
     kept = [limit is not None and sure >= limit for sure, limit in zip(rows.scores[rest], limits, strict=True)]
     assert certificate.kept == pytest.approx(np.mean(kept))
     assert certificate.audit_epsilon == 0.08
@@ -355,16 +370,18 @@ def test_each_class_is_certified_on_its_own_rows(rows: Evidence, select: float) 
 def test_audit_bound_of_harm_is_the_observed_disagreement(rows: Evidence) -> None:
     certificate = certify_classes(_OPENED, rows, Terms(0.08, 0.1, "harm", "bundle", select_fraction=0)).certificate
     assert certificate.audit_epsilon is not None
+    edge = _labels(rows.edge.outputs)
     kept = [
         sure >= certificate.threshold_for(_OPENED.manifest.labels[at])
-        for sure, at in zip(rows.scores, rows.edge, strict=True)
+        for sure, at in zip(rows.scores, edge, strict=True)
     ]
-    assert (rows.edge != rows.full)[kept].mean() < certificate.audit_epsilon < 0.1
+    assert (edge != _labels(rows.full))[kept].mean() < certificate.audit_epsilon < 0.1
 
 
 def test_stream_is_certified_on_paired_costs(rows: Evidence) -> None:
     found = certify_stream_bundle(_OPENED, rows, Terms(0.03, 0.05, score="bundle", seed=1, select_fraction=0))
-    costs = net_loss(rows.edge == rows.truth, rows.full == rows.truth)
+    truth = rows.truth[LABEL]
+    costs = net_loss(_labels(rows.edge.outputs) == truth, _labels(rows.full) == truth)
     expected = certify_stream(rows.scores, costs, 0.03, 0.05, seed=1)
     certificate = found.certificate
     assert certificate is not None and expected.certified
@@ -387,7 +404,8 @@ def test_selection_rows_place_the_thresholds_of_the_stream(rows: Evidence) -> No
 
 
 def test_too_few_rows_of_a_stream_are_counted(rows: Evidence) -> None:
-    few = Evidence(rows.variant, rows.probabilities[:50], None, rows.scores[:50], rows.full[:50], rows.full[:50])
+    edge, full = _labels(rows.edge.outputs)[:50], _labels(rows.full)[:50]
+    few = _evidence(rows.scores[:50], edge, full, full)
     found = certify_stream_bundle(_OPENED, few, Terms(0.02, 0.05))
     assert found.certificate is None and not found.result.certified
     assert found.result.n_needed > 100

@@ -13,7 +13,7 @@ from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evidence import gather_from_agent, running_variant
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError, ProtocolError
-from firstline_core.types import Answer, InferResponse, Reason, Status, Tensor, Tier
+from firstline_core.types import PROBABILITIES, Answer, InferResponse, Reason, Status, Tensor, Tier
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 _BUNDLE = open_bundle(_DIGITS / "bundle")
@@ -56,7 +56,7 @@ def test_scores_come_from_the_device() -> None:
     with _Device() as device:
         found = gather_from_agent(_BUNDLE, open_dataset(_DIGITS / "heldout", 3), device)
     assert found.variant is _EDGE
-    assert found.edge.tolist() == [3] * 3
+    assert found.edge.outputs[PROBABILITIES].argmax(axis=1).tolist() == [3] * 3
     assert found.scores.tolist() == [0.7] * 3
     assert {(options["route"], options["version"]) for options in device.requests} == {("edge", 1)}
 

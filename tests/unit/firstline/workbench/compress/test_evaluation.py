@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,10 +17,12 @@ from firstline.workbench.compress.compression import promise_of
 from firstline.workbench.compress.evaluation import Promise, preprocessed_rows, proved
 from firstline.workbench.dataset import Dataset, Sample
 from firstline.workbench.evidence import Evidence
+from firstline.workbench.selection import EdgeRows
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import PROBABILITIES
 
 _DIGITS = Path(__file__).parents[5] / "models/digits/bundle"
 _DELTA, _EPSILON, _ROWS, _AMONG = 0.1, 0.1, 199, 4
@@ -31,8 +34,17 @@ def _evidence(bundle: Bundle, random: np.random.Generator) -> Evidence:
     wrong = random.random(_ROWS) < _EPSILON + 0.001
     probabilities = np.full((_ROWS, 10), 0.05, np.float32)
     probabilities[:, 0] = 0.55
-    full = wrong.astype(np.int64)
-    return Evidence(model, probabilities, None, np.full(_ROWS, 0.9), full, full)
+    return Evidence(
+        model,
+        EdgeRows(bundle.manifest.task, {PROBABILITIES: probabilities}, {}),
+        np.full(_ROWS, 0.9),
+        _full(wrong),
+        None,
+    )
+
+
+def _full(labels: np.ndarray) -> dict[str, np.ndarray]:
+    return {PROBABILITIES: np.eye(10, dtype=np.float32)[labels.astype(np.int64)]}
 
 
 def test_several_certificates_share_one_confidence() -> None:
@@ -51,9 +63,7 @@ def test_several_certificates_share_one_confidence() -> None:
 def test_a_certificate_states_the_joint_confidence() -> None:
     bundle = open_bundle(_DIGITS)
     evidence = _evidence(bundle, np.random.default_rng(1))
-    sure = Evidence(
-        evidence.variant, evidence.probabilities, None, evidence.scores, np.zeros(_ROWS, np.int64), evidence.truth
-    )
+    sure = replace(evidence, full=_full(np.zeros(_ROWS)))
     alone, among = (
         proved(bundle, sure, Promise(0.1, 0.1, "disagreement"), among=count).certificate for count in (1, 4)
     )
