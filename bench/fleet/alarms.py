@@ -20,7 +20,7 @@ from firstline_core.types import AuditNote, ModelKey
 from firstline_gateway import audit_log
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, with_audit
-from firstline_gateway.contracts.records import Audit, Counted
+from firstline_gateway.contracts.records import Audit
 from firstline_gateway.rollouts.judgement.figures import FIGURES
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
 from firstline_gateway.rollouts.rollout import Stage
@@ -111,9 +111,10 @@ class _AuditedFleet(Pretended):
         with self._database.begin() as connection:
             for device in audited:
                 self._counted += 1
-                one = Audit(device, str(self._counted), KEY, _NOTE, bool(self._rng.random() < self._risk))
+                lost = float(self._rng.random() < self._risk)
+                one = Audit(device, str(self._counted), ModelKey(BUNDLE, NEW), _NOTE, {KEY: lost})
                 found = records.count(connection, one, CONTRACTS, service_s=now_s, now_s=now_s)
-                if isinstance(found, Counted) and found.pool.alarmed_s is not None:
+                if isinstance(found, list) and any(each.pool.alarmed_s is not None for each in found):
                     break
         return reports
 

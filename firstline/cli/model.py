@@ -78,7 +78,7 @@ def _unseen(manifest: Manifest) -> Iterator[str]:
             "nothing can see whether they are right."
         )
     elif not any(
-        certificate is not None and certificate.audit_epsilon is not None
+        certificate is not None and certificate.audit_bounds
         for certificate in (valid_certificate(manifest, variant) for variant in manifest.edge)
     ):
         yield (

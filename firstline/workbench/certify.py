@@ -259,9 +259,9 @@ def _audited_variant(manifest: Manifest, keys: set[str]) -> Model:
     """Scores of another model, or of another score, would certify nothing of this one."""
     for variant in manifest.edge:
         certificate = valid_certificate(manifest, variant)
-        if certificate is None or certificate.audit_epsilon is None:
+        if certificate is None or not certificate.audit_bounds:
             continue
-        if keys == {key_of(manifest.name, str(manifest.version), certificate, certificate.audit_epsilon)}:
+        if keys == {key_of(manifest.name, str(manifest.version), certificate)}:
             return variant
     raise ConfigError(
         f"The table is not of {manifest.name} version {manifest.version}: its column `certificate` names none of this "

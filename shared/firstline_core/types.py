@@ -250,6 +250,8 @@ class TraceContext(Struct, frozen=True):
 
 _FINITE = sys.float_info.max
 _Probability = Annotated[float, Meta(gt=0, le=1)]
+_OpenShare = Annotated[float, Meta(gt=0, lt=1)]
+_EVENTS_LIMIT = 1024
 
 
 class AuditNote(Struct, frozen=True, rename=lambda name: f"audit_{name}"):
@@ -258,16 +260,23 @@ class AuditNote(Struct, frozen=True, rename=lambda name: f"audit_{name}"):
     Args:
         propensity: the probability with which this answer was drawn for an audit, in (0, 1].
         floor: the smallest probability with which any answer would then have been drawn; see `routing/audit.py`.
-        epsilon: the share of disagreement that the audits test, in (0, 1).
+        epsilon: the share of disagreement that the audits test, in (0, 1); with events, the largest of theirs.
         threshold: the score that the edge answer reached at least.
         edge_digest: `Model.digest` of the edge variant, as its certificate names it.
+        events: the tested share of each event, see `Certificate.audit_bounds`; empty for a contract about all rows.
     """
 
     propensity: _Probability
     floor: _Probability
-    epsilon: Annotated[float, Meta(gt=0, lt=1)]
+    epsilon: _OpenShare
     threshold: Annotated[float, Meta(ge=-_FINITE, le=_FINITE)]
     edge_digest: Sha256
+    events: Annotated[dict[str, _OpenShare], Meta(max_length=_EVENTS_LIMIT)] = {}
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Returns the tested shares by event, as `Certificate.audit_bounds` does."""
+        return self.events or {"": self.epsilon}
 
 
 class ContractNotice(Struct, frozen=True, omit_defaults=True):
@@ -278,11 +287,13 @@ class ContractNotice(Struct, frozen=True, omit_defaults=True):
         escalations_per_hour: how many additional answers this device may escalate because of an alarm; None for no
             bound. Escalations that it would make without an alarm are not counted.
         devices: how many devices audit the contract, this one included.
+        event: the event whose promise is broken, such as "missed person"; "" without one.
     """
 
     alarm: bool = field(name="contract_alarm")
     escalations_per_hour: Annotated[float, Meta(ge=0, le=_FINITE)] | None = None
     devices: Annotated[int, Meta(ge=1, lt=2**31)] = field(name="contract_devices", default=1)
+    event: str = field(name="contract_event", default="")
 
 
 class RequestedOutput(Struct, frozen=True):

@@ -35,6 +35,7 @@ SETTINGS = """
 per_hour = 1e9
 bytes_per_hour = 1e12
 max_share = 1.0
+spacing_s = 0.0
 on_alarm = "escalate"
 escalations_per_hour = 0.0
 """

@@ -35,6 +35,7 @@ AUDITING = {
     "audit__per_hour": 1e7,
     "audit__bytes_per_hour": 1e12,
     "audit__max_share": 1.0,
+    "audit__spacing_s": 0,
     "audit__fleet_devices": 10_000,
 }
 

@@ -35,7 +35,7 @@ from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.store.service_clock import ServiceClock
 
 BY = "application:ops"
-AUDITING = {"audit__per_hour": 1e7, "audit__bytes_per_hour": 1e12, "audit__max_share": 1.0}
+AUDITING = {"audit__per_hour": 1e7, "audit__bytes_per_hour": 1e12, "audit__max_share": 1.0, "audit__spacing_s": 0}
 # Few devices give few divisions, so the only figure gets nearly all of a large error probability.
 BY_DISAGREEMENT = Rules(alpha=0.49, ignored=tuple(name for name in FIGURES if name != "disagreement"))
 

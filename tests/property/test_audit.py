@@ -6,6 +6,7 @@ from functools import reduce
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,3 +94,22 @@ def test_a_restart_changes_nothing(state: AuditState, more: list[Audit]) -> None
     check(stored)
     assert stored == state
     assert _after(stored, more) == _after(state, more)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.05, 0.002])
+@pytest.mark.parametrize("events", [1, 4])
+def test_rare_events_raise_no_more_false_alarms_than_promised(share: float, events: int) -> None:
+    """Each event can occur in a share of the audits; its promise just holds, and the test looks after every audit."""
+    random, delta, epsilon, counted = np.random.default_rng(19), 0.2, 0.2, 100
+    alarms = 0
+    for _ in range(100):
+        alarmed = False
+        for _ in range(events):
+            state = begin(epsilon)
+            # How many audits pass between two that count depends on the share alone, and changes nothing.
+            audits = int(random.binomial(round(counted / share), share))
+            for loss in random.random(audits) < epsilon:
+                state = update(state, float(loss), propensity=0.3, floor=0.3)
+            alarmed = alarmed or alarm(state, delta / events)
+        alarms += alarmed
+    assert alarms <= 30  # 20 expected at most; more than 30 has a probability below 1 %

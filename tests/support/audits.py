@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from support.gateway import DIGITS
 
-from bench.support.bundles import with_certificate
-from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
+from bench.support.bundles import about_events, with_certificate
+from firstline_core.bundle.manifest import MANIFEST_NAME, Score, encode_manifest, parse_manifest
 from firstline_core.ids import new_request_id
 from firstline_core.routing.certificate import Certificate
-from firstline_core.types import PROBABILITIES, AuditNote, InferRequest, Tensor
+from firstline_core.tasks.detection import BOXES, CLASSES, COUNT, SCORES, Detection
+from firstline_core.types import DATATYPES, PROBABILITIES, Array, AuditNote, InferRequest, Tensor
 from firstline_gateway.models.repository import ServedModel
 
+DETECTOR = Detection(("person", "car"), k=2)
+EVENTS = {"missed person": 0.05, "invented person": 0.1, "missed car": 0.2}
+"""What a certified detector promises."""
 THRESHOLD = 0.9
 EPSILON = 0.05
 """What audits test; the certificates bound another loss by another number."""
@@ -44,6 +50,27 @@ def uncertified_digits(folder: Path) -> Path:
     return target
 
 
+def certified_detector(served: ServedModel, events: Mapping[str, float] = EVENTS) -> ServedModel:
+    """A served model whose manifest is that of a detector with promises about events."""
+    manifest = served.manifest
+    policy = msgspec.structs.replace(manifest.policy, score=Score("product"))
+    manifest = msgspec.structs.replace(manifest, task=DETECTOR, policy=policy)
+    edge = (with_certificate(manifest.edge[0], manifest, THRESHOLD, **about_events(events)),)
+    return dataclasses.replace(served, manifest=msgspec.structs.replace(manifest, edge=edge))
+
+
+def objects(*labels: str) -> dict[str, Array]:
+    """Outputs of a detector that finds these objects side by side in one row."""
+    found = {spec.name: np.zeros((1, *spec.shape[1:]), DATATYPES[spec.datatype]) for spec in DETECTOR.outputs}
+    found[CLASSES][:] = -1
+    for place, label in enumerate(labels):
+        found[BOXES][0, place] = (100 * place, 0, 100 * place + 50, 90)
+        found[SCORES][0, place] = 0.9
+        found[CLASSES][0, place] = DETECTOR.labels.index(label)
+    found[COUNT][:] = len(labels)
+    return found
+
+
 def certificate_of(served: ServedModel, variant: int = 0) -> Certificate:
     found = served.manifest.edge[variant].certificate
     assert found is not None
@@ -56,9 +83,10 @@ def note_of(served: ServedModel, variant: int = 0, **changes: object) -> AuditNo
     note = AuditNote(
         propensity=0.1,
         floor=0.1,
-        epsilon=EPSILON,
+        epsilon=max(certificate.audit_bounds.values(), default=EPSILON),
         threshold=certificate.threshold,
         edge_digest=certificate.edge_digest,
+        events=certificate.audit_bounds if certificate.events else {},
     )
     return msgspec.structs.replace(note, **changes)  # type: ignore[arg-type]
 

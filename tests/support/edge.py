@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from bench.support.bundles import with_certificate
+from bench.support.bundles import about_events, with_certificate
 from firstline_core.bundle.loading import Prediction
 from firstline_core.bundle.manifest import Manifest, Model, Policy
 from firstline_core.bundle.store import Bundle
@@ -216,6 +216,7 @@ class Scene:
         min_threshold: float = 0.0,
         cache: ResultCache | None = None,
         certified: float | None = None,
+        events: Mapping[str, float] | None = None,
         hedge: HedgeOptions | None = None,
         histogram: Histogram | None = None,
         audit: AuditSection | None = None,
@@ -228,7 +229,9 @@ class Scene:
         described = manifest(full=full, threshold=threshold)
         certificate = None
         if certified is not None:
-            certificate = with_certificate(described.edge[0], described, certified, histogram=histogram).certificate
+            promise = about_events(events) if events is not None else {}
+            variant = with_certificate(described.edge[0], described, certified, histogram=histogram, **promise)
+            certificate = variant.certificate
         self.workers = Workers(1, queue_limit, clock)
         self.echo = Echo(described)
         edge = EdgeModel(

@@ -112,6 +112,7 @@ def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -
         "variant": _variant(repository, model, key.edge_digest),
         "edge_digest": key.edge_digest,
         "threshold": key.threshold,
+        "event": key.event or None,
         "epsilon": key.epsilon,
         "audits": pool.state.audits,
         "disagreements": pool.disagreements,

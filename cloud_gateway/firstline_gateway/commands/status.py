@@ -126,10 +126,12 @@ def _verification(file: Path | None) -> ssl.SSLContext | bool:
 
 def _contract_line(contract: dict[str, Any]) -> str:
     since, variant = contract["alarmed_since"], contract["variant"] or contract["edge_digest"]
+    event = f", '{contract['event']}'" if contract["event"] else ""
+    lost = "audits disagree" if not event else "audits in which it can occur are lost"
     return (
-        f"contract: {contract['bundle']} version {contract['version']} {variant}: "
+        f"contract: {contract['bundle']} version {contract['version']} {variant}{event}: "
         f"{f'BROKEN since {since}' if since else 'holds so far'}; {contract['disagreements']} of {contract['audits']} "
-        f"audits disagree, {counted(contract['devices'], 'device')}"
+        f"{lost}, {counted(contract['devices'], 'device')}"
     )
 
 

@@ -14,6 +14,8 @@ from firstline_core.types import ModelKey
 from firstline_gateway.contracts.devices import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
 
+_EVENTS_SHOWN = 32
+
 
 class ContractMetrics:
     """Counts audits, and shows the state of the contracts.
@@ -36,9 +38,10 @@ class ContractMetrics:
         self._skipped = metrics.counter("audits_skipped_total", "Audits that were not counted, and why.", ("why",))
         metrics.registry.register(_ContractCollector(pools, device_alarms))
 
-    def counted(self, model: ModelKey, *, disagrees: bool) -> None:
-        """Counts an audit that a pool has taken."""
-        self._audits.labels(model.name, str(model.version), "disagrees" if disagrees else "agrees").inc()
+    def counted(self, model: ModelKey, lost: Sequence[bool]) -> None:
+        """Counts an audit, by whether it was lost in each pool that has taken it; none takes one without any event."""
+        result = "disagrees" if any(lost) else "agrees" if lost else "no_event"
+        self._audits.labels(model.name, str(model.version), result).inc()
 
     def skipped(self, why: str) -> None:
         """Counts an audit that no pool has taken."""
@@ -68,6 +71,7 @@ class _ContractCollector(Collector):
                 lambda pool: audit.e_value(pool.state),
             ),
             _family("risk", "Estimated share of edge answers that disagree.", pools, lambda pool: pool.risk or 0.0),
+            *_events(pools),
             _devices(self._device_alarms()),
         )
 
@@ -81,6 +85,29 @@ def _family(name: str, description: str, pools: Sequence[Pool], read: Callable[[
     for labels, value in worst.items():
         family.add_metric(labels, value)
     return family
+
+
+def _events(pools: Sequence[Pool]) -> Iterable[GaugeMetricFamily]:
+    """Yields the audits and the evidence of each event; of a version with many events, of those with most evidence."""
+    worst: dict[tuple[str, str], dict[str, Pool]] = {}
+    for pool in pools:
+        known = worst.setdefault((pool.key.bundle, str(pool.key.version)), {})
+        held = known.get(pool.key.event)
+        if pool.key.event and (held is None or audit.e_value(pool.state) > audit.e_value(held.state)):
+            known[pool.key.event] = pool
+    labels = ("model", "version", "event")
+    audits = GaugeMetricFamily(
+        "firstline_gateway_contract_event_audits", "Audits in which the event can occur.", labels=labels
+    )
+    evidence = GaugeMetricFamily(
+        "firstline_gateway_contract_event_e_value", "Evidence against the promise about an event.", labels=labels
+    )
+    for version, by_event in worst.items():
+        most = sorted(by_event.items(), key=lambda item: audit.e_value(item[1].state), reverse=True)[:_EVENTS_SHOWN]
+        for event, pool in most:
+            audits.add_metric((*version, event), pool.state.audits)
+            evidence.add_metric((*version, event), audit.e_value(pool.state))
+    return audits, evidence
 
 
 def _devices(alarms: Sequence[DeviceAlarm]) -> GaugeMetricFamily:

@@ -21,13 +21,15 @@ from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError
 from firstline_core.routing import audit
+from firstline_core.routing.certificate import ALL_ROWS
+from firstline_core.tasks.base import Task, row_events
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import Arrays, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.devices import DeviceActivity, DeviceAlarm, DeviceAlarms, share_per_hour
 from firstline_gateway.contracts.metrics import ContractMetrics
-from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promise_of, promises
+from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promises, promises_of
 from firstline_gateway.contracts.records import Audit, Contribution, Counted, Skipped, count
 from firstline_gateway.identity.principals import UNAUTHENTICATED, device_of
 from firstline_gateway.models.repository import Repository, ServedModel
@@ -75,7 +77,7 @@ class ContractMonitor:
             self._quotas = records.quotas(connection)
             self._contributors = records.devices(connection)
             contributed = {key: records.contributions(connection, key) for key in self._pools}
-        self._alarms: dict[ModelKey, set[str]] = {}  # the edge variants of each version that alarms
+        self._alarms: dict[ModelKey, dict[str, str]] = {}  # the broken event of each edge variant that alarms
         self._activity = DeviceActivity()
         self._logged: set[tuple[ModelKey, Skipped]] = set()  # errors that are logged already
         self._device_alarms = DeviceAlarms()
@@ -147,13 +149,14 @@ class ContractMonitor:
         model = served.key
         self._activity.requested(model, device, self._clock.monotonic_s())
         variant = self._activity.variant(model, device)
-        broken = self._alarms.get(model, ())
+        broken = self._alarms.get(model, {})
         alarm = variant in broken if variant is not None else bool(broken)
+        event = broken.get(variant, "") if variant is not None else ""
         quota = self.quota_per_device(model)
         # Also sent without a quota, so that a device learns that its quota was removed.
         if not (alarm or quota is not None or self._promises(served)):
             return None
-        return ContractNotice(alarm, quota, self._activity.auditing(model, variant, self._contributors))
+        return ContractNotice(alarm, quota, self._activity.auditing(model, variant, self._contributors), event)
 
     def quota_per_device(self, model: ModelKey) -> float | None:
         """Returns a device's escalations per hour: its share of the operator's quota, or of the capacity for alarms."""
@@ -183,18 +186,18 @@ class ContractMonitor:
             )
         if note is None or self._closed:
             return
-        key = promise_of(served.manifest, note)
-        if key is not None:  # the device audits, even if this audit is not counted
-            self._activity.audited(model, device, key.edge_digest)
-        if key is None:
+        keys = promises_of(served.manifest, note)
+        if keys:  # the device audits, even if this audit is not counted
+            self._activity.audited(model, device, note.edge_digest)
+        if not keys:
             self._skip(Skipped.NOT_PROMISED, model, device, _OTHER_CERTIFICATE)
         elif problem := served.manifest.outputs_of(served.full).fault(outputs):
             self._skip(Skipped.NO_ANSWER, model, device, problem)
         elif not self._room.acquire(blocking=False):
             self._skip(Skipped.DISK, model, device, _BEHIND)
         else:
-            loss = served.manifest.task.loss(request.edge_outputs, outputs)[0]
-            self._take(Audit(device, request.request_id, key, note, disagrees=bool(loss > 0)))
+            losses = _losses(served.manifest.task, keys, request.edge_outputs, outputs)
+            self._take(Audit(device, request.request_id, model, note, losses))
 
     def end(self, model: ModelKey) -> Future[int]:
         """Deletes all pools of a version with their alarms; later audits start a new test.
@@ -245,16 +248,17 @@ class ContractMonitor:
 
     # The methods from here to `_note_alarms` run on the writer thread.
 
-    def _note(self, one: Audit, outcome: Counted | Skipped) -> None:
+    def _note(self, one: Audit, outcome: list[Counted] | Skipped) -> None:
         if isinstance(outcome, Skipped):
             self._skip(outcome, one.model, one.device, "")
             return
         self._logged.discard((one.model, Skipped.DISK))
-        self._pools = self._pools | {one.key: outcome.pool}
-        self._metrics.counted(one.model, disagrees=one.disagrees)
-        if outcome.alarmed_devices is not None:
-            self._note_alarms()
-            _log_alarm(outcome.pool, outcome.alarmed_devices)
+        self._pools = self._pools | {each.pool.key: each.pool for each in outcome}
+        self._metrics.counted(one.model, [each.lost for each in outcome])
+        for each in outcome:
+            if each.alarmed_devices is not None:
+                self._note_alarms()
+                _log_alarm(each.pool, each.alarmed_devices)
 
     def _forget(self, ended: list[PoolKey]) -> int:
         self._pools = {key: pool for key, pool in self._pools.items() if key not in ended}
@@ -267,10 +271,10 @@ class ContractMonitor:
         self._note_alarms()
 
     def _note_alarms(self) -> None:
-        alarms: dict[ModelKey, set[str]] = {}
-        for key, pool in self._pools.items():
-            if pool.alarmed_s is not None:
-                alarms.setdefault(model_of(key), set()).add(key.edge_digest)
+        alarms: dict[ModelKey, dict[str, str]] = {}
+        alarmed = [(pool.alarmed_s, key) for key, pool in self._pools.items() if pool.alarmed_s is not None]
+        for _, key in sorted(alarmed, reverse=True):  # the first event to alarm is the last to be entered
+            alarms.setdefault(model_of(key), {})[key.edge_digest] = key.event
         self._alarms = alarms  # replaced in one step, because the event loop reads it
 
     def _skip(self, why: Skipped, model: ModelKey, device: str, sentence: str) -> None:
@@ -287,9 +291,15 @@ class ContractMonitor:
         return known[1]
 
 
+def _losses(task: Task, keys: Iterable[PoolKey], edge: Arrays, full: Arrays) -> dict[PoolKey, float]:
+    """Returns the loss of each promise that an audit tests: 1 where the answers disagree, or the event occurs."""
+    events = row_events(task, edge, full) | {ALL_ROWS: float(task.loss(edge, full)[0])}
+    return {key: float(events[key.event] > 0) for key in keys if key.event in events}
+
+
 def _log_alarm(pool: Pool, devices: int) -> None:
     log.error(
-        "contract broken",
+        f"contract broken: {pool.key.event}" if pool.key.event else "contract broken",
         model=pool.key.bundle,
         version=pool.key.version,
         edge_digest=pool.key.edge_digest,

@@ -17,17 +17,22 @@ from typing import NamedTuple
 from firstline_core.bundle.manifest import Manifest, valid_certificate
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
+from firstline_core.routing.certificate import ALL_ROWS
 from firstline_core.types import AuditNote, ModelKey
 
 
 class PoolKey(NamedTuple):
-    """A promise: answers of this edge variant, kept at this threshold, disagree at most epsilon."""
+    """A promise: of the answers of this edge variant, kept at this threshold, at most epsilon are lost.
+
+    An answer is lost if it disagrees, or if the event occurs; then only answers in which it can occur count.
+    """
 
     bundle: str
     version: int
     edge_digest: str
     threshold: float
     epsilon: float
+    event: str = ALL_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class Pool:
 
     Attributes:
         state: state of the test.
-        disagreements: number of audits whose loss is above 0.
+        disagreements: number of audits whose loss is above 0; every audit of an event is one in which it can occur.
         weight: sum of the audits' weights, each floor / propensity, above 0 and at most 1.
         lost_weight: sum of the disagreements' weights.
         first_s, last_s: wall time of the first and the latest audit.
@@ -56,7 +61,7 @@ class Pool:
 
     @property
     def risk(self) -> float | None:
-        """The estimated share of edge answers that disagree, each audit weighted by floor / propensity (Hajek 1971).
+        """The estimated share of edge answers that are lost, each audit weighted by floor / propensity (Hajek 1971).
 
         With these weights a device that audits less often does not count more. The weight 1 / propensity is unbounded.
         """
@@ -78,16 +83,16 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, servic
 
     Args:
         pool: the pool after the earlier audits.
-        note: the audit's note; its epsilon equals the pool's.
-        loss: 1 if the full model disagrees, 0 if it agrees.
+        note: the audit's note, which tests the pool's promise.
+        loss: 1 if the answer is lost, otherwise 0.
         now_s: wall time, for display.
         service_s: seconds of the store's service.
-        delta: the level of the test.
+        delta: the level of the contract, which its events share.
     """
     state = audit.update(pool.state, loss, propensity=note.propensity, floor=note.floor)
     weight = note.floor / note.propensity
     alarmed_s = pool.alarmed_s
-    if alarmed_s is None and audit.alarm(state, delta):
+    if alarmed_s is None and audit.alarm(state, delta / len(note.bounds)):
         alarmed_s = now_s
     return replace(
         pool,
@@ -104,13 +109,13 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, servic
 def promises(manifest: Manifest) -> bool:
     """Returns whether a bundle promises anything that audits can test."""
     certificates = (valid_certificate(manifest, variant) for variant in manifest.edge)
-    return any(certificate is not None and certificate.audit_epsilon is not None for certificate in certificates)
+    return any(certificate is not None and certificate.audit_bounds for certificate in certificates)
 
 
-def promise_of(manifest: Manifest, note: AuditNote) -> PoolKey | None:
-    """Returns the promise that a note audits.
+def promises_of(manifest: Manifest, note: AuditNote) -> list[PoolKey]:
+    """Returns the promises that a note audits, one for each event.
 
-    A device cannot choose the epsilon or the threshold of a test. No certificate covers a stricter value, and in a pool
+    A device cannot choose the bounds or the threshold of a test. No certificate covers a stricter value, and in a pool
     of its own one faulty or malicious device could raise the alarm of the whole fleet.
 
     Args:
@@ -118,12 +123,13 @@ def promise_of(manifest: Manifest, note: AuditNote) -> PoolKey | None:
         note: the note that the device sent.
 
     Returns:
-        None if the bundle makes no such promise.
+        Nothing if the bundle makes no such promise.
     """
     for variant in manifest.edge:
         certificate = valid_certificate(manifest, variant)
         if certificate is not None and certificate.edge_digest == note.edge_digest:
-            if (note.epsilon, note.threshold) != (certificate.audit_epsilon, certificate.threshold):
-                return None
-            return PoolKey(manifest.name, manifest.version, note.edge_digest, certificate.threshold, note.epsilon)
-    return None
+            if (note.bounds, note.threshold) != (certificate.audit_bounds, certificate.threshold):
+                return []
+            promise = manifest.name, manifest.version, note.edge_digest, certificate.threshold
+            return [PoolKey(*promise, epsilon, event) for event, epsilon in sorted(note.bounds.items())]
+    return []

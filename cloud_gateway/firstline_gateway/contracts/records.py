@@ -8,7 +8,7 @@ share its pools: counting locks the pool's row, so that all audits form one sequ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -137,37 +137,47 @@ def count_since(connection: Connection, device: str, service_s: float) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def add_audit(connection: Connection, pool: Pool, device: str, request_id: str, *, disagrees: bool) -> bool:
-    """Stores a `locked` pool after an audit, and that audit.
+def add_audit(
+    connection: Connection, device: str, request_id: str, pools: Sequence[tuple[Pool, bool]], *, service_s: float
+) -> bool:
+    """Stores an audit, and the `locked` pools after it.
+
+    Args:
+        connection: of the caller's transaction.
+        device: that sent the audit.
+        request_id: of the audit.
+        pools: each with whether the audit is lost there.
+        service_s: the store's own time.
 
     Returns:
         False, without any change, if another transaction counted the request.
     """
-    one = {"device": device, "request_id": request_id, "service_s": pool.last_service_s}
+    one = {"device": device, "request_id": request_id, "service_s": service_s}
     added = insert(connection, AUDITS).values(one).on_conflict_do_nothing().returning(AUDITS.c.device)
     if connection.execute(added).first() is None:
         return False
-    replace_pool(connection, pool)
-    share = insert(connection, CONTRIBUTIONS).values(
-        pool=text_of(pool.key),
-        device=device,
-        audits=1,
-        disagreements=int(disagrees),
-        last_s=pool.last_s,
-        service_s=pool.last_service_s,
-    )
-    connection.execute(
-        share.on_conflict_do_update(
-            index_elements=[CONTRIBUTIONS.c.pool, CONTRIBUTIONS.c.device],
-            set_={
-                "audits": CONTRIBUTIONS.c.audits + 1,
-                "disagreements": CONTRIBUTIONS.c.disagreements + share.excluded.disagreements,
-                "last_s": share.excluded.last_s,
-                "service_s": share.excluded.service_s,
-            },
+    for pool, lost in pools:
+        replace_pool(connection, pool)
+        share = insert(connection, CONTRIBUTIONS).values(
+            pool=text_of(pool.key),
+            device=device,
+            audits=1,
+            disagreements=int(lost),
+            last_s=pool.last_s,
+            service_s=service_s,
         )
-    )
-    connection.execute(delete(AUDITS).where(AUDITS.c.service_s < pool.last_service_s - _DAY_S))
+        connection.execute(
+            share.on_conflict_do_update(
+                index_elements=[CONTRIBUTIONS.c.pool, CONTRIBUTIONS.c.device],
+                set_={
+                    "audits": CONTRIBUTIONS.c.audits + 1,
+                    "disagreements": CONTRIBUTIONS.c.disagreements + share.excluded.disagreements,
+                    "last_s": share.excluded.last_s,
+                    "service_s": share.excluded.service_s,
+                },
+            )
+        )
+    connection.execute(delete(AUDITS).where(AUDITS.c.service_s < service_s - _DAY_S))
     return True
 
 
@@ -221,18 +231,17 @@ class Skipped(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """An audit that is still to be counted, of an answered request."""
+    """An audit that is still to be counted, of an answered request.
+
+    Attributes:
+        losses: 1 or 0 for each promise that it tests; an event that cannot occur in it is left out.
+    """
 
     device: str
     request_id: str
-    key: PoolKey
+    model: ModelKey
     note: AuditNote
-    disagrees: bool
-
-    @property
-    def model(self) -> ModelKey:
-        """The audited version."""
-        return model_of(self.key)
+    losses: Mapping[PoolKey, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +249,14 @@ class Counted:
     """The pool after an audit; where that raised the alarm, how many devices' audits it has."""
 
     pool: Pool
+    lost: bool
     alarmed_devices: int | None
 
 
 def count(
     connection: Connection, one: Audit, settings: Contracts, *, service_s: float, now_s: float
-) -> Counted | Skipped:
-    """Counts an audit.
+) -> list[Counted] | Skipped:
+    """Counts an audit in the pool of each promise that it tests.
 
     Args:
         connection: of the caller's transaction.
@@ -259,13 +269,26 @@ def count(
         return Skipped.REPEATED
     if count_since(connection, one.device, service_s - HOUR_S) >= settings.audits_per_device_hour:
         return Skipped.DEVICE_LIMIT
-    pool = locked(connection, one.key)
-    if pool is None:
-        pool = new_pool(one.key, now_s)
-    elif service_s - pool.last_service_s < settings.audit_spacing_s:
+    found = []
+    for key in sorted(one.losses):  # every replica locks in this order
+        pool = locked(connection, key)
+        if pool is None:
+            pool = new_pool(key, now_s)
+        elif service_s - pool.last_service_s < settings.audit_spacing_s:
+            continue
+        loss = one.losses[key]
+        after = with_audit(pool, one.note, loss, now_s=now_s, service_s=service_s, delta=settings.delta)
+        found.append((pool, after, loss > 0))
+    if one.losses and not found:
         return Skipped.SPACING
-    after = with_audit(pool, one.note, float(one.disagrees), now_s=now_s, service_s=service_s, delta=settings.delta)
-    if not add_audit(connection, after, one.device, one.request_id, disagrees=one.disagrees):
+    after_audit = [(after, lost) for _, after, lost in found]
+    if not add_audit(connection, one.device, one.request_id, after_audit, service_s=service_s):
         return Skipped.REPEATED
-    alarms = after.alarmed_s is not None and pool.alarmed_s is None
-    return Counted(after, devices(connection)[one.key] if alarms else None)
+    return [
+        Counted(
+            after,
+            lost,
+            devices(connection)[after.key] if after.alarmed_s is not None and pool.alarmed_s is None else None,
+        )
+        for pool, after, lost in found
+    ]

@@ -162,10 +162,11 @@ def contract_alarm(connection: Connection, definition: Definition) -> str:
     pool = contract_records.alarmed(connection, ModelKey(definition.bundle, definition.version))
     if pool is None:
         return ""
-    audits = counted(pool.state.audits, "audit")
+    audits, event = counted(pool.state.audits, "audit"), pool.key.event
+    what = f"'{event}' in {pool.disagreements} of {audits}" if event else f"{pool.disagreements} of {audits} disagreed"
     return (
-        f"The contract of {definition.title} is broken: {pool.disagreements} of {audits} disagreed, where at most "
-        f"{pool.key.epsilon:.2%} may (e-value {audit.e_value(pool.state):.3g})."
+        f"The contract of {definition.title} is broken: {what}, where at most {pool.key.epsilon:.2%} may "
+        f"(e-value {audit.e_value(pool.state):.3g})."
     )
 
 

@@ -7,8 +7,8 @@ retries, the audits that succeed would depend on the link, and the link may depe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Arrays, Attempt, InferRequest
-from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
+from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.client import LiveTraffic
 from firstline_edge.cloud.link import Uplink
@@ -69,11 +69,13 @@ class Finding:
     Args:
         outcome: agreed, disagreed or lost.
         cause: why it was lost; "" if it was not.
+        events: losses of the events that can occur in it.
     """
 
     audit: Audit
     outcome: str
     cause: str = ""
+    events: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
@@ -98,6 +100,9 @@ class Finding:
             "propensity": audit.propensity,
             "outcome": self.outcome,
         }
+        promised = audit.monitored.certificate.events if audit.monitored is not None else ()
+        if events := {name: loss for name, loss in self.events.items() if name in promised}:
+            record["events"] = events
         return record | {"cause": self.cause} if self.cause else record
 
 
@@ -182,12 +187,14 @@ class AuditSender:
         response = await self._cloud.infer(sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts, declared)
         full = response.arrays_of(manifest.task.outputs)
         self._cache.put(result_key(audit.content, manifest.full_digest), ModelOutput(full))
-        agree = int(manifest.task.loss(audit.edge, full)[0] == 0)
+        compared = Comparison.of(audit.model, audit.edge, full)
         # Before its own result can raise an alarm: the certificate was valid when the note was sent.
-        self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))
+        self._on_finding(Finding(audit, "agreed" if compared.agree else "disagreed", events=compared.events))
         if audit.monitored is None:
             return
-        sample = audit.monitored.sample(self._clock.wall_s(), audit.score, agree, audit.propensity, kept=audit.covered)
+        sample = audit.monitored.sample(
+            self._clock.wall_s(), audit.score, compared, audit.propensity, kept=audit.covered
+        )
         notice = response.answer.contract if response.answer is not None else None
         self._certificates.count_fleet(audit.monitored, notice)  # before its result, which is tested at that level
         self._certificates.audited(audit.monitored, sample, threshold=audit.threshold)

@@ -26,7 +26,7 @@ from firstline_core.routing.policy import CERTIFIED
 from firstline_core.routing.sampling import Allowance, AuditBudget
 from firstline_core.types import AuditNote, InferRequest, Privacy, Reason, Tensor
 from firstline_edge.audits.audit_sender import Audit, AuditSender
-from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
+from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, Row
@@ -47,15 +47,17 @@ class AuditRate:
 
     def __init__(self, settings: AuditSection, clock: Clock) -> None:
         self._allowance = _allowance_of(settings)
+        self._spacing_s = settings.spacing_s
         self._clock = clock
         self._budget = AuditBudget(clock.monotonic_s())
         self._share = 0.0
-        self._share_until_s = -math.inf
+        self._share_until_s = self._spaced_until_s = -math.inf
         self._uncounted_rows = self._uncounted_bytes = 0
 
     def adopt(self, settings: AuditSection) -> None:
         """Applies new limits."""
         self._allowance = _allowance_of(settings)
+        self._spacing_s = settings.spacing_s
         self._share_until_s = -math.inf
 
     @property
@@ -65,7 +67,7 @@ class AuditRate:
         return next((name for name, limit in limits.items() if not limit), "")
 
     def propensity(self, *, has_room: bool) -> float:
-        """Returns the probability of drawing the next answer; 0 without room for an audit.
+        """Returns the probability of drawing the next answer; 0 without room for an audit, or soon after another.
 
         The value is used for 0.1 s, so it may stay 0 for so long after room was made. It is computed again after a draw
         and after new settings.
@@ -75,7 +77,8 @@ class AuditRate:
             budget = sampling.add_answers(self._budget, self._uncounted_rows, self._uncounted_bytes)
             self._uncounted_rows = self._uncounted_bytes = 0
             self._budget = sampling.after_time(budget, now_s, self._allowance)
-            self._share = sampling.propensity(self._budget, self._allowance) if has_room else 0.0
+            may_draw = has_room and now_s >= self._spaced_until_s
+            self._share = sampling.propensity(self._budget, self._allowance) if may_draw else 0.0
             self._share_until_s = now_s + _SHARE_S
         return self._share
 
@@ -87,6 +90,7 @@ class AuditRate:
     def charge(self, size_bytes: int) -> None:
         """Pays for an answer that was drawn."""
         self._budget = sampling.charge(self._budget, size_bytes)
+        self._spaced_until_s = self._clock.monotonic_s() + self._spacing_s
         self._share_until_s = -math.inf
 
 
@@ -214,8 +218,8 @@ class Auditor:
                 continue
             share = self._rate.propensity(has_room=self._sender.has_room)
             if self._rng.random() < share:
-                agree = int(model.manifest.task.loss(row.edge.outputs, row.output.outputs)[0] == 0)
-                sample = monitored.sample(self._clock.wall_s(), row.score, agree, share, kept=False)
+                compared = Comparison.of(model, row.edge.outputs, row.output.outputs)
+                sample = monitored.sample(self._clock.wall_s(), row.score, compared, share, kept=False)
                 self._certificates.add_sample(sample)
 
     def _may_draw(self, monitored: MonitoredCertificate) -> bool:
@@ -246,9 +250,10 @@ def _audit_of(
     note = AuditNote(
         propensity=share,
         floor=share,
-        epsilon=monitored.epsilon,
+        epsilon=max(monitored.bounds.values()),
         threshold=certificate.threshold,
         edge_digest=certificate.edge_digest,
+        events=monitored.bounds if certificate.events else {},
     )
     escalation = escalation_of(request.take([row.position]), monitored.model.version, certificate.full_digest)
     # The caller of the request does not wait for an audit, and its trace does not contain one.

@@ -30,15 +30,16 @@ from typing import NamedTuple
 
 from firstline_core.clock import Clock
 from firstline_core.routing import audit, drift, sampling
-from firstline_core.routing.certificate import Certificate
+from firstline_core.routing.certificate import ALL_ROWS, Certificate
 from firstline_core.routing.tightening import EVERYTHING, tightened
 from firstline_core.runtime.threads import REFUSED
+from firstline_core.tasks.base import row_events
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.wording import counted, iso_time
-from firstline_core.types import ContractNotice
+from firstline_core.types import Arrays, ContractNotice
 from firstline_edge.audits import records
-from firstline_edge.audits.records import Record, RecordFile, begun, key_of
+from firstline_edge.audits.records import EventRecord, Record, RecordFile, begun, key_of
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.settings.settings import AuditSection
@@ -49,6 +50,7 @@ _MAX_WEIGHT = 1e12  # of a new score, before all are scaled down
 _REMEMBERED_SCORES = 2_000.0
 _RETRY_S = 30.0  # after a disk error: findings that are not written would be lost at the next restart
 _LOST_RECORD = "what the audits had found so far could not be read"
+_EVENTS_SHOWN = 32
 _FLEET = "the audits of all devices together show that the promise is broken"
 _NO_EVIDENCE = ("", _LOST_RECORD)  # causes of an alarm that no audit raised: the first that one raises still tightens
 
@@ -97,13 +99,31 @@ class CertificateState(NamedTuple):
 CLEAR = CertificateState()
 
 
+class Comparison(NamedTuple):
+    """How an edge answer compares with the full model's.
+
+    Attributes:
+        agree: whether the loss of the task is 0.
+        events: losses of the events that can occur in the row.
+    """
+
+    agree: bool
+    events: Mapping[str, float] = {}
+
+    @classmethod
+    def of(cls, model: DeviceModel, edge: Arrays, full: Arrays) -> Comparison:
+        """Compares the canonical outputs of both models, one row."""
+        task = model.manifest.task
+        return cls(bool(task.loss(edge, full)[0] == 0), row_events(task, edge, full))
+
+
 @dataclass(slots=True, eq=False)
 class MonitoredCertificate:
     """A certificate in the field.
 
     Args:
         key: of its record.
-        epsilon: the disagreement rate that the audits test.
+        bounds: the share that the audits test, by event; see `Certificate.audit_bounds`.
         record: the findings, stored across restarts.
         scores: the recent ones; None if the certificate has no histogram to compare them with.
         quota: escalations that the alarm may cause now.
@@ -113,7 +133,7 @@ class MonitoredCertificate:
     model: DeviceModel
     certificate: Certificate
     key: str
-    epsilon: float
+    bounds: dict[str, float]
     record: Record
     scores: ScoreHistogram | None
     quota_at_s: float
@@ -140,9 +160,12 @@ class MonitoredCertificate:
             return False
         return not self.certificate.by or score >= self.certificate.threshold_for(group or "")
 
-    def sample(self, wall_s: float, score: float, agree: int, propensity: float, *, kept: bool) -> Sample:
+    def sample(self, wall_s: float, score: float, compared: Comparison, propensity: float, *, kept: bool) -> Sample:
         """Returns an answer that both models gave; see `Sample`."""
-        return Sample(self.key, self.record.model, self.record.version, wall_s, score, agree, propensity, kept)
+        return Sample(
+            *(self.key, self.record.model, self.record.version, wall_s, score, int(compared.agree), propensity, kept),
+            {name: loss for name, loss in compared.events.items() if name in self.bounds},
+        )
 
     def stability_index(self) -> float | None:
         """Returns how far the scores have moved from the certificate's; None with too few scores."""
@@ -219,9 +242,19 @@ class CertificateStates:
             "tightened": record.tightened,
             "escalates_all": record.escalates_all,
             "escalations_per_hour": self.quota_per_hour(monitored) if record.alarmed else None,
-            "epsilon": monitored.epsilon,
-            "e_value": audit.e_value(record.test),
+            "epsilon": max(monitored.bounds.values()),
+            "e_value": record.e_value,
             "alarm_at": 1 / self.level(monitored),
+            "events": {
+                name: {
+                    "epsilon": monitored.bounds[name],
+                    "counted": each.counted,
+                    "lost": each.lost,
+                    "e_value": audit.e_value(each.test),
+                }
+                for name, each in record.events.items()
+                if name != ALL_ROWS
+            },
             "audits": {
                 "drawn": record.drawn,
                 "agreed": record.agreed,
@@ -255,13 +288,20 @@ class CertificateStates:
         return self._settings.escalations_per_hour if quota is None else quota
 
     def level(self, monitored: MonitoredCertificate) -> float:
-        """Returns the level of this device's own test; it never rises."""
-        return monitored.certificate.delta / max(self._settings.fleet_devices, monitored.record.fleet_devices)
+        """Returns the level of this device's own test of each event; it never rises.
+
+        The events share delta, so that all of them together raise a false alarm with a probability of at most delta.
+        """
+        devices = max(self._settings.fleet_devices, monitored.record.fleet_devices)
+        return monitored.certificate.delta / devices / len(monitored.bounds)
 
     def alarm_of(self, model: DeviceModel) -> str:
         """Returns the edge variant whose contract this device's own audits found broken; "" if there is none."""
         monitored = self.find(model)
-        if monitored is None or not monitored.record.alarmed or monitored.record.cause in (*_NO_EVIDENCE, _FLEET):
+        if monitored is None or not monitored.record.alarmed:
+            return ""
+        cause = monitored.record.cause
+        if cause in _NO_EVIDENCE or cause.endswith(_FLEET):
             return ""
         return monitored.certificate.edge_digest
 
@@ -285,7 +325,8 @@ class CertificateStates:
             monitored.record.escalations_per_hour = notice.escalations_per_hour
             self.save()
         if notice.alarm and monitored.record.cause in _NO_EVIDENCE:
-            self._alarm(monitored, _FLEET)
+            known = notice.event in monitored.bounds
+            self._alarm(monitored, _FLEET, [notice.event] if known else list(monitored.bounds))
 
     def audited(self, monitored: MonitoredCertificate, sample: Sample, *, threshold: float) -> None:
         """Counts the result of one audit.
@@ -302,12 +343,29 @@ class CertificateStates:
             monitored.record.disagreed += 1
         self._samples.add(sample)
         if sample.kept and threshold == monitored.threshold:
-            record = monitored.record
-            record.test = audit.update(record.test, sample.loss, propensity=sample.propensity, floor=sample.propensity)
-            if audit.alarm(record.test, self.level(monitored)):
-                answered = record.agreed + record.disagreed
-                self._alarm(monitored, f"{record.disagreed} of {counted(answered, 'audit')} on this device disagreed")
+            self._test(monitored, sample)
         self.save()
+
+    def _test(self, monitored: MonitoredCertificate, sample: Sample) -> None:
+        """Updates the tests of the events that can occur in an audit; alarms if any shows a broken promise."""
+        record, broken = monitored.record, list[str]()
+        for event, each in record.events.items():
+            loss = sample.loss(event)
+            if loss is None:
+                continue
+            each.test = audit.update(each.test, loss, propensity=sample.propensity, floor=sample.propensity)
+            each.counted += 1
+            each.lost += loss > 0
+            if audit.alarm(each.test, self.level(monitored)):
+                broken.append(event)
+        if broken == [ALL_ROWS]:
+            answered = record.agreed + record.disagreed
+            cause = f"{record.disagreed} of {counted(answered, 'audit')} on this device disagreed"
+            self._alarm(monitored, cause, broken)
+        elif broken:
+            each = record.events[broken[0]]
+            cause = f"in {each.lost} of {counted(each.counted, 'audit')} on this device in which it can occur"
+            self._alarm(monitored, cause, broken)
 
     def add_sample(self, sample: Sample) -> None:
         """Stores an answer that both models gave and that tests no certificate."""
@@ -347,11 +405,11 @@ class CertificateStates:
     def watch_one(self, model: DeviceModel) -> None:
         """Starts or resumes testing the certificate of one variant, if it has one that audits can test."""
         certificate = model.edge.certificate if model.edge is not None else None
-        if certificate is None or certificate.audit_epsilon is None:
+        if certificate is None or not certificate.audit_bounds:
             return
-        name, epsilon = model.manifest.name, certificate.audit_epsilon
-        key = key_of(name, model.version, certificate, epsilon)
-        record = self._records.pop(key, None) or begun(self._records, name, model.version, certificate, epsilon)
+        name = model.manifest.name
+        key = key_of(name, model.version, certificate)
+        record = self._records.pop(key, None) or begun(self._records, name, model.version, certificate)
         self._records[key] = record  # the last ones are the newest
         if self._file.loss and not record.alarmed:
             record.alarmed, record.cause, record.alarmed_wall_s = True, _LOST_RECORD, self._clock.wall_s()
@@ -363,7 +421,7 @@ class CertificateStates:
             model=model,
             certificate=certificate,
             key=key,
-            epsilon=epsilon,
+            bounds=certificate.audit_bounds,
             record=record,
             scores=None if histogram is None else ScoreHistogram(histogram.edges, _REMEMBERED_SCORES, record.scores),
             quota_at_s=self._clock.monotonic_s(),
@@ -383,25 +441,26 @@ class CertificateStates:
             monitored.record.scores = tuple(monitored.scores.counts)
             self.save()
 
-    def _alarm(self, monitored: MonitoredCertificate, cause: str) -> None:
-        """Tightens the threshold, never below the one in use, and starts a new test at the new one."""
-        record, before = monitored.record, monitored.threshold
-        after = EVERYTHING
+    def _alarm(self, monitored: MonitoredCertificate, cause: str, broken: Sequence[str]) -> None:
+        """Tightens the threshold, never below the one in use, and starts new tests at the new one.
+
+        Args:
+            monitored: the certificate.
+            cause: of the alarm; the broken events are put before it.
+            broken: the events whose promise is broken, `ALL_ROWS` for a promise about all rows.
+        """
+        record, after = monitored.record, EVERYTHING
         if self._settings.on_alarm == "tighten":
-            accepted = [sample for sample in self._samples.recent(monitored.key) if sample.score >= before]
-            after = tightened(
-                [sample.score for sample in accepted],
-                [sample.loss for sample in accepted],
-                [sample.propensity for sample in accepted],
-                monitored.epsilon,
-                before,
-            )
+            after = max(self._tightened(monitored, event) for event in broken)
+        if events := ", ".join(filter(None, broken)):
+            cause = f"{events}: {cause}"
         if record.cause in _NO_EVIDENCE:
             record.cause, record.alarmed_wall_s = cause, self._clock.wall_s()
         record.alarmed = True
         record.escalates_all = after == EVERYTHING
         record.tightened = None if record.escalates_all else after
-        record.test = audit.begin(monitored.epsilon)
+        for event, each in record.events.items():
+            each.test = audit.begin(monitored.bounds[event])
         monitored.quota, monitored.quota_at_s = 0.0, self._clock.monotonic_s()
         monitored.certificate_state = CertificateState(True, after)
         log.error(
@@ -414,6 +473,16 @@ class CertificateStates:
         )
         self.save()
         self._on_alarm(monitored)
+
+    def _tightened(self, monitored: MonitoredCertificate, event: str) -> float:
+        """Returns the threshold from which the audits in which an event can occur still satisfy its promise."""
+        found = [
+            (sample.score, loss, sample.propensity)
+            for sample in self._samples.recent(monitored.key)
+            if sample.score >= monitored.threshold and (loss := sample.loss(event)) is not None
+        ]
+        scores, losses, propensities = ([row[column] for row in found] for column in range(3))
+        return tightened(scores, losses, propensities, monitored.bounds[event], monitored.threshold)
 
     def _encoded(self) -> bytes:
         for monitored in self._monitored.values():
@@ -431,7 +500,7 @@ def register_metrics(metrics: RequestMetrics, certificates: CertificateStates) -
         ),
         "contract_e_value": (
             "Evidence of the audits against a certificate, 1 at the beginning.",
-            lambda monitored: audit.e_value(monitored.record.test),
+            lambda monitored: monitored.record.e_value,
         ),
         "score_drift": (
             "Population stability index of the latest scores against the certificate's, beyond chance.",
@@ -440,6 +509,15 @@ def register_metrics(metrics: RequestMetrics, certificates: CertificateStates) -
     }
     for name, (description, of) in by_contract.items():
         metrics.readings(name, description, ("model", "version"), partial(_by_contract, certificates, of))
+    by_event: Mapping[str, tuple[str, Callable[[EventRecord], float]]] = {
+        "contract_event_audits": ("Audits in which the event can occur.", lambda each: each.counted),
+        "contract_event_e_value": (
+            "Evidence of the audits against the promise about an event.",
+            lambda each: audit.e_value(each.test),
+        ),
+    }
+    for name, (description, read) in by_event.items():
+        metrics.readings(name, description, ("model", "version", "event"), partial(_by_event, certificates, read))
 
 
 def _by_contract(
@@ -452,6 +530,22 @@ def _by_contract(
         if value is not None:
             found[labels] = max(value, found.get(labels, value))
     return found
+
+
+def _by_event(certificates: CertificateStates, read: Callable[[EventRecord], float]) -> dict[tuple[str, ...], float]:
+    """Returns the values of each model's events; of a model with many events, of those with most evidence."""
+    worst: dict[tuple[str, str], dict[str, EventRecord]] = {}
+    for monitored in certificates:
+        known = worst.setdefault((monitored.record.model, monitored.record.version), {})
+        for event, each in monitored.record.events.items():
+            held = known.get(event)
+            if event != ALL_ROWS and (held is None or audit.e_value(each.test) > audit.e_value(held.test)):
+                known[event] = each
+    return {
+        (*version, event): read(each)
+        for version, by_event in worst.items()
+        for event, each in sorted(by_event.items(), key=lambda item: -audit.e_value(item[1].test))[:_EVENTS_SHOWN]
+    }
 
 
 def _shown(wall_s: float) -> str:

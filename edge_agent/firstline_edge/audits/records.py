@@ -29,13 +29,27 @@ _ALARM = ("alarmed", "cause", "alarmed_wall_s", "tightened", "escalates_all", "e
 _RECORDS_KEPT = 64  # records of absent bundles: the alarm applies again when the folder returns
 
 
+class EventRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """The audits of one event, or of all rows.
+
+    Attributes:
+        test: sequential test of the threshold in use; a tightened threshold starts a new test.
+        counted: number of audits in which the event can occur.
+        lost: number of audits in which it occurred.
+    """
+
+    test: AuditState
+    counted: int = 0
+    lost: int = 0
+
+
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The findings about one certificate in the field.
 
     Attributes:
         model, version: name and version of the bundle, for display only.
         proof: sha256 of the certificate itself.
-        test: sequential test of the threshold in use; a tightened threshold starts a new test.
+        events: by the keys of `Certificate.audit_bounds`.
         alarmed: the audits of this device or of the fleet found the contract broken, or the findings are lost.
         cause: sentence that gives the alarm's cause.
         alarmed_wall_s: wall time of the alarm; 0 without one.
@@ -50,7 +64,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     version: str
     proof: str = ""
-    test: AuditState
+    events: dict[str, EventRecord]
     alarmed: bool = False
     cause: str = ""
     alarmed_wall_s: float = 0.0
@@ -63,6 +77,11 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     disagreed: int = 0
     lost: int = 0
     scores: tuple[float, ...] = ()
+
+    @property
+    def e_value(self) -> float:
+        """The largest evidence against any of the promises."""
+        return max(audit.e_value(each.test) for each in self.events.values())
 
     @property
     def threshold(self) -> float | None:
@@ -79,24 +98,23 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     records: dict[str, Record]
 
 
-def key_of(model: str, version: str, certificate: Certificate, epsilon: float) -> str:
+def key_of(model: str, version: str, certificate: Certificate) -> str:
     """Returns the sha256 of everything that a record depends on.
 
     Args:
         model: name of the bundle.
         version: version of the bundle.
         certificate: the certificate in use.
-        epsilon: the disagreement rate that the audits test.
     """
     identity = (
         *(model, version, certificate.edge_digest, certificate.full_digest, certificate.score_digest),
-        *(certificate.threshold, epsilon),
+        *(certificate.threshold, sorted(certificate.audit_bounds.items())),
     )
     return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()
 
 
-def begun(records: Mapping[str, Record], model: str, version: str, certificate: Certificate, epsilon: float) -> Record:
-    """Returns a record with a new test; an alarm stays with the certificate in every version of the bundle.
+def begun(records: Mapping[str, Record], model: str, version: str, certificate: Certificate) -> Record:
+    """Returns a record with new tests; an alarm stays with the certificate in every version of the bundle.
 
     Any bundle can have a higher version, so a version proves nothing. Only another proof ends an alarm.
 
@@ -104,11 +122,11 @@ def begun(records: Mapping[str, Record], model: str, version: str, certificate: 
         records: present records, the newest last.
         model: name of the bundle.
         version: version of the bundle.
-        certificate: the certificate in use.
-        epsilon: the disagreement rate that the audits test.
+        certificate: the certificate in use, which audits can test.
     """
     proof = hashlib.sha256(msgspec.json.encode(certificate)).hexdigest()
-    record = Record(model=model, version=version, proof=proof, test=audit.begin(epsilon))
+    events = {name: EventRecord(audit.begin(bound)) for name, bound in certificate.audit_bounds.items()}
+    record = Record(model=model, version=version, proof=proof, events=events)
     alarmed = [old for old in records.values() if (old.model, old.proof) == (model, proof) and old.alarmed]
     for field in _ALARM if alarmed else ():
         setattr(record, field, getattr(alarmed[-1], field))
@@ -163,7 +181,10 @@ def read(path: Path) -> dict[str, Record]:
             raise IntegrityError(f"{path} has format {found}; this version of Firstline reads {FORMAT}.")
         document = msgspec.json.decode(text, type=_Document)
         for record in document.records.values():
-            audit.check(record.test)
+            for each in record.events.values():
+                audit.check(each.test)
+            if not record.events:
+                raise ConfigError("A record has no test.")
             record.lost = record.drawn - record.agreed - record.disagreed
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ConfigError) as error:
         raise IntegrityError(f"{path} cannot be read: {error}") from error

@@ -7,12 +7,13 @@ propensity they represent all requests. It holds scores and losses: no payload, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from firstline_core.routing.certificate import ALL_ROWS
 from firstline_core.storage.files import make_folder
 from firstline_core.telemetry.decisions import DecisionLog, lines
 from firstline_core.telemetry.logs import logger
@@ -23,7 +24,10 @@ _RECENT = 5_000
 """Number of edge answers that a tightening uses: enough for any change that audits can find."""
 
 
-class Sample(msgspec.Struct, frozen=True):
+_Loss = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """An answer that both models have given.
 
     Attributes:
@@ -35,6 +39,7 @@ class Sample(msgspec.Struct, frozen=True):
         propensity: with which it was drawn.
         kept: whether its score reached the threshold in use, from which on answers are audited. A device that asks
             the full model about more than it must may have done so for this one.
+        events: losses of the promised events that can occur in it.
     """
 
     key: str
@@ -45,10 +50,11 @@ class Sample(msgspec.Struct, frozen=True):
     agree: Annotated[int, msgspec.Meta(ge=0, le=1)]
     propensity: Annotated[float, msgspec.Meta(gt=0, le=1)]
     kept: bool
+    events: dict[str, _Loss] = {}
 
-    @property
-    def loss(self) -> float:
-        return 1.0 - self.agree
+    def loss(self, event: str) -> float | None:
+        """Returns the loss of an event, None if it cannot occur; of all rows for `ALL_ROWS`."""
+        return 1.0 - self.agree if event == ALL_ROWS else self.events.get(event)
 
 
 class SampleLog:
@@ -68,7 +74,7 @@ class SampleLog:
         """Adds a sample; if the disk refuses, a restart forgets it."""
         self._remember(sample)
         try:
-            self._lines.append(msgspec.structs.asdict(sample))
+            self._lines.append(msgspec.to_builtins(sample))
         except OSError as error:
             log.warning("audit result not stored", error=str(error))
 
@@ -106,8 +112,12 @@ def read(path: Path) -> Iterator[Sample]:
             continue
 
 
-def table(samples: Iterable[Sample]) -> Iterator[dict[str, float | int | str]]:
-    """Yields rows for `firstline certify --scores`: score, agreement, weight, whether accepted, and the certificate."""
+def table(samples: Sequence[Sample]) -> Iterator[dict[str, float | int | str | None]]:
+    """Yields rows for `firstline certify --scores`: score, agreement, weight, whether accepted, and the certificate.
+
+    A column for each promised event that could occur has its loss, and None in rows in which it cannot occur.
+    """
+    events = sorted({event for sample in samples for event in sample.events})
     for sample in samples:
         yield {
             "score": sample.score,
@@ -115,4 +125,5 @@ def table(samples: Iterable[Sample]) -> Iterator[dict[str, float | int | str]]:
             "weight": 1 / sample.propensity,
             "kept": int(sample.kept),
             "certificate": sample.key,
+            **{event: sample.events.get(event) for event in events},
         }

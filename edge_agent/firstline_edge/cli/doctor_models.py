@@ -134,9 +134,9 @@ def contract_findings(settings: EdgeSettings) -> list[Finding]:
 
 def _record_of(manifest: Manifest, variant: Model, stored: Mapping[str, Record]) -> Record | None:
     certificate = valid_certificate(manifest, variant)
-    if certificate is None or certificate.audit_epsilon is None:
+    if certificate is None or not certificate.audit_bounds:
         return None
-    return stored.get(key_of(manifest.name, str(manifest.version), certificate, certificate.audit_epsilon))
+    return stored.get(key_of(manifest.name, str(manifest.version), certificate))
 
 
 def _contract_finding(subject: str, record: Record) -> Finding:

@@ -13,6 +13,7 @@ from firstline_edge.cli.parser import OK
 from firstline_edge.settings.load import load_or_last_good
 
 _LINK_STATES = {"probing": "down, being tried"}
+_EVENTS_SHOWN = 8
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -95,6 +96,7 @@ def _contract_lines(contract: dict[str, Any]) -> list[str]:
         f"audits: {audits['drawn']} drawn, {audits['agreed']} agreed, {audits['disagreed']} disagreed, "
         f"{audits['lost']} lost; evidence {contract['e_value']:.3g}, alarm at {contract['alarm_at']:.3g}"
     ]
+    lines += _event_lines(contract["events"])
     if contract["drift"] is not None:
         lines.append(f"scores: {contract['drift']['word']} (stability index {contract['drift']['index']:.2f})")
     if contract["alarm"]:
@@ -109,6 +111,18 @@ def _contract_lines(contract: dict[str, Any]) -> list[str]:
             "escalations an hour, until a newly certified bundle comes"
         )
     return lines
+
+
+def _event_lines(events: dict[str, Any]) -> list[str]:
+    """Returns a line for each event of a contract, those with most evidence against them first."""
+    most = sorted(events.items(), key=lambda item: item[1]["e_value"], reverse=True)
+    lines = [
+        f"{name}: {each['lost']} of {counted(each['counted'], 'audit')} in which it can occur, at most "
+        f"{100 * each['epsilon']:.4g} % promised; evidence {each['e_value']:.3g}"
+        for name, each in most[:_EVENTS_SHOWN]
+    ]
+    more = len(most) - _EVENTS_SHOWN
+    return [*lines, f"and {counted(more, 'event')} more with less evidence"] if more > 0 else lines
 
 
 def _classes(certificate: dict[str, Any] | None) -> str:

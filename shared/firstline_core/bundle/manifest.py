@@ -315,4 +315,7 @@ def certificate_problem(manifest: Manifest, model: Model) -> str:
         ("score", certificate.score_digest, manifest.score_digest(manifest.policy.score)),
     )
     other = [what for what, named, found in made_for if named != found]
-    return f"its certificate is void: it was made for another {' and another '.join(other)}" if other else ""
+    if other:
+        return f"its certificate is void: it was made for another {' and another '.join(other)}"
+    unknown = sorted(certificate.events.keys() - manifest.task.events)
+    return f"its certificate is void: its task has no event '{unknown[0]}'" if unknown else ""

@@ -80,6 +80,7 @@ class Audit(_Section, frozen=True, kw_only=True):
     per_hour: _Amount = UNSET
     bytes_per_hour: _Amount = UNSET
     max_share: Annotated[float, Meta(gt=0, le=1)] | UnsetType = UNSET
+    spacing_s: Annotated[float, Meta(ge=0, le=3600)] | UnsetType = UNSET
     on_alarm: Literal["tighten", "escalate"] | UnsetType = UNSET
     escalations_per_hour: _Amount = UNSET
 

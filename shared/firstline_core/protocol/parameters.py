@@ -198,14 +198,16 @@ def _priority(parameters: Mapping[str, object]) -> int:
     return min(value, LOWEST_PRIORITY)
 
 
-_NOTE = AuditNote.__struct_encode_fields__
+_EVENTS = "audit_events"
+_NOTE = tuple(name for name in AuditNote.__struct_encode_fields__ if name != _EVENTS)
 _ALARM = "alarm_edge_digest"
 
 
 def note_parameters(note: AuditNote) -> dict[str, str | int | float]:
-    """Returns the note as request `parameters`."""
+    """Returns the note as request `parameters`; its events, if it has any, are JSON in a string."""
     parameters: dict[str, str | int | float] = msgspec.to_builtins(note)
-    return parameters
+    del parameters[_EVENTS]
+    return parameters | ({_EVENTS: msgspec.json.encode(note.events).decode()} if note.events else {})
 
 
 def read_note(parameters: Mapping[str, object], rows: int) -> AuditNote | None:
@@ -225,13 +227,26 @@ def read_note(parameters: Mapping[str, object], rows: int) -> AuditNote | None:
         raise RequestError(f"The request's note of an audit lacks {', '.join(missing)}; send all of it or none.")
     if rows != 1:
         raise RequestError(f"A request that audits has one row, and this one has {rows}; send each by itself.")
-    note = convert_parameters(values, AuditNote, "Parameter", RequestError)
+    note = convert_parameters(values | _events(parameters), AuditNote, "Parameter", RequestError)
     if note.floor > note.propensity:
         raise RequestError(
             f"Parameter 'audit_floor' is {note.floor:g}, above 'audit_propensity', {note.propensity:g}; the floor is "
             "the smallest probability that any answer could have been audited with."
         )
     return note
+
+
+def _events(parameters: Mapping[str, object]) -> dict[str, object]:
+    """Returns the events of a note as the value of a field; empty without any."""
+    text = parameters.get(_EVENTS)
+    if text is None:
+        return {}
+    try:
+        return {_EVENTS: msgspec.json.decode(text if isinstance(text, str) else "")}
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RequestError(
+            f"Parameter '{_EVENTS}' is {shown(text)}; use a JSON object with the tested share of each event."
+        ) from error
 
 
 def alarm_parameters(edge_digest: str) -> dict[str, str]:

@@ -236,7 +236,7 @@ class Certified(Policy):
     """Accepts an edge answer if and only if its score reaches the threshold in use."""
 
     kind: ClassVar[PolicyKind] = "certified"
-    certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm", "stream")
+    certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm", "events", "stream")
 
     def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
         return _ACCEPT if evidence.score >= evidence.threshold else _ESCALATE
@@ -259,7 +259,7 @@ class Value(Policy):
 
     least_value: float = 0.0
     kind: ClassVar[PolicyKind] = "value"
-    certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm")
+    certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm", "events")
 
     def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
         if evidence.certified and not evidence.score >= evidence.threshold:

@@ -31,6 +31,20 @@ def test_a_note_is_five_parameters() -> None:
     assert read_note(parameters, rows=1) == NOTE
 
 
+def test_the_events_of_a_note_are_json_in_a_parameter() -> None:
+    note = replace(NOTE, events={"missed person": 0.05, 'invented "car"': 0.1})
+    parameters = note_parameters(note)
+    assert parameters["audit_events"] == r'{"missed person":0.05,"invented \"car\"":0.1}'
+    assert read_note(parameters, rows=1) == note
+    assert (note.bounds, NOTE.bounds) == (note.events, {"": 0.05})
+
+
+@pytest.mark.parametrize("value", [7, "", "[]", '{"missed person": 1}', '{"missed person": "0.1"}', "[" * 10_000])
+def test_invalid_events_of_a_note_are_refused_by_name(value: object) -> None:
+    with pytest.raises(RequestError, match="'audit_events"):
+        read_note(note_parameters(NOTE) | {"audit_events": value}, rows=1)
+
+
 def test_whole_numbers_are_numbers() -> None:
     assert read_note(note_parameters(NOTE) | {"audit_propensity": 1, "audit_threshold": -7}, rows=1) == replace(
         NOTE, propensity=1.0, threshold=-7.0

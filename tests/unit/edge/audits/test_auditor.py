@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from firstline_edge.audits.samples import read
 from firstline_edge.requests.context import result_key
 from firstline_edge.settings.settings import AuditSection
 
-ALL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0)
+ALL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, spacing_s=0.0)
 BINS = Histogram((0.7, 0.9), (0.2, 0.3, 0.5))
 
 MakeScene = Callable[..., Scene]
@@ -161,7 +162,7 @@ async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(make_
     scene.cloud.gate.set()
     assert (await ended(scene, 63))[-2:] == ["disagreed"] * 2
     assert monitored.record.alarmed and monitored.record.tightened == pytest.approx(0.85)
-    assert monitored.record.test == audit.begin(monitored.epsilon)
+    assert monitored.record.events[""].test == audit.begin(0.05)
 
 
 async def test_an_audit_caches_the_full_models_output(make_scene: MakeScene) -> None:
@@ -184,7 +185,7 @@ async def test_lost_audits_are_counted_and_not_tried_again(make_scene: MakeScene
     assert await ended(scene, 2) == ["lost", "lost"]
     assert len(scene.cloud.requests) == 1
     monitored = scene.certificates and scene.certificates.find(scene.held)
-    assert (monitored.record.drawn, monitored.record.lost, monitored.record.test.audits) == (2, 2, 0)
+    assert (monitored.record.drawn, monitored.record.lost, monitored.record.events[""].test.audits) == (2, 2, 0)
     assert list(read(scene.samples_path)) == []
 
 
@@ -232,7 +233,7 @@ async def test_after_an_alarm_audits_go_on_without_a_note_while_budgets_are_ampl
     assert [request.audit for request in scene.cloud.requests] == [None]
     scene.budgets.ample = False
     await scene.infer(SURE)
-    assert (monitored.record.drawn, monitored.record.test.audits) == (1, 1)
+    assert (monitored.record.drawn, monitored.record.events[""].test.audits) == (1, 1)
 
 
 async def test_escalated_answers_are_sampled_without_a_request(make_scene: MakeScene) -> None:
@@ -266,14 +267,14 @@ async def test_denied_and_granted_escalations_are_sampled_alike(make_scene: Make
     sampled = [(round(sample.score, 3), sample.kept, sample.propensity) for sample in read(scene.samples_path)]
     assert sampled == [(0.9, False, 1.0), (0.91, False, 1.0), (0.99, True, 1.0)]
     assert [request.audit for request in scene.cloud.requests] == [None] * 3
-    assert (monitored.record.agreed, monitored.record.test.audits) == (2, 1)
+    assert (monitored.record.agreed, monitored.record.events[""].test.audits) == (2, 1)
     scene.budgets.ample = False
     await scene.infer(0.92)
     assert monitored.record.drawn == 2
 
 
 async def test_a_budget_of_audits_holds_over_a_day_of_requests(make_scene: MakeScene) -> None:
-    scene = make_scene(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0))
+    scene = make_scene(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0, spacing_s=0.0))
     scene.cloud.agrees = lambda _: True
     clock, drawn_at_s = scene.clock, []
     for _ in range(24 * 120):
@@ -284,6 +285,38 @@ async def test_a_budget_of_audits_holds_over_a_day_of_requests(make_scene: MakeS
         drawn_at_s += [clock.monotonic_s()] * (len(scene.findings) - before)
     assert len(drawn_at_s) > 0.6 * 20 * 24
     assert max(sum(at <= other < at + 3600 for other in drawn_at_s) for at in drawn_at_s) <= 21
+
+
+async def test_audits_keep_their_spacing(make_scene: MakeScene) -> None:
+    scene = make_scene(msgspec.structs.replace(ALL, spacing_s=10.0))
+    scene.cloud.agrees = lambda _: True
+    clock, drawn_at_s = scene.clock, []
+    for _ in range(100):
+        clock._now_s += 1  # type: ignore[attr-defined]
+        before = len(scene.findings)
+        await scene.infer(SURE, SURE, SURE)
+        await asyncio.sleep(0)
+        drawn_at_s += [clock.monotonic_s()] * (len(scene.findings) - before)
+    assert len(drawn_at_s) == 10
+    assert min(after - before for before, after in itertools.pairwise(drawn_at_s)) >= 10
+    scene.auditor.adopt(ALL, ("disagreement",))
+    clock._now_s += 20  # type: ignore[attr-defined]
+    await scene.infer(SURE, SURE, SURE)
+    assert await ended(scene, 13)
+
+
+async def test_an_audit_of_events_names_them(make_scene: MakeScene) -> None:
+    promised = {"missed no": 0.05, "invented yes": 0.1}
+    scene = make_scene(events=promised)
+    await scene.infer(SURE)
+    assert await ended(scene, 1) == ["disagreed"]
+    (sent,) = scene.cloud.requests
+    assert sent.audit is not None
+    assert (sent.audit.events, sent.audit.epsilon) == (promised, 0.1)
+    (sample,) = read(scene.samples_path)
+    (record,) = [finding.log_record() for finding in scene.findings]
+    assert sample.events == record["events"]
+    assert set(sample.events) <= set(promised) and any(sample.events.values())
 
 
 @pytest.mark.parametrize("bundles", [("own",), ("",), ("other", "own")])

@@ -20,14 +20,16 @@ from firstline_core.routing.drift import bins_of
 from firstline_core.storage.files import DAMAGED
 from firstline_core.types import ContractNotice, Privacy, Reason, Status, Tier
 from firstline_edge.audits import records
-from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate, ScoreHistogram
+from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate, ScoreHistogram
 from firstline_edge.audits.samples import Sample
 from firstline_edge.settings.settings import AuditSection
 
-CAREFUL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, escalations_per_hour=4.0)
+CAREFUL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, spacing_s=0.0, escalations_per_hour=4.0)
 
 WORSE = [(0.85, 0), (0.97, 1), (0.96, 1), (0.99, 1), (0.98, 1), (0.97, 1), (0.85, 1), (0.96, 1)] * 50
 """One in eight disagrees, all of them at a low score."""
+
+TESTED = {"": records.EventRecord(audit.begin(0.05))}
 
 MakeScene = Callable[..., Scene]
 
@@ -99,7 +101,7 @@ async def test_an_alarm_ends_certification_and_accepts_only_audited_scores(make_
     assert monitored.record.tightened == 0.96 and not monitored.record.escalates_all
     kept = answer_of(await scene.infer(0.97))
     assert (kept.certified, kept.reason, kept.status) == (False, Reason.CONFIDENT, Status.FINAL)
-    assert monitored.record.test == audit.begin(0.05)  # the new threshold has a test of its own
+    assert monitored.record.events[""].test == audit.begin(0.05)  # the new threshold has a test of its own
 
 
 async def test_after_an_alarm_cached_answers_escalate_within_the_quota(make_scene: MakeScene) -> None:
@@ -154,6 +156,72 @@ async def test_a_second_alarm_tightens_further_and_never_loosens(make_scene: Mak
     assert monitored.record.cause == cause
 
 
+PROMISED = {"missed a": 0.05, "invented b": 0.1}
+
+
+def feed_events(scene: Scene, *results: tuple[float, dict[str, float]]) -> None:
+    """Results of audits, as (score, losses of the events that can occur)."""
+    monitored = monitored_in(scene)
+    for score, events in results:
+        if monitored.record.alarmed:
+            return
+        sample = monitored.sample(0.0, score, Comparison(not any(events.values()), events), 1.0, kept=True)
+        states_of(scene).audited(monitored, sample, threshold=monitored.threshold)
+
+
+async def test_only_audits_in_which_an_event_can_occur_test_its_promise(make_scene: MakeScene) -> None:
+    scene = make_scene(events=PROMISED)
+    assert answer_of(await scene.infer(SURE)).certified
+    feed_events(scene, *[(SURE, {})] * 500, (SURE, {"missed a": 1.0, "missed b": 1.0}), (SURE, {"invented b": 0.0}))
+    described = states_of(scene).describe(scene.held)
+    assert described is not None and not described["alarm"]
+    found = {name: (each["epsilon"], each["counted"], each["lost"]) for name, each in described["events"].items()}
+    assert found == {"missed a": (0.05, 1, 1), "invented b": (0.1, 1, 0)}
+    assert described["e_value"] == described["events"]["missed a"]["e_value"] > 1
+    assert states_of(scene).level(monitored_in(scene)) == monitored_in(scene).certificate.delta / 2
+
+
+async def test_a_broken_event_alarms_by_name_however_rare_it_is(make_scene: MakeScene) -> None:
+    scene = make_scene(events=PROMISED)
+    found = 0
+    while not monitored_in(scene).record.alarmed:
+        feed_events(scene, *[(SURE, {})] * 999, (SURE, {"missed a": 1.0}))
+        found += 1
+    assert found < 10
+    record = monitored_in(scene).record
+    cause = f"in {found} of {found} audits on this device in which it can occur"
+    assert record.cause == f"missed a: {cause}"
+    answer = answer_of(await scene.infer(SURE))
+    assert not answer.certified
+    again = await restarted(scene, make_scene, events=PROMISED)
+    assert monitored_in(again).record.cause == record.cause
+    fresh = await restarted(again, make_scene, events=PROMISED | {"missed a": 0.06})
+    assert not monitored_in(fresh).record.alarmed
+
+
+async def test_an_event_tightens_by_the_audits_in_which_it_can_occur(make_scene: MakeScene) -> None:
+    scene = make_scene(events=PROMISED)
+    low = [(0.9, {"missed a": 0.0})] * 4 + [(0.82, {"missed a": 1.0}), (0.82, {}), (0.95, {"invented b": 0.0})]
+    feed_events(scene, *low * 100)
+    assert monitored_in(scene).record.cause.startswith("missed a: ")
+    assert monitored_in(scene).threshold == 0.9
+    assert all(each.test == audit.begin(PROMISED[name]) for name, each in monitored_in(scene).record.events.items())
+    rare = make_scene(events=PROMISED, certified=0.81)
+    feed_events(rare, *[(0.95, {"missed a": 0.0}), (0.95, {"invented b": 1.0})] * 60)
+    assert monitored_in(rare).record.cause.startswith("invented b: ")
+    assert monitored_in(rare).threshold == math.inf  # its own audits support no score
+
+
+async def test_the_gateways_alarm_names_the_event(make_scene: MakeScene) -> None:
+    scene = make_scene(events=PROMISED)
+    feed_events(scene, *[(0.9, {"missed a": 0.0})] * 60, *[(0.82, {"invented b": 1.0})] * 2)
+    notice = ContractNotice(True, escalations_per_hour=None, event="missed a")
+    states_of(scene).apply_notice(scene.held, notice)
+    assert monitored_in(scene).record.cause.startswith("missed a: the audits of all devices")
+    assert monitored_in(scene).threshold == 0.9
+    assert states_of(scene).alarm_of(scene.held) == ""
+
+
 async def test_the_gateways_alarm_is_as_good_as_ones_own(make_scene: MakeScene) -> None:
     scene = make_scene()
     assert answer_of(await scene.infer(SURE)).certified
@@ -175,7 +243,7 @@ async def test_the_gateways_alarm_is_as_good_as_ones_own(make_scene: MakeScene) 
 async def test_devices_of_a_fleet_alarm_later_by_themselves(make_scene: MakeScene) -> None:
     alone = feed(make_scene(), *[(SURE, 0)] * 50)
     scene = make_scene(msgspec.structs.replace(CAREFUL, fleet_devices=1000))
-    monitored_in(scene).record.test = audit.begin(0.05)
+    monitored_in(scene).record.events[""].test = audit.begin(0.05)
     assert feed(scene, *[(SURE, 0)] * 50) > alone > 0
 
 
@@ -239,9 +307,9 @@ async def test_a_fleet_alarm_is_not_reported_back(make_scene: MakeScene) -> None
 async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene) -> None:
     scene = make_scene()
     feed(scene, (0.85, 0), (0.97, 1))
-    evidence = monitored_in(scene).record.test
+    evidence = monitored_in(scene).record.events[""].test
     again = await restarted(scene, make_scene)
-    assert monitored_in(again).record.test == evidence
+    assert monitored_in(again).record.events[""].test == evidence
     feed(again, *WORSE)
     once_more = await restarted(again, make_scene)
     assert monitored_in(once_more).certificate_state == monitored_in(again).certificate_state
@@ -401,18 +469,18 @@ async def test_records_are_saved_soon_and_a_refusal_is_logged_once(
 
 async def test_an_alarm_stays_with_the_certificate_whichever_version_carries_it(make_scene: MakeScene) -> None:
     certificate = monitored_in(make_scene()).certificate
-    old = records.begun({}, "m", "3", certificate, 0.05)
+    old = records.begun({}, "m", "3", certificate)
     assert not old.alarmed
     old.alarmed, old.cause, old.tightened, old.drawn = True, "broken", 0.9, 7
-    new = records.begun({"3": old}, "m", "4", certificate, 0.05)
+    new = records.begun({"3": old}, "m", "4", certificate)
     assert (new.version, new.alarmed, new.cause, new.tightened, new.drawn) == ("4", True, "broken", 0.9, 0)
     renewed = msgspec.structs.replace(certificate, n=certificate.n + 1)
-    assert not records.begun({"3": old}, "m", "4", renewed, 0.05).alarmed
-    assert not records.begun({"3": old}, "other", "4", certificate, 0.05).alarmed
+    assert not records.begun({"3": old}, "m", "4", renewed).alarmed
+    assert not records.begun({"3": old}, "other", "4", certificate).alarmed
 
 
 def test_only_the_latest_records_are_kept() -> None:
-    many = {f"{number}": records.Record(model="m", version="1", test=audit.begin(0.05)) for number in range(100)}
+    many = {f"{number}": records.Record(model="m", version="1", events=TESTED) for number in range(100)}
     kept = msgspec.json.decode(records.encode(many).splitlines()[0])["records"]
     assert list(kept) == [f"{number}" for number in range(36, 100)]
 
@@ -422,13 +490,15 @@ def test_a_changed_digest_always_makes_another_key(field: str, make_scene: MakeS
     scene = make_scene()
     certificate = monitored_in(scene).certificate
     other = msgspec.structs.replace(certificate, **{field: 0.81 if field == "threshold" else "9" * 64})
-    assert records.key_of("m", "3", certificate, 0.05) != records.key_of("m", "3", other, 0.05)
-    assert records.key_of("m", "3", certificate, 0.05) != records.key_of("m", "3", certificate, 0.06)
+    assert records.key_of("m", "3", certificate) != records.key_of("m", "3", other)
+    assert records.key_of("m", "3", certificate) != records.key_of(
+        "m", "3", msgspec.structs.replace(certificate, audit_epsilon=0.06)
+    )
 
 
 def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
     path = tmp_path / "audits" / "certificates.json"
-    kept = {"k": records.Record(model="m", version="1", test=audit.begin(0.05), drawn=13, agreed=13)}
+    kept = {"k": records.Record(model="m", version="1", events=TESTED, drawn=13, agreed=13)}
     records.RecordFile(path).write(records.encode(kept))
     whole = path.read_bytes()
     for bit in range(0, 8 * (len(whole) - 1), 3):

@@ -15,7 +15,7 @@ from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
 from firstline_core.routing import audit
 from firstline_edge.audits import records
-from firstline_edge.audits.records import Record, key_of
+from firstline_edge.audits.records import EventRecord, Record, key_of
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.cli import audits
 from firstline_edge.cli.doctor_models import contract_findings
@@ -28,7 +28,7 @@ from firstline_edge.state import StatePaths
 CONTRACT: dict[str, Any] = {
     "alarm": False, "cause": None, "since": None, "tightened": None, "escalates_all": False,
     "escalations_per_hour": None, "epsilon": 0.05, "e_value": 0.3123, "alarm_at": 10.0,
-    "audits": {"drawn": 5, "agreed": 3, "disagreed": 1, "lost": 1}, "drift": None,
+    "audits": {"drawn": 5, "agreed": 3, "disagreed": 1, "lost": 1}, "drift": None, "events": {},
 }  # fmt: skip
 ALARMED = CONTRACT | {"alarm": True, "since": "2026-11-21T00:00:00Z", "escalations_per_hour": 360.0}
 
@@ -38,6 +38,16 @@ def test_status_shows_the_audits() -> None:
     assert line == "audits: 5 drawn, 3 agreed, 1 disagreed, 1 lost; evidence 0.312, alarm at 10"
     drifted = _contract_lines(CONTRACT | {"drift": {"index": 0.31, "word": "large"}})
     assert drifted[1] == "scores: large (stability index 0.31)"
+
+
+def test_status_shows_the_events_with_most_evidence() -> None:
+    events = {
+        f"missed {number}": {"epsilon": 0.05, "counted": number, "lost": 1, "e_value": float(number)}
+        for number in range(1, 11)
+    }
+    _, first, *_, last = _contract_lines(CONTRACT | {"events": events})
+    assert first == "missed 10: 1 of 10 audits in which it can occur, at most 5 % promised; evidence 10"
+    assert last == "and 2 events more with less evidence"
 
 
 @pytest.mark.parametrize(
@@ -90,9 +100,13 @@ def test_the_table_has_rows_and_weights_of_the_newest_certificate(
         {"score": "0.9", "agree": "1", "weight": "4.0", "kept": "1", "certificate": "k"},
         {"score": "0.5", "agree": "0", "weight": "4.0", "kept": "0", "certificate": "k"},
     ]
+    written(tmp_path, sample(events={"missed a": 1.0}))
+    assert run(tmp_path) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["missed a"] for row in rows] == ["", "", "1.0"]  # in the others it could not occur
     assert run(tmp_path, "-o", "json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["model"], len(found["rows"]), found["rows"][1]["kept"]) == ("m", 2, 0)
+    assert (found["model"], len(found["rows"]), found["rows"][1]["kept"]) == ("m", 3, 0)
 
 
 def test_older_samples_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,8 +152,10 @@ def test_doctor_reports_an_alarm_of_a_bundle_in_use(tmp_path: Path) -> None:
     settings = edge_settings(tmp_path / "state", models__directories=[str(bundle)])
     assert contract_findings(settings) == []
     assert variant.certificate is not None
-    key = key_of(manifest.name, str(manifest.version), variant.certificate, 0.05)
-    record = Record(model=manifest.name, version="1", test=audit.begin(0.05), agreed=7, disagreed=3)
+    key = key_of(manifest.name, str(manifest.version), variant.certificate)
+    record = Record(
+        model=manifest.name, version="1", events={"": EventRecord(audit.begin(0.05))}, agreed=7, disagreed=3
+    )
     path = StatePaths(tmp_path / "state").certificates_path
     path.parent.mkdir(parents=True)
     records.RecordFile(path).write(records.encode({key: record, "gone": record}))

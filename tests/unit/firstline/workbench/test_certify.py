@@ -235,8 +235,8 @@ def test_audits_certify_only_their_own_bundle(tmp_path: Path) -> None:
     _run(*_BUNDLE, "--epsilon", 0.05, "--out", first)
     manifest = open_bundle(first).manifest
     alarmed = valid_certificate(manifest, manifest.edge[0])
-    assert alarmed.audit_epsilon is not None
-    key = key_of("digits", str(manifest.version), alarmed, alarmed.audit_epsilon)
+    assert alarmed is not None
+    key = key_of("digits", str(manifest.version), alarmed)
     rows = [f"{0.5 + number / 2000},{int(number > 300)},{1 + int(number % 3 == 0)},1,{key}" for number in range(1000)]
     table = "score,agree,weight,kept,certificate\n" + "\n".join(rows) + "\n"
     field = (first, "--scores", "-", "--epsilon", 0.05, "--delta", 0.1)

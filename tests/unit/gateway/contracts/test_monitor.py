@@ -11,17 +11,24 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from sqlalchemy import text
-from support.audits import THRESHOLD, certificate_of, certified_digits, note_of, request_from
+from support.audits import (
+    EVENTS,
+    THRESHOLD,
+    certificate_of,
+    certified_detector,
+    certified_digits,
+    note_of,
+    objects,
+    request_from,
+)
 from support.databases import OpenStore, sqlite_store
 from support.logs import captured_lines
 
 from bench.support.bundles import with_certificate
-from firstline_core.bundle.manifest import Score
 from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.detection import BOXES, CLASSES, COUNT, SCORES, Detection
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import DATATYPES, PROBABILITIES, ContractNotice, InferRequest, ModelKey
+from firstline_core.types import PROBABILITIES, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import monitor
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.records import Contribution, Skipped
@@ -128,26 +135,64 @@ def test_the_gateway_finds_the_loss_itself(bench: Bench) -> None:
 
 
 def test_a_detector_that_misses_an_object_disagrees(bench: Bench) -> None:
-    manifest = bench.served().manifest
-    task, score = Detection(("person", "car"), k=1), Score("product")
-    manifest = replace(manifest, task=task, policy=replace(manifest.policy, score=score))
-    manifest = replace(manifest, edge=(with_certificate(manifest.edge[0], manifest, THRESHOLD),))
-    served = dataclasses.replace(bench.served(), manifest=manifest)
-    nothing = {spec.name: np.zeros((1, *spec.shape[1:]), DATATYPES[spec.datatype]) for spec in task.outputs}
-    nothing[CLASSES][:] = -1
-    person = nothing | {
-        BOXES: np.array([[[0, 0, 50, 90]]], np.float32),
-        SCORES: np.array([[0.9]], np.float32),
-        CLASSES: np.array([[0]]),
-        COUNT: np.array([1]),
-    }
-    for edge_outputs in (person, nothing):
+    served = certified_detector(bench.served())
+    manifest = replace(served.manifest, edge=(with_certificate(served.manifest.edge[0], served.manifest, THRESHOLD),))
+    served = dataclasses.replace(served, manifest=manifest)
+    for edge_outputs in (objects("person"), objects()):
         request = request_from("cam", note_of(served), edge_outputs=edge_outputs)
         check(request, served)
-        bench.monitor.answered(request, served, person)
+        bench.monitor.answered(request, served, objects("person"))
     bench.monitor.settled().result()
     (pool,) = bench.monitor.pools()
     assert (pool.state.audits, pool.disagreements) == (2, 1)
+
+
+def answered(bench: Bench, served: ServedModel, edge: tuple[str, ...], full: tuple[str, ...]) -> ContractNotice:
+    """An audit of a detector, which both models found these objects in."""
+    request = request_from("cam", note_of(served), edge_outputs=objects(*edge))
+    check(request, served)
+    bench.monitor.answered(request, served, objects(*full))
+    bench.monitor.settled().result()
+    notice = bench.monitor.notice(request, served)
+    assert notice is not None
+    return notice
+
+
+def test_only_audits_in_which_an_event_can_occur_test_its_promise(
+    store_settings: Store, repository: Repository
+) -> None:
+    bench = Bench(store_settings, repository, Contracts(audits_per_device_hour=10**6))
+    served = certified_detector(bench.served())
+    for edge, full in ((), ()), (("person",), ("person",)), (("person",), ()), ((), ("car",)), ((), ()):
+        answered(bench, served, edge, full)
+    found = {pool.key.event: (pool.state.audits, pool.disagreements) for pool in bench.monitor.pools()}
+    assert found == {"missed person": (1, 0), "invented person": (2, 1), "missed car": (1, 1)}
+    assert {pool.key.event: pool.key.epsilon for pool in bench.monitor.pools()} == EVENTS
+    assert bench.metric('firstline_gateway_audits_total{model="digits",result="no_event",version="1"}') == 2
+    name = 'firstline_gateway_contract_event_audits{event="invented person",model="digits",version="1"}'
+    assert bench.metric(name) == 2
+    bench.close()
+
+
+@pytest.mark.parametrize("empty", [0, 999])
+def test_a_detector_that_reports_nothing_alarms_however_rare_objects_are(
+    store_settings: Store, repository: Repository, empty: int
+) -> None:
+    bench = Bench(store_settings, repository, Contracts(audits_per_device_hour=10**6))
+    served, persons = certified_detector(bench.served()), 0
+    with captured_lines() as lines:
+        while not (notice := answered(bench, served, (), ("person",))).alarm:
+            persons += 1
+            assert persons < 10
+            for number in range(empty):
+                request = request_from(f"cam{number}", note_of(served), edge_outputs=objects())
+                bench.monitor.answered(request, served, objects())
+            bench.monitor.settled().result()
+    assert notice.event == "missed person"
+    assert [line["event"] for line in lines if line["level"] == "error"] == ["contract broken: missed person"]
+    (broken_pool,) = [pool for pool in bench.monitor.pools() if pool.alarmed_s is not None]
+    assert broken_pool.state.peak >= 3 / bench.settings.delta  # three promises share delta
+    bench.close()
 
 
 def test_devices_that_err_together_are_found_together(bench: Bench) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from support.audits import EPSILON, THRESHOLD, certified_digits, note_of
+from support.audits import EPSILON, EVENTS, THRESHOLD, certified_detector, certified_digits, note_of
 
 from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promise_of, with_audit
+from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promises_of, with_audit
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import ServedModel
 
@@ -61,7 +61,7 @@ def test_a_broken_contract_alarms_once_and_for_good(served: ServedModel) -> None
 
 def test_the_bundle_alone_makes_the_promise(served: ServedModel) -> None:
     digest = served.manifest.edge[0].digest
-    assert promise_of(served.manifest, note_of(served)) == PoolKey("digits", 1, digest, THRESHOLD, EPSILON)
+    assert promises_of(served.manifest, note_of(served)) == [PoolKey("digits", 1, digest, THRESHOLD, EPSILON)]
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,31 @@ def test_the_bundle_alone_makes_the_promise(served: ServedModel) -> None:
 def test_a_note_that_differs_from_the_certificate_audits_no_promise(
     served: ServedModel, changes: dict[str, object]
 ) -> None:
-    assert promise_of(served.manifest, note_of(served, **changes)) is None
+    assert promises_of(served.manifest, note_of(served, **changes)) == []
+
+
+def test_a_promise_about_each_event_has_a_pool(served: ServedModel) -> None:
+    detector = certified_detector(served)
+    keys = promises_of(detector.manifest, note_of(detector))
+    assert {key.event: key.epsilon for key in keys} == EVENTS
+    for events in ({}, {"missed person": 0.05}, EVENTS | {"missed person": 0.01}, EVENTS | {"invented car": 0.1}):
+        assert promises_of(detector.manifest, note_of(detector, events=events)) == []
+
+
+def test_the_events_of_a_contract_share_delta(served: ServedModel) -> None:
+    detector = certified_detector(served)
+    (key, *_) = promises_of(detector.manifest, note_of(detector))
+    pool = new_pool(key, 0.0)
+    while pool.alarmed_s is None:
+        before = pool
+        pool = with_audit(pool, note_of(detector), 1.0, now_s=1.0, service_s=0.0, delta=0.05)
+    assert before.state.peak < 3 / 0.05 <= pool.state.peak
 
 
 def test_a_variant_without_a_certificate_promises_nothing(served: ServedModel) -> None:
     bare = served.manifest.edge[2]
     assert bare.certificate is None
-    assert promise_of(served.manifest, note_of(served, edge_digest=bare.digest)) is None
+    assert promises_of(served.manifest, note_of(served, edge_digest=bare.digest)) == []
 
 
 def test_a_certificate_may_have_nothing_that_audits_could_see(served: ServedModel) -> None:
@@ -93,4 +111,4 @@ def test_a_certificate_may_have_nothing_that_audits_could_see(served: ServedMode
     assert variant.certificate is not None
     blind = msgspec.structs.replace(variant.certificate, audit_epsilon=None)
     manifest = msgspec.structs.replace(served.manifest, edge=(msgspec.structs.replace(variant, certificate=blind),))
-    assert promise_of(manifest, note_of(served)) is None
+    assert promises_of(manifest, note_of(served)) == []

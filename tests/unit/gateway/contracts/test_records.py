@@ -13,7 +13,7 @@ from firstline_gateway.store.database import Database
 
 def put(database: Database, pool: Pool, device: str, request_id: str, *, disagrees: bool = True) -> bool:
     with database.begin() as connection:
-        return records.add_audit(connection, pool, device, request_id, disagrees=disagrees)
+        return records.add_audit(connection, device, request_id, [(pool, disagrees)], service_s=pool.last_service_s)
 
 
 def test_pools_are_read_back_exactly(database: Database) -> None:
