@@ -11,7 +11,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +18,9 @@ from firstline_core.errors import ConfigError, InvalidTensorError, ProtocolError
 from firstline_core.processing.boxes import BOXES, CLASSES, COUNT, SCORES
 from firstline_core.protocol import answer as answers
 from firstline_core.protocol.tensors import shown
-from firstline_core.tasks import AnyTask, answer_json
+from firstline_core.tasks import answer_json
+from firstline_core.tasks import installed as tasks
+from firstline_core.tasks.base import Task
 from firstline_core.tasks.detection import Detection
 from firstline_core.types import Answer, Array, InferResponse, ModelMetadata
 
@@ -188,13 +189,12 @@ def check_id(found: object, sent_id: str, source: str) -> None:
         raise ProtocolError(f"{source} gave the answer to request {shown(found)}, not to {sent_id}.")
 
 
-def read_task(described: object) -> AnyTask | None:
+def read_task(described: object) -> Task | None:
     """Returns the task in a model's metadata; None if there is none, or this installation does not know it."""
     try:
-        task: AnyTask = msgspec.convert(described, AnyTask)
-    except (msgspec.ValidationError, ValueError):
+        return tasks.read_task(described)
+    except (tasks.TaskError, ValueError):
         return None
-    return task
 
 
 def predictions(response: InferResponse, metadata: ModelMetadata) -> tuple[Prediction, ...]:
@@ -209,7 +209,7 @@ def predictions(response: InferResponse, metadata: ModelMetadata) -> tuple[Predi
     """
     if response.model != metadata.name or response.answer is None:
         raise InvalidTensorError(f"The response of '{response.model}' is not described by '{metadata.name}'.")
-    task = metadata.task if isinstance(metadata.task, AnyTask) else None
+    task = metadata.task if isinstance(metadata.task, Task) else None
     found = prediction_from(answer_json(response, task, {}), "The response")
     return found.rows if isinstance(found, Rows) else (found,)
 

@@ -51,7 +51,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec, Scale
 from firstline_core.storage import settings
 from firstline_core.storage.files import read_text
-from firstline_core.tasks import AnyTask
+from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
 from firstline_core.types import NAME_PATTERN
@@ -126,7 +126,7 @@ class BundleSpec:
     detection: Detection | None = None
 
     @property
-    def task(self) -> AnyTask:
+    def task(self) -> Task:
         return self.detection or Classification(self.labels, independent=self.independent_labels)
 
     @property

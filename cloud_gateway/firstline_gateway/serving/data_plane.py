@@ -35,8 +35,7 @@ from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import EDGE_OUTPUT
 from firstline_core.protocol.tensors import shown
-from firstline_core.tasks import AnyTask
-from firstline_core.tasks.base import check_outputs
+from firstline_core.tasks.base import Task, check_outputs
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
@@ -388,7 +387,7 @@ class GatewayDataPlane:
     def metadata(self, model: str, version: str) -> ModelMetadata:
         return self._repository.metadata(model, version)
 
-    def task(self, model: str, version: str = "") -> AnyTask | None:
+    def task(self, model: str, version: str = "") -> Task | None:
         """Returns the task of a model; None if it is not served, or not any more."""
         try:
             return self._repository.resolve(model, version).manifest.task

@@ -15,7 +15,7 @@ from firstline_core.protocol import file_inference
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.tensors import shown
-from firstline_core.tasks import AnyTask
+from firstline_core.tasks.base import Task
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, TraceContext
@@ -280,7 +280,7 @@ class EdgeDataPlane:
             raise self._unknown(model, "")
         return ModelMetadata(model, (), "", (TensorSpec(PASSED_ON_INPUT, "BYTES", (-1,)),), ())
 
-    def task(self, model: str, version: str = "") -> AnyTask | None:
+    def task(self, model: str, version: str = "") -> Task | None:
         """Returns the task of a model; None if this device does not hold it."""
         device_model = self._models.find(model, version)
         return device_model.manifest.task if device_model is not None else None

@@ -7,6 +7,7 @@ because a change of any of them invalidates the certificate.
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -17,9 +18,9 @@ from firstline_core.processing.steps import Graph, InputSpec, LabelOffset, PostS
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
-from firstline_core.tasks import AnyTask
-from firstline_core.tasks.base import DeclaredOutputs
+from firstline_core.tasks.base import DeclaredOutputs, Task
 from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.installed import TaskError, read_task
 from firstline_core.types import Name, Sha256, TensorSpec
 
 Text = Annotated[str, Meta(max_length=4096)]
@@ -182,17 +183,19 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         edge: variants in order of preference; a device takes the first that it can load.
         full: the full model, if the bundle has one.
         golden: the data of the device's self-test; None if the bundle has none.
+        task_package: the distribution that provides the task, such as "parking-task"; "" for tasks of Firstline.
     """
 
     name: Name
     version: Annotated[int, Meta(ge=1)]
-    task: AnyTask
+    task: Task
     input: InputSpec
     edge: tuple[Model, ...]
     full: Model | None = None
     policy: Policy = Policy()
     golden: Golden | None = None
     format: int = FORMAT
+    task_package: Annotated[str, Meta(max_length=128)] = ""
 
     def __post_init__(self) -> None:
         ids = [model.id for model in self.models]
@@ -273,12 +276,15 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
     if len(text) > MANIFEST_LIMIT_BYTES:
         raise IntegrityError(f"{where} has {len(text)} bytes; a manifest has at most {MANIFEST_LIMIT_BYTES}.")
     try:
-        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format")
-        if raw is not None and bytes(raw) != _FORMAT_JSON:
+        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        if "format" in raw and bytes(raw["format"]) != _FORMAT_JSON:
             raise IntegrityError(
-                f"{where} has format {bytes(raw).decode()}; this version of Firstline reads format {FORMAT}."
+                f"{where} has format {bytes(raw['format']).decode()}; this version of Firstline reads format {FORMAT}."
             )
-        manifest = msgspec.json.decode(text, type=Manifest)
+        package = msgspec.json.decode(raw["task_package"], type=str) if "task_package" in raw else ""
+        manifest = msgspec.json.decode(text, type=Manifest, dec_hook=partial(_decoded, package))
+    except TaskError as error:
+        raise IntegrityError(f"{where}: {error}.") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise IntegrityError(f"{where} is not a manifest: {error}.") from error
     certified = [model.id for model in manifest.edge if model.certificate is not None]
@@ -287,12 +293,21 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
     return manifest
 
 
+def _decoded(package: str, kind: type, fields: object) -> Task:
+    """Returns the only value of a manifest that msgspec does not know, its task."""
+    if kind is not Task:
+        raise TypeError(f"{kind.__name__} is not a type of manifests")
+    return read_task(fields, package)
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """Returns the manifest's file form: indented JSON, so that people can read and compare it.
 
-    `batch` is omitted at its default: most models do not need it.
+    `batch` and `task_package` are omitted at their defaults: most models and bundles do not need them.
     """
     fields = msgspec.to_builtins(manifest)
+    if not manifest.task_package:
+        del fields["task_package"]
     for model in (*fields["edge"], fields["full"]):
         if model is not None and model["batch"] is None:
             del model["batch"]

@@ -4,6 +4,7 @@ Modules
     base                the functions of every task
     classification      one probability per label
     detection           boxes with classes and scores
+    installed           tasks by kind, those of other packages included
     average_precision   COCO's precision of detections
     drawing             text on pictures of answers
     view                what the part of an answer that is described
@@ -15,17 +16,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from firstline_core.protocol import file_inference
+from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification, labelled
 from firstline_core.tasks.detection import Detection
 from firstline_core.tasks.view import WHOLE, View, read_view, with_sizes
 from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, InferResponse, Tensor
 
 AnyTask = Classification | Detection
-"""The task of a manifest, told apart by its `kind`."""
+"""The tasks of this package. A manifest may also name one of another package, see `installed.py`."""
 
 
 def answer_json(
-    response: InferResponse, task: AnyTask | None, query: Mapping[str, str], images: Tensor | None = None
+    response: InferResponse, task: Task | None, query: Mapping[str, str], images: Tensor | None = None
 ) -> dict[str, Any]:
     """Returns the answer of the file route, as JSON values.
 
@@ -43,7 +45,7 @@ def answer_json(
     return file_inference.answer_json(response, describe(task, response.arrays, view))
 
 
-def describe(task: AnyTask | None, outputs: Arrays, view: View = WHOLE) -> list[dict[str, Any]] | None:
+def describe(task: Task | None, outputs: Arrays, view: View = WHOLE) -> list[dict[str, Any]] | None:
     """Returns the answer to each row for people, as JSON values.
 
     Args:

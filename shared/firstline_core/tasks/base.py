@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from msgspec import Struct
@@ -182,6 +182,7 @@ class LikeOutputs:
         return f"NaN or infinity in '{bad[0]}'" if bad else ""
 
 
+@runtime_checkable
 class Task(Protocol):
     """A task, with the configuration of one bundle.
 

@@ -1,0 +1,103 @@
+"""Finds the task of a manifest by its `kind`: of this package, or of another installed one.
+
+A package provides a task with an entry point of the group `firstline.tasks`, whose name is the kind. It loads a frozen
+`msgspec.Struct` that implements `Task` and has this kind as the tag of the field `kind`. Bundles hold no code: they
+name the kind, and the package that provides it.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import cast, get_args
+
+import msgspec
+
+from firstline_core.tasks import AnyTask
+from firstline_core.tasks.base import Task
+
+GROUP = "firstline.tasks"
+
+BUILT_IN: dict[str, type[Task]] = {task.kind: task for task in get_args(AnyTask)}
+"""The tasks of this package by kind. Other packages cannot replace them."""
+
+
+class TaskError(Exception):
+    """A task that cannot be found or loaded here. The message is a part of a sentence, without a full stop."""
+
+
+# `vars` of a protocol has its functions and properties, and `__annotations__` its other attributes.
+_MEMBERS = sorted(name for name in {*vars(Task), *Task.__annotations__} if not name.startswith("_"))
+
+
+def task_type(kind: str, package: str = "") -> type[Task]:
+    """Returns the type of a task.
+
+    Args:
+        kind: as in manifests.
+        package: that provides the task, for the message; "" if it is unknown.
+
+    Raises:
+        TaskError: no installed package provides it, several do, or the package's task does not load.
+    """
+    if kind in BUILT_IN:
+        return BUILT_IN[kind]
+    found = list(metadata.entry_points(group=GROUP, name=kind))
+    if not found:
+        what = f"the package '{package}', which is" if package else "a package that is"
+        wanted = f"pip install {package}" if package else f"install the package with this entry point of {GROUP}"
+        raise TaskError(f"the task '{kind}' belongs to {what} not installed here: {wanted}")
+    if len(found) > 1:
+        names = " and ".join(sorted(_package(entry) for entry in found))
+        raise TaskError(f"the task '{kind}' is in several installed packages, {names}: uninstall all but one")
+    [entry] = found
+    try:
+        loaded = entry.load()
+    except Exception as error:
+        raise TaskError(
+            f"the task '{kind}' of the package '{_package(entry)}' does not load: {type(error).__name__}: {error}"
+        ) from error
+    if problem := _unfit(loaded, kind):
+        raise TaskError(f"the task '{kind}' of the package '{_package(entry)}' {problem}")
+    return cast("type[Task]", loaded)
+
+
+def package_of(kind: str) -> str:
+    """Returns the package that provides a task; "" for the tasks of this package and for unknown ones."""
+    found = [] if kind in BUILT_IN else list(metadata.entry_points(group=GROUP, name=kind))
+    return _package(found[0]) if found else ""
+
+
+def read_task(fields: object, package: str = "") -> Task:
+    """Returns the task of a manifest or a recipe.
+
+    Args:
+        fields: with `kind`; the others are the fields of the task.
+        package: see `task_type`.
+
+    Raises:
+        TaskError: see `task_type`.
+        ValueError: a field is not valid; names it.
+    """
+    kind = fields.get("kind") if isinstance(fields, dict) else None
+    if not isinstance(kind, str):
+        raise ValueError(f"a task is an object with a kind, such as {', '.join(BUILT_IN)}")
+    task = task_type(kind, package)
+    try:
+        return msgspec.convert(fields, task)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"task '{kind}': {error}") from error
+
+
+def _package(entry: metadata.EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else entry.value
+
+
+def _unfit(loaded: object, kind: str) -> str:
+    """Returns why an object is no task of this kind, as part of a sentence; "" if it is one."""
+    if not (isinstance(loaded, type) and issubclass(loaded, msgspec.Struct)):
+        return "is not a msgspec.Struct"
+    config = loaded.__struct_config__
+    if not config.frozen or (config.tag_field, config.tag) != ("kind", kind):
+        return f"needs frozen=True, tag_field='kind' and tag='{kind}'"
+    missing = [name for name in _MEMBERS if not hasattr(loaded, name)]
+    return f"lacks {', '.join(missing)} of firstline_core.tasks.base.Task" if missing else ""

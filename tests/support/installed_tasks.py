@@ -1,0 +1,59 @@
+"""A distribution with a task, installed into a folder as pip does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = '''
+from typing import ClassVar
+
+import numpy as np
+
+from firstline_core.tasks.classification import Classification
+
+
+class Triage(Classification, frozen=True, tag_field="kind", tag="triage"):
+    """A classifier whose first labels are alike: confusing them costs nothing."""
+
+    kind: ClassVar[str] = "triage"
+
+    alike: int = 2
+
+    @property
+    def digest(self):
+        return f"triage-1-{self.alike}"
+
+    def loss(self, edge, full):
+        some, other = (np.maximum(each["probabilities"].argmax(axis=1), self.alike - 1) for each in (edge, full))
+        return (some != other).astype(np.float32)
+
+
+class Bare(Classification, frozen=True, tag_field="kind", tag="other"):
+    pass
+
+
+unfinished = int
+'''
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *entries: str, name: str = "triage-task") -> None:
+    """Installs a distribution whose module has the tasks of `SOURCE`.
+
+    Args:
+        folder: becomes part of the path of modules.
+        monkeypatch: removes it again.
+        entries: of the group, such as "triage = triage_task:Triage".
+        name: of the distribution.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "triage_task.py").write_text(SOURCE)
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = "\n".join(entries or ["triage = triage_task:Triage"])
+    (info / "entry_points.txt").write_text(f"[firstline.tasks]\n{lines}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "triage_task", raising=False)
