@@ -7,7 +7,7 @@ include environments.mk
 DEMO_ARGS ?=
 LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
   --no-emit-index-url --no-emit-find-links --constraint requirements/constraints.txt $(UPGRADE)
-PEERS := bentoml litserve mlserver pytriton rayserve
+PEERS := bargain bentoml litserve mlserver pytriton rayserve
 # An interpreter without a tflite-runtime wheel (Python 3.12 and later) leaves that environment out.
 TFLITE := $(if $(shell $(TFLITE_PYTHON) -c 'import sys; print(sys.version_info[:2] == (3, 11) or "")' 2>/dev/null),tflite)
 

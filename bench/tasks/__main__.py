@@ -1,8 +1,9 @@
 """Measures the tasks on pairs of third-party models, next to the figures that others measured.
 
-    python -m bench.tasks [--data DIR]
+    python -m bench.tasks [--data DIR] [--only PART]
 
 Prints every figure, and writes them to bench/results/tasks.json and docs/benchmarks.md. Pairs without data are skipped.
+With --only the figures of other parts are those of an earlier run.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from bench.figures import Figure, report
+from bench.figures import Figure, measured, report
 from bench.page import refill
 from bench.pools import DATA
-from bench.tasks import classification, detection, detector_speed
+from bench.tasks import bargain, classification, detection, detector_speed, difficult_cases
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 PARTS: Mapping[str, tuple[str, Callable[[Path], Iterable[Figure]]]] = {
     "detection": ("coco-cascade", detection.figures),
     "detector_speed": ("coco-cascade", detector_speed.figures),
+    "difficult_cases": ("coco-cascade", difficult_cases.figures),
+    "bargain": ("cifar10-cascade", bargain.figures),
     "spoken digits": ("spoken-digits-cascade", classification.spoken_digits),
 }
 """The pair of each part, and what measures it in the pair's folder."""
@@ -30,10 +33,14 @@ PARTS: Mapping[str, tuple[str, Callable[[Path], Iterable[Figure]]]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the pairs (default: %(default)s)")
-    folder = parser.parse_args().data
+    parser.add_argument("--only", action="append", choices=PARTS, help="measures this part; the others keep theirs")
+    given = parser.parse_args()
+    folder = given.data
     figures: list[Figure] = []
     for part, (pair, measure) in PARTS.items():
-        if (folder / pair).is_dir():
+        if given.only and part not in given.only:
+            figures += (figure for figure in measured("tasks") if figure.figure.startswith(f"{part}: "))
+        elif (folder / pair).is_dir():
             figures += (figure._replace(figure=f"{part}: {figure.figure}") for figure in measure(folder / pair))
         else:
             print(f"{pair} is skipped: {folder} does not have it.", file=sys.stderr)
