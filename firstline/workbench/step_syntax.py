@@ -67,8 +67,9 @@ USAGE: Mapping[str, tuple[str, str]] = {
     ),
     "detr": ("detr:LOGITS:BOXES[:softmax|sigmoid]", "after a detector: boxes of DETR, from two outputs by name"),
     "ssd": (
-        "ssd[:BOXES:CLASSES:SCORES[:COUNT]]",
-        "after a detector: boxes of an SSD with suppression inside, from outputs in TFLite's order unless named",
+        "ssd[:BOXES:CLASSES:SCORES[:COUNT]][:corners=xyxy][:unit=pixels]",
+        "after a detector: boxes, classes and scores with suppression inside, from outputs in TFLite's order unless "
+        "named; corners are yxyx and fractions unless named",
     ),
     "box_rows": (
         "box_rows[:pixels|fractions]",
@@ -102,13 +103,15 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "yolox": ("strides",),
     "yolo": ("objectness", "unit"),
     "detr": ("logits", "boxes", "activation"),
-    "ssd": ("boxes", "classes", "scores", "count"),
+    "ssd": ("boxes", "classes", "scores", "count", "corners", "unit"),
     "box_rows": ("unit",),
     "class_map": ("to",),
     "suppress": ("score", "iou", "floor", "limit"),
 }
 # Arguments that are only given by name.
-_BY_NAME = frozenset({"background", "bits", "letterbox", "pad", "columns", "objectness", "iou", "floor", "limit"})
+_BY_NAME = frozenset(
+    {"background", "bits", "letterbox", "pad", "columns", "objectness", "corners", "iou", "floor", "limit"}
+)
 _AUDIO = ("decode_audio", "mono", "resample", "crop", "pad", "windows")
 _BEFORE = ("decode", "center_crop", "resize", *_AUDIO, "standardize", "scale", "layout", "flatten", "graph")
 _DETECTION = ("yolox", "fastestdet", "yolo", "detr", "ssd", "box_rows", "class_map", "suppress")
@@ -238,10 +241,10 @@ def _spell_step(step: PreStep | PostStep) -> str:
         names = [name for name, to in _CLASS_MAPS.items() if to == tuple(fields["to"])]
         fields = {"to": names[0]} if names else fields
     if op in ("ssd", "spread"):
-        fields = {name: value for name, value in fields.items() if value}
+        fields = {name: value for name, value in fields.items() if value and value not in ("yxyx", "fractions")}
     if op == "resize":
         fields = {"size": f"{fields.pop('width')}x{fields.pop('height')}", **fields}
-    named = set(fields) if op == "scale" else _BY_NAME
+    named = set(fields) if op == "scale" else _BY_NAME | {"unit"} if op == "ssd" else _BY_NAME
     return ":".join([op, *(f"{name}={_text(v)}" if name in named else _text(v) for name, v in fields.items())])
 
 

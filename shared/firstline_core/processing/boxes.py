@@ -296,9 +296,10 @@ def _ssd(raw: Mapping[str, Array], step: Ssd, size: InputSize, floor: float) -> 
     if len(numbers) != len(found):
         raise InferenceError(f"Outputs '{classes}' and '{scores}' have {len(numbers)} and {len(found)} boxes.")
     if count:
-        found = found[: max(round(float(_named(raw, count, 0))), 0)]
+        found = found[: max(round(_only_number(raw, count)), 0)]
     kept = _above(found, floor, padded=True)
-    return Boxes(corners[kept][:, [1, 0, 3, 2]] * _sides(size), found[kept], _whole(numbers[kept]))
+    boxes_xyxy = corners[kept][:, [1, 0, 3, 2]] if step.corners == "yxyx" else corners[kept]
+    return Boxes(_in_pixels(boxes_xyxy, step.unit, size), found[kept], _whole(numbers[kept]))
 
 
 def _box_rows(values: _Floats, step: BoxRows, size: InputSize, floor: float) -> Boxes:
@@ -363,6 +364,12 @@ def _named(raw: Mapping[str, Array], name: str, axes: int) -> _Floats:
             f"Output '{name}' has shape {list(array.shape)} for a row; this decoder needs {axes} axes after the rows'."
         )
     return array.astype(np.float32, copy=False)
+
+
+def _only_number(raw: Mapping[str, Array], name: str) -> float:
+    if raw[name].size != 1:
+        raise InferenceError(f"Output '{name}' has shape {list(raw[name].shape)} for a row, but is a count of boxes.")
+    return float(raw[name].reshape(()))
 
 
 def _corners(raw: Mapping[str, Array], name: str, scores: str) -> _Floats:

@@ -252,7 +252,7 @@ class Detr(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag=
 
 
 class Ssd(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="ssd"):
-    """Reads the outputs of an SSD with suppression inside. Boxes are top, left, bottom, right in fractions.
+    """Reads the outputs of a detector with suppression inside that has an output each for boxes, classes and scores.
 
     Without names, the outputs have the order of TFLite's operator: boxes, classes, scores, count.
 
@@ -260,13 +260,17 @@ class Ssd(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="
         boxes: name of the output [n, k, 4].
         classes: name of the output [n, k].
         scores: name of the output [n, k].
-        count: name of the output [n], the number of valid boxes; absent if scores of 0 mark the others.
+        count: name of the output [n] or [n, 1], the number of valid boxes; absent if scores of 0 mark the others.
+        corners: order of a box's numbers: top, left, bottom, right, as TensorFlow's, or left, top, right, bottom.
+        unit: of the boxes.
     """
 
     boxes: str = ""
     classes: str = ""
     scores: str = ""
     count: str = ""
+    corners: Literal["yxyx", "xyxy"] = "yxyx"
+    unit: Unit = "fractions"
 
     def __post_init__(self) -> None:
         if len({bool(self.boxes), bool(self.classes), bool(self.scores), bool(self.boxes or self.count)}) > 1:

@@ -224,6 +224,13 @@ def test_the_count_of_an_ssd_is_no_index(count: int, boxes: int) -> None:
     assert outputs["count"].tolist() == [boxes]
 
 
+def test_corners_of_an_ssd_may_be_left_top_right_bottom_in_pixels() -> None:
+    raw = {"boxes": [[1, 2, 30, 20]], "classes": [2], "scores": [0.9]}
+    step = Ssd("boxes", "classes", "scores", corners="xyxy", unit="pixels")
+    outputs = run(step, Suppress(0.3, iou=1), **raw)
+    assert outputs["boxes"][0, 0].tolist() == [1, 2, 30, 20]
+
+
 def test_a_cell_below_0_has_no_score() -> None:
     values = fastestdet_output()
     values[0, 0, 0] = values[6, 0, 1] = -0.01
