@@ -13,7 +13,6 @@ from firstline.cli import (
     certify,
     compress,
     config,
-    detections,
     device,
     evaluate,
     fleet,
@@ -47,7 +46,6 @@ command(app, "compress")(compress.compress_command)
 command(app, "profile")(profile.profile_command)
 command(app, "predict")(predict.predict_command)
 command(app, "split")(split.split_command)
-command(app, "detections")(detections.detections_command)
 command(app, "infer")(infer_command)
 command(app, "run")(run_command)
 command(app, "console")(console)

@@ -16,7 +16,6 @@ Certify
     selection     the decisions on the rows that are set aside: score, temperature, start of testing
     certify       proves a contract, and writes the bundle with its certificate
     calibrate     chooses temperature and threshold, without a certificate
-    detections    compares the boxes of two detectors, and writes a table of scores
 
 Measure
     csv_files     CSV files that people write

@@ -1,7 +1,6 @@
 """Routing: pure functions over evidence, without I/O, so that device, simulator and replay run the same code.
 
     policy          scores of the edge answer, and the policies that decide by them which tier answers
-    detection       object detection: scores and losses of one image
 
 Certification: bounds on the risk of edge answers.
     certificate     the certificate of an edge variant

@@ -10,7 +10,7 @@ import pytest
 from support.readme import links, places
 
 from firstline.client.answer_stream import EventReader
-from firstline.workbench import dataset, detections
+from firstline.workbench import dataset
 from firstline_core.bundle import golden, manifest, trust
 from firstline_core.fleet import configuration, registry, twin
 from firstline_core.processing import image_header, images
@@ -75,7 +75,6 @@ LIMITS = {
     "configuration": (f"{settings._FILE_LIMIT_BYTES // MIB} MiB",),
     "a secret's file": (f"{secrets._LIMIT_BYTES // 1024} KiB",),
     "workbench: images": (f"{dataset.FILE_LIMIT_BYTES // MIB} MiB",),
-    "workbench: boxes": (f"{detections.MOST_BOXES:,} an image",),
 }
 
 
