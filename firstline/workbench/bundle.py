@@ -33,6 +33,7 @@ from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.processing.steps import Graph
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.classification import Classification
 
 RuntimeName = Literal["onnx", "tflite"]
 Warn = Callable[[str], None]
@@ -169,7 +170,7 @@ def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Wa
         declared = _model(model, model_id, runtime, files)
         loaded = load_runtime(files.folder / declared.artefact.file, runtime, options)
         inputs.append(input_port(loaded, declared))
-        if spec.detection is None:
+        if isinstance(spec.task, Classification):
             declared = with_output(declared, loaded, spec.labels, model.file, warn)
         models.append(declared)
         loaded.close()

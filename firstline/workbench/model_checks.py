@@ -20,8 +20,7 @@ from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
 from firstline_core.processing.steps import Binary, Decode, DecodeAudio, InputSpec, LabelOffset, Scale, Softmax
 from firstline_core.processing.trial import trial_input
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import Outputs
-from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.classification import Classification, Outputs
 from firstline_core.types import PROBABILITIES, Array, Arrays, Tensor, TensorSpec, row_count
 
 IMAGE_INPUT, AUDIO_INPUT = "image", "audio"
@@ -110,9 +109,9 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         if range_error.hopeless:
             raise ConfigError(f"{range_error.sentence}.")
         warn(f"{source.name}: {range_error.sentence}.")
-    if isinstance(loaded.task, Detection):
+    if not isinstance(loaded.task, Classification):
         if problem := loaded.declared.fault(loaded.compute(rows).outputs):
-            raise ConfigError(f"a trial run gives {problem}; correct the labels, or add class_map.")
+            raise ConfigError(f"a trial run gives {problem}; correct the labels or the postprocessing.")
         return
     raw = loaded.runtime.run(loaded.feeds(rows))[loaded.output_names[0]].reshape(row_count(rows), -1)
     outputs = loaded.compute(rows).outputs
@@ -123,8 +122,8 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
     if Binary("probability") in loaded.model.postprocess and not may_be_probabilities(probabilities):
         raise ConfigError(
             f"its one output is not the probability of a label: a trial run gives {raw.min():.3g} to {raw.max():.3g}; "
-            "write binary:logit as its postprocessing if it is a logit. Bundles hold classifiers and detectors, "
-            "not regression models."
+            "write binary:logit as its postprocessing if it is a logit. A regression model needs a recipe with a "
+            "table [regression]."
         )
     if problem := no_probabilities(outputs, loaded):
         raise ConfigError(problem)

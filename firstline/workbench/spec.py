@@ -19,15 +19,16 @@ A recipe declares a bundle:
     file = "large.onnx"
 
     [policy]
-    score = "max_probability"      # or margin, entropy, graph:FILE.onnx
+    score = "max_probability"      # or another of the task's, or graph:FILE.onnx
     temperature = 1.5
     threshold = 0.9
 
-    [detection]                    # only of detectors; the fields of `tasks/detection.py: Detection`, without labels
+    [detection]                    # of other tasks than classification: the fields of the task, without labels
     k = 100
     class_groups = { vehicle = ["car", "truck"] }
 
-The score of a detector is "minimum_confidence" (the default), "mean_confidence", "no_candidate" or "product".
+The table has the name of the task: `detection`, `regression`. Without such a table the models are classifiers. The
+default score is the first of the task's `score_kinds`. A task without labels needs no `labels`.
 
 A model may also have `id`, `precision`, `input`, `output` and `measured`; see `ModelSpec`. Steps are spelled as
 `step_syntax.py` describes.
@@ -40,9 +41,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from firstline.workbench.step_syntax import PlainPost, PlainPre, parse_postprocess, parse_preprocess, spell
@@ -53,12 +53,9 @@ from firstline_core.storage import settings
 from firstline_core.storage.files import read_text
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
-from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.installed import BUILT_IN, read_task
 from firstline_core.types import NAME_PATTERN
 
-ScoreKind = Literal[
-    "max_probability", "margin", "entropy", "minimum_confidence", "mean_confidence", "no_candidate", "product"
-]
 # Of a scale step's numbers, far inside FP32.
 _LARGEST = 1e30
 _LABELS_LIMIT_BYTES = 16 * 1024 * 1024
@@ -92,12 +89,12 @@ class PolicySpec:
     """When an edge answer is accepted; see `manifest.Policy`.
 
     Args:
-        score: a kind of `routing/policy.py`, or a file: an ONNX graph that scores.
+        score: one of the task's `score_kinds`, or a file: an ONNX graph that scores.
         threshold: in [0, 1] for the kinds; 1 accepts almost nothing. None if it is chosen on data, or if the bundle has
             no edge model.
     """
 
-    score: ScoreKind | Path = "max_probability"
+    score: str | Path = "max_probability"
     temperature: float = 1.0
     threshold: float | None = None
 
@@ -112,7 +109,7 @@ class BundleSpec:
         input: as clients see it; None follows from the first model: encoded images where its processing starts with
             `decode`, else what the model takes.
         independent_labels: whether each label has a probability of its own; otherwise a row's sum to about 1.
-        detection: of detectors, the task with these labels; None for classifiers.
+        configured: the task with these labels; None for classifiers.
     """
 
     name: str
@@ -123,11 +120,11 @@ class BundleSpec:
     policy: PolicySpec = PolicySpec()
     input: InputSpec | None = None
     independent_labels: bool = False
-    detection: Detection | None = None
+    configured: Task | None = None
 
     @property
     def task(self) -> Task:
-        return self.detection or Classification(self.labels, independent=self.independent_labels)
+        return self.configured or Classification(self.labels, independent=self.independent_labels)
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
@@ -148,7 +145,7 @@ def check_spec(spec: BundleSpec) -> None:
                 f"The {what} '{name}' is not valid: use up to 64 letters, digits, '.', '_' and '-', "
                 "the first a letter or digit."
             )
-    if spec.detection is None and len(spec.labels) < 2:
+    if spec.configured is None and len(spec.labels) < 2:
         raise ConfigError("A bundle needs at least two labels; a model with one output has two, for no and for yes.")
     if spec.version < 1:
         raise ConfigError(f"The version {spec.version} is not valid: versions count up from 1.")
@@ -178,7 +175,7 @@ def _check_policy(spec: BundleSpec) -> None:
         _check_threshold(policy.threshold, policy.score)
 
 
-def _check_threshold(threshold: float, score: ScoreKind | Path) -> None:
+def _check_threshold(threshold: float, score: str | Path) -> None:
     if isinstance(score, Path) and not math.isfinite(threshold):
         raise ConfigError(f"The threshold {threshold:g} is not valid: it is a finite number.")
     if not isinstance(score, Path) and not 0 <= threshold <= 1:
@@ -211,7 +208,10 @@ def read_labels(file: Path, skip: int = 0) -> tuple[str, ...]:
     return labels
 
 
-SCORES: tuple[ScoreKind, ...] = ("max_probability", "margin", "entropy")
+SCORES = ("max_probability", "margin", "entropy")
+# The score "energy" takes data, see `parse_score`.
+_SCORE_KINDS = {kind for task in BUILT_IN.values() for kind in task.score_kinds} - {"energy"}
+_KINDS = [kind for kind in BUILT_IN if kind != Classification.kind]
 _GRAPH = "graph:"
 
 
@@ -235,7 +235,7 @@ class _Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class _Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     version: int
-    labels: str
+    labels: str = ""
     labels_skip: int = 0
     preprocess: str = ""
     postprocess: str = ""
@@ -245,6 +245,7 @@ class _Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     full: _Model | None = None
     policy: _Policy = _Policy()
     detection: dict[str, Any] | None = None
+    regression: dict[str, Any] | None = None
 
 
 def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
@@ -276,9 +277,9 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
             measured=entry.measured,
         )
 
-    labels = read_labels(folder / recipe.labels, recipe.labels_skip)
-    detection = None if recipe.detection is None else _detection(recipe.detection, labels, file)
-    score = recipe.policy.score or (SCORES[0] if detection is None else detection.score_kinds[0])
+    labels = read_labels(folder / recipe.labels, recipe.labels_skip) if recipe.labels else ()
+    configured = _configured(recipe, labels, file)
+    score = recipe.policy.score or (SCORES[0] if configured is None else configured.score_kinds[0])
     return BundleSpec(
         name=recipe.name,
         version=recipe.version,
@@ -288,26 +289,33 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
         policy=PolicySpec(parse_score(score, folder), recipe.policy.temperature, recipe.policy.threshold),
         input=recipe.input,
         independent_labels=recipe.independent_labels,
-        detection=detection,
+        configured=configured,
     )
 
 
-def _detection(fields: Mapping[str, Any], labels: Sequence[str], file: Path) -> Detection:
-    try:
-        return msgspec.convert({**fields, "kind": Detection.kind, "labels": labels}, Detection)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{file}: [detection] is not valid: {error}.") from error
+def _configured(recipe: _Recipe, labels: Sequence[str], file: Path) -> Task | None:
+    tables = {kind: table for kind in _KINDS if (table := getattr(recipe, kind)) is not None}
+    if len(tables) > 1:
+        raise ConfigError(f"{file} has the tables {' and '.join(f'[{kind}]' for kind in tables)}; keep one of them.")
+    for kind, table in tables.items():
+        fields = {**table, "kind": kind, **({"labels": labels} if labels else {})}
+        try:
+            return read_task(fields)
+        except ValueError as error:
+            raise ConfigError(f"{file}: [{kind}] is not valid: {error}.") from error
+    if not labels:
+        raise ConfigError(f'{file}: a classifier needs `labels = "FILE"`, one label a line.')
+    return None
 
 
-def parse_score(text: str, folder: Path = Path()) -> ScoreKind | Path:
+def parse_score(text: str, folder: Path = Path()) -> str | Path:
     """Returns the kind of a score, or the file of `graph:FILE.onnx`.
 
     Raises:
         ConfigError: it is neither.
     """
-    for kind in get_args(ScoreKind):
-        if text == kind:
-            return cast("ScoreKind", kind)
+    if text in _SCORE_KINDS:
+        return text
     if text.startswith(_GRAPH) and text != _GRAPH:
         return folder / text.removeprefix(_GRAPH)
     if text in ("energy", "learned"):

@@ -206,10 +206,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         kinds = (*self.task.score_kinds, "learned", *(("graph",) if self.task.graph_scores else ()))
         if self.policy.score.kind not in kinds:
             raise ValueError(f"policy.score.kind of this task is one of {', '.join(kinds)}")
-        if self.policy.score.kind == "energy":
-            for model in self.edge:
-                if not model.shows_logits:
-                    raise ValueError(f"score 'energy' needs logits; '{model.id}' declares no softmax, or a graph too")
+        for model in self.edge:
+            if problem := self.task.unscored(self.policy.score.kind, model.postprocess):
+                raise ValueError(f"score '{self.policy.score.kind}' of '{model.id}' {problem}")
         for name, learned in (("score.learned", self.policy.score.learned), ("value", self.policy.value)):
             wanted = self.task.feature_count
             if learned is not None and len(learned.weights) != wanted:

@@ -4,6 +4,7 @@ Modules
     base                the functions of every task
     classification      one probability per label
     detection           boxes with classes and scores
+    regression          numbers with a tolerance
     installed           tasks by kind, those of other packages included
     average_precision   COCO's precision of detections
     drawing             text on pictures of answers
@@ -19,10 +20,11 @@ from firstline_core.protocol import file_inference
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification, labelled
 from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.regression import Regression
 from firstline_core.tasks.view import WHOLE, View, read_view, with_sizes
 from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, InferResponse, Tensor
 
-AnyTask = Classification | Detection
+AnyTask = Classification | Detection | Regression
 """The tasks of this package. A manifest may also name one of another package, see `installed.py`."""
 
 

@@ -270,6 +270,16 @@ class Task(Protocol):
             InvalidTensorError: the score needs evidence that the model does not give.
         """
 
+    def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
+        """Returns why a model cannot have a score, as part of a sentence; "" if it can.
+
+        A model without confidence must not be scored by noise: only the scores that remain are offered.
+
+        Args:
+            kind: one of `score_kinds`, "learned" or "graph".
+            steps: the postprocessing of the model.
+        """
+
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
         """Returns the inputs of learned scores, (n, feature_count) float32; for arguments and errors see `score`."""
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError
 from firstline_core.processing.compile import compile_postprocess
-from firstline_core.processing.steps import Graph, Softmax
+from firstline_core.processing.steps import Graph, PostStep, Softmax
 from firstline_core.tasks.base import (
     MISSED,
     Event,
@@ -125,8 +125,7 @@ class Classification(
         """Compiles the steps; the logits are evidence if there is a softmax step and no graph."""
         name, labels = model.port(model.output), len(self.labels)
         to_probabilities, to_logits = compile_postprocess(model.steps, model.load_graph), None
-        kinds = {type(step) for step in model.steps}
-        if Softmax in kinds and Graph not in kinds:
+        if _shows_logits(model.steps):
             steps = [step for step in model.steps if not isinstance(step, Softmax)]
             to_logits = compile_postprocess(steps, model.load_graph)
 
@@ -144,6 +143,13 @@ class Classification(
 
     def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
         return score(kind, outputs[PROBABILITIES], evidence.get(LOGITS), temperature=temperature)
+
+    def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
+        return (
+            ""
+            if kind != "energy" or _shows_logits(steps)
+            else "needs logits: a softmax and no graph in its postprocessing"
+        )
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
         return features(outputs[PROBABILITIES])
@@ -200,6 +206,11 @@ class Classification(
         if wanted.shape != found.shape or not (np.isfinite(wanted).all() and np.isfinite(found).all()):
             return float("inf")
         return float(np.abs(wanted.astype(np.float64) - found).max(initial=0))
+
+
+def _shows_logits(steps: Sequence[PostStep]) -> bool:
+    kinds = {type(step) for step in steps}
+    return Softmax in kinds and Graph not in kinds
 
 
 class Outputs(Struct, frozen=True):

@@ -32,7 +32,7 @@ from firstline_core.processing.boxes import (
     partners,
 )
 from firstline_core.processing.geometry import GEOMETRY
-from firstline_core.processing.steps import Detr, Ssd
+from firstline_core.processing.steps import Detr, PostStep, Ssd
 from firstline_core.tasks.average_precision import average_precision
 from firstline_core.tasks.base import (
     MISSED,
@@ -230,6 +230,10 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     def digest(self) -> str:
         """Returns the sha256 over all fields: they change the number of boxes, the groups or the matches."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+    def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
+        """Returns "": every detector has candidates, at least none."""
+        return ""
 
     @property
     def feature_count(self) -> int:

@@ -104,7 +104,7 @@ def test_every_file_is_listed_once() -> None:
             "score.learned has 2 weights, but its task",
         ),
         ({"policy": {"value": LEARNED}}, "policy.value has 2 weights, but its task gives 6 features"),
-        ({"policy": {"score": {"kind": "energy"}}, "edge": [BARE]}, "'bare' declares no softmax"),
+        ({"policy": {"score": {"kind": "energy"}}, "edge": [BARE]}, "'energy' of 'bare' needs logits"),
         ({"policy": {"score": {"temperature": 0}}}, "temperature"),
         ({"policy": {"score": {"temperature": 1e-40}}}, r">= 0\.01 - at `\$\.policy\.score\.temperature"),
         ({"policy": {"score": {"temperature": 101}}}, r"<= 100\.0 - at `\$\.policy\.score\.temperature"),

@@ -66,7 +66,7 @@ def _detector(folder: Path, **more: Any) -> BundleSpec:
     model = ModelSpec(one_box(folder / "boxes.onnx"), before, after)
     task = Detection(("cat", "dog"), k=2)
     policy = PolicySpec("minimum_confidence", threshold=0.5)
-    return replace(BundleSpec("pets", 1, task.labels, (model,), model, policy, detection=task), **more)
+    return replace(BundleSpec("pets", 1, task.labels, (model,), model, policy, configured=task), **more)
 
 
 def test_a_detector_becomes_a_bundle_with_golden_answers(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_a_detector_becomes_a_bundle_with_golden_answers(tmp_path: Path) -> None
 
 def test_labels_that_a_detector_exceeds_are_refused(tmp_path: Path) -> None:
     task = Detection(("cat",), k=2)
-    with pytest.raises(ConfigError, match=r"classes outside of 0 to 0.*; correct the labels, or add class_map"):
-        create_bundle(_detector(tmp_path, detection=task, labels=task.labels), tmp_path / "bundle")
+    with pytest.raises(ConfigError, match=r"classes outside of 0 to 0.*; correct the labels or the postprocessing"):
+        create_bundle(_detector(tmp_path, configured=task, labels=task.labels), tmp_path / "bundle")
 
 
 def test_a_detector_is_not_measured_on_data(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_invalid_recipes_are_refused(tmp_path: Path, wrong: str, right: str, mes
 def test_a_table_makes_the_recipe_one_of_a_detector(tmp_path: Path) -> None:
     text = _RECIPE.replace('score = "entropy"\n', "")
     detector = read_recipe(_written(tmp_path, f"{text}\n[detection]\nk = 50\nleast_side = 12\n"))
-    assert detector.detection == detector.task == Detection(detector.labels, k=50, least_side=12)
+    assert detector.configured == detector.task == Detection(detector.labels, k=50, least_side=12)
     assert detector.policy.score == "minimum_confidence"
     with pytest.raises(ConfigError, match=r"recipe.toml: \[detection\] is not valid: .*<= 1"):
         read_recipe(_written(tmp_path, f"{text}\n[detection]\niou = 2\n"))
