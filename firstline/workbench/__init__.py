@@ -11,6 +11,12 @@ Create a bundle
     golden        golden inputs, and the answers that each device must give
     inspect       summarises a bundle, and verifies and corrects it on this machine
 
+Recognise model files
+    model_file    what a file says about itself: ports, operators, metadata, labels
+    trial         one run on one image, before anything is known
+    recognition   the families of models, and the steps that feed and read them
+    decodings     lets data decide what a file does not tell
+
 Certify
     evidence      the answers of both models to a data set, on this machine or on a device
     selection     the decisions on the rows that are set aside: score, temperature, start of testing
@@ -21,8 +27,8 @@ Measure
     csv_files     CSV files that people write
     dataset       labelled images on disk, and the group of each
     observe       runs models image by image, and times each answer
-    average_precision    of a detector, as COCO defines it
     accuracy      counts the right answers of each model
+    infer         answers files in this process, as both tiers decide
     evaluate      figures of the edge model alone, the full model alone, and both tiers
     report_data   the numbers behind plots and page
     plots         draws the plots

@@ -98,7 +98,7 @@ class Reading:
         output: name of the model's output, "" if the decoder names them.
         mode: order of the colours.
         size: width and height; None for inputs that are no images.
-        scaling: of pixels; "" if the input is quantised or the steps are complete in `quantised`.
+        scaling: of pixels, unless `quantised`; "" for an input of bytes.
         quantised: the step that fills the range of a quantised input.
         class_map: names or numbers of the step `class_map`; "" for none.
         score: operating score of a detector.
@@ -236,8 +236,9 @@ class _Image(NamedTuple):
         made = replace(self.start, family=family, task=task, sure=sure, **merged)
         if made.mode == "L":
             made = replace(made, choices=tuple(choice for choice in made.choices if choice.field != "mode"))
-        if made.quantised:
-            made = replace(made, choices=tuple(choice for choice in made.choices if choice.field != "scaling"))
+        if made.quantised or not self.start.scaling:
+            fixed = tuple(choice for choice in made.choices if choice.field != "scaling")
+            made = replace(made, choices=fixed, scaling=self.start.scaling)
         return made
 
 
@@ -246,7 +247,7 @@ def _image(file: ModelFile) -> _Image | None:
     if len(file.inputs) != 1 or len(file.inputs[0].shape) != 4:
         return None
     spec = file.inputs[0]
-    if DATATYPES[spec.datatype].kind not in "fui":
+    if DATATYPES[spec.datatype].kind != "f" and spec.datatype != "UINT8":
         return None
     first, last = spec.shape[1], spec.shape[3]
     if (first in (1, 3)) == (last in (1, 3)) and first != 3:
@@ -264,8 +265,6 @@ def _image(file: ModelFile) -> _Image | None:
         low, high = held
         std = 255 / (high - low)
         quantised = f"scale:{-low * std + 0.0:.5g}:{std:.5g}"
-    elif DATATYPES[spec.datatype].kind in "ui":
-        quantised = "" if spec.datatype == "UINT8" else "scale:128:1" if spec.datatype == "INT8" else "scale:0:1"
     start = Reading(
         "",
         "",
@@ -277,7 +276,7 @@ def _image(file: ModelFile) -> _Image | None:
         quantised=quantised,
         channels_first=channels_first,
         assumptions=tuple(assumptions),
-        scaling="bytes" if spec.datatype == "UINT8" else "unit",
+        scaling="" if spec.datatype == "UINT8" else "unit",
     )
     return _Image(start, free)
 
@@ -293,6 +292,8 @@ def _free_size(file: ModelFile) -> tuple[int, int, str]:
 
 def _scale(name: str, mode: str) -> str:
     """Returns the step that scales pixels; statistics by channel follow the order of the colours."""
+    if not name:
+        return ""
     mean, std = _SCALES[name]
     if mode == "BGR":
         mean, std = mean[::-1], std[::-1]
@@ -316,12 +317,12 @@ def _ssd(file: ModelFile, image: _Image, outputs: Sequence[_Output]) -> Iterator
     if named is None:
         return
     boxes, classes, scores, count = named
+    if boxes.shape and (len(boxes.shape), boxes.shape[-1]) != (2, 4):  # such as torchvision's, without an axis of rows
+        return
     tensorflow = any("PostProcess" in kind for kind in file.operators) or "detection" in boxes.name.lower()
     tensorflow = tensorflow or boxes.name.startswith(("TFLite", "StatefulPartitionedCall"))
     default = [output.name for output in outputs] == [each.name for each in (boxes, classes, scores, count) if each]
-    names = ":".join(
-        each.name.replace(":", "\\:").replace(",", "") for each in (boxes, classes, scores, count) if each is not None
-    )
+    names = ":".join(each.name.replace(":", "\\:") for each in (boxes, classes, scores, count) if each is not None)
     decoder = "ssd" if default and count is not None else f"ssd:{names}"
     if not tensorflow:
         largest = boxes.largest()
@@ -333,10 +334,8 @@ def _ssd(file: ModelFile, image: _Image, outputs: Sequence[_Output]) -> Iterator
         maps = ()
     else:
         choices.append(_choice("class_map", *maps, known=False))
-    if not image.start.quantised and image.start.scaling != "bytes":
-        choices.append(
-            _choice("scaling", *(("symmetric", "unit") if tensorflow else ("unit", "imagenet")), known=False)
-        )
+    scalings = ("symmetric", "unit") if tensorflow else ("unit", "imagenet")
+    choices.append(_choice("scaling", *scalings, known=False))
     yield image.reading(
         "ssd",
         "detection",
@@ -346,7 +345,7 @@ def _ssd(file: ModelFile, image: _Image, outputs: Sequence[_Output]) -> Iterator
         class_map=maps[0] if maps else "",
         score=0.5,
         inside=True,
-        scaling=image.start.scaling if image.start.scaling == "bytes" else "symmetric" if tensorflow else "unit",
+        scaling=scalings[0],
         choices=(*choices, _choice("geometry", "squash", "corner", "center")),
         assumptions=(
             f"boxes are {'top, left, bottom, right in fractions' if tensorflow else 'left, top, right, bottom'}, with "
@@ -616,9 +615,9 @@ def _classifier(file: ModelFile, image: _Image, outputs: Sequence[_Output]) -> I
         output=output.name,
         classes=classes,
         geometry="crop" if imagenet else "squash",
-        scaling=image.start.scaling if image.start.scaling == "bytes" else scalings[0],
+        scaling=scalings[0],
         choices=(
-            *(() if image.start.scaling == "bytes" else (_choice("scaling", *scalings, known=False),)),
+            _choice("scaling", *scalings, known=False),
             _choice("mode", "RGB", "BGR", known=quantised),
             _choice("geometry", *(("crop", "squash") if imagenet else ("squash", "crop"))),
         ),
