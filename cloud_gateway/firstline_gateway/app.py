@@ -16,6 +16,7 @@ from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import HttpServer, ServerLimits
 from firstline_core.runtime.select import RuntimeOptions, check_options
+from firstline_core.tasks.picture import Drawing
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -199,6 +200,7 @@ class Gateway:
             clock=clock,
             limits=settings.limits,
             decoding=self.decoding,
+            drawing=Drawing(self.decoding, settings.images.limits),
             looks_after_fleet=bool(settings.registry.blobs),
         )
 

@@ -23,6 +23,7 @@ from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import limited
 from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.runtime.select import RuntimeOptions, check_options
+from firstline_core.tasks.picture import Drawing
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -360,9 +361,9 @@ class EdgeAgent:
             settings=DeliverySettings(settings.outbox.max_age_s),
             on_correction=self.recorder.corrected,
         )
-        decoding = ImageDecoding(settings.models.workers, settings.images.total_memory_bytes, clock)
-        opened.callback(decoding.close)
-        edge_runs = EdgeRuns(self.cache, spending, decoding, clock)
+        self.decoding = ImageDecoding(settings.models.workers, settings.images.total_memory_bytes, clock)
+        opened.callback(self.decoding.close)
+        edge_runs = EdgeRuns(self.cache, spending, self.decoding, clock)
         opened.push_async_callback(edge_runs.close)
         self.cascade = Cascade(
             models=self.models,
@@ -505,6 +506,7 @@ class EdgeAgent:
             cascade=self.cascade,
             links=self.links,
             recorder=self.recorder,
+            drawing=Drawing(self.decoding, self.settings.images.limits),
             clock=self._clock,
         )
         self.operations = Operations(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from PIL import Image
 from support.either_tier import either_tier
 from support.images import encode, images
 from support.sample_bundles import detector_bundle
@@ -18,6 +21,22 @@ from firstline_core.types import InferRequest
 
 BRIGHT = encode(np.full((80, 80, 3), 255, np.uint8))
 DARK = encode(np.zeros((80, 80, 3), np.uint8))
+
+
+async def boxes_are_drawn(client: httpx.AsyncClient) -> None:
+    headers = {"Accept": "image/jpeg"}
+    drawn, empty = [
+        await client.post(f"/firstline/v1/models/pets/infer{query}", content=BRIGHT, headers=headers)
+        for query in ("", "?classes=cat")
+    ]
+    assert (drawn.status_code, drawn.headers["Content-Type"]) == (200, "image/jpeg")
+    facts = json.loads(drawn.headers["Firstline-Answer"])
+    assert (facts["model"], facts["status"]) == ("pets", "final")
+    pictures = [np.asarray(Image.open(io.BytesIO(each.content)), np.int16) for each in (drawn, empty)]
+    assert pictures[0].shape == (80, 80, 3)
+    assert pictures[1].min() > 250 and pictures[0][:60, :40].min() < 100 and pictures[0][65:].min() > 240
+    refused = await client.post("/firstline/v1/models/pets/infer", content=b"no image", headers=headers)
+    assert refused.status_code == 400 and "Row 0 of input 'image'" in refused.json()["error"]
 
 
 async def typed_answers_agree(url: str) -> None:
@@ -72,6 +91,7 @@ async def test_both_tiers_answer_with_boxes_in_the_original_image(tier: str, tmp
         assert refused.status_code == 400 and "'cow', which 'pets' does not know; it knows cat, dog." in refused.text
 
         await typed_answers_agree(url)
+        await boxes_are_drawn(client)
 
         encoded = oip.encode_request(InferRequest("pets", (images(BRIGHT, DARK),), ""))
         reply = await client.post("/v2/models/pets/infer", content=encoded.body, headers=http.headers_for(encoded))

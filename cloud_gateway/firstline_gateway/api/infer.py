@@ -20,6 +20,7 @@ from firstline_core.protocol.asgi import ClientDisconnectedError, Request, send_
 from firstline_core.protocol.http import BodyBudget, Reply, error_reply, json_reply, read_infer_request, response_reply
 from firstline_core.protocol.parameters import VIEW
 from firstline_core.tasks import answer_json
+from firstline_core.tasks.picture import wants_picture
 from firstline_core.tasks.view import WHOLE, read_view
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -189,7 +190,8 @@ class InferenceApp:
         """`POST /firstline/v1/models/{model}/infer`."""
         metadata = self._plane.metadata(call.route.model, "")
         query = call.request.query
-        view = read_view(query, call.route.model, self._plane.task(call.route.model))
+        task = self._plane.task(call.route.model)
+        view = read_view(query, call.route.model, task)
         request = await file_inference.read_request(
             call.route.model,
             metadata,
@@ -202,11 +204,16 @@ class InferenceApp:
             trace=call.request.trace,
         )
         if _is_job(call):
-            if view is not WHOLE:
-                raise RequestError(f"A job stores the whole answer; send {', '.join(VIEW)} when you fetch it.")
+            if view is not WHOLE or wants_picture(call.request.headers):
+                raise RequestError(
+                    f"A job stores the whole answer: send {', '.join(VIEW)} when you fetch it, and draw it yourself."
+                )
             return await submit(self._plane, self._jobs, request)
+        sketch = self._plane.drawing.sketch(request, task) if wants_picture(call.request.headers) else None
         response = await self._plane.infer(request)
         task = self._plane.task(response.model, response.version)
+        if sketch is not None:
+            return await self._plane.drawing.reply(sketch, response, task, query)
         return json_reply(answer_json(response, task, query, request.inputs[0]))
 
 

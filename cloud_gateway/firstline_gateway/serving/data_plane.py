@@ -36,6 +36,7 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import EDGE_OUTPUT
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks.base import Task, check_outputs
+from firstline_core.tasks.picture import Drawing
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
@@ -188,6 +189,7 @@ class GatewayDataPlane:
         clock: for durations and deadlines.
         cache: answers of earlier requests, or None.
         decoding: decodes large images before they are in a batch, for executors that prepare inputs here.
+        drawing: draws answers into images.
         looks_after_fleet: whether the gateway is useful before its first model comes.
 
     Attributes:
@@ -212,6 +214,7 @@ class GatewayDataPlane:
         limits: Limits,
         clock: Clock,
         decoding: ImageDecoding,
+        drawing: Drawing,
         cache: ResponseCache | None = None,
         looks_after_fleet: bool = False,
     ) -> None:
@@ -226,6 +229,7 @@ class GatewayDataPlane:
         self._clock = clock
         self._cache = cache
         self._decoding = decoding
+        self.drawing = drawing
         self._looks_after_fleet = looks_after_fleet
         self.limits = limits
         self.draining = False

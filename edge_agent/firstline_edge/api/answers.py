@@ -11,6 +11,8 @@ from firstline_core.protocol.http import BodyBudget, Reply, last_event_id
 from firstline_core.protocol.oip import encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks import answer_json
+from firstline_core.tasks.base import Task
+from firstline_core.tasks.picture import wants_picture
 from firstline_core.tasks.view import read_view
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.api.data_plane import EdgeDataPlane
@@ -37,7 +39,8 @@ class Answers:
     async def infer_file(self, request: Request, principal: str) -> Reply | Streamed:
         """Runs inference by file; a caller that accepts an event stream receives every answer to its request in it."""
         agent, model = self._agent, request.parameters["model"]
-        read_view(request.query, model, agent.task(model))  # a wrong one is refused before the model runs
+        task = agent.task(model)
+        read_view(request.query, model, task)  # a wrong one is refused before the model runs
         with contextlib.ExitStack() as resources:
             with self._budget.share(principal) as take:
                 body = await request.body(agent.limits, take)
@@ -52,6 +55,8 @@ class Answers:
                     arrived_s=request.info.arrived_s,
                     trace=request.trace,
                 )
+                if wants_picture(request.headers):
+                    return await self._picture(request, inference, task)
                 render = self._short(request, inference.inputs[0])
                 if not wants_events(request.headers):
                     return render(await agent.infer(inference))
@@ -60,6 +65,13 @@ class Answers:
                 completion = resources.enter_context(self._outbox.completions.watch(inference.request_id))
                 response = await agent.infer(inference)
             return stream.response(response, completion, resources)
+
+    async def _picture(self, request: Request, inference: InferRequest, task: Task | None) -> Reply:
+        """Runs inference and draws the answer."""
+        sketch = self._agent.drawing.sketch(inference, task)
+        response = await self._agent.infer(inference)
+        task = self._agent.task(response.model, response.version)
+        return await self._agent.drawing.reply(sketch, response, task, request.query)
 
     async def answer(self, request: Request, principal: str) -> Reply:
         """Returns the latest answer under an id."""

@@ -304,20 +304,42 @@ class ImageDecoding:
         if is_light(cost):
             yield tensor
             return
+        work = partial(self._prepare, model, tensor, cost, deadline_s)
+        async with self.done(work, cost.memory_bytes, principal, deadline_s) as rows:
+            yield PreparedTensor.of(tensor.name, rows, tensor)
+
+    @asynccontextmanager
+    async def done(
+        self, work: Callable[[], _T], memory_bytes: int, principal: str, deadline_s: float | None
+    ) -> AsyncIterator[_T]:
+        """Does work with images in the threads, and holds its memory until the end of the `with`.
+
+        Args:
+            work: is called once.
+            memory_bytes: the most that the work and its result hold at one moment.
+            principal: the caller.
+            deadline_s: of the request, on the clock.
+
+        Yields:
+            The result.
+
+        Raises:
+            CapacityError: the memory was not free in time.
+        """
         now_s = self._clock.monotonic_s()
         wait_s = _PATIENCE_S if deadline_s is None else min(_PATIENCE_S, deadline_s - now_s)
-        await self.budget.take(principal, cost.memory_bytes, wait_s)
-        release = partial(self.budget.release, principal, cost.memory_bytes)
+        await self.budget.take(principal, memory_bytes, wait_s)
+        release = partial(self.budget.release, principal, memory_bytes)
         loop = asyncio.get_running_loop()
-        decoding = self._threads.submit(principal, partial(self._prepare, model, tensor, cost, deadline_s))
+        working = self._threads.submit(principal, work)
         try:
-            rows = await asyncio.wrap_future(decoding)
+            result = await asyncio.wrap_future(working)
         except BaseException:
             # A caller who leaves does not end what has begun: its memory is held until the thread is done.
-            decoding.add_done_callback(lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(release))
+            working.add_done_callback(lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(release))
             raise
         try:
-            yield PreparedTensor.of(tensor.name, rows, tensor)
+            yield result
         finally:
             release()
 

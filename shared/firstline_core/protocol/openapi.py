@@ -174,5 +174,6 @@ def file_infer(**query: dict[str, Any]) -> dict[str, Any]:
         *VIEW,
         {"name": "id", "in": "query", "schema": {"type": "string"}, "description": "Your own; the answer repeats it."},
         body={"application/octet-stream": _BYTES},  # any other type is accepted, too
-        answer="The answer of the model's task, such as a label, or objects with boxes.",
+        answer="The answer of the model's task, such as a label, or objects with boxes; or a picture of it.",
+        answers={JSON: {"schema": ANY_OBJECT}, "image/jpeg": _BYTES},
     )

@@ -8,7 +8,8 @@ Modules
     installed           tasks by kind, those of other packages included
     average_precision   COCO's precision of detections
     drawing             text on pictures of answers
-    view                what the part of an answer that is described
+    picture             answers of the file route as pictures
+    view                the part of an answer that is described
 """
 
 from __future__ import annotations
@@ -65,9 +66,16 @@ def describe(task: Task | None, outputs: Arrays, view: View = WHOLE) -> list[dic
         if found is None or found.dtype.kind != "f" or found.ndim != 2 or not found.size:
             return None
         return [labelled(row, ()) for row in found]
+    if not describes(task, outputs):
+        return None
+    rows = range(len(outputs[task.outputs[0].name]))
+    return [view.size(row) | task.describe(outputs, row, view) for row in rows]
+
+
+def describes(task: Task, outputs: Arrays) -> bool:
+    """Returns whether outputs have the names, datatypes and axes of the task."""
     for spec in task.outputs:
         found = outputs.get(spec.name)
         if found is None or found.dtype != DATATYPES[spec.datatype] or found.ndim != len(spec.shape):
-            return None
-    rows = range(len(outputs[task.outputs[0].name]))
-    return [view.size(row) | task.describe(outputs, row, view) for row in rows]
+            return False
+    return True

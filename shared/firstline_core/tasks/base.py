@@ -330,7 +330,14 @@ class Task(Protocol):
         """
 
     def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
-        """Returns a copy of the upright image that shows the answer to one row; for arguments see `describe`."""
+        """Returns a copy of the upright image that shows the answer to one row.
+
+        Args:
+            image: upright; it may be smaller than the original, if `view` has the original's size.
+            outputs: canonical outputs.
+            row: its index.
+            view: leaves parts of the answer out.
+        """
 
     def difference(self, expected: Arrays, actual: Arrays) -> float:
         """Returns the largest difference of two outputs of the same rows; infinite if their shapes differ.

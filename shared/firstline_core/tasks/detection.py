@@ -388,11 +388,13 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         from PIL import ImageDraw  # Pillow takes 3 MB: import it only for images
 
         drawn = image.convert("RGB")
+        scale = image.width / view.size(row).get("width", image.width)
         canvas = ImageDraw.Draw(drawn)
         for box, score, label in _listed(self.seen(outputs, row, view)):
             colour = COLOURS[label % len(COLOURS)]
-            canvas.rectangle(box, outline=colour, width=line_width(drawn))
-            write(drawn, (box[0], box[1]), f"{self.labels[label]} {score:.2f}", colour)
+            left, top, right, bottom = (side * scale for side in box)
+            canvas.rectangle((left, top, right, bottom), outline=colour, width=line_width(drawn))
+            write(drawn, (left, top), f"{self.labels[label]} {score:.2f}", colour)
         return drawn
 
     def _group_index(self) -> NDArray[np.int64]:

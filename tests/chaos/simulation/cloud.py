@@ -18,7 +18,8 @@ from chaos.simulation.plan import Plan
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InferenceError, LinkDownError
 from firstline_core.processing.decoding import ImageDecoding
-from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, DEFAULT_LIMITS
+from firstline_core.tasks.picture import Drawing
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, ModelKey, Tensor
 from firstline_gateway.contracts import records
@@ -121,6 +122,7 @@ class Cloud:
         )
         statistics = ServingStatistics(metrics, self._clock)
         residency = Residency(self._repository, executor, clock=self._clock)
+        decoding = ImageDecoding(1, 1 << 20, self._clock)  # its threads start with the first image
         self._plane = GatewayDataPlane(
             self._repository,
             batcher,
@@ -129,7 +131,8 @@ class Cloud:
             dispatcher=dispatcher,
             statistics=statistics,
             residency=residency,
-            decoding=ImageDecoding(1, 1 << 20, self._clock),  # its threads start with the first image
+            decoding=decoding,
+            drawing=Drawing(decoding, DEFAULT_IMAGE_LIMITS),
             clock=self._clock,
             limits=DEFAULT_LIMITS,
         )

@@ -20,8 +20,9 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.processing.decoding import ImageDecoding
-from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, Limits
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.picture import Drawing
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import (
     PROBABILITIES,
@@ -91,6 +92,7 @@ class Bench:
         )
         statistics = ServingStatistics(self.metrics, self.clock)
         residency = Residency(repository, self.executor, clock=self.clock)
+        decoding = ImageDecoding(1, 1 << 28, self.clock)
         self.plane = GatewayDataPlane(
             repository,
             batcher,
@@ -101,7 +103,8 @@ class Bench:
             residency=residency,
             clock=self.clock,
             limits=Limits(),
-            decoding=ImageDecoding(1, 1 << 28, self.clock),
+            decoding=decoding,
+            drawing=Drawing(decoding, DEFAULT_IMAGE_LIMITS),
             looks_after_fleet=looks_after_fleet,
         )
 
