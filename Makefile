@@ -54,7 +54,7 @@ wheel: .venv/test.stamp ## build dist/firstline-*.whl
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
 
 lock: .venv/uv.stamp ## lock the dependencies of pyproject.toml (UPGRADE=--upgrade takes the newest versions)
-	$(LOCK) --output-file requirements/dev.lock pyproject.toml --extra analysis --extra console --extra grpc --extra postgres --extra s3 --group dev
+	$(LOCK) --output-file requirements/dev.lock pyproject.toml --extra analysis --extra console --extra data --extra grpc --extra postgres --extra s3 --group dev
 	echo uv | $(LOCK) --output-file requirements/installer.lock --constraint requirements/dev.lock -
 	$(LOCK) --output-file requirements/demo.lock --constraint requirements/dev.lock pyproject.toml --extra workbench --group build
 	$(LOCK) --output-file requirements/edge.lock --constraint requirements/dev.lock pyproject.toml --extra edge

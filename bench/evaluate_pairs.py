@@ -21,7 +21,7 @@ from bench.figures import Figure, report
 from bench.pools import DATA
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import calibrate
-from firstline.workbench.dataset import Dataset, open_dataset
+from firstline.workbench.data.dataset import Dataset, open_dataset
 from firstline.workbench.evaluate import Evaluation, Latency, evaluate
 from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.manifest import valid_certificate

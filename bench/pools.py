@@ -8,22 +8,24 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.bundle import create_bundle
-from firstline.workbench.dataset import Dataset, open_dataset
+from firstline.workbench.data.dataset import Dataset, Media, open_dataset
+from firstline.workbench.data.files import Where
+from firstline.workbench.data.sample import Sample
 from firstline.workbench.observe import observe
 from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import Probabilities
+from firstline_core.tasks.classification import LABEL, Probabilities
 
 _CHECKOUT = Path(__file__).parents[1]
 _MODELS = _CHECKOUT / "models"
@@ -122,7 +124,7 @@ def collect(
         folder = data / pair.images / "dev" if pair.images else _MODELS / pair.recipe / "heldout"
         dataset = open_dataset(folder, limit)
         if change is not None:
-            dataset = _Changed(dataset.folder, dataset.samples, change)
+            dataset = replace(dataset, media=_Changed(dataset.media, change))
         unfinished = file.with_suffix(f".{os.getpid()}.npz")
         np.savez_compressed(unfinished, allow_pickle=False, **_observe(bundle_of(pair, data, cache), pair, dataset))
         unfinished.replace(file)
@@ -131,12 +133,13 @@ def collect(
 
 
 @dataclass(frozen=True, slots=True)
-class _Changed(Dataset):
+class _Changed:
+    media: Media | None
     change: Change
 
-    def read(self) -> Iterator[tuple[bytes, int]]:
-        for encoded, label in Dataset.read(self):
-            yield self.change(encoded), label
+    def read(self, samples: Sequence[Sample], where: Where) -> Iterator[bytes]:
+        if self.media is not None:
+            yield from map(self.change, self.media.read(samples, where))
 
 
 def _digest(pair: Pair) -> str:
@@ -163,11 +166,11 @@ def _observe(bundle: Bundle, pair: Pair, dataset: Dataset) -> dict[str, NDArray[
         models = [load_model(bundle, model, RuntimeOptions(threads=1)) for model in (edge, manifest.full)]
         for model in models:
             stack.callback(model.close)
-        seen = observe(models, manifest.input, dataset)
+        seen = observe(models, (manifest.input,), dataset)
     of_edge, of_full = seen.answers
     return {
         "edge": of_edge.probabilities,
         "full": of_full.probabilities,
-        "labels": seen.truth,
+        "labels": dataset.required_truth(manifest.task)[LABEL],
         "size_bytes": seen.sizes,
     }

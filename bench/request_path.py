@@ -23,7 +23,7 @@ import numpy as np
 from bench.agent import agent
 from bench.figures import Figure, at_most, report
 from bench.page import refill
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, InferResponse, Tensor, Tier
 from firstline_gateway.app import Gateway, open_gateway
@@ -53,7 +53,7 @@ class Recorder:
 async def entered(recorder: Recorder, infer: Infer, tier: Tier) -> list[str]:
     """Returns the modules that every recorded request enters; answers of other tiers do not count."""
     found: list[set[str]] = []
-    for encoded, _ in open_dataset(_DIGITS / "heldout").read():
+    for encoded in open_dataset(_DIGITS / "heldout").contents():
         request = InferRequest("digits", (Tensor("image", np.array([encoded], np.object_)),), new_request_id())
         recorder.modules, recorder.on = set(), True
         response = await infer(request)

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
-from firstline.workbench.observe import image_tensor
+import numpy as np
+
 from firstline.workbench.splitting.checkpoint import Checkpoint
 from firstline.workbench.splitting.measure import full_of, halves
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import PROBABILITIES, Arrays
+from firstline_core.types import PROBABILITIES, Arrays, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class CutModel:
         return int(answer[PROBABILITIES].argmax())
 
     def _prepared(self, encoded: bytes) -> Arrays:
-        return self._whole.prepare(image_tensor(self._input, encoded))
+        return self._whole.prepare(Tensor(self._input.name, np.array([encoded], np.object_)))
 
 
 _HEAD = struct.Struct("<iI")  # which cut (-1: the input itself), and how many bytes follow

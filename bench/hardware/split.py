@@ -23,7 +23,7 @@ import numpy as np
 from bench.figures import Figure
 from bench.hardware.far_side import CutAt, CutModel, FarSide, far_side
 from bench.pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, Pair, bundle_of
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.splitting.measure import measure_splits
 from firstline_core.bundle.store import Bundle
 from firstline_core.planning.split import Splits, Surroundings, Way, best, ways
@@ -117,7 +117,7 @@ def measure(name: str, quick: bool, data: Path = DATA) -> Record:
     bundle = _bundle(subject, data)
     folder = data / subject.pair.images / "dev" if subject.pair.images else _heldout(subject.pair)
     splits = measure_splits(bundle, open_dataset(folder, _PROFILED))
-    images = [encoded for encoded, _ in open_dataset(folder, _IMAGES).read()]
+    images = list(open_dataset(folder, _IMAGES).contents())
     cuts = tuple(
         CutAt(cut.tensor, min(allowed, key=lambda form: (form.sent_bytes, form.pack_ms)).name)
         for cut in splits.cuts

@@ -15,7 +15,7 @@ from firstline.cli.options import BundleArgument, require_bundle
 from firstline.cli.output import progress, rows_checked_sentence, table, warn
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import Against, Calibration, calibrate
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.inspect import Summary, summarise, verify, with_single_rows
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, parse_score, read_labels, read_recipe
 from firstline.workbench.step_syntax import USAGE, parse_postprocess, parse_preprocess

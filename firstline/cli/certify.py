@@ -30,7 +30,7 @@ from firstline.workbench.certify import (
     voided,
     write_certified,
 )
-from firstline.workbench.dataset import Dataset, open_dataset, read_groups
+from firstline.workbench.data.dataset import Dataset, open_dataset, read_groups
 from firstline.workbench.evidence import Evidence, gather, gather_from_agent
 from firstline.workbench.row_checks import require_independent_rows
 from firstline.workbench.selection import BEST, LEARNED, Selection, can_learn, check_score, default_fraction
@@ -274,9 +274,9 @@ def _certify_data(
     bundle: Bundle, folder: Path, edge: str, tiers: TierOptions, *, contract: ContractOptions, terms: Terms
 ) -> tuple[Certification, dict[str, int]]:
     """Runs the models on a data folder; returns what the rows prove, and how many were checked for independence."""
-    dataset = open_dataset(folder, labelled=contract.needs_labels)
+    dataset = open_dataset(folder)
     if contract.needs_labels:
-        dataset.check_labels(bundle.manifest.labels)
+        dataset.required_truth(bundle.manifest.task)
     fraction = default_fraction(len(dataset)) if terms.select_fraction is None else terms.select_fraction
     variants = [model for model in bundle.manifest.edge if edge in ("", model.id)]
     logits = tiers.from_agent is None and any(model.shows_logits for model in variants)

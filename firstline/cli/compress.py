@@ -22,7 +22,7 @@ from firstline.workbench.compress.costs import Target
 from firstline.workbench.compress.judge import Figures
 from firstline.workbench.compress.next_version import Preference, next_version, write_compressed
 from firstline.workbench.compress.student import Lesson, require_training, start_of
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Modelled, Reading

@@ -12,7 +12,7 @@ from rich.table import Table
 from firstline.cli.command import Report
 from firstline.cli.options import BundleArgument, LimitOption, ThreadsOption, open_classifiers
 from firstline.cli.output import progress, table
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import Evaluation, Latency, figures, measure
 from firstline.workbench.report import require_drawing, write_report
 from firstline_core.runtime.select import RuntimeOptions

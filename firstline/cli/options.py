@@ -14,11 +14,12 @@ import msgspec
 import typer
 
 from firstline.fleet.client import Fleet, open_fleet
-from firstline.workbench.dataset import require_classifier
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.storage.secrets import read_secret
+from firstline_core.tasks.base import Task
+from firstline_core.tasks.classification import Classification
 from firstline_core.types import Name
 
 if TYPE_CHECKING:  # a command that uses a gateway's fleet API alone needs no python-tuf
@@ -173,6 +174,16 @@ def check_name(text: str, what: str) -> None:
         raise ConfigError(
             f"{what} {text[:80]!a} cannot be used; take 1 to 64 letters, digits, '.', '_', '-'; no sign first."
         )
+
+
+def require_classifier(task: Task) -> None:
+    """Refuses bundles of other tasks.
+
+    Raises:
+        ConfigError: the task is not classification.
+    """
+    if not isinstance(task, Classification):
+        raise ConfigError(f"The bundle is of the task {task.kind}; only classifiers can be measured on data.")
 
 
 def open_classifiers(path: Path) -> Bundle:

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from firstline.cli.device_profiling import bundle_named, cancel_on, profile_on
-from firstline.cli.options import GatewayOptions, check_name, require_bundle
+from firstline.cli.options import GatewayOptions, check_name, require_bundle, require_classifier
 from firstline.cli.output import Output, OutputOption, progress
 from firstline.cli.profile_source import print_profile
 from firstline.workbench.accuracy import accuracies_on
-from firstline.workbench.dataset import open_dataset, require_classifier
+from firstline.workbench.data.dataset import open_dataset
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.profiles import NewProfileRequest

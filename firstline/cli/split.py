@@ -13,7 +13,7 @@ from firstline.cli.command import Report
 from firstline.cli.options import BundleArgument, LimitOption, ThreadsOption, open_classifiers
 from firstline.cli.output import progress, size, table
 from firstline.workbench.bundle import staged_folder
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.splitting.measure import AUTO, halves, measure_splits
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
@@ -52,7 +52,7 @@ def split_command(
     device, and with sending the encoded image. Firstline measures splits and plans with them; it does not run them.
     """
     opened = open_classifiers(bundle)
-    dataset = open_dataset(data, limit, labelled=False)
+    dataset = open_dataset(data, limit)
     if out is not None and (out.exists() or out.is_symlink()):
         raise ConfigError(f"{out} exists; name a new folder with --out.")
     options = RuntimeOptions(threads=threads)

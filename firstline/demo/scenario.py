@@ -15,11 +15,12 @@ import numpy as np
 
 from firstline.client.results import Classification
 from firstline.demo.site import Device, mosquitto, open_site
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import Variant, evaluate
 from firstline_core.bundle.manifest import Manifest, valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import FirstlineError
+from firstline_core.tasks.classification import LABEL
 from firstline_core.types import Status, Tier
 
 KINDS = ("edge", "cache", "cloud", "provisional")
@@ -170,7 +171,9 @@ async def run(folder: Path, *, show: Show) -> dict[str, Any]:
     """
     bundle, dataset = open_bundle(folder / "bundle"), open_dataset(folder / "heldout")
     labels = bundle.manifest.labels
-    job = Job(bundle.manifest.name, labels, [Image(content, labels[label]) for content, label in dataset.read()])
+    truth = dataset.required_truth(bundle.manifest.task)[LABEL].tolist()
+    images = [Image(content, labels[label]) for content, label in zip(dataset.contents(), truth, strict=True)]
+    job = Job(bundle.manifest.name, labels, images)
     records: list[Record] = []
     bytes_sent = 0
     show("measuring both models alone", records)

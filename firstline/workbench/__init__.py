@@ -25,8 +25,8 @@ Certify
 
 Measure
     csv_files     CSV files that people write
-    dataset       labelled images on disk, and the group of each
-    observe       runs models image by image, and times each answer
+    data/         data sets: images, recordings, videos, boxes, masks, tables; labels and groups
+    observe       runs models sample by sample, and times each answer
     accuracy      counts the right answers of each model
     infer         answers files in this process, as both tiers decide
     evaluate      figures of the edge model alone, the full model alone, and both tiers

@@ -7,12 +7,13 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from firstline.workbench.dataset import Dataset
+from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.observe import Progress, predict_each
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.classification import LABEL
 from firstline_core.types import PROBABILITIES, Sha256
 
 
@@ -37,7 +38,7 @@ def accuracies_on(
         InferenceError: a model failed.
     """
     manifest = bundle.manifest
-    dataset.check_labels(manifest.labels)
+    truth = dataset.required_truth(manifest.task)[LABEL]
     models: list[LoadedModel] = []
     why = ""
     with ExitStack() as stack:
@@ -53,6 +54,8 @@ def accuracies_on(
         if not models:
             raise ConfigError(f"No model of {bundle.path} loads here, so that none has an accuracy: {why}")
         right = np.zeros(len(models), np.int64)
-        for sample, _, predictions in predict_each(models, manifest.input, dataset, progress):
-            right += [int(prediction.outputs[PROBABILITIES].argmax()) == sample.label for prediction, _ in predictions]
+        for label, (_, _, predictions) in zip(
+            truth, predict_each(models, (manifest.input,), dataset, progress), strict=True
+        ):
+            right += [int(prediction.outputs[PROBABILITIES].argmax()) == label for prediction, _ in predictions]
     return {model.digest: count / len(dataset) for model, count in zip(models, right.tolist(), strict=True)}

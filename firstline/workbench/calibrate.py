@@ -15,14 +15,14 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from firstline.workbench.dataset import Dataset
+from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.observe import Progress, observe
 from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import TEMPERATURES, Policy
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import Probabilities, temper
+from firstline_core.tasks.classification import LABEL, Classification, Probabilities, temper
 
 Against = Literal["labels", "full"]
 # Scores are FP32; their last bit is 6e-8 near 1.
@@ -61,14 +61,14 @@ def calibrate(
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     progress: Progress = lambda done, total: None,
 ) -> Calibration:
-    """Chooses the bundle's temperature, then its threshold.
+    """Chooses a classifier's temperature, then the threshold.
 
     The temperature minimises the negative log-likelihood of the first edge variant's answers. The threshold is the
     smallest one at which no variant's accepted answers disagree with the full model more often than the target.
 
     Args:
         bundle: with edge and full model.
-        dataset: images that no model was trained on; labels matter only with `against` "labels".
+        dataset: rows that no model was trained on; labels matter only to the temperature, with `against` "labels".
         target_disagreement: of the accepted answers, in 0..1.
         against: the truth that the temperature is fitted to: the data's labels, or the full model's answers.
         keep_temperature: keeps the bundle's temperature.
@@ -83,19 +83,19 @@ def calibrate(
         raise ConfigError("Calibration compares edge and full model; the bundle needs both.")
     if not 0 <= target_disagreement < 1:
         raise ConfigError(f"The target disagreement {target_disagreement} is not valid: it is a share, 0 to below 1.")
-    if against == "labels":
-        dataset.check_labels(manifest.labels)
+    fits_temperature = not keep_temperature and isinstance(manifest.task, Classification)
+    truth = dataset.required_truth(manifest.task)[LABEL] if fits_temperature and against == "labels" else None
 
     with ExitStack() as stack:
         models = [load_model(bundle, model, options) for model in manifest.models]
         for model in models:
             stack.callback(model.close)
-        observed = observe(models, manifest.input, dataset, progress)
+        observed = observe(models, (manifest.input,), dataset, progress, with_evidence=models[:-1])
 
     *edges, full = observed.answers
     policy = manifest.policy
-    if not keep_temperature:
-        temperature = fit_temperature(edges[0].probabilities, observed.truth if against == "labels" else full.labels)
+    if fits_temperature:
+        temperature = fit_temperature(edges[0].probabilities, full.labels if truth is None else truth)
         policy = msgspec.structs.replace(policy, score=msgspec.structs.replace(policy.score, temperature=temperature))
     score = load_scorer(Bundle(bundle.path, msgspec.structs.replace(manifest, policy=policy)), options)
     scores = [score(edge.outputs, edge.evidence).astype(np.float64) for edge in edges]

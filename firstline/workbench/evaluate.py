@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from firstline.workbench.dataset import Dataset
+from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.observe import Answers, Progress, observe
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
@@ -23,6 +23,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.routing import policy
 from firstline_core.routing.policy import auroc
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.classification import LABEL
 
 ALL_VARIANTS = "all"
 
@@ -87,7 +88,7 @@ def measure(
         ModelLoadError: a model does not load here.
     """
     manifest = bundle.manifest
-    dataset.check_labels(manifest.labels)
+    truth = dataset.required_truth(manifest.task)
     score = load_scorer(bundle, options)
     with ExitStack() as stack:
         edges = _load_edges(bundle, variants, options)
@@ -96,13 +97,15 @@ def measure(
         for model in models:
             stack.callback(model.close)
 
-        scored_by_logits = edges if manifest.policy.score.kind == "energy" else ()
-        observed = observe(models, manifest.input, dataset, progress, with_logits=scored_by_logits)
+        with_evidence = (
+            models if manifest.task.compares_evidence else edges if manifest.policy.score.kind == "energy" else ()
+        )
+        observed = observe(models, (manifest.input,), dataset, progress, with_evidence=with_evidence)
     runs = [_edge_run(manifest, one, one.scores(score)) for one in observed.answers[: len(edges)]]
     return Measured(
         manifest=manifest,
-        data=dataset.folder.name,
-        truth=observed.truth,
+        data=dataset.path.name,
+        truth=truth[LABEL],
         sizes=observed.sizes,
         edges=tuple(runs),
         full=observed.answers[-1] if full is not None else None,

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.client.sync_client import Client
-from firstline.workbench.dataset import Dataset
-from firstline.workbench.observe import Progress, image_tensor, observe
+from firstline.workbench.data.dataset import Dataset, Row
+from firstline.workbench.observe import Progress, observe, predict_row
 from firstline.workbench.selection import EdgeRows, group_keys
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model
@@ -26,13 +26,12 @@ from firstline_core.errors import ConfigError, InferenceError, ProtocolError, Re
 from firstline_core.routing.certificate import Contract
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Scores, check_outputs
-from firstline_core.tasks.classification import LABEL
 from firstline_core.types import Arrays, InferResponse, join_rows
 
 # Slow devices may take it; a lost one ends the command that much later.
 _TIMEOUT_MS = 60_000
-FullModel = Callable[[bytes], Arrays]
-"""The full model's outputs for an encoded image, one row."""
+FullModel = Callable[[Row], Arrays]
+"""The full model's outputs for a sample, one row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,11 +160,12 @@ def gather_all(
         ModelLoadError: a model does not load here.
     """
     manifest, full, score = bundle.manifest, full_model(bundle, ""), load_scorer(bundle, options)
+    truth = dataset.truth(manifest.task)
     run = [*(model for model in models if model.id != full.id), full]
     with ExitStack() as stack:
         loaded = [stack.enter_context(closing(load_model(bundle, model, options))) for model in run]
-        observed = observe(loaded, manifest.input, dataset, progress, with_logits=loaded)
-    full_outputs, truth = observed.answers[-1].outputs, {LABEL: observed.truth}
+        observed = observe(loaded, (manifest.input,), dataset, progress, with_evidence=loaded)
+    full_outputs = observed.answers[-1].outputs
     return {
         one.model.id: Evidence(
             one.model, EdgeRows(manifest.task, one.outputs, one.evidence), one.scores(score), full_outputs, truth
@@ -201,10 +201,7 @@ def gather_from_agent(
         FirstlineError: a tier answered with an error, or a model does not load here.
     """
     far, manifest, count = full_model(bundle, edge), bundle.manifest, len(dataset)
-    if manifest.input.datatype != "BYTES":
-        raise ConfigError(
-            f"The bundle's input '{manifest.input.name}' takes no encoded images, which data folders hold."
-        )
+    truth = dataset.truth(manifest.task)
     try:
         status = agent.status()
     except UnauthorizedError:
@@ -215,7 +212,7 @@ def gather_from_agent(
     if edge and variant.id != edge:
         raise ConfigError(f"The device at {agent.url} runs the variant '{variant.id}', not '{edge}'.")
     answers, full = list[Arrays](), list[Arrays]()
-    scores, truth = np.empty(count, np.float64), np.empty(count, np.int64)
+    scores = np.empty(count, np.float64)
     with ExitStack() as stack:
         if gateway is None:
             large = load_model(bundle, far, options)
@@ -223,21 +220,20 @@ def gather_from_agent(
             full_outputs: FullModel = partial(_here, large, manifest)
         else:
             full_outputs = partial(_on_gateway, gateway, manifest)
-        for i, (sample, (encoded, label)) in enumerate(zip(dataset.samples, dataset.read(), strict=True)):
+        for i, (sample, row) in enumerate(dataset.rows((manifest.input,))):
             try:
-                response = _ask(agent, manifest, encoded, "edge", variant.digest)
-                truth[i] = label
-                full.append(full_outputs(encoded))
+                response = _ask(agent, manifest, row, "edge", variant.digest)
+                full.append(full_outputs(row))
             except UnauthorizedError:
                 raise
             except RequestError as error:
-                raise ConfigError(f"'{sample.file}' of {dataset.folder} was refused: {error.message}") from error
+                raise ConfigError(f"{dataset.place_of(sample)} was refused: {error.message}") from error
             answers.append(_row(response, manifest, agent.url))
             confidence = response.answer.confidence if response.answer is not None else None
             scores[i] = np.nan if confidence is None else confidence
             progress(i + 1, count)
     edge_rows = EdgeRows(manifest.task, join_rows(answers), {})
-    return Evidence(variant, edge_rows, scores, join_rows(full), {LABEL: truth})
+    return Evidence(variant, edge_rows, scores, join_rows(full), truth)
 
 
 def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -> Model:
@@ -275,7 +271,7 @@ def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -
     return variant
 
 
-def _ask(client: Client, manifest: Manifest, encoded: bytes, route: Any, digest: str) -> InferResponse:
+def _ask(client: Client, manifest: Manifest, row: Row, route: Any, digest: str) -> InferResponse:
     """Returns the answer of exactly this model.
 
     Raises:
@@ -283,7 +279,7 @@ def _ask(client: Client, manifest: Manifest, encoded: bytes, route: Any, digest:
     """
     response = client.infer(
         manifest.name,
-        {manifest.input.name: encoded},
+        {name: tensor.array for name, tensor in row.items()},
         version=manifest.version,
         route=route,
         timeout_ms=_TIMEOUT_MS,
@@ -308,9 +304,9 @@ def _row(response: InferResponse, manifest: Manifest, where: str) -> Arrays:
     return response.arrays_of(manifest.task.outputs)
 
 
-def _here(model: LoadedModel, manifest: Manifest, encoded: bytes) -> Arrays:
-    return model.predict(image_tensor(manifest.input, encoded)).outputs
+def _here(model: LoadedModel, manifest: Manifest, row: Row) -> Arrays:
+    return predict_row(model, row).outputs
 
 
-def _on_gateway(gateway: Client, manifest: Manifest, encoded: bytes) -> Arrays:
-    return _row(_ask(gateway, manifest, encoded, "cloud", manifest.full_digest), manifest, gateway.url)
+def _on_gateway(gateway: Client, manifest: Manifest, row: Row) -> Arrays:
+    return _row(_ask(gateway, manifest, row, "cloud", manifest.full_digest), manifest, gateway.url)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline.workbench.dataset import read_images
+from firstline.workbench.data.dataset import open_dataset
 from firstline_core.bundle.golden import (
     GOLDEN_NAME,
     LIMIT_BYTES,
@@ -112,7 +112,7 @@ def _within_limit(images: Iterable[bytes]) -> Iterator[bytes]:
 
 def _images_of(file: Path) -> Iterator[bytes]:
     if file.is_dir() or zipfile.is_zipfile(file):
-        yield from read_images(file, ROWS_LIMIT)
+        yield from open_dataset(file, ROWS_LIMIT).contents()
     else:
         yield _bytes_of(file)
 

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import numpy as np
 
-from firstline.workbench.dataset import Dataset, read_some
+from firstline.workbench.data.dataset import Dataset
 from firstline_core.bundle.golden import read_golden, tensor_of
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Model
@@ -61,7 +61,7 @@ def require_independent_rows(
     Args:
         bundle: has the models; those that do not load here are not checked.
         models: to check.
-        dataset: encoded images, of which some run; None for none.
+        dataset: of which some rows run; None for none.
         options: how the models run.
 
     Returns:
@@ -70,7 +70,7 @@ def require_independent_rows(
     Raises:
         ConfigError: a model is refused; names the operator, if it is known, and the remedy.
     """
-    given = None if dataset is None or bundle.manifest.input.datatype != "BYTES" else data_rows(dataset, bundle)
+    given = None if dataset is None else data_rows(dataset, bundle)
     checked = dict[str, int]()
     for model in models:
         try:
@@ -124,18 +124,18 @@ def noise(row: Tensor, rows: int) -> Array:
 
 
 def data_rows(dataset: Dataset, bundle: Bundle) -> Tensor:
-    """Returns some of the data's images, spread evenly, as the bundle's input.
+    """Returns some of the data's rows, spread evenly, as the bundle's input.
 
     Raises:
-        ConfigError: an image cannot be read.
+        ConfigError: a row cannot be read.
     """
-    images, left_bytes = list[bytes](), _LIMIT_BYTES
-    for encoded in read_some(dataset, _ROWS):
-        left_bytes -= len(encoded)
-        if left_bytes < 0 and len(images) >= _FEWEST_ROWS:
+    rows, left_bytes = list[Array](), _LIMIT_BYTES
+    for _, row in dataset.some(_ROWS).rows((bundle.manifest.input,)):
+        left_bytes -= payload_bytes(tensor.array for tensor in row.values())
+        if left_bytes < 0 and len(rows) >= _FEWEST_ROWS:
             break
-        images.append(encoded)
-    return bytes_tensor(bundle.manifest.input.name, images)
+        rows.append(row[bundle.manifest.input.name].array)
+    return Tensor(bundle.manifest.input.name, np.concatenate(rows))
 
 
 def _golden_rows(bundle: Bundle) -> Tensor | None:

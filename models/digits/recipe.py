@@ -28,7 +28,7 @@ from training import fit_edge, fit_full, full_out_of_fold
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import fit_temperature
 from firstline.workbench.certify import Certification, Terms, certify_bundle, with_certificate
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import ALL_VARIANTS, Evaluation, evaluate
 from firstline.workbench.evidence import gather
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec

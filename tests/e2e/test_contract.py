@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from bench.support.bundles import with_certificate
 from firstline.cli.app import app
 from firstline.demo.site import Device, Site, digits_folder, open_site
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
 from firstline_core.types import Answer, Reason
 
@@ -53,7 +53,7 @@ def promised(tmp_path: Path) -> Path:
 
 
 def scans(count: int, *, inverted: bool = False) -> Iterator[bytes]:
-    for content, _ in open_dataset(digits_folder() / "heldout", count).read():
+    for content in open_dataset(digits_folder() / "heldout", count).contents():
         if not inverted:
             yield content
             continue

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from bench.support.line import Line, line
 from firstline import Client
 from firstline.cli.app import app
-from firstline.workbench.dataset import Dataset, open_dataset
+from firstline.workbench.data.dataset import Dataset, open_dataset
 from firstline.workbench.evidence import gather, gather_from_agent
 from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import open_bundle
@@ -81,7 +81,7 @@ def test_cached_outputs_give_the_same_certificate(running: Line, scans: Dataset)
             gather_from_agent(bundle, scans, agent, progress=lambda done, total: reported.append(done))
             for _ in range(2)
         ]
-        again = agent.infer("digits", {"image": next(scans.read())[0]}, route="edge").answer
+        again = agent.infer("digits", {"image": next(scans.contents())}, route="edge").answer
     assert again.tier == "cache"
     here = gather(bundle, scans)
     for found in rows:

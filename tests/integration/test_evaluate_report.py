@@ -13,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import Measured, measure
 from firstline.workbench.report import PAGE_NAME, write_report
 from firstline.workbench.report_data import report_data

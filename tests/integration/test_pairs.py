@@ -14,10 +14,11 @@ from ai_edge_litert.interpreter import Interpreter
 from PIL import Image
 
 from firstline.workbench.bundle import create_bundle
-from firstline.workbench.dataset import Dataset, open_dataset
+from firstline.workbench.data.dataset import Dataset, open_dataset
 from firstline.workbench.evaluate import Evaluation, evaluate
 from firstline.workbench.spec import read_recipe
 from firstline_core.errors import ConfigError
+from firstline_core.tasks.classification import LABEL, Classification
 
 pytestmark = pytest.mark.shared_data
 
@@ -54,6 +55,10 @@ def _cropped(encoded: bytes, side: int) -> Any:
     )
 
 
+def _task(folder: Path) -> Classification:
+    return Classification(read_recipe(_MODELS / folder.name / "recipe.toml", folder).labels)
+
+
 def test_imagenet_pair_matches_its_models(shared_data: Path, tmp_path: Path) -> None:
     """A background class, a centre crop, two edge variants of their own sizes, quantised everywhere."""
     folder = shared_data / "imagenet-cascade"
@@ -61,7 +66,7 @@ def test_imagenet_pair_matches_its_models(shared_data: Path, tmp_path: Path) -> 
     found = _evaluated("imagenet-cascade", shared_data, tmp_path, dataset)
     by_id = {found.full.id: found.full.accuracy} | {v.edge.id: v.edge.accuracy for v in found.variants}
 
-    images, truth = zip(*dataset.read(), strict=True)
+    images, truth = list(dataset.contents()), dataset.required_truth(_task(folder))[LABEL]
     for model_id, file, side in [
         ("v1-128", "mobilenet_v1_0.25_128_quant", 128),
         ("v1-160", "mobilenet_v1_0.5_160_quant", 160),
@@ -85,7 +90,7 @@ def test_cifar10_pair_matches_its_models(shared_data: Path, tmp_path: Path) -> N
     dataset = open_dataset(folder / "dev", 400)
     found = _evaluated("cifar10-cascade", shared_data, tmp_path, dataset)
 
-    images, truth = zip(*dataset.read(), strict=True)
+    images, truth = list(dataset.contents()), dataset.required_truth(_task(folder))[LABEL]
     pixels = [np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB")) for encoded in images]
     stored = [(rows.astype(np.int16) - 128).astype(np.int8) for rows in pixels]
     edge = _tflite(folder / "models/mlperf_resnet8_int8.tflite", stored).argmax(axis=1)

@@ -18,7 +18,7 @@ from support.impure_models import dynamically_quantised
 from support.small_models import small_gateway
 
 from bench.support.bundles import model, write_manifest
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline_core.bundle.loading import load_model
 from firstline_core.processing.steps import Decode, InputSpec, Layout, Resize, Scale, Softmax
 from firstline_core.runtime.select import RuntimeOptions
@@ -64,7 +64,7 @@ def answers(file: Path, inputs: list[Tensor], size: int, batch: Literal[1] | Non
 def test_a_certificate_describes_what_a_gateway_runs(shared_data: Path, quantised: Path) -> None:
     """The check of `bundle create` writes `batch: 1` for this model; a certificate counts its answers row by row."""
     dataset = open_dataset(shared_data / "cifar10-cascade" / "dev", _ROWS)
-    inputs = [Tensor("image", np.array([encoded], dtype=np.object_)) for encoded, _ in dataset.read()]
+    inputs = [Tensor("image", np.array([encoded], dtype=np.object_)) for encoded in dataset.contents()]
     assert len(inputs) == _ROWS
     alone = answers(quantised, inputs, 1, None)
 

@@ -12,7 +12,7 @@ import numpy as np
 from support.gateway import DIGITS
 from support.images import images
 
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -25,7 +25,7 @@ HELDOUT = DIGITS.parent / "heldout"
 @cache
 def scans(count: int) -> tuple[bytes, ...]:
     """So many held-out scans, as PNG."""
-    return tuple(content for content, _ in open_dataset(HELDOUT, count).read())
+    return tuple(open_dataset(HELDOUT, count).contents())
 
 
 def scan() -> bytes:

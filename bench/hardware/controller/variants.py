@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bench.hardware.controller.scenario import DELTA, EPSILON, VARIANTS, Variant
 from bench.pools import CACHE, CIFAR10, DATA, Pair
 from firstline.workbench.bundle import create_bundle
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.observe import observe
 from firstline.workbench.spec import ModelSpec, read_recipe
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
@@ -69,7 +69,7 @@ def observed(bundle: Bundle, pair: Pair, data: Path, limit: int, *, and_full: bo
         models = [load_model(bundle, model, RuntimeOptions(threads=1)) for model in (*manifest.edge, manifest.full)]
         for loaded in models:
             stack.callback(loaded.close)
-        seen = observe(models, manifest.input, open_dataset(data / pair.images / "dev", limit)).answers
+        seen = observe(models, (manifest.input,), open_dataset(data / pair.images / "dev", limit)).answers
     full = seen[-1].labels
     found = {}
     for one in seen if and_full else seen[:-1]:

@@ -86,7 +86,7 @@ def make_candidates(work: Work, parts: Parts) -> list[Candidate]:
         ready = Path(folder) / f"ready.{work.source.runtime}"
         with closing(load_model(work.bundle, work.source, work.options)) as loaded:
             limit = None if work.lesson is not None else CALIBRATION_ROWS + SENSITIVITY_ROWS
-            rows = preprocessed_rows(loaded, parts.make, work.bundle.manifest.input, limit, Path(folder) / "rows")
+            rows = preprocessed_rows(loaded, parts.make, (work.bundle.manifest.input,), limit, Path(folder) / "rows")
         if work.source.runtime == "tflite":
             tflite_techniques.prepared(file, ready)
             return [_plain(work, name, make, ready, rows) for name, make in tflite_techniques.TECHNIQUES.items()]

@@ -15,7 +15,7 @@ from firstline.workbench.compress.costs import Costs, Target, measure_in_turns, 
 from firstline.workbench.compress.evaluation import Parts, Promise, accuracy, proved, right, split_data
 from firstline.workbench.compress.judge import Figures, Loss, Verdict, judge, loss, outdone
 from firstline.workbench.compress.student import Lesson
-from firstline.workbench.dataset import Dataset
+from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.evidence import gather_all
 from firstline.workbench.row_checks import data_rows, require_independent_rows
 from firstline_core.bundle.loading import load_model
@@ -167,16 +167,16 @@ def compress(
     manifest = bundle.manifest
     if manifest.full is None or not manifest.edge:
         raise ConfigError("A candidate is certified against the full model; the bundle needs edge and full model.")
-    dataset.check_labels(manifest.labels)
+    truth = dataset.required_truth(manifest.task)
     target = target_of(profile, manifest, Tree()) if profile is not None else None
     report("Reading the data")
-    parts = split_data(dataset, seed)
+    parts = split_data(dataset, (manifest.input,), seed)
     copy = _copied(bundle, folder)
     for model in manifest.models:
         load_model(copy, model, options).close()  # fail now, not after minutes
     rows_checked = require_independent_rows(bundle, manifest.models, parts.make, options)
     counts = (len(parts.make), len(parts.judge), len(parts.certify))
-    data = {"seed": str(seed), "data_sha256": dataset.digest()}
+    data = {"seed": str(seed), "data_sha256": dataset.digest((manifest.input,), truth)}
     data |= {f"{name}_rows": str(rows) for name, rows in zip(("make", "judge", "certify"), counts, strict=True)}
     trial = data_rows(parts.make, bundle)
     work = Work(copy, source, data, options, report, progress, trial, lesson, checkpoints)

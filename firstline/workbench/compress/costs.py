@@ -23,7 +23,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from firstline.workbench.compress.evaluation import preprocessed_rows
-from firstline.workbench.dataset import Dataset
+from firstline.workbench.data.dataset import Dataset
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
@@ -126,7 +126,7 @@ def measure_in_turns(bundle: Bundle, models: Sequence[Model], dataset: Dataset, 
         for model in models:
             loaded = load_model(bundle, model, options)
             stack.callback(loaded.close)
-            ready.append((model.id, loaded, preprocessed_rows(loaded, dataset, bundle.manifest.input, 1)))
+            ready.append((model.id, loaded, preprocessed_rows(loaded, dataset, (bundle.manifest.input,), 1)))
         taken: dict[str, list[float]] = {name: [] for name, _, _ in ready}
         start_s = time.perf_counter()
         for done in range(_TURNS):

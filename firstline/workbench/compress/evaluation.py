@@ -7,8 +7,7 @@ compensates.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -18,9 +17,10 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline.workbench.certify import Certification, EdgeContract, Terms, certify_bundle
-from firstline.workbench.dataset import LABELS_NAME, Dataset, Sample, spread
+from firstline.workbench.data.dataset import Dataset
+from firstline.workbench.data.sample import Sample
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.observe import images, naming_image
+from firstline.workbench.observe import naming_sample
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
@@ -54,7 +54,7 @@ class Parts:
     certify: Dataset
 
 
-def split_data(dataset: Dataset, seed: int = 0) -> Parts:
+def split_data(dataset: Dataset, inputs: Sequence[InputSpec], seed: int = 0) -> Parts:
     """Splits at random, reproducibly for a seed.
 
     Raises:
@@ -65,64 +65,63 @@ def split_data(dataset: Dataset, seed: int = 0) -> Parts:
     parts = np.split(np.random.default_rng(seed).permutation(count), cuts)
     if min(map(len, parts)) < LEAST_ROWS:
         raise ConfigError(
-            f"{dataset.folder} has {count} images; each of three parts needs {LEAST_ROWS} at least, so give "
+            f"{dataset.path} has {count} samples; each of three parts needs {LEAST_ROWS} at least, so give "
             f"{int(LEAST_ROWS / min(SHARES))} or more."
         )
-    _refuse_copies(dataset)
+    _refuse_copies(dataset, inputs)
     make, judge, certify = (
         replace(dataset, samples=tuple(dataset.samples[position] for position in sorted(part))) for part in parts
     )
     return Parts(make, judge, certify)
 
 
-def _refuse_copies(dataset: Dataset) -> None:
+def _refuse_copies(dataset: Dataset, inputs: Sequence[InputSpec]) -> None:
     """A copy in another part would judge or certify its own effect; in the same part it would count twice."""
     once = "an image may be in one of the three parts only, so name each once"
     lines = dict[PurePosixPath, int]()
     for sample in dataset.samples:
         if (first := lines.setdefault(PurePosixPath(sample.file), sample.line)) != sample.line:
-            raise ConfigError(f"{_named(dataset, sample)}, as line {first} does; {once}.")
-    seen = dict[bytes, Sample]()
-    for sample, (encoded, _) in zip(dataset.samples, dataset.read(), strict=True):
-        known = seen.setdefault(hashlib.sha256(encoded).digest(), sample)
+            raise ConfigError(f"{dataset.naming(sample)}, as line {first} does; {once}.")
+    seen = dict[str, Sample]()
+    for sample, digest in zip(dataset.samples, dataset.row_digests(inputs), strict=True):
+        known = seen.setdefault(digest, sample)
         if known is not sample:
             raise ConfigError(
-                f"{_named(dataset, sample)}, which is byte for byte '{known.file}' of line {known.line}; {once}."
+                f"{dataset.naming(sample)}, which is byte for byte '{known.file}' of line {known.line}; {once}."
             )
 
 
-def _named(dataset: Dataset, sample: Sample) -> str:
-    return f"{dataset.folder / LABELS_NAME}:{sample.line} names '{sample.file}'"
-
-
 def preprocessed_rows(
-    model: LoadedModel, dataset: Dataset, spec: InputSpec, limit: int | None = None, place: Path | None = None
+    model: LoadedModel,
+    dataset: Dataset,
+    inputs: Sequence[InputSpec],
+    limit: int | None = None,
+    place: Path | None = None,
 ) -> Array:
     """Returns the preprocessed images, (n, ...), at most `limit` of them, spread evenly.
 
     Args:
         model: whose preprocessing is used.
         dataset: at least one image.
-        spec: the bundle's input.
+        inputs: of the bundle.
         limit: None for all.
         place: file that is mapped instead of holding the rows in memory.
 
     Raises:
         ConfigError: the bundle takes no encoded images, an image does not fit, or the rows have different sizes.
     """
-    some = replace(dataset, samples=tuple(spread(dataset.samples, limit)))
-    rows = _prepared(model, some, spec)
+    rows = _prepared(model, dataset.some(limit), inputs)
     return np.stack(list(rows)) if place is None else _held(rows, place)
 
 
-def _prepared(model: LoadedModel, dataset: Dataset, spec: InputSpec) -> Iterator[Array]:
+def _prepared(model: LoadedModel, dataset: Dataset, inputs: Sequence[InputSpec]) -> Iterator[Array]:
     shape: tuple[int, ...] | None = None
-    for sample, tensor in images(spec, dataset):
-        with naming_image(sample, dataset):
-            (row,) = model.prepare(tensor)[model.input.name]
+    for sample, given in dataset.rows(inputs):
+        with naming_sample(sample, dataset):
+            (row,) = model.prepare(next(iter(given.values())))[model.input.name]
         if row.shape != (shape := shape or row.shape):
             raise ConfigError(
-                f"'{sample.file}' of {dataset.folder} becomes a row of shape {list(row.shape)}, and the first "
+                f"{dataset.place_of(sample)} becomes a row of shape {list(row.shape)}, and the first "
                 f"{list(shape)}; give the bundle a preprocessing that resizes."
             )
         yield row

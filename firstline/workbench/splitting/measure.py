@@ -15,8 +15,8 @@ from typing import Literal, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline.workbench.dataset import UNLABELLED, Dataset
-from firstline.workbench.observe import Progress, image_tensor
+from firstline.workbench.data.dataset import Dataset
+from firstline.workbench.observe import Progress
 from firstline.workbench.splitting.checkpoint import Checkpoint
 from firstline.workbench.splitting.graphs import onnx_cut, onnx_points, tflite_cut, tflite_points
 from firstline_core.bundle.loading import LoadedModel, load_model
@@ -26,7 +26,8 @@ from firstline_core.errors import ConfigError
 from firstline_core.planning.split import Cut, Form, FormName, Splits
 from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
-from firstline_core.types import PROBABILITIES, Array, Arrays, Tensor
+from firstline_core.tasks.classification import LABEL
+from firstline_core.types import PROBABILITIES, Array, Arrays, Tensor, payload_bytes
 
 AUTO = "auto"
 _NARROWER = 0.9
@@ -126,16 +127,16 @@ def measure_splits(
     with ExitStack() as stack:
         whole = load_model(bundle, model, options)
         stack.callback(whole.close)
-        spec = bundle.manifest.input
-        images = [(image_tensor(spec, encoded), len(encoded), label) for encoded, label in dataset.read()]
-        tensors, found = chosen(bundle, whole, images[0][0], at, options)
+        truth = dataset.truth(bundle.manifest.task)
+        rows = [next(iter(row.values())) for _, row in dataset.rows((bundle.manifest.input,))]
+        tensors, found = chosen(bundle, whole, rows[0], at, options)
         cuts = [stack.enter_context(halves(bundle, tensor, options)) for tensor in tensors]
-        _measure_row(whole, cuts, images[0][0], _Measurements())  # the first run includes lazy initialisation
+        _measure_row(whole, cuts, rows[0], _Measurements())  # the first run includes lazy initialisation
         measurements = _Measurements()
-        for done, (tensor, _, _) in enumerate(images, 1):
+        for done, tensor in enumerate(rows, 1):
             _measure_row(whole, cuts, tensor, measurements)
-            progress(done, len(images))
-    labels = np.array([label for _, _, label in images])
+            progress(done, len(rows))
+    labels = truth[LABEL] if truth is not None else None
     return Splits(
         bundle=bundle.manifest.name,
         version=bundle.manifest.version,
@@ -145,8 +146,8 @@ def measure_splits(
         threads=options.threads,
         prepare_ms=measurements.median_ms("prepare"),
         model_ms=measurements.median_ms("model"),
-        input_bytes=float(np.mean([size for _, size, _ in images])),
-        rows=len(images),
+        input_bytes=payload_bytes(row.array for row in rows) / len(rows),
+        rows=len(rows),
         points=found,
         cuts=tuple(_cut_of(cut, measurements, labels) for cut in cuts),
     )
@@ -245,7 +246,7 @@ def _measure_row(whole: LoadedModel, cuts: Sequence[Halves], tensor: Tensor, int
             into.classes[key].append(int(answer[PROBABILITIES].argmax()))
 
 
-def _cut_of(cut: Halves, found: _Measurements, labels: NDArray[np.int64]) -> Cut:
+def _cut_of(cut: Halves, found: _Measurements, labels: NDArray[np.int64] | None) -> Cut:
     return Cut(
         cut.tensor,
         cut.shape,
@@ -255,10 +256,9 @@ def _cut_of(cut: Halves, found: _Measurements, labels: NDArray[np.int64]) -> Cut
     )
 
 
-def _form(tensor: str, checkpoint: Checkpoint, found: _Measurements, labels: NDArray[np.int64]) -> Form:
+def _form(tensor: str, checkpoint: Checkpoint, found: _Measurements, labels: NDArray[np.int64] | None) -> Form:
     key = tensor, checkpoint.form
     through, whole = np.array(found.classes[key]), np.array(found.classes[()])
-    is_labelled = bool((labels != UNLABELLED).all())
     return Form(
         checkpoint.form,
         checkpoint.raw_bytes,
@@ -266,5 +266,5 @@ def _form(tensor: str, checkpoint: Checkpoint, found: _Measurements, labels: NDA
         found.median_ms("pack", *key),
         found.median_ms("unpack", *key),
         float((through != whole).mean()),
-        float(((whole == labels).astype(int) - (through == labels)).mean()) if is_labelled else None,
+        float(((whole == labels).astype(int) - (through == labels)).mean()) if labels is not None else None,
     )

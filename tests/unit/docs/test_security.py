@@ -10,7 +10,7 @@ import pytest
 from support.readme import links, places
 
 from firstline.client.answer_stream import EventReader
-from firstline.workbench import dataset
+from firstline.workbench.data import files
 from firstline_core.bundle import golden, manifest, trust
 from firstline_core.fleet import configuration, registry, twin
 from firstline_core.processing import image_header, images
@@ -74,7 +74,7 @@ LIMITS = {
     "a selector": (f"{selector._LIMIT_CHARACTERS:,} characters",),
     "configuration": (f"{settings._FILE_LIMIT_BYTES // MIB} MiB",),
     "a secret's file": (f"{secrets._LIMIT_BYTES // 1024} KiB",),
-    "workbench: images": (f"{dataset.FILE_LIMIT_BYTES // MIB} MiB",),
+    "workbench: images": (f"{files.FILE_LIMIT_BYTES // MIB} MiB",),
 }
 
 

@@ -13,7 +13,7 @@ from support.sample_bundles import variant_bundle
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import figures, measure
 from firstline_core.bundle.store import open_bundle
 from firstline_core.profile.files import read_profile

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from firstline.workbench.accuracy import accuracies_on
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 

@@ -17,7 +17,7 @@ from bench.support.onnx_models import write_graph
 from firstline.workbench import bundle as making
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import calibrate
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.inspect import verify
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
@@ -89,10 +89,13 @@ def test_labels_that_a_detector_exceeds_are_refused(tmp_path: Path) -> None:
         create_bundle(_detector(tmp_path, configured=task, labels=task.labels), tmp_path / "bundle")
 
 
-def test_a_detector_is_not_measured_on_data(tmp_path: Path) -> None:
+def test_a_detector_is_calibrated_without_labels(tmp_path: Path) -> None:
     bundle = create_bundle(_detector(tmp_path), tmp_path / "bundle")
-    with pytest.raises(ConfigError, match="is of the task detection; only classifiers can be measured on data"):
-        calibrate(bundle, open_dataset(_DIGITS / "heldout", 1), target_disagreement=0.1, against="full")
+    for value in (255, 128):
+        (tmp_path / f"{value}.png").write_bytes(encode(np.full((8, 8, 3), value, np.uint8)))
+    found = calibrate(bundle, open_dataset(tmp_path), target_disagreement=0.0)
+    assert [variant.edge_share for variant in found.variants] == [1.0]
+    assert found.policy.score.temperature == 1.0
 
 
 def test_a_score_of_another_task_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline.workbench.calibrate import calibrate, fit_temperature, smallest_threshold
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.tasks.classification import temper

@@ -25,7 +25,7 @@ from firstline.workbench.certify import (
     certify_stream_bundle,
     policy_of,
 )
-from firstline.workbench.dataset import open_dataset, read_groups
+from firstline.workbench.data.dataset import open_dataset, read_groups
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.selection import EdgeRows
 from firstline_core.bundle.manifest import Score, encode_manifest, parse_manifest, valid_certificate

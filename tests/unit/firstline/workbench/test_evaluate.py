@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from support.sample_models import linear_model
 
 from firstline.workbench.bundle import create_bundle
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import evaluate, measure
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
@@ -29,7 +29,7 @@ def test_figures_match_the_parts() -> None:
     reported: list[tuple[int, int]] = []
     found = evaluate(bundle, dataset, progress=lambda done, total: reported.append((done, total)))
 
-    images, truth = zip(*dataset.read(), strict=True)
+    images, truth = list(dataset.contents()), dataset.required_truth(bundle.manifest.task)["label"]
     batch = Tensor("image", np.array(images, object))
     assert bundle.manifest.full is not None
     models = load_edge(bundle, RuntimeOptions()), load_model(bundle, bundle.manifest.full, RuntimeOptions())

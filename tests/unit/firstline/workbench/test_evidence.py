@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from firstline import Client
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evidence import gather_from_agent, running_variant
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError, ProtocolError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.observe import observe
 from firstline_core.bundle.loading import Prediction, load_model
 from firstline_core.bundle.store import open_bundle
@@ -39,7 +39,7 @@ def test_memory_is_that_of_the_returned_arrays(with_logits: bool) -> None:
     tracemalloc.start()
     try:
         observed = observe(
-            [model], open_bundle(_DIGITS / "bundle").manifest.input, dataset, with_logits=[model] * with_logits
+            [model], (open_bundle(_DIGITS / "bundle").manifest.input,), dataset, with_evidence=[model] * with_logits
         )
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -55,11 +55,10 @@ def test_memory_is_that_of_the_returned_arrays(with_logits: bool) -> None:
 def test_answers_are_those_of_the_model_to_each_image() -> None:
     bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 20)
     model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
-    observed = observe([model], bundle.manifest.input, dataset, with_logits=[model])
-    images, truth = zip(*dataset.read(), strict=True)
+    observed = observe([model], (bundle.manifest.input,), dataset, with_evidence=[model])
+    images = list(dataset.contents())
     expected = model.predict(Tensor("image", np.array(images, object)))
     [answers] = observed.answers
-    assert observed.truth.tolist() == list(truth)
     assert observed.sizes.tolist() == [len(image) for image in images]
     np.testing.assert_allclose(answers.probabilities, expected.outputs[PROBABILITIES], rtol=1e-4, atol=1e-6)
     assert answers.logits is not None

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bench.support.bundles import with_certificate
 from firstline.cli.app import app
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import EdgeRun, Measured, figures, measure
 from firstline.workbench.report import certificate_sentence, html, write_report
 from firstline.workbench.report_data import report_data

@@ -19,7 +19,7 @@ from firstline.workbench.compress.candidates import free_name
 from firstline.workbench.compress.evaluation import split_data
 from firstline.workbench.compress.judge import Figures, most_lost
 from firstline.workbench.compress.next_version import Preference, ordered_variants
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.inspect import verify
 from firstline.workbench.precision import precision_of
 from firstline_core.bundle.golden import read_golden
@@ -27,6 +27,7 @@ from firstline_core.bundle.manifest import encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Modelled
+from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import CPU
 from firstline_core.storage.artefact import Artefact
@@ -83,20 +84,28 @@ def _said(path: Path, rows: Any) -> Any:
     return found
 
 
+def _digest() -> str:
+    dataset = open_dataset(_HELDOUT)
+    return dataset.digest(_IMAGE, dataset.truth(open_bundle(_DIGITS / "bundle").manifest.task))
+
+
+_IMAGE = (InputSpec("image", "BYTES", (-1,)),)
+
+
 def _images(count: int, seed: int = 1) -> Any:
     return np.random.default_rng(seed).normal(0, 1, (count, 3, 8, 8)).astype(np.float32)
 
 
 def test_the_parts_of_the_data_are_disjoint() -> None:
     dataset = open_dataset(_HELDOUT)
-    parts = split_data(dataset, 3)
+    parts = split_data(dataset, _IMAGE, 3)
     files = [{sample.file for sample in part.samples} for part in (parts.make, parts.judge, parts.certify)]
     assert [len(part) for part in files] == [300, 120, 179]
     assert len(set.union(*files)) == len(dataset)
-    assert split_data(dataset, 3) == parts
-    assert split_data(dataset, 4) != parts
+    assert split_data(dataset, _IMAGE, 3) == parts
+    assert split_data(dataset, _IMAGE, 4) != parts
     with pytest.raises(ConfigError, match="give 100 or more"):
-        split_data(open_dataset(_HELDOUT, 60))
+        split_data(open_dataset(_HELDOUT, 60), _IMAGE)
 
 
 def test_an_image_named_twice_is_refused(tmp_path: Path) -> None:
@@ -104,7 +113,7 @@ def test_an_image_named_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{name},0\n" for name in names))
     (tmp_path / "images").mkdir()
     with pytest.raises(ConfigError, match=r"labels\.csv:122 names '\./7\.png', as line 9 does; an image may be in one"):
-        split_data(open_dataset(tmp_path))
+        split_data(open_dataset(tmp_path), _IMAGE)
 
 
 def test_a_copy_of_an_image_is_refused(tmp_path: Path) -> None:
@@ -115,9 +124,9 @@ def test_a_copy_of_an_image_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"labels\.csv:72 names '70\.png', which is byte for byte '7\.png' of line 9; an"
     ):
-        split_data(open_dataset(tmp_path))
+        split_data(open_dataset(tmp_path), _IMAGE)
     (tmp_path / "images/70.png").write_bytes(b"another")
-    assert len(split_data(open_dataset(tmp_path)).make) == 60
+    assert len(split_data(open_dataset(tmp_path), _IMAGE).make) == 60
 
 
 def test_every_format_gives_nearly_the_same_answers(tmp_path: Path) -> None:
@@ -267,7 +276,7 @@ def test_accepted_candidates_become_the_next_version(tmp_path: Path) -> None:
     assert new.provenance.source_digest == old.edge[0].digest
     assert new.provenance.parameters == {
         "seed": "0",
-        "data_sha256": open_dataset(_HELDOUT).digest(),
+        "data_sha256": _digest(),
         "make_rows": "300",
         "judge_rows": "120",
         "certify_rows": "179",

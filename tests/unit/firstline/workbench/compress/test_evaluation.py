@@ -15,7 +15,7 @@ from support.sample_bundles import COLOURS, colour_bundle, number_bundle, solid
 
 from firstline.workbench.compress.compression import promise_of
 from firstline.workbench.compress.evaluation import Promise, preprocessed_rows, proved
-from firstline.workbench.dataset import Dataset, Sample
+from firstline.workbench.data.dataset import Dataset, open_dataset
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.selection import EdgeRows
 from firstline_core.bundle.loading import load_model
@@ -75,13 +75,13 @@ def _data(folder: Path, *contents: bytes) -> Dataset:
     (folder / "images").mkdir(parents=True)
     for number, content in enumerate(contents):
         (folder / f"images/{number}.png").write_bytes(content)
-    return Dataset(folder, tuple(Sample(f"{number}.png", 0, "", number) for number in range(len(contents))))
+    return open_dataset(folder)
 
 
 def _rows(bundle: Bundle, dataset: Dataset, limit: int | None = None) -> np.ndarray:
     model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     try:
-        return preprocessed_rows(model, dataset, bundle.manifest.input, limit)
+        return preprocessed_rows(model, dataset, (bundle.manifest.input,), limit)
     finally:
         model.close()
 
@@ -111,12 +111,13 @@ def test_mapped_rows_use_little_memory(tmp_path: Path) -> None:
     dataset = _data(tmp_path / "data", *(encode(solid(at % 3, 64)) for at in range(60)))
     shutil.make_archive(str(tmp_path / "data/images"), "zip", tmp_path / "data/images")
     shutil.rmtree(tmp_path / "data/images")  # a file's reader makes room for the largest image that there may be
+    dataset = open_dataset(tmp_path / "data")
     model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
-    spec = bundle.manifest.input
+    inputs = (bundle.manifest.input,)
     try:
-        wanted = preprocessed_rows(model, dataset, spec)
+        wanted = preprocessed_rows(model, dataset, inputs)
         tracemalloc.start()
-        held = preprocessed_rows(model, dataset, spec, place=tmp_path / "rows")
+        held = preprocessed_rows(model, dataset, inputs, place=tmp_path / "rows")
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -134,7 +135,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     try:
         with pytest.raises(OSError, match="No space left"):
             preprocessed_rows(
-                model, _data(tmp_path / "data", encode(solid(0))), bundle.manifest.input, place=Path("/dev/full")
+                model, _data(tmp_path / "data", encode(solid(0))), (bundle.manifest.input,), place=Path("/dev/full")
             )
     finally:
         model.close()

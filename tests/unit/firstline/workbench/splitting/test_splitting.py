@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from bench.support.onnx_models import write_graph
 from firstline.cli.app import app
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.splitting.graphs import lone_tensors, onnx_cut, onnx_points, tflite_cut, tflite_points
 from firstline.workbench.splitting.measure import measure_splits, narrowest
 from firstline_core.bundle.store import open_bundle
@@ -105,7 +105,7 @@ def test_the_digits_model_is_measured() -> None:
     found = measure_splits(bundle, dataset, progress=lambda done, total: told.append((done, total)))
     assert found.model_digest == bundle.manifest.full.digest
     assert (found.rows, told[-1]) == (40, (40, 40))
-    assert found.input_bytes == np.mean([len(encoded) for encoded, _ in dataset.read()])
+    assert found.input_bytes == np.mean([len(encoded) for encoded in dataset.contents()])
     [cut] = found.cuts  # everything after the pixels is wider
     assert (cut.shape, found.points) == ((1, 64), 3)
     assert [form.name for form in cut.forms] == ["fp32", "fp16", "int8"]

@@ -1,0 +1,170 @@
+"""Labelled boxes of images: COCO JSON, and the text form of YOLO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from firstline.workbench.data.files import is_inside
+from firstline_core.errors import ConfigError
+from firstline_core.processing.boxes import BOXES, CLASSES, COUNT, SCORES, Boxes
+from firstline_core.storage.files import read_limited
+from firstline_core.types import Array, Arrays
+
+COCO_LIMIT_BYTES = 512 * 1024 * 1024
+"""Largest COCO file; the one of its 118,000 training images has 448 MB."""
+
+YOLO_LIMIT_BYTES = 1024 * 1024
+"""Largest text file of one image."""
+
+_Place = Annotated[float, Meta(ge=-1e9, le=1e9)]
+_Length = Annotated[float, Meta(ge=0, le=1e9)]
+_Id = int | str
+
+
+class _Image(Struct, frozen=True, gc=False):
+    id: _Id
+    file_name: str
+
+
+class _Category(Struct, frozen=True, gc=False):
+    id: _Id
+    name: str
+
+
+class _Annotation(Struct, frozen=True, gc=False):
+    image_id: _Id
+    category_id: _Id
+    bbox: tuple[_Place, _Place, _Length, _Length]
+    iscrowd: int | bool = 0
+
+
+class _Coco(Struct, frozen=True):
+    images: list[_Image]
+    annotations: list[_Annotation]
+    categories: list[_Category]
+
+
+class CocoBoxes:
+    """The boxes of a file in COCO's form. Boxes that mark a crowd are left out.
+
+    Attributes:
+        path: of the file.
+        files: names of the images, in the file's order.
+
+    Raises:
+        ConfigError: the file cannot be read, is not in COCO's form, or its ids do not fit together.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            content = msgspec.json.decode(read_limited(path, COCO_LIMIT_BYTES), type=_Coco)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ConfigError(f"{path} is not in COCO's form (images, annotations, categories): {error}.") from error
+        self.path, self.files = path, tuple(image.file_name for image in content.images)
+        for name in self.files:
+            if not is_inside(name):
+                raise ConfigError(f"{path} names the file {name!a}; paths are relative and stay inside.")
+        if len(set(self.files)) != len(self.files):
+            raise ConfigError(f"{path} names an image more than once.")
+        self._names = {category.id: category.name for category in content.categories}
+        file_of = {image.id: image.file_name for image in content.images}
+        self._annotations: dict[str, list[_Annotation]] = {}
+        for annotation in content.annotations:
+            if annotation.image_id not in file_of or annotation.category_id not in self._names:
+                raise ConfigError(
+                    f"{path} has a box of the image {annotation.image_id!r} and the category "
+                    f"{annotation.category_id!r}, and does not name both."
+                )
+            if not annotation.iscrowd:
+                self._annotations.setdefault(file_of[annotation.image_id], []).append(annotation)
+
+    def read(self, file: str, labels: Sequence[str]) -> Boxes:
+        """Returns the boxes of an image, with the classes of a bundle by the names of the categories.
+
+        Raises:
+            ConfigError: a category is not a label.
+        """
+        found = self._annotations.get(file, [])
+        for annotation in found:
+            if (name := self._names[annotation.category_id]) not in labels:
+                raise ConfigError(
+                    f"{self.path} has the category '{name}' in '{file}', which is not a label of the bundle "
+                    f"({', '.join(labels[:5])}, ...)."
+                )
+        corners = [(x, y, x + width, y + height) for x, y, width, height in (each.bbox for each in found)]
+        classes = [labels.index(self._names[each.category_id]) for each in found]
+        return _boxes(np.array(corners, np.float32).reshape(-1, 4), np.array(classes, np.int64))
+
+
+def read_yolo_boxes(file: Path, size: tuple[int, int], labels: int) -> Boxes:
+    """Returns the boxes of an image from YOLO's text form; an absent file is an image without boxes.
+
+    Args:
+        file: each line has a class, and the centre, width and height of a box in fractions.
+        size: width and height of the upright image, in pixels.
+        labels: number of classes.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is not a box.
+    """
+    try:
+        text = read_limited(file, YOLO_LIMIT_BYTES).decode()
+    except FileNotFoundError:
+        text = ""
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}.") from error
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            label, *place = line.split()
+            row = [float(value) for value in place]
+            valid = 0 <= int(label) < labels and len(row) == 4 and all(-1 <= value <= 2 for value in row)
+        except ValueError:
+            valid = False
+        if not valid or min(row[2:]) < 0:
+            raise ConfigError(
+                f"{file}:{number} is not a box: a line has a class from 0 to {labels - 1}, and the centre x and y, the "
+                "width and the height as fractions of the image."
+            )
+        rows.append((int(label), *row))
+    numbers = np.array(rows, np.float64).reshape(-1, 5)
+    centres, halves = numbers[:, 1:3], numbers[:, 3:] / 2
+    corners = np.concatenate((centres - halves, centres + halves), axis=1) * [*size, *size]
+    return _boxes(corners.astype(np.float32), numbers[:, 0].astype(np.int64))
+
+
+def yolo_file(folder: Path, image: str) -> Path:
+    """Returns the text file of an image."""
+    return folder / PurePosixPath(image).with_suffix(".txt")
+
+
+def _boxes(
+    corners: np.ndarray[tuple[int, ...], np.dtype[np.float32]], classes: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+) -> Boxes:
+    return Boxes(corners, np.ones(len(classes), np.float32), classes)
+
+
+def joined(images: Iterable[Boxes]) -> Arrays:
+    """Returns the boxes of all images in the form of a detector's outputs, padded to the largest number of boxes."""
+    found = list(images)
+    k = max((len(boxes.classes) for boxes in found), default=0)
+    result: dict[str, Array] = {
+        BOXES: np.zeros((len(found), k, 4), np.float32),
+        SCORES: np.zeros((len(found), k), np.float32),
+        CLASSES: np.full((len(found), k), -1, np.int64),
+        COUNT: np.array([len(boxes.classes) for boxes in found], np.int64),
+    }
+    for row, boxes in enumerate(found):
+        for name, values in zip((BOXES, SCORES, CLASSES), boxes, strict=True):
+            result[name][row, : len(boxes.classes)] = values
+    return result

@@ -1,0 +1,487 @@
+"""Recognises the kind of a data set, and reads its samples, labels and groups.
+
+A data set is
+
+- a folder of images or recordings, in it or in its `images/`, `images.zip`, `audio/` or `audio.zip`, with or without
+  `labels.csv`, whose column `file` names them; boxes may be next to it, as COCO JSON or in `labels/STEM.txt`, and the
+  classes of pixels in `masks/STEM.png`,
+- videos, of which one frame in N is taken,
+- or a table: CSV, JSON lines, NPZ or Parquet, whose columns have the names of the bundle's inputs.
+
+Only what a bundle declares is read.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from firstline.workbench.csv_files import open_csv
+from firstline.workbench.data import tables, videos
+from firstline.workbench.data.boxes import CocoBoxes, joined, read_yolo_boxes, yolo_file
+from firstline.workbench.data.files import FileStore, Where, is_inside
+from firstline.workbench.data.masks import mask_file, read_mask
+from firstline.workbench.data.sample import Sample
+from firstline.workbench.data.tables import Table, read_csv, read_table, row_of
+from firstline.workbench.data.videos import VideoStore
+from firstline_core.errors import ConfigError, RequestError
+from firstline_core.processing.boxes import BOXES
+from firstline_core.processing.image_header import read_header
+from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.trial import bytes_tensor
+from firstline_core.tasks.base import Task
+from firstline_core.tasks.classification import LABEL, UNLABELLED
+from firstline_core.telemetry.wording import counted
+from firstline_core.types import DATATYPES, Array, Arrays, Tensor, TensorSpec
+
+_T = TypeVar("_T")
+
+Row = Mapping[str, Tensor]
+"""The inputs of one sample by name: tensors of one row."""
+
+LABELS_NAME = "labels.csv"
+EVERY = 30
+"""Frames of a video from one sample to the next: about a second."""
+
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
+AUDIO = (".wav", ".flac", ".ogg")
+MASK = "mask"
+
+_STORES = ("images", "images.zip", "audio", "audio.zip")
+_COCO_NAMES = ("annotations.json", "*.coco.json", "instances*.json", "annotations/instances*.json")
+_EXPECTED = (
+    f"a data folder has {LABELS_NAME} (columns file, label) and images/ or images.zip, or audio/ or audio.zip; a "
+    "folder of images, recordings or videos, a video, and a table (.csv, .jsonl, .npz or .parquet) are read too"
+)
+
+
+class Media(Protocol):
+    """Images, recordings or frames: encoded files."""
+
+    def read(self, samples: Sequence[Sample], where: Where) -> Iterator[bytes]:
+        """Yields the content of each sample.
+
+        Raises:
+            ConfigError: a file is missing, unreadable or too large.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Samples in the order of the file that names them, or of their names. Content is read on demand.
+
+    Attributes:
+        path: the folder or file.
+        samples: of which there is at least one.
+        media: images, recordings or frames, one for each sample; None if the table has all inputs.
+        table: rows by `Sample.row`; None if there is no table.
+        coco: labelled boxes, if they are in COCO's form.
+        label_column: the table's column with the label.
+    """
+
+    path: Path
+    samples: tuple[Sample, ...]
+    media: Media | None
+    table: Table | None
+    coco: CocoBoxes | None
+    label_column: str
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Returns the group of each sample; () if no groups are known."""
+        groups = tuple(sample.group for sample in self.samples)
+        return groups if any(groups) else ()
+
+    def some(self, limit: int | None) -> Dataset:
+        """Returns at most `limit` of the samples, spread evenly; all without a limit."""
+        return replace(self, samples=tuple(spread(self.samples, limit)))
+
+    def contents(self) -> Iterator[bytes]:
+        """Yields the encoded image, recording or frame of each sample.
+
+        Raises:
+            ConfigError: the data is a table, or a file is missing, unreadable or too large.
+        """
+        if self.media is None:
+            raise ConfigError(f"{self.path} is a table, which holds no images and no recordings.")
+        return self.media.read(self.samples, self.naming)
+
+    def rows(self, inputs: Sequence[InputSpec]) -> Iterator[tuple[Sample, Row]]:
+        """Yields each sample with a bundle's inputs by name, as tensors of one row.
+
+        Args:
+            inputs: of the bundle. The table's column of the name is read; for encoded images and recordings the file.
+
+        Raises:
+            ConfigError: an input has neither, a file is missing, unreadable or too large, or a value does not fit.
+        """
+        columns = {spec.name: self._column(spec.name) for spec in inputs if self._has(spec.name)}
+        from_files = [spec for spec in inputs if spec.name not in columns]
+        for spec in from_files:
+            if spec.datatype != "BYTES" or self.media is None:
+                raise ConfigError(self._lacks(spec))
+        contents = self.contents() if from_files else (b"" for _ in self.samples)
+        for sample, content in zip(self.samples, contents, strict=True):
+            row = {spec.name: bytes_tensor(spec.name, [content]) for spec in from_files}
+            for spec in inputs:
+                if (values := columns.get(spec.name)) is not None:
+                    where = f"{self.place_of(sample)}, column '{spec.name}',"
+                    array = row_of(values[sample.row], spec.datatype, spec.shape[1:], where)
+                    row[spec.name] = Tensor(spec.name, array[None])
+            yield sample, row
+
+    def truth(self, task: Task) -> Arrays | None:
+        """Returns the labels of all samples in the form of `task.truth`; None if the data has none.
+
+        Raises:
+            ConfigError: labels that are not valid for the task, or cannot be read.
+        """
+        specs = {spec.name: spec for spec in task.truth}
+        if BOXES in specs:
+            return self._boxes(task)
+        if MASK in specs:
+            return self._masks(specs[MASK], task)
+        if LABEL in specs and specs[LABEL].datatype == "INT64":
+            return self._labels(task.labels)
+        found = {name: self._truth_column(spec, alone=len(specs) == 1) for name, spec in specs.items()}
+        return found if all(array is not None for array in found.values()) and found else None  # type: ignore[return-value]
+
+    def required_truth(self, task: Task) -> Arrays:
+        """Returns `truth`.
+
+        Raises:
+            ConfigError: there is none, or it is not valid.
+        """
+        found = self.truth(task)
+        if found is None:
+            raise ConfigError(self._without_truth(task))
+        return found
+
+    def row_digests(self, inputs: Sequence[InputSpec]) -> Iterator[str]:
+        """Yields the SHA-256 of each sample's inputs, as hexadecimal digits.
+
+        Raises:
+            ConfigError: see `rows`.
+        """
+        for _, row in self.rows(inputs):
+            total = hashlib.sha256()
+            for name, tensor in sorted(row.items()):
+                total.update(f"{name} {tensor.datatype} {list(tensor.shape)} {_sha256(tensor.array)}\n".encode())
+            yield total.hexdigest()
+
+    def digest(self, inputs: Sequence[InputSpec], truth: Arrays | None = None) -> str:
+        """Returns the SHA-256 of every sample's inputs and labels, in order; file names do not count.
+
+        Args:
+            inputs: of the bundle.
+            truth: see `truth`.
+
+        Raises:
+            ConfigError: see `rows`.
+        """
+        total = hashlib.sha256()
+        for position, digest in enumerate(self.row_digests(inputs)):
+            labels = [f"{name} {_sha256(array[position])}" for name, array in sorted((truth or {}).items())]
+            total.update(" ".join((digest, *labels, "\n")).encode())
+        return total.hexdigest()
+
+    def place_of(self, sample: Sample) -> str:
+        """Returns the file and line, or the name of a sample, for messages."""
+        if self.table is None or self.media is not None:
+            return f"'{sample.file}' of {self.path}"
+        return self.table.where(sample.row)
+
+    def naming(self, sample: Sample) -> str:
+        """Returns what names a sample, for messages: "labels.csv:3 names 'a.png'"."""
+        if self.table is not None:
+            return f"{self.table.where(sample.row)} names '{sample.file}'"
+        source = self.coco.path if self.coco is not None else self.path
+        return f"{source} {'names' if self.coco is not None else 'holds'} '{sample.file}'"
+
+    def _has(self, column: str) -> bool:
+        return self.table is not None and column in self.table.columns
+
+    def _column(self, name: str) -> Sequence[Any]:
+        return self.table.column(name) if self.table is not None else ()
+
+    def _lacks(self, spec: InputSpec) -> str:
+        if self.table is None or self.media is not None:
+            return (
+                f"The bundle's input '{spec.name}' is {spec.datatype}, and {self.path} holds encoded files; give data "
+                "with a column of that name, or give the bundle a preprocessing that starts with decode."
+            )
+        has = ", ".join(f"'{name}'" for name in self.table.columns[:10]) or "none"
+        return f"{self.table.path} has no column '{spec.name}', which the bundle takes as an input; it has {has}."
+
+    def _labels(self, labels: Sequence[str]) -> Arrays | None:
+        """Returns the label of each sample; `UNLABELLED` where the data says -1."""
+        if self.table is None or not (self._has(self.label_column) or self._has("name")):
+            return None
+        names = [_text(name) for name in self._column("name")] if self._has("name") else None
+        cells = self._column(self.label_column) if self._has(self.label_column) else None
+        positions = {label: position for position, label in enumerate(labels)}
+        found = np.empty(len(self.samples), np.int64)
+        for position, sample in enumerate(self.samples):
+            where, name = self.table.where(sample.row), names[sample.row] if names is not None else ""
+            if cells is None:
+                if name not in positions:
+                    raise ConfigError(f"{where} names the class '{name}', which is not one of the bundle's labels.")
+                found[position] = positions[name]
+                continue
+            found[position] = label = _label_of(_text(cells[sample.row]), positions, len(labels), where)
+            expected = positions.get(name, label)
+            if label not in (UNLABELLED, expected) and list(labels).count(name) == 1:
+                raise ConfigError(
+                    f"{where} calls '{name}' label {label}, but in the bundle it is label {expected}; correct the "
+                    "bundle's labels or the label offset."
+                )
+        return {LABEL: found}
+
+    def _boxes(self, task: Task) -> Arrays | None:
+        if self.coco is not None:
+            return joined(self.coco.read(sample.file, task.labels) for sample in self.samples)
+        folder = self.path / "labels"
+        if not folder.is_dir() or not isinstance(self.media, FileStore):
+            return None
+        sizes = (self._size(sample, content) for sample, content in zip(self.samples, self.contents(), strict=True))
+        return joined(
+            read_yolo_boxes(yolo_file(folder, sample.file), size, len(task.labels))
+            for sample, size in zip(self.samples, sizes, strict=True)
+        )
+
+    def _masks(self, spec: TensorSpec, task: Task) -> Arrays | None:
+        folder = self.path / "masks"
+        if not folder.is_dir():
+            return None
+        height, width = spec.shape[1:3]
+        files = [mask_file(folder, sample.file) for sample in self.samples]
+        return {MASK: np.stack([read_mask(file, (width, height), len(task.labels)) for file in files])}
+
+    def _size(self, sample: Sample, content: bytes) -> tuple[int, int]:
+        try:
+            return read_header(content, f"'{sample.file}' of {self.path}").upright_size
+        except RequestError as error:
+            raise ConfigError(error.message) from error
+
+    def _truth_column(self, spec: TensorSpec, *, alone: bool) -> Array | None:
+        """Returns the values of a truth: the label's column if there is one truth, else the column of its name."""
+        name = self.label_column if alone and self._has(self.label_column) else spec.name
+        if not self._has(name):
+            return None
+        values = self._column(name)
+        rows = [
+            row_of(values[sample.row], spec.datatype, spec.shape[1:], f"{self.place_of(sample)}, column '{name}',")
+            for sample in self.samples
+        ]
+        shapes = {row.shape for row in rows}
+        if len(shapes) > 1:
+            raise ConfigError(f"{self.path}, column '{name}', has rows of different shapes: {sorted(shapes)[:3]}.")
+        return np.stack(rows).astype(DATATYPES[spec.datatype])
+
+    def _without_truth(self, task: Task) -> str:
+        names = {spec.name for spec in task.truth}
+        if BOXES in names:
+            return f"{self.path} has no labelled boxes; give COCO JSON (annotations.json) or labels/STEM.txt."
+        if MASK in names:
+            return f"{self.path} has no folder masks/ with a PNG file for each image."
+        if self.table is not None:
+            first = "; its first line names the columns" if self.table.path.suffix == ".csv" else ""
+            return f"{self.table.path} has no column {self.label_column}{first}."
+        return f"{self.path / LABELS_NAME} cannot be read: there is no such file; {_EXPECTED}."
+
+
+def _sha256(array: np.ndarray[Any, Any] | np.generic) -> str:
+    if not array.dtype.hasobject:
+        return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    parts = [hashlib.sha256(element).hexdigest() for element in array.ravel().tolist()]
+    return parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def _text(cell: Any) -> str:
+    return "" if cell is None else str(cell).strip()
+
+
+def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str) -> int:
+    """Returns the number of a label that is given as a number or by its name."""
+    if cell == str(UNLABELLED):
+        return UNLABELLED
+    if cell.isascii() and cell.isdigit():
+        if int(cell) >= count:
+            raise ConfigError(f"{where} has label {int(cell)}, but the bundle's {count} labels are 0 to {count - 1}.")
+        return int(cell)
+    if cell not in positions:
+        raise ConfigError(f"{where} has label '{cell}'; a label is a number from 0, or one of the bundle's labels.")
+    return positions[cell]
+
+
+def open_dataset(path: Path, limit: int | None = None, *, label: str = LABEL, every: int = EVERY) -> Dataset:
+    """Recognises the kind of a data set, and lists its samples.
+
+    Args:
+        path: a folder or a file, see the module.
+        limit: number of samples, spread evenly over the file, which is often sorted by class; None for all.
+        label: name of the table's column with the label.
+        every: of videos, frames from one sample to the next.
+
+    Raises:
+        ConfigError: there is no data set, or it cannot be read.
+    """
+    try:
+        found = _folder(path, label, every) if path.is_dir() else _file(path, label, every)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise ConfigError(f"{path} cannot be read: {error}; {_EXPECTED}.") from error
+    if not found.samples:
+        what = "rows" if found.media is None else "images"
+        raise ConfigError(f"{path} holds no {what}." if found.table is None else f"{found.table.path} names no {what}.")
+    return found.some(limit)
+
+
+def _file(path: Path, label: str, every: int) -> Dataset:
+    suffix = path.suffix.lower()
+    if not path.is_file():
+        absent = path if suffix else path / LABELS_NAME
+        raise ConfigError(f"{absent} cannot be read: there is no such file; {_EXPECTED}.")
+    if suffix in tables.SUFFIXES:
+        return _tabular(path, read_table(path), label)
+    if suffix in videos.SUFFIXES:
+        store = VideoStore(path)
+        return Dataset(path, tuple(store.samples([path.name], every)), store, None, None, label)
+    if suffix == ".json":
+        return _coco(path, path.parent, path, label)
+    if zipfile.is_zipfile(path):
+        store_of_files = FileStore(path)
+        return Dataset(path, _named(store_of_files.names()), store_of_files, None, None, label)
+    if suffix in (*IMAGES, *AUDIO):
+        return Dataset(path, (Sample(path.name),), FileStore(path.parent), None, None, label)
+    raise ConfigError(f"{path} is not a data set: {_EXPECTED}.")
+
+
+def _folder(path: Path, label: str, every: int) -> Dataset:
+    place = next((path / name for name in _STORES if (path / name).exists()), None)
+    labels = path / LABELS_NAME
+    if labels.exists():
+        return _with_labels(path, labels, place, label)
+    coco = sorted({file for pattern in _COCO_NAMES for file in path.glob(pattern)})
+    if len(coco) > 1:
+        raise ConfigError(f"{path} has several files of boxes: {', '.join(map(str, coco[:5]))}; name one of them.")
+    if coco:
+        return _coco(path, path, coco[0], label)
+    if place is not None:
+        store = FileStore(place)
+        return Dataset(path, _named(store.names()), store, None, None, label)
+    return _loose(path, label, every)
+
+
+def _with_labels(path: Path, labels: Path, place: Path | None, label: str) -> Dataset:
+    """Returns the samples of labels.csv: of files, or a table if it names no files and there are none."""
+    table = read_csv(labels)
+    if "file" not in table.columns:
+        if place is None and table.columns:
+            return _tabular(path, table, label)
+        raise ConfigError(f"{labels} has no column file; its first line names the columns.")
+    groups = table.column("group") if "group" in table.columns else [""] * len(table)
+    samples = []
+    for row, (name, group) in enumerate(zip(table.column("file"), groups, strict=True)):
+        file = name or ""  # a short row gives None
+        if not is_inside(file):
+            raise ConfigError(f"{table.where(row)} names the file '{file}'; paths are relative and stay inside.")
+        samples.append(Sample(file, table.line(row), (group or "").strip(), row))
+    return Dataset(path, tuple(samples), _Absent(path) if place is None else FileStore(place), table, None, label)
+
+
+class _Absent(FileStore):
+    """Files that are not there, although labels.csv names them: labels can be read without them."""
+
+    def read(self, samples: Sequence[Sample], where: Where) -> Iterator[bytes]:
+        raise ConfigError(f"{self.place} has neither images/ nor images.zip, and neither audio/ nor audio.zip.")
+
+
+def _tabular(path: Path, table: Table, label: str) -> Dataset:
+    groups = table.column("group") if "group" in table.columns else None
+    samples = (
+        Sample(f"row {row + 1}", table.line(row), "" if groups is None else _text(groups[row]), row)
+        for row in range(len(table))
+    )
+    return Dataset(path, tuple(samples), None, table, None, label)
+
+
+def _coco(path: Path, folder: Path, file: Path, label: str) -> Dataset:
+    coco = CocoBoxes(file)
+    above = folder.parent if folder.name == "annotations" else folder
+    places = (above / "images", above / "images.zip")
+    place = next((place for place in places if place.exists()), above)
+    return Dataset(path, _named(coco.files), FileStore(place), None, coco, label)
+
+
+def _loose(path: Path, label: str, every: int) -> Dataset:
+    """Returns the samples of a folder that holds files of one kind, and nothing that names them."""
+    suffixes = {"images": IMAGES, "recordings": AUDIO, "videos": videos.SUFFIXES, "tables": tables.SUFFIXES}
+    names = FileStore(path).names()
+    kinds = {kind: [name for name in names if name.lower().endswith(suffix)] for kind, suffix in suffixes.items()}
+    found = [kind for kind, some in kinds.items() if some and kind != "tables"]
+    if len(found) > 1:
+        raise ConfigError(f"{path} holds {' and '.join(found)}; give a folder of one kind.")
+    if not found:
+        if len(kinds["tables"]) == 1:
+            return _tabular(path, read_table(path / kinds["tables"][0]), label)
+        raise ConfigError(f"{path} holds no images and nothing else that can be read: {_EXPECTED}.")
+    chosen = kinds[found[0]]
+    if found == ["videos"]:
+        store = VideoStore(path)
+        return Dataset(path, tuple(store.samples(chosen, every)), store, None, None, label)
+    return Dataset(path, _named(chosen), FileStore(path), None, None, label)
+
+
+def _named(names: Sequence[str]) -> tuple[Sample, ...]:
+    return tuple(Sample(name, row=row) for row, name in enumerate(names))
+
+
+def spread(all_of_them: Sequence[_T], limit: int | None) -> Sequence[_T]:
+    """Returns at most `limit` samples, spread evenly; all without a limit."""
+    if limit is None or limit >= len(all_of_them):
+        return all_of_them
+    return [all_of_them[position * len(all_of_them) // limit] for position in range(limit)]
+
+
+def read_groups(file: Path, dataset: Dataset) -> list[str]:
+    """Returns the group of each sample, in the data set's order.
+
+    Args:
+        file: names images as the data set's labels.csv does; further images are ignored.
+        dataset: the data set to group.
+
+    Raises:
+        ConfigError: the file or a column is missing, a line is not valid, or an image has no group.
+    """
+    try:
+        with open_csv(file) as reader:
+            missing = {"file", "group"} - set(reader.fieldnames or ())
+            if missing:
+                raise ConfigError(f"{file}:1 has no column {' and '.join(sorted(missing))}; it needs file and group.")
+            group_of: dict[str, str] = {}
+            for row in reader:
+                name, group = (row["file"] or "").strip(), (row["group"] or "").strip()
+                if not name or not group:
+                    raise ConfigError(f"{file}:{reader.line_num} needs both a file and a group.")
+                if group_of.setdefault(name, group) != group:
+                    raise ConfigError(f"{file}:{reader.line_num} puts '{name}' into a second group, '{group}'.")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not a CSV file in UTF-8: {error}.") from error
+    absent = [sample.file for sample in dataset.samples if sample.file not in group_of]
+    if absent:
+        raise ConfigError(
+            f"{file} names no group for '{absent[0]}' and {counted(len(absent) - 1, 'other image')} of {dataset.path}."
+        )
+    return [group_of[sample.file] for sample in dataset.samples]

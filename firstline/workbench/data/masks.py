@@ -1,0 +1,59 @@
+"""Labelled pixels: PNG files with the class of each pixel, named as their image."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline.workbench.data.files import FILE_LIMIT_BYTES
+from firstline_core.errors import ConfigError, RequestError
+from firstline_core.processing.image_header import check_limits, read_header
+from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
+from firstline_core.storage.files import read_limited
+
+IGNORED = 255
+"""The class of pixels that are not compared; all pixels of an image without a mask."""
+
+
+def mask_file(folder: Path, image: str) -> Path:
+    """Returns the mask of an image."""
+    return folder / PurePosixPath(image).with_suffix(".png")
+
+
+def read_mask(file: Path, size: tuple[int, int], classes: int) -> NDArray[np.uint8]:
+    """Returns the class of each pixel, (height, width), resized to the nearest pixel.
+
+    Args:
+        file: greyscale of eight bits, or with a palette; an absent file is an image without labels.
+        size: width and height of the result.
+        classes: number of classes; `IGNORED` is valid too.
+
+    Raises:
+        ConfigError: the file cannot be read, is not a mask, or has another class.
+    """
+    from PIL import Image
+
+    if not file.is_file():
+        return np.full(size[::-1], IGNORED, np.uint8)
+    try:
+        content = read_limited(file, FILE_LIMIT_BYTES)
+        check_limits(read_header(content, str(file)), DEFAULT_IMAGE_LIMITS, str(file))
+        with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
+            if image.mode not in ("L", "P", "1"):
+                raise ConfigError(
+                    f"{file} has the mode {image.mode}; a mask has one class of eight bits for each pixel."
+                )
+            mask = np.asarray(image.resize(size, Image.Resampling.NEAREST), np.uint8)
+    except RequestError as error:
+        raise ConfigError(error.message) from error
+    except (OSError, ValueError, SyntaxError, EOFError, MemoryError) as error:
+        raise ConfigError(f"{file} cannot be read as a PNG file: {error}.") from error
+    found = np.unique(mask)
+    if (wrong := found[(found >= classes) & (found != IGNORED)]).size:
+        raise ConfigError(
+            f"{file} has the class {wrong[0]}; the bundle has 0 to {classes - 1}, and {IGNORED} is ignored."
+        )
+    return mask

@@ -1,0 +1,357 @@
+"""Tables: columns of CSV, JSON lines, NPZ and Parquet files, one row for each sample."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from firstline.workbench.csv_files import csv_reader
+from firstline_core.errors import ConfigError
+from firstline_core.storage.files import read_limited
+from firstline_core.types import DATATYPES, Array
+
+TABLE_LIMIT_BYTES = 256 * 1024 * 1024
+"""Largest file of text."""
+
+COLUMN_LIMIT_BYTES = 2 * 1024 * 1024 * 1024
+"""Largest column of an NPZ or Parquet file, unpacked."""
+
+SUFFIXES = (".csv", ".jsonl", ".ndjson", ".npz", ".parquet")
+
+
+class Table(Protocol):
+    """Rows with named columns.
+
+    Attributes:
+        path: of the file.
+        columns: their names.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def columns(self) -> Sequence[str]: ...
+
+    def __len__(self) -> int: ...
+
+    def where(self, row: int) -> str:
+        """Returns the file and the line or row, for messages."""
+
+    def line(self, row: int) -> int:
+        """Returns the row's line in the file; 0 in a file without lines."""
+
+    def column(self, name: str) -> Sequence[Any]:
+        """Returns the values of a column, one for each row.
+
+        A cell of text, as in CSV, is a `str`; it may hold a number or a JSON array. None is a value that is absent.
+
+        Raises:
+            ConfigError: the column cannot be read.
+        """
+
+
+class TextTable:
+    """Rows of a text file, each with its line.
+
+    Attributes:
+        path: of the file.
+        columns: their names.
+    """
+
+    def __init__(
+        self, path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]], lines: Sequence[int]
+    ) -> None:
+        self.path, self.columns = path, tuple(columns)
+        self._rows, self._lines = rows, lines
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def where(self, row: int) -> str:
+        return f"{self.path}:{self._lines[row]}"
+
+    def line(self, row: int) -> int:
+        return self._lines[row]
+
+    def column(self, name: str) -> Sequence[Any]:
+        return [row.get(name) for row in self._rows]
+
+
+def read_csv(path: Path) -> TextTable:
+    """Reads a CSV file, whose first line names the columns.
+
+    Raises:
+        ConfigError: it cannot be read, or it is not CSV in UTF-8.
+    """
+    try:
+        text = _content(path).decode("utf-8-sig")
+        reader = csv_reader(io.StringIO(text, newline=""))
+        rows, lines = list[dict[str, Any]](), list[int]()
+        for row in reader:
+            rows.append(row)
+            lines.append(reader.line_num)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a csv file in UTF-8: {error}.") from error
+    return TextTable(path, reader.fieldnames or (), rows, lines)
+
+
+def read_json_lines(path: Path) -> TextTable:
+    """Reads a file with one JSON object a line; the columns are the keys of all.
+
+    Raises:
+        ConfigError: it cannot be read, or a line is not a JSON object.
+    """
+    rows, lines, columns = list[dict[str, Any]](), list[int](), dict[str, None]()
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    for number, line in enumerate(_content(path).split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ConfigError(f'{path}:{number} is not a JSON object, such as {{"text": "hello"}}: {error}.') from error
+        rows.append(row)
+        lines.append(number)
+        columns |= dict.fromkeys(row)
+    return TextTable(path, tuple(columns), rows, lines)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_limited(path, TABLE_LIMIT_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+class _Rows:
+    """A file without lines: its rows are counted from 1 in messages."""
+
+    def __init__(self, path: Path, columns: Sequence[str], count: int) -> None:
+        self.path, self.columns, self._count = path, tuple(columns), count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def where(self, row: int) -> str:
+        return f"{self.path} row {row + 1}"
+
+    def line(self, row: int) -> int:
+        return 0
+
+
+class NpzTable(_Rows):
+    """Arrays of an NPZ file, whose first axes are the rows. Arrays of Python objects are refused."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = {
+                    info.filename.removesuffix(".npy"): info.filename
+                    for info in archive.infolist()
+                    if info.filename.endswith(".npy")
+                }
+                headers = {name: _npy_header(archive, member, path) for name, member in members.items()}
+        except (*_DAMAGED, OSError) as error:
+            raise ConfigError(f"{path} cannot be read as an NPZ file: {error}.") from error
+        counts = {name: shape[0] for name, shape in headers.items() if shape}
+        if not counts:
+            raise ConfigError(f"{path} holds no array of rows; save it with numpy.savez(FILE, NAME=ARRAY).")
+        count = max(counts.values())  # shorter arrays are not rows, such as the names of classes
+        super().__init__(path, [name for name, length in counts.items() if length == count], count)
+        self._members = members
+
+    def column(self, name: str) -> Sequence[Any]:
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                _npy_header(archive, self._members[name], self.path)
+                with archive.open(self._members[name]) as stream:
+                    array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+        except (*_DAMAGED, OSError) as error:
+            raise ConfigError(f"Array '{name}' of {self.path} cannot be read: {error}.") from error
+        return array  # type: ignore[return-value]  # an array is a sequence of its rows
+
+
+_DAMAGED = (
+    ValueError,
+    EOFError,
+    KeyError,
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,
+    RuntimeError,
+    SyntaxError,
+)
+
+
+def _npy_header(archive: zipfile.ZipFile, member: str, path: Path) -> tuple[int, ...]:
+    """Returns the shape of an array, after a check of its declared size.
+
+    Raises:
+        ConfigError: the array is too large, or holds Python objects.
+    """
+    with archive.open(member) as stream:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(stream)
+    name = member.removesuffix(".npy")
+    if dtype.hasobject:
+        raise ConfigError(f"Array '{name}' of {path} holds Python objects; save numbers, or text with dtype=str.")
+    needed = math.prod(shape) * dtype.itemsize
+    if needed > COLUMN_LIMIT_BYTES or needed > archive.getinfo(member).file_size:
+        raise ConfigError(
+            f"Array '{name}' of {path} declares {needed} bytes; at most {COLUMN_LIMIT_BYTES} are read, and the file "
+            f"holds {archive.getinfo(member).file_size}."
+        )
+    return tuple(int(size) for size in shape)
+
+
+class ParquetTable(_Rows):
+    """Columns of a Parquet file, read by pyarrow."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError as error:
+            raise ConfigError("Parquet files are read by pyarrow: pip install 'firstline[data]'.") from error
+        self._errors = (pyarrow.ArrowException, OSError, ValueError, TypeError, NotImplementedError)
+        try:
+            with pyarrow.parquet.ParquetFile(path) as opened:
+                metadata, names = opened.metadata, opened.schema_arrow.names
+                self._bytes = dict[str, int]()
+                for group in range(metadata.num_row_groups):
+                    for index in range(metadata.num_columns):
+                        column = metadata.row_group(group).column(index)
+                        name = column.path_in_schema.partition(".")[0]
+                        self._bytes[name] = self._bytes.get(name, 0) + column.total_uncompressed_size
+                super().__init__(path, names, metadata.num_rows)
+        except self._errors as error:
+            raise ConfigError(f"{path} cannot be read as a Parquet file: {error}.") from error
+
+    def column(self, name: str) -> Sequence[Any]:
+        import pyarrow.parquet
+
+        if self._bytes.get(name, 0) > COLUMN_LIMIT_BYTES:
+            raise ConfigError(f"Column '{name}' of {self.path} has more than {COLUMN_LIMIT_BYTES} bytes.")
+        try:
+            with pyarrow.parquet.ParquetFile(self.path) as opened:
+                values: list[Any] = opened.read([name]).column(0).to_pylist()
+        except self._errors as error:
+            raise ConfigError(f"Column '{name}' of {self.path} cannot be read: {error}.") from error
+        return values
+
+
+def read_table(path: Path) -> Table:
+    """Opens a table by the suffix of its name.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    match path.suffix.lower():
+        case ".csv":
+            return read_csv(path)
+        case ".npz":
+            return NpzTable(path)
+        case ".parquet":
+            return ParquetTable(path)
+        case _:
+            return read_json_lines(path)
+
+
+def row_of(value: Any, datatype: str, shape: Sequence[int], where: str) -> Array:
+    """Returns one value of a column as an array of a tensor's row.
+
+    Args:
+        value: a number, text, a list of numbers, or an array.
+        datatype: of the tensor, such as FP32; BYTES for text.
+        shape: of the row, without the axis of rows; -1 is any size.
+        where: file, row and column, for messages.
+
+    Returns:
+        An array of the shape, with the datatype. Numbers are converted if no value changes by more than rounding.
+
+    Raises:
+        ConfigError: the value is absent, or is not of the datatype or the shape.
+    """
+    if isinstance(value, str) and datatype != "BYTES":
+        value = _parsed(value, datatype, where)
+    if value is None:
+        raise ConfigError(f"{where} is empty.")
+    dtype = np.dtype(DATATYPES[datatype])
+    try:
+        given = np.asarray(value)
+    except (ValueError, OverflowError) as error:  # rows of unequal length
+        raise ConfigError(f"{where} is not an array: {error}.") from error
+    if datatype == "BYTES":
+        array = _texts(given, value, where)
+    else:
+        if given.dtype.kind not in "biuf":
+            raise ConfigError(f"{where} is {_short(value)}, and the model takes {datatype}.")
+        array = _converted(given, dtype, datatype, where)
+    free = list(shape).count(-1)
+    sizes = tuple(shape)
+    if free == 0 and array.size == math.prod(sizes):
+        return array.reshape(sizes)  # a number for [1], or a flat list
+    fits = array.ndim == len(sizes) and all(want in (-1, has) for want, has in zip(sizes, array.shape, strict=True))
+    if free == 1 and not array.ndim:
+        return array.reshape([1] * len(sizes)) if set(sizes) <= {1, -1} else _refuse(array, sizes, where)
+    return array if fits else _refuse(array, sizes, where)
+
+
+def _refuse(array: Array, sizes: Sequence[int], where: str) -> Array:
+    raise ConfigError(f"{where} has shape {list(array.shape)}, and the model takes {list(sizes)} in each row.")
+
+
+def _parsed(text: str, datatype: str, where: str) -> Any:
+    """Returns the number or the JSON array of a cell."""
+    text = text.strip()
+    if not text:
+        return None
+    try:
+        if text.startswith("["):
+            return msgspec.json.decode(text)
+        if datatype == "BOOL" and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise ConfigError(f"{where} is {_short(text)}, and the model takes {datatype}.") from error
+
+
+def _texts(given: Array, value: Any, where: str) -> Array:
+    values = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    listed = values if isinstance(values, list) else [values]
+    if not all(isinstance(one, str | bytes) for one in listed):
+        raise ConfigError(f"{where} is {_short(value)}, and the model takes text.")
+    array = np.empty(len(listed), object)
+    try:
+        array[:] = [one.encode() if isinstance(one, str) else one for one in listed]
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where} is not text in UTF-8: {error}.") from error
+    return array if given.ndim else array.reshape(())
+
+
+def _converted(given: Array, dtype: np.dtype[Any], datatype: str, where: str) -> Array:
+    with np.errstate(all="ignore"):
+        array: Array = given.astype(dtype)
+    if dtype.kind in "iub":
+        lossless = bool((array == given).all()) and (given.dtype.kind != "f" or bool(np.isfinite(given).all()))
+    else:
+        lossless = bool((np.isfinite(array) | ~np.isfinite(given.astype(np.float64))).all())
+    if not lossless:
+        raise ConfigError(f"{where} is {_short(given.tolist())}, which does not fit into {datatype}.")
+    return array
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

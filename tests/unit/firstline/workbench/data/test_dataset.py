@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from firstline.workbench.data import files
+from firstline.workbench.data.dataset import Dataset, open_dataset
+from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import InputSpec
+from firstline_core.tasks.classification import LABEL, Classification
+
+IMAGE = (InputSpec("image", "BYTES", (-1,)),)
+TEN = Classification(tuple(f"class {number}" for number in range(10)))
+
+
+def _read(found: Dataset) -> list[tuple[bytes, int]]:
+    """Returns the encoded images with their labels."""
+    labels = found.required_truth(TEN)[LABEL].tolist()
+    images = [row["image"].array[0] for _, row in found.rows(IMAGE)]
+    assert images == list(found.contents())
+    return list(zip(images, labels, strict=True))
+
+
+def _digest(found: Dataset) -> str:
+    return found.digest(IMAGE, found.truth(TEN))
+
+
+def _folder(tmp_path: Path, labels: str, images: dict[str, bytes]) -> Path:
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "labels.csv").write_text(labels, encoding="utf-8")
+    for name, content in images.items():
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / name).write_bytes(content)
+    return tmp_path
+
+
+def test_folder_of_images_is_read(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, 'file,wnid,label,name\na.png,n1,0,"cat, tabby"\nb/c.png,n2,1,dog\n',
+                     {"a.png": b"first", "b/c.png": b"second"})  # fmt: skip
+    found = open_dataset(folder)
+    assert _read(found) == [(b"first", 0), (b"second", 1)]
+    pets = Classification(("cat, tabby", "dog"))
+    assert found.required_truth(pets)[LABEL].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("header", ["file, label , name", "\ufefffile,label,name", ' "file", "label","name"'])
+def test_header_of_a_spreadsheet_is_read(tmp_path: Path, header: str) -> None:
+    folder = _folder(tmp_path, f"{header}\na.png, 3, dog\n", {"a.png": b"first"})
+    assert _read(open_dataset(folder)) == [(b"first", 3)]
+    with pytest.raises(ConfigError, match="calls 'dog' label 3, but in the bundle it is label 1"):
+        open_dataset(folder).truth(Classification(("cat", "dog", "bird", "fish")))
+
+
+def test_digest_covers_images_and_labels(tmp_path: Path) -> None:
+    images = {"a.png": b"first", "b.png": b"second"}
+    first = _digest(open_dataset(_folder(tmp_path / "first", "file,label\na.png,0\nb.png,1\n", images)))
+    renamed = {"x.png": b"first", "y.png": b"second"}
+    named = "file,label,name\nx.png,0,cat\ny.png,1,dog\n"
+    assert _digest(open_dataset(_folder(tmp_path / "renamed", named, renamed))) == first
+    others = {
+        "order": ("file,label\nb.png,1\na.png,0\n", images),
+        "label": ("file,label\na.png,1\nb.png,1\n", images),
+        "image": ("file,label\na.png,0\nb.png,1\n", images | {"b.png": b"another"}),
+        "fewer": ("file,label\na.png,0\n", images),
+    }
+    found = {_digest(open_dataset(_folder(tmp_path / name, *other))) for name, other in others.items()}
+    assert len(found - {first}) == 4
+
+
+def test_archive_of_images_is_read(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "file,label\nx/1.png,3\n", {})
+    with zipfile.ZipFile(folder / "images.zip", "w") as archive:
+        archive.writestr("x/1.png", b"zipped")
+        archive.writestr("never named", b"0" * 1000)
+    assert _read(open_dataset(folder)) == [(b"zipped", 3)]
+
+
+def test_limited_samples_are_spread_evenly(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "file,label\n" + "".join(f"{n}.png,{n}\n" for n in range(10)), {})
+    assert open_dataset(folder, limit=5).required_truth(TEN)[LABEL].tolist() == [0, 2, 4, 6, 8]
+    assert len(open_dataset(folder, limit=99)) == 10
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ("file,class\na.png,0\n", "no column label"),
+        ("file,label\n", "names no images"),
+        ("file,label\na.png,cat\n", "labels.csv:2 has label 'cat'"),
+        ("file,label\na.png,0\nb.png\n", "labels.csv:3 has label ''"),
+        ("file,label\na.png,-2\n", "label '-2'"),
+        ("file,label\n../../etc/passwd,0\n", "labels.csv:2 names the file '../../etc/passwd'"),
+        ("file,label\n/etc/passwd,0\n", "paths are relative"),
+        ("file,label\n,0\n", "names the file ''"),
+    ],
+)
+def test_invalid_line_is_named(tmp_path: Path, labels: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_dataset(_folder(tmp_path, labels, {"a.png": b""})).required_truth(TEN)
+    assert message in caught.value.message
+
+
+def test_missing_labels_csv_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"labels\.csv \(columns file, label\) and images/ or images\.zip"):
+        open_dataset(tmp_path)
+
+
+def test_missing_images_are_reported(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "file,label\na.png,0\n", {})
+    with pytest.raises(ConfigError, match=r"neither images/ nor images\.zip"):
+        list(open_dataset(folder).contents())
+    (folder / "images.zip").write_bytes(b"no archive")
+    with pytest.raises(ConfigError, match="cannot be read as a zip archive"):
+        list(open_dataset(folder).contents())
+
+
+def test_missing_image_is_named_with_its_line(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "file,label\na.png,0\nb.png,1\n", {"a.png": b"1"})
+    with pytest.raises(ConfigError, match=r"labels\.csv:3 names 'b\.png', which is not in"):
+        list(open_dataset(folder).contents())
+    (folder / "images" / "b.png").mkdir()
+    with pytest.raises(ConfigError, match=r"labels\.csv:3 names 'b\.png'"):
+        list(open_dataset(folder).contents())
+
+
+def test_zip_bomb_is_refused_before_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "FILE_LIMIT_BYTES", 1000)
+    folder = _folder(tmp_path, "file,label\na.png,0\n", {})
+    with zipfile.ZipFile(folder / "images.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.png", b"0" * 1001)
+    with pytest.raises(ConfigError, match="has 1001 bytes; at most 1000"):
+        list(open_dataset(folder).contents())
+
+
+def test_damaged_member_is_named(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "file,label\na.png,0\n", {})
+    with zipfile.ZipFile(folder / "images.zip", "w") as archive:
+        archive.writestr("a.png", b"unmistakable")
+    content = (folder / "images.zip").read_bytes()
+    (folder / "images.zip").write_bytes(content.replace(b"unmistakable", b"unmistakeble"))
+    with pytest.raises(ConfigError, match=r"'a\.png', which cannot be read .*CRC"):
+        list(open_dataset(folder).contents())
+
+
+def test_labels_are_compared_with_those_of_the_bundle(tmp_path: Path) -> None:
+    found = open_dataset(_folder(tmp_path, "file,label,name\na.png,1,dog\n", {}))
+    found.truth(Classification(("cat", "dog")))
+    found.truth(Classification(("a cat", "a dog")))  # other words prove nothing
+    with pytest.raises(ConfigError, match=r"labels\.csv:2 calls 'dog' label 1, but in the bundle it is label 2"):
+        found.truth(Classification(("background", "cat", "dog")))
+    with pytest.raises(ConfigError, match=r"labels\.csv:2 has label 2, but the bundle's 2 labels are 0 to 1"):
+        open_dataset(_folder(tmp_path, "file,label\na.png,2\n", {})).truth(Classification(("a", "b")))
+
+
+@pytest.mark.parametrize(
+    "rows", ["file,label\na.png,dog\nb.png,cat\nc.png,-1\n", "file,label,name\na.png,1,dog\nb.png,0,cat\nc.png,-1,?\n"]
+)
+def test_labels_may_be_names_or_absent(tmp_path: Path, rows: str) -> None:
+    found = open_dataset(_folder(tmp_path, rows, {})).required_truth(Classification(("cat", "dog")))
+    assert found[LABEL].tolist() == [1, 0, -1]
+
+
+def test_column_of_names_alone_labels_the_data(tmp_path: Path) -> None:
+    found = open_dataset(_folder(tmp_path, "file,name\na.png,dog\nb.png,cat\n", {}))
+    assert found.required_truth(Classification(("cat", "dog")))[LABEL].tolist() == [1, 0]
+    with pytest.raises(ConfigError, match=r"labels\.csv:2 names the class 'dog', which is not one of"):
+        found.truth(Classification(("cat", "bird")))
+
+
+def test_labels_are_optional(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "file\nb/c.png\n", {"a.png": b"first", "b/c.png": b"second", ".hidden": b""})
+    assert list(open_dataset(folder).contents()) == [b"second"]
+    assert open_dataset(folder).truth(TEN) is None
+    with pytest.raises(ConfigError, match="no column label"):
+        open_dataset(folder).required_truth(TEN)
+    (folder / "labels.csv").unlink()
+    assert list(open_dataset(folder).contents()) == [b"first", b"second"]
+    with pytest.raises(ConfigError, match="a data folder has"):
+        open_dataset(folder).required_truth(TEN)
+
+
+def test_archive_without_labels_is_read_whole(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+        archive.mkdir("x")
+        archive.writestr("x/2.png", b"two")
+        archive.writestr("1.png", b"one")
+    for place in (tmp_path, tmp_path / "images.zip"):
+        assert list(open_dataset(place).contents()) == [b"one", b"two"]
+    (tmp_path / "empty" / "images").mkdir(parents=True)
+    for folder, says in ((tmp_path / "empty", "holds no images"), (tmp_path / "none", "cannot be read")):
+        with pytest.raises(ConfigError, match=says):
+            open_dataset(folder)
+
+
+def test_archive_does_not_lead_out_of_itself(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+        archive.writestr("../../etc/passwd", b"")
+    with pytest.raises(ConfigError, match=r"holds the file '\.\./\.\./etc/passwd'; paths are relative and stay inside"):
+        open_dataset(tmp_path)
+
+
+def test_folder_of_files_of_one_kind_is_read(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not data")
+    for name in ("b.JPG", "a/1.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    found = open_dataset(tmp_path)
+    assert [sample.file for sample in found.samples] == ["a/1.png", "b.JPG"]
+    assert list(found.contents()) == [b"a/1.png", b"b.JPG"]
+    assert list(open_dataset(tmp_path / "b.JPG").contents()) == [b"b.JPG"]
+    (tmp_path / "c.wav").write_bytes(b"")
+    with pytest.raises(ConfigError, match="holds images and recordings; give a folder of one kind"):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_recordings_are_read_like_images(tmp_path: Path, archived: bool) -> None:
+    (tmp_path / "labels.csv").write_text("file,label,group\n7_jackson_0.wav,7,jackson\n")
+    if archived:
+        with zipfile.ZipFile(tmp_path / "audio.zip", "w") as archive:
+            archive.writestr("7_jackson_0.wav", b"RIFF")
+    else:
+        (tmp_path / "audio").mkdir()
+        (tmp_path / "audio" / "7_jackson_0.wav").write_bytes(b"RIFF")
+    found = open_dataset(tmp_path)
+    assert list(found.contents()) == [b"RIFF"]
+    assert found.groups == ("jackson",)
+    assert found.required_truth(TEN)[LABEL].tolist() == [7]
+
+
+def test_file_of_unknown_kind_is_refused_with_the_kinds(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"model\.onnx is not a data set: a data folder has labels\.csv .*\.parquet"):
+        open_dataset(tmp_path / "model.onnx")
+
+
+def test_columns_accompany_files(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "file,label,age\na.png,1,7\n", {"a.png": b"first"})
+    inputs = (*IMAGE, InputSpec("age", "FP32", (-1, 1)))
+    ((_, row),) = open_dataset(folder).rows(inputs)
+    assert row["image"].array[0] == b"first"
+    assert row["age"].array.tolist() == [[7.0]]
