@@ -143,7 +143,7 @@ def upright_image(encoded: bytes, where: str) -> Image.Image:
     """Returns an encoded image upright, for drawings.
 
     Raises:
-        InvalidTensorError, PayloadTooLargeError: it is no image, or too large.
+        InvalidTensorError, PayloadTooLargeError: it is not an image, or too large.
     """
     checked_header(encoded, DEFAULT_IMAGE_LIMITS, where)
     try:

@@ -93,7 +93,7 @@ def _package(entry: metadata.EntryPoint) -> str:
 
 
 def _unfit(loaded: object, kind: str) -> str:
-    """Returns why an object is no task of this kind, as part of a sentence; "" if it is one."""
+    """Returns why an object is not a task of this kind, as part of a sentence; "" if it is one."""
     if not (isinstance(loaded, type) and issubclass(loaded, msgspec.Struct)):
         return "is not a msgspec.Struct"
     config = loaded.__struct_config__
