@@ -34,6 +34,7 @@ from firstline_core.processing.steps import Graph
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
+from firstline_core.tasks.installed import package_of
 
 RuntimeName = Literal["onnx", "tflite"]
 Warn = Callable[[str], None]
@@ -184,6 +185,7 @@ def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Wa
             edge=tuple(models[: len(spec.edge)]),
             full=models[-1] if spec.full is not None else None,
             policy=_policy(spec.policy, files),
+            task_package=package_of(spec.task.kind),
         )
     except ValueError as error:
         raise ConfigError(f"The bundle is not valid: {error}.") from error

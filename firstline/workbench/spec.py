@@ -27,8 +27,9 @@ A recipe declares a bundle:
     k = 100
     class_groups = { vehicle = ["car", "truck"] }
 
-The table has the name of the task: `detection`, `regression`. Without such a table the models are classifiers. The
-default score is the first of the task's `score_kinds`. A task without labels needs no `labels`.
+The table has the name of the task: `detection`, `regression`, `tensors`. A table `[task]` with a `kind` is of any task,
+also of one that an installed package provides. Without such a table the models are classifiers. The default score is
+the first of the task's `score_kinds`. A task without labels needs no `labels`. `loss_graph` of `[tensors]` is a file.
 
 A model may also have `id`, `precision`, `input`, `output` and `measured`; see `ModelSpec`. Steps are spelled as
 `step_syntax.py` describes.
@@ -38,7 +39,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ from firstline_core.storage import settings
 from firstline_core.storage.files import read_text
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
-from firstline_core.tasks.installed import BUILT_IN, read_task
+from firstline_core.tasks.installed import BUILT_IN, TaskError, read_task
+from firstline_core.tasks.tensors import Tensors
 from firstline_core.types import NAME_PATTERN
 
 # Of a scale step's numbers, far inside FP32.
@@ -212,6 +214,7 @@ SCORES = ("max_probability", "margin", "entropy")
 # The score "energy" takes data, see `parse_score`.
 _SCORE_KINDS = {kind for task in BUILT_IN.values() for kind in task.score_kinds} - {"energy"}
 _KINDS = [kind for kind in BUILT_IN if kind != Classification.kind]
+_TASK = "task"
 _GRAPH = "graph:"
 
 
@@ -246,6 +249,8 @@ class _Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: _Policy = _Policy()
     detection: dict[str, Any] | None = None
     regression: dict[str, Any] | None = None
+    tensors: dict[str, Any] | None = None
+    task: dict[str, Any] | None = None
 
 
 def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
@@ -278,43 +283,58 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
         )
 
     labels = read_labels(folder / recipe.labels, recipe.labels_skip) if recipe.labels else ()
-    configured = _configured(recipe, labels, file)
-    score = recipe.policy.score or (SCORES[0] if configured is None else configured.score_kinds[0])
+    configured = _configured(recipe, labels, file, folder)
+    kinds = SCORES if configured is None else configured.score_kinds
+    score = recipe.policy.score or kinds[0]
     return BundleSpec(
         name=recipe.name,
         version=recipe.version,
         labels=labels,
         edge=tuple(model(entry) for entry in recipe.edge),
         full=model(recipe.full) if recipe.full is not None else None,
-        policy=PolicySpec(parse_score(score, folder), recipe.policy.temperature, recipe.policy.threshold),
+        policy=PolicySpec(parse_score(score, folder, kinds), recipe.policy.temperature, recipe.policy.threshold),
         input=recipe.input,
         independent_labels=recipe.independent_labels,
         configured=configured,
     )
 
 
-def _configured(recipe: _Recipe, labels: Sequence[str], file: Path) -> Task | None:
-    tables = {kind: table for kind in _KINDS if (table := getattr(recipe, kind)) is not None}
+def _configured(recipe: _Recipe, labels: Sequence[str], file: Path, folder: Path) -> Task | None:
+    tables = {kind: table for kind in (*_KINDS, _TASK) if (table := getattr(recipe, kind, None)) is not None}
     if len(tables) > 1:
         raise ConfigError(f"{file} has the tables {' and '.join(f'[{kind}]' for kind in tables)}; keep one of them.")
-    for kind, table in tables.items():
-        fields = {**table, "kind": kind, **({"labels": labels} if labels else {})}
+    for name, table in tables.items():
+        fields = {**table, **({"labels": labels} if labels else {}), **({} if name == _TASK else {"kind": name})}
+        if isinstance(graph := fields.get("loss_graph"), str) and fields.get("kind") == Tensors.kind:
+            fields["loss_graph"] = _content(folder / graph)
         try:
             return read_task(fields)
-        except ValueError as error:
-            raise ConfigError(f"{file}: [{kind}] is not valid: {error}.") from error
+        except (ValueError, TaskError) as error:
+            raise ConfigError(f"{file}: [{name}] is not valid: {error}.") from error
     if not labels:
         raise ConfigError(f'{file}: a classifier needs `labels = "FILE"`, one label a line.')
     return None
 
 
-def parse_score(text: str, folder: Path = Path()) -> str | Path:
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"The loss graph {file} cannot be read: {error.strerror}.") from error
+
+
+def parse_score(text: str, folder: Path = Path(), kinds: Collection[str] = _SCORE_KINDS) -> str | Path:
     """Returns the kind of a score, or the file of `graph:FILE.onnx`.
+
+    Args:
+        text: as in a recipe.
+        folder: that the graph's path is relative to.
+        kinds: that there are, by default those of all tasks of Firstline.
 
     Raises:
         ConfigError: it is neither.
     """
-    if text in _SCORE_KINDS:
+    if text in kinds and text != "energy":
         return text
     if text.startswith(_GRAPH) and text != _GRAPH:
         return folder / text.removeprefix(_GRAPH)

@@ -38,6 +38,7 @@ from firstline_core.types import (
     InferRequest,
     Tensor,
     all_finite,
+    row_count,
 )
 
 _HIGHEST = np.finfo(np.float32).max
@@ -412,27 +413,40 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
     if not file.is_file():
         raise ModelLoadError(f"The bundle's score graph is absent: {file}.")
     graph = OnnxRuntime(file, providers=options.providers, threads=options.threads)
+    outputs = {spec.name: spec for spec in task.outputs}
+    reads = [spec.name for spec in graph.inputs]
+    if len(outputs) == 1 and len(reads) == 1:
+        feeds = dict(zip(reads, outputs, strict=True))  # the name does not matter
+    elif unknown := [name for name in reads if name not in outputs]:
+        graph.close()
+        raise ModelLoadError(f"Score graph {file} reads '{unknown[0]}', and the outputs are {', '.join(outputs)}.")
+    else:
+        feeds = {name: name for name in reads}
+    result = pick_port(graph.outputs, "", f"Graph {declared.graph.file}", "output", only=True).name
     # A certificate scores one row at a time, so a graph whose rows depend on each other must do so on the device too.
-    step = _graph_step(RowByRow(graph), declared.graph.file)
+    by_row = RowByRow(graph)
 
     def score(outputs: Arrays, _evidence: Arrays, /) -> NDArray[np.float32]:
-        probabilities = outputs[PROBABILITIES]
-        if declared.temperature != 1.0:
-            probabilities = temper(probabilities, declared.temperature)
-        found = step(probabilities)
-        if found.size != len(probabilities):
-            raise InferenceError(f"Score graph {file.name} gave {found.size} scores for {len(probabilities)} rows.")
+        if declared.temperature != 1.0 and PROBABILITIES in outputs:
+            outputs = {**outputs, PROBABILITIES: temper(outputs[PROBABILITIES], declared.temperature)}
+        found = by_row.run({name: outputs[output] for name, output in feeds.items()})[result]
+        if found.size != row_count(outputs):
+            raise InferenceError(f"Score graph {file.name} gave {found.size} scores for {row_count(outputs)} rows.")
         # JSON cannot represent infinity, the log-odds of a probability of 1, as score or threshold.
         return np.clip(found.reshape(-1).astype(np.float32, copy=False), -_HIGHEST, _HIGHEST)
 
     classes = len(bundle.manifest.labels)
     try:
-        trial = {PROBABILITIES: np.full((2, classes), 1 / classes, np.float32)}
+        trial = {
+            name: np.full((2, *spec.shape[1:]), 1 / max(classes, 1), DATATYPES[spec.datatype])
+            for name, spec in outputs.items()
+        }
         if not np.array_equal(score(trial, {}), score(trial, {}), equal_nan=True):
             raise InferenceError("it gives the same answer different scores; export it without random numbers.")
     except (InferenceError, InvalidTensorError) as error:
         graph.close()
-        raise ModelLoadError(f"Score graph {file} does not score {classes} classes: {error}") from error
+        what = f"{classes} classes" if classes else "the task's outputs"
+        raise ModelLoadError(f"Score graph {file} does not score {what}: {error}") from error
     return score
 
 

@@ -101,7 +101,15 @@ class OnnxRuntime:
 
     ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
-    def __init__(self, path: Path, *, providers: tuple[str, ...], threads: int, trace: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        providers: tuple[str, ...],
+        threads: int,
+        trace: Path | None = None,
+        content: bytes | None = None,
+    ) -> None:
         """Loads the model and checks that the requested providers really execute it.
 
         Args:
@@ -109,13 +117,14 @@ class OnnxRuntime:
             providers: execution providers by name, preferred first.
             threads: that one run may use; 0 for ONNX Runtime's default (one per core).
             trace: prefix of a file with the duration of each operator, see `end_trace`; None for no trace.
+            content: the model itself, if there is no such file; `path` then only names it in messages.
 
         Raises:
             ModelLoadError: onnxruntime is missing, a provider is absent, or it cannot run the file.
         """
         ort = _onnxruntime()
         self._failures = _failures(ort)
-        model = _read(path)
+        model = _read(path) if content is None else content
         if problem := _absence(ort, providers):
             raise ModelLoadError(f"{path}: the configuration names {problem}")
         options = _options(ort, threads)

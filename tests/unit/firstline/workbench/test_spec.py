@@ -3,11 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.installed_tasks import install
 
 from firstline.workbench.spec import read_recipe
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.errors import ConfigError
 from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.tensors import DeclaredTensor, Tensors
 
 _RECIPE = """\
 name = "cats"
@@ -93,7 +95,33 @@ def test_a_table_makes_the_recipe_one_of_a_detector(tmp_path: Path) -> None:
         read_recipe(_written(tmp_path, f"{text}\n[detection]\niou = 2\n"))
 
 
-@pytest.mark.parametrize("name", ["imagenet-cascade", "cifar10-cascade", "coco-cascade"])
+def test_a_table_declares_tensors_and_the_loss_graph(tmp_path: Path) -> None:
+    (tmp_path / "loss.onnx").write_bytes(b"graph")
+    text = """name = "depths"
+version = 1
+full = { file = "m.onnx" }
+
+[tensors]
+loss_graph = "loss.onnx"
+tensors = [{ name = "depth", datatype = "FP32", shape = [-1, 4] }]
+"""
+    spec = read_recipe(_written(tmp_path, text))
+    assert spec.task == Tensors((DeclaredTensor("depth", "FP32", (-1, 4)),), loss_graph=b"graph")
+    assert (spec.policy.score, spec.labels) == ("none", ())
+    with pytest.raises(ConfigError, match=r"The loss graph .*gone.onnx cannot be read"):
+        read_recipe(_written(tmp_path, text.replace("loss.onnx", "gone.onnx")))
+
+
+def test_a_recipe_names_the_task_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = _RECIPE + '\n[task]\nkind = "triage"\nalike = 1\n'
+    with pytest.raises(ConfigError, match=r"\[task\] is not valid: the task 'triage' belongs to a package that is not"):
+        read_recipe(_written(tmp_path, text))
+    install(tmp_path / "site", monkeypatch)
+    spec = read_recipe(_written(tmp_path, text))
+    assert (spec.task.kind, spec.task.labels, spec.policy.score) == ("triage", ("cat", "dog"), "entropy")
+
+
+@pytest.mark.parametrize("name", ["imagenet-cascade", "cifar10-cascade", "coco-cascade", "spoken-digits-cascade"])
 def test_recipes_of_the_repository_are_read(tmp_path: Path, name: str) -> None:
     for labels in ("labels.txt", "labels_1001.txt"):
         (tmp_path / labels).write_text("background\none\ntwo\n")
