@@ -131,7 +131,13 @@ LOOK_COLUMNS: tuple[Column[Look], ...] = (
     Column("why", "Why", lambda look: look.sentence),
 )
 FINDINGS: tuple[Column[FindingState], ...] = (
-    Column("figure", "Figure", lambda one: Cell(one.figure, tone=Tone.BAD if one.p_value <= one.level else Tone.PLAIN)),
+    Column(
+        "figure",
+        "Figure",
+        lambda one: Cell(
+            f"{one.figure} {one.group}".rstrip(), tone=Tone.BAD if one.p_value <= one.level else Tone.PLAIN
+        ),
+    ),
     Column("treated", "With the model", lambda one: number(one.treated), number=True),
     Column("control", "Without", lambda one: number(one.control), number=True),
     Column("tolerance", "More accepted", lambda one: number(one.tolerance), number=True),

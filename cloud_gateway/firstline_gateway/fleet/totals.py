@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from itertools import islice
+from types import MappingProxyType
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import BigInteger, Column, Connection, Double, Integer, String, Table, delete, func, select
 
-from firstline_core.fleet.telemetry import ModelCounts, Telemetry
+from firstline_core.fleet.telemetry import GROUPS_LIMIT, ModelCounts, Telemetry
 from firstline_gateway.store import schema
 from firstline_gateway.store.schema import METADATA, Document
 
@@ -19,7 +21,11 @@ _HOUR_S = 3600.0
 _MOST_COUNTS = 2**53
 _MOST_TIME = 1e15
 _MODELS = 128
-_COUNTERS = ("rows", "kept", "escalated", "errors", "audited", "disagreed")
+_COUNTERS = ("rows", "kept", "escalated", "errors", "audited", "audited_empty", "disagreed")
+_BY_GROUP = ("objects", "event_audits", "event_losses")
+_NO_AUDITS: Mapping[str, Any] = MappingProxyType(
+    {"audited": 0, "audited_empty": 0, "disagreed": 0, "event_audits": {}, "event_losses": {}}
+)
 KEPT_HOURS = 48
 """Length of the history."""
 
@@ -98,6 +104,7 @@ def difference(after: ModelCounts, before: ModelCounts | None) -> ModelCounts:
     return replace(
         after,
         **{name: max(0, getattr(after, name) - getattr(before, name)) for name in _COUNTERS},
+        **{name: _less_by(getattr(after, name), getattr(before, name)) for name in _BY_GROUP},
         latency_sum_ms=max(0.0, after.latency_sum_ms - before.latency_sum_ms),
         latency=_less(after.latency, before.latency),
         scores=_less(after.scores, before.scores),
@@ -115,7 +122,7 @@ def gained(bundle: str, start: Totals, end: Totals, *, audits_of: int | None = N
     mine = (model for model in end.models if bundle in ("", model.name))
     gains = [difference(model, earlier.get((model.name, model.version))) for model in mine]
     if audits_of is not None:
-        gains = [each if each.version == audits_of else replace(each, audited=0, disagreed=0) for each in gains]
+        gains = [each if each.version == audits_of else replace(each, **_NO_AUDITS) for each in gains]
     if not gains:
         return ModelCounts(bundle or "all", 1)
     most = max(gains, key=lambda model: (model.rows, model.version))
@@ -127,10 +134,22 @@ def _sum(one: ModelCounts, more: ModelCounts) -> ModelCounts:
     return replace(
         more,
         **{name: min(_MOST_COUNTS, getattr(one, name) + getattr(more, name)) for name in _COUNTERS},
+        **{name: _more_by(getattr(one, name), getattr(more, name)) for name in _BY_GROUP},
         latency_sum_ms=min(_MOST_TIME, one.latency_sum_ms + more.latency_sum_ms),
         latency=_more(one.latency, more.latency),
         scores=_more(one.scores, more.scores),
     )
+
+
+def _more_by(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Adds counts by group; groups without room are left out, the older ones first."""
+    names = list(dict.fromkeys((*other, *one)))[: 2 * GROUPS_LIMIT]
+    return {name: min(_MOST_COUNTS, one.get(name, 0) + other.get(name, 0)) for name in names}
+
+
+def _less_by(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    """Subtracts counts by group."""
+    return {name: max(0, number - before.get(name, 0)) for name, number in after.items()}
 
 
 def _more(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

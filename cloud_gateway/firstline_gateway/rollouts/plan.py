@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
 from firstline_core.telemetry.wording import counted, duration_text
 from firstline_gateway.rollouts.device_progress import DeviceView, is_reachable
-from firstline_gateway.rollouts.judgement.figures import FIGURES, between
+from firstline_gateway.rollouts.judgement.figures import BEFORE_S, FIGURES, between, classes_of, falls
 from firstline_gateway.rollouts.judgement.statistics import (
     LOOKS_PER_STAGE,
     divisions,
@@ -22,6 +23,7 @@ from firstline_gateway.rollouts.rollout import Definition, Rollout, RolloutState
 from firstline_gateway.rollouts.step import Now, View, selected
 
 _WINDOWS_H = (1, 2, 4, 8, 24, 47)
+_FALLS_H = 23  # of which the day before is known too
 _FEWEST = 3  # devices for a meaningful standard deviation
 
 _Spreads = Mapping[int, Mapping[str, float]]
@@ -193,13 +195,24 @@ def _spreads(bundle: str, names: Sequence[str], view: View, now: Now) -> _Spread
     end, spreads = view.totals(names), {}
     for hours in _WINDOWS_H:
         start = view.totals_before(names, now.wall_s - hours * 3600)
-        periods = [between(bundle, start[name], end[name]) for name in names if name in start and name in end]
-        values = {
-            name: [value[0] for period in periods if period is not None and (value := figure(period)) is not None]
+        past = view.totals_before(names, now.wall_s - hours * 3600 - BEFORE_S) if hours <= _FALLS_H else {}
+        before = {name: between(bundle, past[name], start[name]) for name in names if name in past and name in start}
+        periods = [
+            replace(period, falls=falls(earlier, period)) if (earlier := before.get(name)) is not None else period
+            for name in names
+            if name in start and name in end and (period := between(bundle, start[name], end[name])) is not None
+        ]
+        spreads[hours] = {
+            name: float(np.std(values, ddof=1))
             for name, figure in FIGURES.items()
+            if len(values := _values([figure(period) for period in periods])) >= _FEWEST
         }
-        spreads[hours] = {name: float(np.std(one, ddof=1)) for name, one in values.items() if len(one) >= _FEWEST}
     return spreads
+
+
+def _values(by_class: Sequence[Mapping[str, tuple[float, float]]]) -> list[float]:
+    """Returns a figure's values on the devices that report it; of a figure by class, those of the most frequent one."""
+    return [values[name][0] for name in classes_of(by_class)[:1] for values in by_class if name in values]
 
 
 def _figure(

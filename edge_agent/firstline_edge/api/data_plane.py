@@ -193,7 +193,7 @@ class EdgeDataPlane:
             self._recorder.refused(context, device_model.version if device_model is not None else None, error, seconds)
             raise
         seconds = self._clock.monotonic_s() - started_s
-        self._recorder.answered(request, response, seconds, context.log_record())
+        self._recorder.answered(request, response, seconds, context.log_record(), context.rows)
         return response
 
     async def infer_file(

@@ -5,27 +5,29 @@ from __future__ import annotations
 import platform
 import shutil
 from bisect import bisect_right
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, convert
+from msgspec import Struct, convert, field
 from msgspec.structs import asdict, replace
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, ModelMismatchError, RequestError, UnknownModelError
 from firstline_core.fleet.target import Hardware
-from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, Telemetry, latency_bin
+from firstline_core.fleet.telemetry import GROUPS_LIMIT, LATENCY_BOUNDS_MS, ModelCounts, Telemetry, latency_bin
 from firstline_core.fleet.twin import Profiling, Reported, RunningModel, Update
 from firstline_core.hardware.catalogue import Catalogue
+from firstline_core.tasks.base import Task
 from firstline_core.types import Answer, InferRequest, InferResponse, RowAnswer, Status, Tier
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.fleet.start import FleetStart, Starts
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.reopening import ReopeningOutbox
-from firstline_edge.telemetry.recorder import AuditFinding, Recorder
+from firstline_edge.telemetry.recorder import AnsweredRow, AuditFinding, Recorder
 from firstline_edge.telemetry.version import VERSION
 
 _LIMIT = 64
@@ -180,7 +182,11 @@ class _Sums(Struct, eq=False):
     latency_sum_ms: float = 0.0
     scores: list[int] = []
     audited: int = 0
+    audited_empty: int = 0
     disagreed: int = 0
+    objects: Counter[str] = field(default_factory=Counter)
+    event_audits: Counter[str] = field(default_factory=Counter)
+    event_losses: Counter[str] = field(default_factory=Counter)
 
 
 class FleetCounts:
@@ -196,7 +202,9 @@ class FleetCounts:
         self._alarmed = alarmed
         self._sums: dict[_Key, _Sums] = {}
 
-    def answered(self, request: InferRequest, response: InferResponse, seconds: float) -> None:
+    def answered(
+        self, request: InferRequest, response: InferResponse, seconds: float, rows: Sequence[AnsweredRow]
+    ) -> None:
         """See `recorder.Listener`."""
         device_model = self._models.find(response.model, response.version)
         answer = response.answer
@@ -213,6 +221,7 @@ class FleetCounts:
                 sums.escalated += 1
             if edges is not None and row.confidence is not None and len(sums.scores) == len(edges) + 1:
                 sums.scores[bisect_right(edges, row.confidence)] += 1
+        _add_objects(sums, device_model.manifest.task, rows)
 
     def refused(self, request: InferRequest, version: str, error: FirstlineError, seconds: float) -> None:
         """See `recorder.Listener`; an error that the caller made says nothing about a model and is not counted."""
@@ -230,6 +239,13 @@ class FleetCounts:
             sums = self._sums_of(finding.model, finding.version)
             sums.audited += 1
             sums.disagreed += finding.outcome == "disagreed"
+            device_model = self._models.find(finding.model, finding.version)
+            task = device_model.manifest.task if device_model is not None else None
+            if task is not None and task.events and not finding.events:
+                sums.audited_empty += 1
+            if task is None or len(task.group_names) <= GROUPS_LIMIT:
+                sums.event_audits.update(finding.events.keys())
+                sums.event_losses.update(name for name, loss in finding.events.items() if loss > 0)
 
     def answered_of(self, device_model: DeviceModel) -> tuple[int, int]:
         """Returns the rows of a version so far, and those of them without an answer."""
@@ -257,6 +273,17 @@ class FleetCounts:
                 scores=[0] * (len(edges) + 1) if edges is not None and len(edges) < _LIMIT else [],
             )
         return sums
+
+
+def _add_objects(sums: _Sums, task: Task, rows: Sequence[AnsweredRow]) -> None:
+    """Counts what the edge model reported, also in rows that the full model answers."""
+    names = task.group_names
+    if len(names) > GROUPS_LIMIT:
+        return
+    for row in rows:
+        if row.edge is not None:
+            reported = zip(names, task.occurrences(row.edge.outputs)[0].tolist(), strict=True)
+            sums.objects.update({name: number for name, number in reported if number})
 
 
 def _add_latency(sums: _Sums, seconds: float) -> None:

@@ -21,7 +21,17 @@ from firstline_core.telemetry.decisions import DecisionLog, about
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
-from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Reason, Status, Tier, TraceContext
+from firstline_core.types import (
+    Arrays,
+    Attempt,
+    InferRequest,
+    InferResponse,
+    Privacy,
+    Reason,
+    Status,
+    Tier,
+    TraceContext,
+)
 
 _NAME = "firstline_edge"
 log = logger(_NAME)
@@ -83,6 +93,7 @@ class _Answered(Struct, frozen=True, eq=False):
     at_s: float
     seconds: float
     facts: Mapping[str, Any]
+    rows: Sequence[AnsweredRow]
 
     @property
     def ms(self) -> float:
@@ -112,6 +123,22 @@ class _Answered(Struct, frozen=True, eq=False):
 
 def _traced(trace: TraceContext | None) -> dict[str, str]:
     return {} if trace is None else trace.facts()
+
+
+class EdgeOutput(Protocol):
+    """What the edge model said about a row; implemented by `requests.context.ModelOutput`."""
+
+    @property
+    def outputs(self) -> Arrays:
+        """The canonical outputs, one row."""
+
+
+class AnsweredRow(Protocol):
+    """A row of an answered request; implemented by `requests.context.Row`."""
+
+    @property
+    def edge(self) -> EdgeOutput | None:
+        """The edge model's output, whether it became the answer or not; None if the edge model did not run."""
 
 
 class RefusedRequest(Protocol):
@@ -149,6 +176,10 @@ class AuditFinding(Protocol):
     def outcome(self) -> str:
         """One of "agreed", "disagreed" and "lost"."""
 
+    @property
+    def events(self) -> Mapping[str, float]:
+        """The losses of the events that can occur in the answer."""
+
     def log_record(self) -> dict[str, object]:
         """Returns the fields of the decision log; JSON-able."""
 
@@ -156,7 +187,9 @@ class AuditFinding(Protocol):
 class Listener(Protocol):
     """Counts the same answers shortly after the agent sent them; never gets a local_only request."""
 
-    def answered(self, request: InferRequest, response: InferResponse, seconds: float) -> None:
+    def answered(
+        self, request: InferRequest, response: InferResponse, seconds: float, rows: Sequence[AnsweredRow]
+    ) -> None:
         """Counts an answer, given this many seconds after its request."""
 
     def refused(self, request: InferRequest, version: str, error: FirstlineError, seconds: float) -> None:
@@ -204,6 +237,7 @@ class Recorder:
         response: InferResponse,
         seconds: float,
         facts: Mapping[str, Any] = _NOTHING,
+        rows: Sequence[AnsweredRow] = (),
     ) -> None:
         """Records an answer that the agent sent.
 
@@ -212,10 +246,11 @@ class Recorder:
             response: the answer.
             seconds: from arrival to answer.
             facts: further fields for the decision log; JSON-able.
+            rows: of the request.
         """
         if request.privacy is _LOCAL_ONLY or response.answer is None:
             return
-        self._add(_Answered(request, response, self._clock.wall_s(), seconds, facts))
+        self._add(_Answered(request, response, self._clock.wall_s(), seconds, facts, rows))
 
     def refused(self, refused: RefusedRequest, version: str | None, error: FirstlineError, seconds: float) -> None:
         """Records a request that ended with an error.
@@ -313,7 +348,7 @@ class Recorder:
                 self._metrics.observe(entry.response, entry.seconds)
                 self._statistics.answered(entry.request, entry.response, entry.seconds, entry.at_s)
                 if self._listener is not None:
-                    self._listener.answered(entry.request, entry.response, entry.seconds)
+                    self._listener.answered(entry.request, entry.response, entry.seconds, entry.rows)
                 if logs:
                     entry.log()
         try:

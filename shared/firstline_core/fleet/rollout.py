@@ -75,6 +75,7 @@ class FindingState(Struct, frozen=True):
             included; null if unbounded. Its name in documents is `seen`.
         devices: number of devices with the model and in the control group.
         must_detect: the difference that the rollout must detect; null for none. Its name in documents is `find`.
+        group: the class with the largest difference, of a figure by class; "" for other figures.
     """
 
     figure: str
@@ -86,6 +87,7 @@ class FindingState(Struct, frozen=True):
     detectable: float | None = field(name="seen")
     devices: tuple[int, int]
     must_detect: float | None = field(name="find", default=None)
+    group: str = ""
 
 
 class Look(Struct, frozen=True):

@@ -20,6 +20,9 @@ LATENCY_BOUNDS_MS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.
 
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
 _Bins = Annotated[tuple[_Count, ...], Meta(max_length=64)]
+GROUPS_LIMIT = 128
+"""Tasks with more groups of classes count none of them."""
+_ByGroup = Annotated[dict[Annotated[str, Meta(max_length=256)], _Count], Meta(max_length=2 * GROUPS_LIMIT)]
 
 
 class ModelCounts(Struct, frozen=True):
@@ -34,7 +37,11 @@ class ModelCounts(Struct, frozen=True):
         latency_sum_ms: sum of all latencies.
         scores: rows by score, in the bins of the certificate's histogram; () without one.
         audited: edge answers that the full model checked.
+        audited_empty: audited answers in which no event can occur, because neither model reports anything.
         disagreed: audited answers that differ from the full model's.
+        objects: what the edge model reported, by group of classes; see `Task.occurrences`.
+        event_audits: audited answers in which an event can occur, by event; see `Task.event`.
+        event_losses: audited answers in which it occurred.
         alarm: whether the contract's alarm is active.
     """
 
@@ -48,8 +55,17 @@ class ModelCounts(Struct, frozen=True):
     latency_sum_ms: Annotated[float, Meta(ge=0)] = 0.0
     scores: _Bins = ()
     audited: _Count = 0
+    audited_empty: _Count = 0
     disagreed: _Count = 0
+    objects: _ByGroup = {}
+    event_audits: _ByGroup = {}
+    event_losses: _ByGroup = {}
     alarm: bool = False
+
+    @property
+    def telling_audits(self) -> int:
+        """Returns the number of audits in which an event can occur; for a task without events, of all."""
+        return max(0, self.audited - self.audited_empty)
 
 
 class Telemetry(Struct, frozen=True):

@@ -399,9 +399,9 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     def _group_index(self) -> NDArray[np.int64]:
         """Returns the number of each label's group."""
-        names = self.group_names
+        numbers = {name: number for number, name in enumerate(self.group_names)}
         group_of = {label: name for name, labels in self.class_groups.items() for label in labels}
-        return np.array([names.index(group_of.get(label, label)) for label in self.labels], np.int64)
+        return np.array([numbers[group_of.get(label, label)] for label in self.labels], np.int64)
 
 
 def _used(outputs: Arrays) -> NDArray[np.bool_]:

@@ -8,18 +8,20 @@ devices and s / n within one, the best weight is proportional to n / (n + s / t)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from msgspec import Struct
 
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts
 from firstline_core.routing.drift import population_stability_index
+from firstline_core.tasks.base import INVENTED, MISSED
 from firstline_gateway.fleet.totals import Totals, gained
 
 _HALF = 50.0
 _HALF_HOURS = 24.0
+_HALF_OBJECTS = 5.0
 _FEWEST_LATENCIES = 20  # a 95th percentile of fewer is their maximum
 _CRASHES_PER_DAY = 24.0  # more is all the same
 
@@ -33,6 +35,7 @@ class Period:
         hours: between the two.
         crashes: number of processes that ended without a shutdown.
         stability_index: of the scores against the device's own before; None if unknown.
+        falls: how far the objects of each class fell against the device's own past, see `_falls`.
         silent: whether it was silent at the end; None if unknown.
     """
 
@@ -40,17 +43,50 @@ class Period:
     hours: float
     crashes: int = 0
     stability_index: float | None = None
+    falls: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     silent: bool | None = None
 
 
-Figure = Callable[[Period], tuple[float, float] | None]
-"""Returns a period's value and weight; None without data."""
+Figure = Callable[[Period], Mapping[str, tuple[float, float]]]
+"""Returns a period's value and weight by class; `ALL` for a figure without classes. Empty without data."""
+ALL = ""
+
+
+def classes_of(values: Iterable[Mapping[str, tuple[float, float]]]) -> list[str]:
+    """Returns the classes of a figure on several devices, those with most weight first."""
+    weights: dict[str, float] = {}
+    for by_class in values:
+        for name, (_, weight) in by_class.items():
+            weights[name] = weights.get(name, 0.0) + weight
+    return sorted(weights, key=lambda name: (-weights[name], name))
+
+
+def _plain(of: Callable[[Period], tuple[float, float] | None]) -> Figure:
+    """Returns a figure without classes."""
+
+    def figure(period: Period) -> Mapping[str, tuple[float, float]]:
+        found = of(period)
+        return {ALL: found} if found is not None else {}
+
+    return figure
+
+
+def _weighted_share(part: int, whole: int) -> tuple[float, float] | None:
+    return (min(1.0, part / whole), whole / (whole + _HALF)) if whole else None
 
 
 def _share(part: Callable[[ModelCounts], int], whole: Callable[[ModelCounts], int]) -> Figure:
-    def figure(period: Period) -> tuple[float, float] | None:
-        total = whole(period.counts)
-        return (min(1.0, part(period.counts) / total), total / (total + _HALF)) if total else None
+    return _plain(lambda period: _weighted_share(part(period.counts), whole(period.counts)))
+
+
+def _event_share(direction: str) -> Figure:
+    """Returns the share of audits with an event of this direction, of those in which it can occur, by class."""
+
+    def figure(period: Period) -> Mapping[str, tuple[float, float]]:
+        audits, losses = period.counts.event_audits, period.counts.event_losses
+        mine = (name for name in audits if name.startswith(f"{direction} "))
+        shares = {name.partition(" ")[2]: _weighted_share(losses.get(name, 0), audits[name]) for name in mine}
+        return {name: share for name, share in shares.items() if share is not None}
 
     return figure
 
@@ -98,23 +134,27 @@ def _silence(period: Period) -> tuple[float, float] | None:
 
 FIGURES: Mapping[str, Figure] = MappingProxyType(
     {
-        "crashes": _crashes,
+        "crashes": _plain(_crashes),
         "errors": _share(lambda counts: counts.errors, lambda counts: counts.rows),
-        "latency": _latency,
+        "latency": _plain(_latency),
         "escalations": _share(lambda counts: counts.escalated, lambda counts: counts.rows),
-        "drift": _drift,
-        "disagreement": _share(lambda counts: counts.disagreed, lambda counts: counts.audited),
-        "alarms": _alarms,
-        "silence": _silence,
+        "drift": _plain(_drift),
+        "disagreement": _share(lambda counts: counts.disagreed, lambda counts: counts.telling_audits),
+        "missed": _event_share(MISSED),
+        "invented": _event_share(INVENTED),
+        "objects": lambda period: period.falls,
+        "alarms": _plain(_alarms),
+        "silence": _plain(_silence),
     }
 )
 """By name. Higher is worse: crashes a day; shares of rows; the logarithm of the 95th percentile, so that a difference
-is a ratio; the population stability index; the share of audits that disagreed; whether a contract's alarm is active;
+is a ratio; the population stability index; the share of audits that disagreed, of those in which an event can occur;
+by class the share that missed or invented it, and how far its objects fell; whether a contract's alarm is active;
 whether the device was silent at the end."""
 
 
 class Device(Struct, frozen=True):
-    """One device in one stage.
+    """One device in one stage. Audits in which no event can occur count as none.
 
     Attributes:
         after: the period since the stage's installations have ended; None without a report.
@@ -131,7 +171,7 @@ class Device(Struct, frozen=True):
     @property
     def audited(self) -> bool:
         """Returns whether any of its answers was audited."""
-        return self.after is not None and self.after.counts.audited > 0
+        return self.after is not None and self.after.counts.telling_audits > 0
 
 
 BEFORE_S = 86_400.0
@@ -165,8 +205,28 @@ def compared(
     """
     after = between(bundle, start, end, audits_of=audits_of) if end is not None else None
     after = after or Period(ModelCounts(bundle or "all", 1), 0.0)
-    index = _stability_index(before.counts, after.counts) if before is not None else None
-    return Device(replace(after, stability_index=index, silent=silent), before)
+    if before is not None:
+        after = replace(
+            after, stability_index=_stability_index(before.counts, after.counts), falls=falls(before, after)
+        )
+    return Device(replace(after, silent=silent), before)
+
+
+def falls(before: Period, after: Period) -> dict[str, tuple[float, float]]:
+    """Returns how far the objects per hour of each class fell: the logarithm of a ratio, 0.69 for half as many.
+
+    A class counts if the edge model reported it before. The weight increases with the number of expected objects, which
+    the model of the later period does not influence. One is added to both numbers, so that the ratio is finite.
+    """
+    if before.hours <= 0 or after.hours <= 0:
+        return {}
+    found = {}
+    for name, number in before.counts.objects.items():
+        expected = number * after.hours / before.hours
+        if expected > 0:
+            fall = math.log((expected + 1) / (after.counts.objects.get(name, 0) + 1))
+            found[name] = fall, expected / (expected + _HALF_OBJECTS)
+    return found
 
 
 def _stability_index(before: ModelCounts, after: ModelCounts) -> float | None:

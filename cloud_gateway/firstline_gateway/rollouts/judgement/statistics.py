@@ -12,6 +12,11 @@ difference (Besag and Clifford 1991, "Sequential Monte Carlo p-values"). All fig
 the same divisions: each p-value is exact on its own, and nothing here requires them to be independent. Devices that do
 not report a figure are divided with the others and have no weight.
 
+A figure by class, such as the share of missed objects, is tested by its worst class: the largest difference of all
+classes, each in units of its own spread (Westfall and Young 1993, "Resampling-based Multiple Testing"). The largest
+difference of each other division is taken in the same way, so the p-value is exact for any number of classes, however
+they depend on each other.
+
 The error probability of a rollout is divided among its stages, figures and evaluations (Bonferroni), so a rollout of a
 model that changes nothing is aborted with at most that probability, however long it lasts. Stages and figures have
 equal shares. One half of a stage's share goes to the evaluations within its time, in equal parts. The other half goes
@@ -24,6 +29,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,12 +52,14 @@ class Groups:
         weights: (devices,) in (0, 1]; 0 if a device does not report the figure.
         before: (devices,) the figure in the time before, NaN where there was none.
         treated: (devices,) bool.
+        name: of the class; "" for a figure without classes.
     """
 
     values: Floats
     weights: Floats
     before: Floats
     treated: Mask
+    name: str = ""
 
     @property
     def stage_groups(self) -> tuple[Mask, Mask]:
@@ -100,11 +108,23 @@ def adjusted(groups: Groups, tolerance: float) -> Floats:
     return values - slope * centred
 
 
-def p_values(tested: Sequence[tuple[Groups, float]], smallest: float, rng: np.random.Generator) -> list[float]:
+class ClassGroups(NamedTuple):
+    """A figure to test: the groups of each class, of the same devices, and the largest accepted difference."""
+
+    classes: Sequence[Groups]
+    tolerance: float
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether both groups report a class, so that there is a difference."""
+        return any(all(groups.counts) for groups in self.classes)
+
+
+def p_values(tested: Sequence[ClassGroups], smallest: float, rng: np.random.Generator) -> list[float]:
     """Returns the p-value of "the model makes no device worse by more than the tolerance" of several figures.
 
     Args:
-        tested: each figure with the largest accepted difference; all of the same devices.
+        tested: the figures, all of the same devices.
         smallest: the p-value that would decide; enough divisions are drawn to reach it.
         rng: draws them.
 
@@ -112,28 +132,69 @@ def p_values(tested: Sequence[tuple[Groups, float]], smallest: float, rng: np.ra
         For each figure, in (0, 1]; 1 unless both groups report it.
     """
     found = [1.0] * len(tested)
-    open_ = np.array([index for index, (groups, _) in enumerate(tested) if all(groups.counts)], int)
-    if not open_.size:
+    open_ = [index for index, one in enumerate(tested) if one.is_open]
+    if not open_:
         return found
-    treated = tested[0][0].treated
-    columns = [adjusted(*tested[index]) * tested[index][0].weights for index in open_]
-    table = np.column_stack([*columns, *(tested[index][0].weights for index in open_)])
-    totals = table.sum(axis=0)
-    observed = _differences(treated.astype(float)[None] @ table, totals)[0]
+    treated = tested[0].classes[0].treated
+    owners = np.array([index for index in open_ for _ in tested[index].classes], int)
+    columns = [_column(groups, tested[index]) for index in open_ for groups in tested[index].classes]
+    table = np.column_stack([*columns, *(groups.weights for index in open_ for groups in tested[index].classes)])
+    observed = _worst(treated.astype(float)[None] @ table, table, owners)[0]
     observed -= _ROUNDING * (1 + np.abs(observed))
-    exceeded, drawn, at_most = np.zeros(len(open_), int), 0, math.ceil(2 / smallest)
-    while open_.size:
+    still, exceeded = np.array(open_), np.zeros(len(open_), int)
+    drawn, at_most = 0, math.ceil(2 / smallest)
+    while still.size:
         divisions = _divisions(rng, len(treated), int(treated.sum()))
         drawn += len(divisions)
         # A division without a reporting device in one group shows nothing, and counts as an exceedance.
-        exceeded += np.count_nonzero(~(_differences(_sums(divisions, table), totals) < observed), axis=0)
+        exceeded += np.count_nonzero(~(_worst(_sums(divisions, table), table, owners) < observed), axis=0)
         ended = (exceeded >= _ENOUGH) | (drawn >= at_most)
-        for index, times in zip(open_[ended], exceeded[ended], strict=True):
+        for index, times in zip(still[ended], exceeded[ended], strict=True):
             found[index] = float((1 + times) / (1 + drawn))
-        left = ~ended
-        open_, exceeded, observed = open_[left], exceeded[left], observed[left]
-        table, totals = table[:, np.tile(left, 2)], totals[np.tile(left, 2)]
+        still, exceeded, observed = still[~ended], exceeded[~ended], observed[~ended]
+        left = np.isin(owners, still)
+        owners, table = owners[left], table[:, np.tile(left, 2)]
     return found
+
+
+def _column(groups: Groups, tested: ClassGroups) -> Floats:
+    """Returns the weighted residuals of a class; of several classes each in units of its spread over both groups."""
+    residuals, weights = adjusted(groups, tested.tolerance), groups.weights
+    return residuals * weights / (_scale(residuals, weights) if len(tested.classes) > 1 else 1.0)
+
+
+def difference(groups: Groups, tolerance: float) -> float:
+    """Returns how far the treated are above the control group beyond the tolerance, in units of the spread."""
+    residuals, weights = adjusted(groups, tolerance), groups.weights
+    treated, control = (_mean(residuals[arm], weights[arm]) for arm in groups.stage_groups)
+    return (treated - control) / _scale(residuals, weights)
+
+
+def _scale(residuals: Floats, weights: Floats) -> float:
+    """Returns the unit of a class's differences: in proportion to their spread over all divisions; 1 without any."""
+    total = float(weights.sum())
+    centred = residuals - float(np.sum(weights * residuals)) / total if total else residuals
+    found = math.sqrt(float(np.sum((weights * centred) ** 2))) / total if total else 0.0
+    return found if found > _ROUNDING else 1.0
+
+
+def _worst(sums: Floats, table: Floats, owners: NDArray[np.int64]) -> Floats:
+    """Returns (divisions, figures): the largest difference of a figure's classes.
+
+    Args:
+        sums: (divisions, 2 * classes) over the devices that a division would treat.
+        table: (devices, 2 * classes) weighted values of each class, then weights.
+        owners: (classes,) the figure of each class, ascending.
+    """
+    differences = _differences(sums, table.sum(axis=0))
+    first = np.flatnonzero(np.diff(owners, prepend=-1))
+    if len(first) == len(owners):
+        return differences
+    several = np.isin(owners, owners[1:][np.diff(owners) == 0])
+    # A class that only one group reports shows nothing; without any other, the figure shows nothing either.
+    differences[:, several] = np.nan_to_num(differences[:, several], nan=-math.inf)
+    worst: Floats = np.maximum.reduceat(differences, first, axis=1)
+    return worst
 
 
 def _divisions(rng: np.random.Generator, devices: int, treated: int) -> Floats:

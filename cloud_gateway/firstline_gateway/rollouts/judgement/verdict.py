@@ -28,9 +28,11 @@ from firstline_core.errors import RequestError
 from firstline_core.fleet.rollout import FindingState
 from firstline_core.routing.binomial import cdf
 from firstline_core.telemetry.wording import counted
-from firstline_gateway.rollouts.judgement.figures import FIGURES, Device, Figure
+from firstline_gateway.rollouts.judgement.figures import ALL, FIGURES, Device, Figure, classes_of
 from firstline_gateway.rollouts.judgement.statistics import (
+    ClassGroups,
     Groups,
+    difference,
     divisions,
     level,
     p_values,
@@ -42,6 +44,7 @@ INSTALLATIONS = "installations"
 _SMALLEST = 1e-300  # no p-value is 0, so that logarithms of it are finite
 _SHOWN = 0.001
 _MOST_ZEROS = 9
+_CLASSES_AT_MOST = 32
 WITHOUT_AUDITS = " To promote without audits, use `firstline rollout promote`, or start with `--ignore disagreement`."
 
 
@@ -74,6 +77,9 @@ DEFAULT_LIMITS: Mapping[str, Limit] = MappingProxyType(
         "escalations": Limit(0.02, 0.10),
         "drift": Limit(0.10),
         "disagreement": Limit(0.01, 0.05),
+        "missed": Limit(0.02),
+        "invented": Limit(0.02),
+        "objects": Limit(math.log(1.2)),
         "alarms": Limit(0.02),
         "silence": Limit(0.02),
     }
@@ -181,12 +187,11 @@ def judge(
     """
     level, rng = rules.level(stages, look), np.random.default_rng([seed, look])
     judged = rules.judged
-    groups = [_groups(FIGURES[name], treated, control) for name in judged]
-    tested = [(one, limit.tolerance) for one, limit in zip(groups, judged.values(), strict=True)]
+    tested = [ClassGroups(_groups(FIGURES[name], treated, control), limit.tolerance) for name, limit in judged.items()]
     p_values_ = p_values(tested, level, rng)
     findings = (
         _installations(rules.installations, installed, failed, level),
-        *(_compared(*each, level) for each in zip(judged.items(), groups, p_values_, strict=True)),
+        *(_compared(*each, level) for each in zip(judged.items(), tested, p_values_, strict=True)),
     )
     for finding in findings:
         if finding.p_value <= finding.level:
@@ -230,35 +235,55 @@ def _installations(accepted: float, installed: int, failed: int, level: float) -
     return FindingState(INSTALLATIONS, rate, accepted, 0.0, p_value, level, None, (tried, 0))
 
 
-def _groups(figure: Figure, treated: Sequence[Device], control: Sequence[Device]) -> Groups:
-    rows: list[tuple[float, float, float, bool]] = []
-    for devices, is_treated in ((treated, True), (control, False)):
-        for device in devices:
-            after = figure(device.after) if device.after is not None else None
-            before = figure(device.before) if device.before is not None else None
-            rows.append((*(after or (0.0, 0.0)), before[0] if before is not None else math.nan, is_treated))
-    table = np.asarray(rows, np.float64).reshape(-1, 4)
-    return Groups(table[:, 0], table[:, 1], table[:, 2], table[:, 3].astype(bool))
+def _groups(figure: Figure, treated: Sequence[Device], control: Sequence[Device]) -> list[Groups]:
+    """Returns the groups of the classes with most weight; one group of both kinds without data if there are none."""
+    devices = [*treated, *control]
+    is_treated = np.arange(len(devices)) < len(treated)
+    after = [figure(device.after) if device.after is not None else {} for device in devices]
+    before = [figure(device.before) if device.before is not None else {} for device in devices]
+    found = []
+    for name in classes_of(after)[:_CLASSES_AT_MOST] or [ALL]:
+        table = np.asarray([values.get(name, (0.0, 0.0)) for values in after], np.float64).reshape(-1, 2)
+        past = np.asarray([values[name][0] if name in values else math.nan for values in before], np.float64)
+        found.append(Groups(table[:, 0], table[:, 1], past, is_treated, name))
+    return found
 
 
-def _compared(named: tuple[str, Limit], groups: Groups, p_value: float, level: float) -> FindingState:
-    (name, limit), counts = named, groups.counts
-    if not all(counts):
+def _compared(named: tuple[str, Limit], tested: ClassGroups, p_value: float, level: float) -> FindingState:
+    """Returns the finding for a figure; of several classes the one with the largest difference."""
+    (name, limit), known = named, [groups for groups in tested.classes if all(groups.counts)]
+    if not known:
+        counts = tested.classes[0].counts
         return FindingState(name, None, None, limit.tolerance, p_value, level, None, counts, limit.must_detect)
-    treated, control = map(finite, groups.means)
-    detectable = finite(limit.tolerance + smallest_detectable(standard_error(groups), level, divisions(*counts)))
-    return FindingState(name, treated, control, limit.tolerance, p_value, level, detectable, counts, limit.must_detect)
+    worst = max(known, key=lambda groups: difference(groups, limit.tolerance))
+    treated, control = map(finite, worst.means)
+    error, counts = standard_error(worst), worst.counts
+    smallest = smallest_detectable(error, level / len(tested.classes), divisions(*counts))
+    detectable = finite(limit.tolerance + smallest)
+    return FindingState(
+        *(name, treated, control, limit.tolerance, p_value, level, detectable, counts, limit.must_detect), worst.name
+    )
 
 
 def _worse(finding: FindingState) -> str:
     chance = f"{_chance(finding.p_value)}, aborts at {finding.level:.2g}"
+    if finding.figure == "objects" and finding.treated is not None and finding.control is not None:
+        with_, without, accepted = (
+            f"{math.exp(-fall):.1%}" for fall in (finding.treated, finding.control, finding.tolerance)
+        )
+        return (
+            f"objects of '{finding.group}': {with_} of the devices' own past on "
+            f"{counted(finding.devices[0], 'device')} with the model, {without} on {finding.devices[1]} without; a "
+            f"fall to {accepted} of that would be accepted ({chance})."
+        )
+    of = f" '{finding.group}'" if finding.group else ""
     if finding.figure == INSTALLATIONS:
         return (
             f"{finding.treated:.1%} of {counted(finding.devices[0], 'installation')} failed, where "
             f"{finding.control:.1%} are accepted ({chance})."
         )
     return (
-        f"{finding.figure}: {finding.treated:.4g} on {counted(finding.devices[0], 'device')} with the model, "
+        f"{finding.figure}{of}: {finding.treated:.4g} on {counted(finding.devices[0], 'device')} with the model, "
         f"{finding.control:.4g} on {finding.devices[1]} without; {finding.tolerance:.4g} more would be accepted "
         f"({chance})."
     )
@@ -296,7 +321,7 @@ def _unaudited(running: Sequence[Device]) -> str:
 def _audits(running: Sequence[Device], control: Sequence[Device]) -> str:
     """Returns sentences about the audits of the model's answers and about a group without audited answers."""
     counts = [each.after.counts for each in running if each.after is not None]
-    audited, disagreed = (sum(getattr(each, name) for each in counts) for name in ("audited", "disagreed"))
+    audited, disagreed = (sum(getattr(each, name) for each in counts) for name in ("telling_audits", "disagreed"))
     found = f" Of {counted(audited, 'audit')} on devices with the model, {disagreed} disagreed." if audited else ""
     return f"{found}{_without_audits(running, control)}"
 

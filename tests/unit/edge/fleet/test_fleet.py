@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -124,11 +125,30 @@ async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:
     counts = FleetCounts(scene.models, lambda _: True)
     for values in ((SURE,), (UNSURE,), (UNSURE,), (SURE, UNSURE, 0.61)):
         asked = request(*values)
-        counts.answered(asked, await scene.answer(asked), 0.0015)
+        context = scene.context(asked)
+        counts.answered(asked, await scene.cascade.infer(context), 0.0015, context.rows)
     counts.refused(request(SURE, SURE), scene.held.version, InferenceError("no"), 0.3)
     (found,) = counts.counts()
     assert (found.rows, found.kept, found.escalated, found.errors) == (8, 2, 4, 2)
     assert sum(found.latency) == 5 and found.latency[1] == 4 and found.alarm
+    assert found.objects == {"yes": 6}  # what the edge model says, also where the full model answers
+    await scene.close()
+
+
+async def test_audits_are_counted_by_the_events_that_can_occur() -> None:
+    scene = Scene(certified=0.8)
+    counts = FleetCounts(scene.models, lambda _: False)
+    for outcome, events in (
+        ("agreed", {"missed yes": 0.0, "invented yes": 0.0}),
+        ("disagreed", {"missed no": 1.0, "invented yes": 1.0}),
+        ("agreed", {}),
+        ("lost", {}),
+    ):
+        counts.audited(SimpleNamespace(model="m", version=scene.held.version, outcome=outcome, events=events))
+    (found,) = counts.counts()
+    assert (found.audited, found.audited_empty, found.telling_audits, found.disagreed) == (3, 1, 2, 1)
+    assert found.event_audits == {"missed yes": 1, "invented yes": 2, "missed no": 1}
+    assert found.event_losses == {"missed no": 1, "invented yes": 1}
     await scene.close()
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import numpy as np
 import pytest
 
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_gateway.fleet.totals import Totals, added
-from firstline_gateway.rollouts.judgement.figures import FIGURES, between, compared
+from firstline_gateway.rollouts.judgement.figures import ALL, FIGURES, between, compared
 
 SHAPE = np.array([5, 20, 50, 20, 5])
 
@@ -34,21 +36,21 @@ def test_after_a_rollback_scores_and_alarm_are_those_of_the_old_version() -> Non
     period = between("m", start, end)
     assert period.counts.version == 1
     assert period.counts.scores == counts(1, 20).scores and period.counts.rows == counts(1, 20).rows
-    assert FIGURES["alarms"](period) == (0.0, 1.0)
+    assert FIGURES["alarms"](period) == {ALL: (0.0, 1.0)}
 
 
 def test_a_silent_device_differs_from_an_idle_one() -> None:
     start = Totals((counts(1, 20),), 1e5)
     silent, there = (compared("m", None, start, start, silent=silent) for silent in (True, False))
-    assert silent.after is not None and FIGURES["silence"](silent.after) == (1.0, 1.0)
-    assert there.after is not None and FIGURES["silence"](there.after) == (0.0, 1.0)
-    assert {name for name, figure in FIGURES.items() if figure(silent.after) is not None} == {"silence"}
+    assert silent.after is not None and FIGURES["silence"](silent.after) == {ALL: (1.0, 1.0)}
+    assert there.after is not None and FIGURES["silence"](there.after) == {ALL: (0.0, 1.0)}
+    assert {name for name, figure in FIGURES.items() if figure(silent.after)} == {"silence"}
 
 
 def test_more_errors_than_rows_are_a_share_of_one() -> None:
     period = between("m", Totals(), Totals((ModelCounts("m", 1, rows=1, errors=2**53),), 1e5))
     assert period is not None
-    assert FIGURES["errors"](period) == (1.0, pytest.approx(1 / 51))
+    assert FIGURES["errors"](period) == {ALL: (1.0, pytest.approx(1 / 51))}
 
 
 def test_counts_have_an_upper_bound() -> None:
@@ -67,3 +69,46 @@ def test_the_number_of_models_per_device_is_bounded() -> None:
         totals, before = added(totals, before, report), report
     assert len(totals.models) <= 128
     assert next(model.rows for model in totals.models if model.name == "m") == 39
+
+
+def objects(version: int, persons: int, cars: int, **fields: object) -> ModelCounts:
+    return ModelCounts("m", version, rows=1000, objects={"person": persons, "car": cars}, **fields)  # type: ignore[arg-type]
+
+
+def test_objects_fall_against_the_devices_own_past_per_hour() -> None:
+    start = Totals((objects(1, 2400, 0),), 24 * 3600)
+    before = between("m", Totals(), start)
+    end = Totals((objects(1, 2400, 0), objects(2, 399, 5)), 32 * 3600)
+    device = compared("m", before, start, end)
+    assert device.after is not None
+    # 2,400 persons a day are 800 in eight hours; cars that were not seen before cannot fall.
+    assert FIGURES["objects"](device.after) == {"person": (pytest.approx(math.log(801 / 400)), 800 / 805)}
+    assert FIGURES["objects"](compared("m", None, start, end).after) == {}
+
+
+def test_events_are_shares_of_the_audits_in_which_they_can_occur() -> None:
+    audits, losses = {"missed person": 50, "invented person": 0, "missed car": 10}, {"missed person": 5}
+    counts_ = ModelCounts("m", 2, audited=900, audited_empty=850, event_audits=audits, event_losses=losses)
+    period = between("m", Totals(), Totals((counts_,), 3600), audits_of=2)
+    assert period is not None
+    assert FIGURES["missed"](period) == {"person": (0.1, 0.5), "car": (0.0, pytest.approx(1 / 6))}
+    assert FIGURES["invented"](period) == {}
+    assert FIGURES["disagreement"](period) == {ALL: (0.0, 0.5)}
+    other = between("m", Totals(), Totals((counts_,), 3600), audits_of=3)
+    assert other is not None and not any(FIGURES[name](other) for name in ("missed", "invented", "disagreement"))
+
+
+def test_audits_of_empty_frames_are_no_audits() -> None:
+    empty = ModelCounts("m", 2, audited=900, audited_empty=900)
+    device = compared("m", None, Totals(), Totals((empty,), 3600))
+    assert not device.audited and device.after is not None and FIGURES["disagreement"](device.after) == {}
+
+
+def test_objects_add_up_over_processes() -> None:
+    totals, before = Totals(), None
+    for session, persons in (("a", 5), ("a", 9), ("b", 3)):
+        report = Telemetry(session, 1, 60.0, (objects(1, persons, 0),))
+        totals = added(totals, before if before is not None and before.session == session else None, report)
+        before = report
+    (model,) = totals.models
+    assert model.objects == {"person": 12, "car": 0}

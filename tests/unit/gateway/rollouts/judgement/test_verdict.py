@@ -6,14 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, latency_bin
-from firstline_gateway.rollouts.judgement.figures import FIGURES, Device, Period, latency_p95_ms
+from firstline_gateway.rollouts.judgement.figures import FIGURES, Device, Period, falls, latency_p95_ms
 from firstline_gateway.rollouts.judgement.statistics import (
     POWER,
+    ClassGroups,
     Groups,
     divisions,
     p_values,
@@ -96,6 +98,61 @@ def test_each_worse_figure_aborts_by_its_own_rule(figure: str, by: float) -> Non
     verdict = judged(**{figure: by})
     assert (verdict.decision, verdict.rule) == (Decision.ABORT, figure)
     assert figure in verdict.sentence and "with the model" in verdict.sentence
+
+
+CLASSES = tuple(f"class {number}" for number in range(20))
+
+
+def detector(rng: np.random.Generator, lost: str = "", *, audited: bool = True, kept: float = 0.0) -> Device:
+    """A device before and after a stage; a detector of twenty classes, of which it finds a share of one only."""
+    own = {name: float(rng.gamma(4, 3)) for name in CLASSES}
+
+    def lived(hours: float, share: float) -> Period:
+        objects = {name: int(rng.poisson(hours * mean * (share if name == lost else 1))) for name, mean in own.items()}
+        audits = {f"missed {name}": int(rng.poisson(2.0)) for name in CLASSES}
+        losses = {
+            event: int(rng.binomial(number, 1 - 0.95 * (share if event == f"missed {lost}" else 1)))
+            for event, number in audits.items()
+        }
+        counts = ModelCounts("m", 1, objects=objects)
+        if audited:
+            counts = msgspec.structs.replace(counts, event_audits=audits, event_losses=losses)
+        return Period(counts, hours)
+
+    before, after = lived(24.0, 1.0), lived(8.0, kept)
+    return Device(replace(after, falls=falls(before, after)), before)
+
+
+def judged_detector(seed: int, lost: str = "", **changes: object) -> Verdict:
+    rng = np.random.default_rng(seed)
+    treated = [detector(rng, lost, **changes) for _ in range(40)]  # type: ignore[arg-type]
+    control = [detector(rng) for _ in range(40)]
+    return judge(
+        Rules(), stages=3, look=8, over=True, installed=40, failed=0, treated=treated, control=control, seed=seed
+    )
+
+
+@pytest.mark.parametrize("audited", [True, False])
+def test_a_class_that_is_lost_aborts_by_its_name(audited: bool) -> None:
+    verdict = judged_detector(1, "class 7", audited=audited)
+    assert verdict.decision is Decision.ABORT
+    assert (verdict.rule in ("missed", "objects")) if audited else verdict.rule == "objects"
+    assert "'class 7'" in verdict.sentence and "with the model" in verdict.sentence
+    found = {finding.figure: finding.group for finding in verdict.findings if finding.p_value <= finding.level}
+    assert found == dict.fromkeys(["missed", "objects"] if audited else ["objects"], "class 7")
+
+
+def test_a_class_whose_objects_fall_by_half_aborts_without_a_full_model() -> None:
+    verdict = judged_detector(1, "class 7", audited=False, kept=0.5)
+    assert (verdict.decision, verdict.rule) == (Decision.ABORT, "objects")
+    assert verdict.sentence.startswith(
+        "objects of 'class 7': 49.9% of the devices' own past on 40 devices with the model"
+    )
+    assert "a fall to 83.3% of that would be accepted" in verdict.sentence
+
+
+def test_a_detector_that_changes_nothing_is_not_aborted() -> None:
+    assert [judged_detector(seed).decision for seed in range(5)] == [Decision.HOLD] * 5
 
 
 def test_a_better_model_is_promoted() -> None:
@@ -203,7 +260,7 @@ def test_the_predicted_difference_is_detected_with_the_stated_power() -> None:
         treated = np.arange(80) < 40
         groups = Groups(values + by * treated, np.ones(80), np.full(80, np.nan), treated)
         assert standard_error(groups) == pytest.approx(spread_error(spread, 40, 40), rel=0.4)
-        found += p_values([(groups, 0.0)], level, rng)[0] <= level
+        found += p_values([ClassGroups([groups], 0.0)], level, rng)[0] <= level
     assert abs(found / 60 - POWER) < 0.12
 
 
@@ -217,7 +274,7 @@ def test_p_values_are_never_shown_as_zero() -> None:
     assert verdict.findings[0].p_value > 0
     assert "p < 0.000000001" in verdict.sentence
     compared = judged(disagreement=0.2)
-    assert "p < 0.0001, aborts at" in compared.sentence
+    assert "p < 0.00001, aborts at" in compared.sentence
     assert all(0 < finding.p_value <= 1 for finding in compared.findings)
 
 
@@ -234,9 +291,12 @@ def test_devices_without_a_figure_have_no_weight() -> None:
     alone = Groups(mixed.values[:40], mixed.weights[:40], mixed.before[:40], treated[:40])
     assert mixed.counts == alone.counts and mixed.means == alone.means
     assert standard_error(mixed) == standard_error(alone)
-    assert p_values([(mixed, 0.0)], 1e-4, rng)[0] < 1e-3 and p_values([(alone, 0.0)], 1e-4, rng)[0] < 1e-3
+    assert (
+        p_values([ClassGroups([mixed], 0.0)], 1e-4, rng)[0] < 1e-3
+        and p_values([ClassGroups([alone], 0.0)], 1e-4, rng)[0] < 1e-3
+    )
     one_group = Groups(values, np.where(treated, 0.0, 1.0), np.full(80, np.nan), treated)
-    assert p_values([(one_group, 0.0)], 1e-4, rng)[0] == 1.0
+    assert p_values([ClassGroups([one_group], 0.0)], 1e-4, rng)[0] == 1.0
 
 
 def test_silent_devices_abort_although_the_others_are_well() -> None:
