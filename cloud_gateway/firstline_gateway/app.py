@@ -13,6 +13,7 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.twin import LIMIT_BYTES
 from firstline_core.processing.decoding import ImageDecoding
+from firstline_core.protocol.cors import with_cors
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import HttpServer, ServerLimits
 from firstline_core.runtime.select import RuntimeOptions, check_options
@@ -362,7 +363,7 @@ class Gateway:
         )
         tls = self.identity.tls
         return HttpServer(
-            app,
+            with_cors(app, self.settings.api.cors_origins),
             limits=limits,
             clock=self.clock,
             tls=tls.context if tls is not None else None,

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from firstline_core.protocol.cors import Origin
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, DEFAULT_LIMITS, ImageLimits, Limits
 from firstline_core.storage.settings import AuthoritiesPath, FilePath
 from firstline_core.types import Name
@@ -39,6 +40,8 @@ class Api(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Address to listen on; 0.0.0.0 is every network of this machine."""
     port: Port = 8080
     """TCP port; 0 lets the system choose."""
+    cors_origins: tuple[Origin, ...] = ()
+    """Origins of web pages that may call from a browser, such as ["https://example.com"]; ["*"] for any page."""
     body_limit_bytes: Count = DEFAULT_LIMITS.body_bytes
     """The largest request body (bytes)."""
     bodies_limit_bytes: Count = 1 << 29

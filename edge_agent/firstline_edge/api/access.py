@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -133,22 +133,30 @@ class TokenAccess:
 
 
 class LoopbackAccess:
-    """All users of this machine are one principal; web pages of other origins in their browsers are refused.
+    """All users of this machine are one principal; web pages in their browsers are refused, except of listed origins.
 
     Such a page can let its own name resolve to 127.0.0.1 (DNS rebinding), so only the loopback's names are accepted as
     Host. It can also let the browser post to 127.0.0.1 (CSRF); the browser then sends the page's `Origin`. With a token
     file neither attack works, because no page knows the token.
+
+    Args:
+        origins: origins of web pages that may call.
     """
+
+    def __init__(self, origins: Collection[str] = ()) -> None:
+        self._origins = origins
 
     def principal(self, headers: Mapping[str, str]) -> str:
         host = _name(headers.get("host", ""))
         if host not in LOOPBACK_NAMES:
             raise RequestError(f"This agent answers to {', '.join(LOOPBACK_NAMES)}, not to {shown(host)}.")
         origin = headers.get("origin")
-        if origin is not None and _name(origin.partition("://")[2]) not in LOOPBACK_NAMES:
+        if origin is None or origin in self._origins:
+            return LOCAL_PRINCIPAL
+        if _name(origin.partition("://")[2]) not in LOOPBACK_NAMES:
             raise RequestError(
-                f"This agent does not answer to web pages from elsewhere ({shown(origin)}); set api.token_file and "
-                "have the page send a token."
+                f"This agent does not answer to web pages from elsewhere ({shown(origin)}); list the page's origin in "
+                "api.cors_origins."
             )
         return LOCAL_PRINCIPAL
 
@@ -184,4 +192,8 @@ def access_of(api: ApiSection) -> Access:
     Raises:
         ConfigError: the token file cannot be read, or is not valid.
     """
-    return TokenAccess(read_tokens(api.token_file, "api.token_file")) if api.token_file else LoopbackAccess()
+    return (
+        TokenAccess(read_tokens(api.token_file, "api.token_file"))
+        if api.token_file
+        else LoopbackAccess(api.cors_origins)
+    )

@@ -136,10 +136,12 @@ class App:
         routes: every endpoint.
         streams: the open event streams.
         bodies: budget of memory for request bodies.
+        cors_origins: origins of web pages that may call.
     """
 
     def __init__(self, plane: EdgeDataPlane, outbox: ReopeningOutbox, operations: Operations, access: Access) -> None:
         api = plane.settings.api
+        self.cors_origins = api.cors_origins
         self.bodies = BodyBudget(api.bodies_limit_bytes)
         self.streams = Streams(limit=api.streams_limit, heartbeat_s=api.stream_heartbeat_s)
         self.routes = _routes(

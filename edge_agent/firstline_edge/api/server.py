@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 from firstline_core.errors import ConfigError
+from firstline_core.protocol.cors import with_cors
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import HttpServer, ServerLimits, connections_within_descriptors
 from firstline_core.runtime.memory import keep_freed_memory, release_freed_memory
@@ -52,7 +53,9 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Serves the API on bound sockets, and stops without losing an answer."""
     connections = connections_within_descriptors()
-    server = HttpServer(app, limits=limits or ServerLimits(pending=connections, connections=connections))
+    server = HttpServer(
+        with_cors(app, app.cors_origins), limits=limits or ServerLimits(pending=connections, connections=connections)
+    )
     await server.start(listeners)
     try:
         yield

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from firstline_core.errors import ConfigError
+from firstline_core.protocol.cors import ANY_ORIGIN
 
 if TYPE_CHECKING:
     from firstline_edge.settings.settings import EdgeSettings, LinkSection
@@ -18,13 +19,18 @@ def check(settings: EdgeSettings) -> None:
     """Checks the combinations of settings.
 
     Raises:
-        ConfigError: an open address without tokens, a threshold that is not a number, a link without an address, a
-            certificate without TLS, or a policy by price without prices.
+        ConfigError: an address or origins open to all without tokens, a threshold that is not a number, a link without
+            an address, a certificate without TLS, or a policy by price without prices.
     """
     if settings.api.host not in LOOPBACK_NAMES and not settings.api.token_file:
         raise ConfigError(
             f"api.host is {settings.api.host}, which others can reach, but api.token_file is empty; "
             "name a file of NAME:TOKEN lines, or listen on 127.0.0.1."
+        )
+    if ANY_ORIGIN in settings.api.cors_origins and not settings.api.token_file:
+        raise ConfigError(
+            "api.cors_origins has *, but api.token_file is empty, so that every web page in a browser on this device "
+            "could run the models; list the origins, or name a file of NAME:TOKEN lines."
         )
     if settings.api.bodies_limit_bytes < settings.api.body_limit_bytes:
         raise ConfigError(

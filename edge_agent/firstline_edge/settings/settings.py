@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from firstline_core.protocol.cors import Origin
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, DEFAULT_LIMITS, ImageLimits, Limits
 from firstline_core.routing.policy import PolicyKind
 from firstline_core.storage.seals import CREDENTIAL
@@ -58,6 +59,8 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """File mode of the socket, as for chmod: owner and group may write."""
     token_file: FilePath = ""
     """File with one `NAME:TOKEN` a line; empty means no token, on loopback only."""
+    cors_origins: tuple[Origin, ...] = ()
+    """Origins of web pages that may call from a browser, such as ["https://example.com"]; ["*"] needs `token_file`."""
     body_limit_bytes: Positive = 64 * _MIB
     """Largest request body that is read."""
     bodies_limit_bytes: Positive = 128 * _MIB
