@@ -13,7 +13,9 @@ from firstline.client.results import (
     Detections,
     Prediction,
     Rows,
+    Segmentation,
     Tensors,
+    Values,
     predictions,
 )
 from firstline.client.retries import Outcome
@@ -55,11 +57,13 @@ __all__ = [
     "Route",
     "RowAnswer",
     "Rows",
+    "Segmentation",
     "Status",
     "Tensor",
     "TensorSpec",
     "Tensors",
     "Tier",
+    "Values",
     "Wait",
     "errors",
     "predictions",

@@ -16,12 +16,13 @@ from pathlib import Path
 from bench.figures import Figure, measured, report
 from bench.page import refill
 from bench.pools import DATA
-from bench.tasks import bargain, classification, detection, detector_speed, difficult_cases, forecast
+from bench.tasks import bargain, classification, detection, detector_speed, difficult_cases, forecast, segmentation
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 PARTS: Mapping[str, tuple[str, Callable[[Path], Iterable[Figure]]]] = {
     "detection": ("coco-cascade", detection.figures),
+    "segmentation": ("pascal-segmentation-cascade", segmentation.figures),
     "forecast": ("nab-forecast-cascade", forecast.figures),
     "detector_speed": ("coco-cascade", detector_speed.figures),
     "difficult_cases": ("coco-cascade", difficult_cases.figures),

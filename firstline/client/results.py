@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
@@ -127,6 +128,54 @@ class Detections(Prediction):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Values(Prediction):
+    """The answer of a regression model or a forecast.
+
+    Attributes:
+        values: numbers by name.
+    """
+
+    values: Mapping[str, float]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segmentation(Prediction):
+    """The answer of a segmentation model.
+
+    Attributes:
+        labels: of the classes in the mask by number, largest first.
+        shares: of the image, by label.
+        mask: UINT8, the class of each pixel; 255 is ignored. It covers the image if `width` is known.
+        width: of the upright image in pixels; 0 if the answer does not say.
+        height: the same.
+    """
+
+    labels: Mapping[int, str]
+    shares: Mapping[str, float]
+    mask: NDArray[np.uint8]
+    width: int
+    height: int
+
+    def __str__(self) -> str:
+        return ", ".join(f"{label} ({100 * share:.4g} %)" for label, share in self.shares.items())
+
+    def resized(self) -> NDArray[np.uint8]:
+        """Returns the mask in the size of the upright image, (height, width), by the nearest pixel.
+
+        Raises:
+            InvalidTensorError: the answer does not state the size of the image.
+        """
+        if not self.width or not self.height:
+            raise InvalidTensorError("The answer does not state the size of the image.")
+        rows = (np.arange(self.height) + 0.5) * self.mask.shape[0] / self.height
+        columns = (np.arange(self.width) + 0.5) * self.mask.shape[1] / self.width
+        return np.asarray(self.mask[rows.astype(np.int64)][:, columns.astype(np.int64)], np.uint8)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Tensors(Prediction):
     """The answer of a task without a form for people.
 
@@ -243,12 +292,43 @@ def _detections(row: Mapping[str, Any], common: dict[str, Any]) -> Detections:
     )
 
 
+def _values(row: Mapping[str, Any], common: dict[str, Any]) -> Values:
+    return Values(**common, values={name: float(value) for name, value in row["values"].items()})
+
+
+def _segmentation(row: Mapping[str, Any], common: dict[str, Any]) -> Segmentation:
+    return Segmentation(
+        **common,
+        labels={int(found["class"]): found["label"] for found in row["classes"]},
+        shares={found["label"]: float(found["share"]) for found in row["classes"]},
+        mask=_mask(row["mask"]),
+        width=int(row.get("width", 0)),
+        height=int(row.get("height", 0)),
+    )
+
+
+def _mask(mask: Mapping[str, Any]) -> NDArray[np.uint8]:
+    """Returns a mask from run lengths, or from a PNG in base64, which needs Pillow."""
+    shape = int(mask["height"]), int(mask["width"])
+    if "rle" in mask:
+        pairs = np.array(mask["rle"], np.int64).reshape(-1, 2)
+        return np.repeat(pairs[:, 0], pairs[:, 1]).astype(np.uint8).reshape(shape)
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ConfigError("Masks need Pillow, which is not installed: pip install pillow; or use masks=rle.") from error
+    with Image.open(BytesIO(b64decode(mask["png"])), formats=("PNG",)) as image:
+        return np.asarray(image, np.uint8).reshape(shape)
+
+
 def _tensors(row: Mapping[str, Any], common: dict[str, Any]) -> Tensors:
     return Tensors(**common, outputs={name: np.array(values) for name, values in row["outputs"].items()})
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Prediction]] = {
     "objects": _detections,
+    "values": _values,
+    "mask": _segmentation,
     "outputs": _tensors,
 }
 """What reads an answer, by a key that only answers of its task have."""

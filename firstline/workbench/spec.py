@@ -27,7 +27,7 @@ A recipe declares a bundle:
     k = 100
     class_groups = { vehicle = ["car", "truck"] }
 
-The table has the name of the task: `detection`, `regression`, `tensors`. A table `[task]` with a `kind` is of any task,
+The table has the name of the task, such as `detection` or `regression`. A table `[task]` with a `kind` is of any task,
 also of one that an installed package provides. Without such a table the models are classifiers. The default score is
 the first of the task's `score_kinds`. A task without labels needs no `labels`. `loss_graph` of `[tensors]` is a file.
 
@@ -249,6 +249,7 @@ class _Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: _Policy = _Policy()
     detection: dict[str, Any] | None = None
     regression: dict[str, Any] | None = None
+    segmentation: dict[str, Any] | None = None
     tensors: dict[str, Any] | None = None
     task: dict[str, Any] | None = None
 

@@ -32,8 +32,9 @@ USAGE: Mapping[str, tuple[str, str]] = {
     ),
     "center_crop": ("center_crop[:FRACTION]", "the central square, FRACTION of the short side"),
     "resize": (
-        "resize:WIDTHxHEIGHT[:FILTER][:letterbox=corner|center][:pad=N]",
-        "nearest, bilinear (default), bicubic or lanczos; letterbox keeps the aspect ratio and pads with N, or with 0",
+        "resize:WIDTHxHEIGHT[:FILTER][:letterbox=corner|center][:pad=N][:rounding=down|nearest]",
+        "nearest, bilinear (default), bicubic or lanczos; letterbox keeps the aspect ratio, rounds the "
+        "sides down (as YOLOX does) or to the nearest pixel, and pads with N, or with 0",
     ),
     "standardize": ("standardize", "of numbers that are no image, first: each row minus its mean, by its deviation"),
     "decode_audio": ("decode_audio", "WAV, FLAC or OGG bytes to samples from -1 to 1; needs resample"),
@@ -57,6 +58,11 @@ USAGE: Mapping[str, tuple[str, str]] = {
         "after a regression model: the error that it expects, from another output or from columns of its own one",
     ),
     "unstandardize": ("unstandardize", "last, after a regression model: from the units of standardize to the input's"),
+    "argmax": ("argmax[:NHWC|NCHW]", "after a segmentation: the class of each pixel, from the scores of the classes"),
+    "class_scores": (
+        "class_scores:OUTPUT[:logits|probabilities][:NHWC|NCHW]",
+        "after a segmentation: the scores of the classes from another output, only for the confidence",
+    ),
     "label_offset": ("label_offset[:COLUMNS]", "after the model: drop leading columns, 1 unless named"),
     "binary": ("binary[:probability|logit]", "after the model: one output, of the second label, to two"),
     "yolox": ("yolox[:STRIDES]", "after a detector: boxes of YOLOX; strides 8/16/32 unless named"),
@@ -77,7 +83,7 @@ USAGE: Mapping[str, tuple[str, str]] = {
     ),
     "class_map": (
         "class_map:NUMBERS",
-        "after a decoder: the label of each class, -1 for none; coco91 or coco90 for COCO's category ids from 0 or 1",
+        "boxes and masks: the label of each class, -1 for none; coco91 or coco90 for COCO's category ids from 0 or 1",
     ),
     "suppress": (
         "suppress:SCORE[:iou=N][:floor=N][:limit=N]",
@@ -89,7 +95,7 @@ USAGE: Mapping[str, tuple[str, str]] = {
 _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "decode": ("mode", "background", "bits"),
     "center_crop": ("fraction",),
-    "resize": ("size", "filter", "letterbox", "pad"),
+    "resize": ("size", "filter", "letterbox", "pad", "rounding"),
     "resample": ("rate_hz",),
     "crop": ("samples", "keep"),
     "pad": ("samples", "side"),
@@ -98,6 +104,8 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "layout": ("to",),
     "columns": ("indices",),
     "spread": ("output", "columns"),
+    "argmax": ("layout",),
+    "class_scores": ("output", "of", "layout"),
     "label_offset": ("offset",),
     "binary": ("of",),
     "yolox": ("strides",),
@@ -110,12 +118,24 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 }
 # Arguments that are only given by name.
 _BY_NAME = frozenset(
-    {"background", "bits", "letterbox", "pad", "columns", "objectness", "corners", "iou", "floor", "limit"}
+    {"background", "bits", "letterbox", "pad", "rounding", "columns", "objectness", "corners", "iou", "floor", "limit"}
 )
 _AUDIO = ("decode_audio", "mono", "resample", "crop", "pad", "windows")
 _BEFORE = ("decode", "center_crop", "resize", *_AUDIO, "standardize", "scale", "layout", "flatten", "graph")
 _DETECTION = ("yolox", "fastestdet", "yolo", "detr", "ssd", "box_rows", "class_map", "suppress")
-_AFTER = ("softmax", "sigmoid", "columns", "spread", "unstandardize", "label_offset", "binary", "graph", *_DETECTION)
+_AFTER = (
+    "softmax",
+    "sigmoid",
+    "columns",
+    "spread",
+    "unstandardize",
+    "argmax",
+    "class_scores",
+    "label_offset",
+    "binary",
+    "graph",
+    *_DETECTION,
+)
 _NUMBERS = {
     "fraction": float,
     "rate_hz": int,

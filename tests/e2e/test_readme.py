@@ -66,7 +66,9 @@ def left_for_git(folder: Path) -> set[str]:
     return {line.removeprefix("?? ") for line in listed.splitlines()}
 
 
-@pytest.mark.parametrize("page", ["bundles.md", "identities.md", "policies.md", "regression.md", "storage.md"])
+@pytest.mark.parametrize(
+    "page", ["bundles.md", "identities.md", "policies.md", "regression.md", "segmentation.md", "storage.md"]
+)
 def test_the_pages_are_true(reader: Reader, page: str) -> None:
     reader.follow((CHECKOUT / "docs" / page).read_text())
     assert reader.executed

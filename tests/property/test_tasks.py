@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from firstline_core.processing.masks import IGNORED
 from firstline_core.tasks.base import Task, check_outputs
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.regression import SCALE, SPREAD, VALUES, Regression
+from firstline_core.tasks.segmentation import CLASS_BEST, CLASS_IOU, CONFIDENCE, MASK, Segmentation
 from firstline_core.types import Array, Arrays, slice_rows
 
 Rng = np.random.Generator
@@ -48,6 +50,12 @@ def _probabilities(rng: Rng, rows: int) -> tuple[dict[str, Array], dict[str, Arr
     return {"probabilities": (shares / shares.sum(axis=1, keepdims=True)).astype(np.float32)}, {"logits": logits}
 
 
+def _masks(rng: Rng, rows: int) -> tuple[dict[str, Array], dict[str, Array]]:
+    mask = rng.choice(np.array([0, 1, 2, IGNORED], np.uint8), size=(rows, 3, 4))
+    evidence = {name: rng.uniform(size=(rows, 3)).astype(np.float32) for name in (CLASS_IOU, CLASS_BEST)}
+    return {MASK: mask, CONFIDENCE: rng.uniform(size=rows).astype(np.float32)}, evidence
+
+
 CASES = {
     "classification": Answers(Classification(("a", "b", "c")), _probabilities),
     "regression": Answers(Regression(absolute=3), _values(1, scaled=False)),
@@ -55,6 +63,7 @@ CASES = {
         Regression(("a", "b"), scaled=2, absolute=1, loss_kind="error"), _values(2, scaled=True)
     ),
     "regression-relative": Answers(Regression(("a", "b"), relative=0.2), _values(2, scaled=False), symmetric=False),
+    "segmentation": Answers(Segmentation(("background", "cat", "dog"), width=4, height=3, least_share=0.2), _masks),
 }
 
 every_task = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from firstline.workbench.data.files import FILE_LIMIT_BYTES
 from firstline_core.errors import ConfigError, RequestError
+from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.image_header import check_limits, read_header
+from firstline_core.processing.masks import IGNORED, fitted
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
 from firstline_core.storage.files import read_limited
-
-IGNORED = 255
-"""The class of pixels that are not compared; all pixels of an image without a mask."""
 
 
 def mask_file(folder: Path, image: str) -> Path:
@@ -24,7 +23,7 @@ def mask_file(folder: Path, image: str) -> Path:
 
 
 def read_mask(file: Path, size: tuple[int, int], classes: int) -> NDArray[np.uint8]:
-    """Returns the class of each pixel, (height, width), resized to the nearest pixel.
+    """Returns the class of each pixel in the frame of masks, (height, width), see `processing/masks.py`.
 
     Args:
         file: greyscale of eight bits, or with a palette; an absent file is an image without labels.
@@ -46,7 +45,7 @@ def read_mask(file: Path, size: tuple[int, int], classes: int) -> NDArray[np.uin
                 raise ConfigError(
                     f"{file} has the mode {image.mode}; a mask has one class of eight bits for each pixel."
                 )
-            mask = np.asarray(image.resize(size, Image.Resampling.NEAREST), np.uint8)
+            mask = np.asarray(image, np.uint8)
     except RequestError as error:
         raise ConfigError(error.message) from error
     except (OSError, ValueError, SyntaxError, EOFError, MemoryError) as error:
@@ -56,4 +55,4 @@ def read_mask(file: Path, size: tuple[int, int], classes: int) -> NDArray[np.uin
         raise ConfigError(
             f"{file} has the class {wrong[0]}; the bundle has 0 to {classes - 1}, and {IGNORED} is ignored."
         )
-    return mask
+    return fitted(mask, InputSize(*size))

@@ -41,8 +41,9 @@ def placed(step: Resize, width: int, height: int) -> Placement:
     if not step.letterbox:
         return Placement(step.width, step.height, 0, 0)
     ratio = min(step.width / width, step.height / height)
-    # A side of less than a pixel would be no picture. YOLOX rounds down.
-    across, down = max(1, int(width * ratio)), max(1, int(height * ratio))
+    whole = round if step.rounding == "nearest" else int
+    # A side of less than a pixel would be no picture.
+    across, down = max(1, whole(width * ratio)), max(1, whole(height * ratio))
     if step.letterbox == "corner":
         return Placement(across, down, 0, 0)
     return Placement(across, down, (step.width - across) // 2, (step.height - down) // 2)

@@ -66,6 +66,7 @@ class Resize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", ta
         letterbox: keeps the aspect ratio: the picture is placed in the top left corner or in the centre, and the rest
             is padded. If it is not set, the picture is stretched.
         pad: value of all channels of the padding; 0 if it is not set.
+        rounding: of the sides of a letterbox's picture to whole pixels; down if it is not set, as YOLOX does.
     """
 
     width: Positive
@@ -73,10 +74,15 @@ class Resize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", ta
     filter: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
     letterbox: Literal["corner", "center"] | UnsetType = UNSET
     pad: Byte | UnsetType = UNSET
+    rounding: Literal["down", "nearest"] | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        if self.pad is not UNSET and self.letterbox is UNSET:
+        if self.letterbox is not UNSET:
+            return
+        if self.pad is not UNSET:
             raise ValueError("'pad' needs 'letterbox': a stretched picture has no padding")
+        if self.rounding is not UNSET:
+            raise ValueError("'rounding' needs 'letterbox': a stretched picture has the given size")
 
 
 class Scale(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="scale"):
@@ -124,6 +130,30 @@ class Spread(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", ta
     def __post_init__(self) -> None:
         if not self.output and not self.columns:
             raise ValueError("'spread' needs the name of an output, or columns")
+
+
+class Argmax(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="argmax"):
+    """Selects the most probable class of each pixel of a segmentation.
+
+    Attributes:
+        layout: of the output: the classes are its last axis (NHWC) or its second (NCHW).
+    """
+
+    layout: Literal["NHWC", "NCHW"] = "NHWC"
+
+
+class ClassScores(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="class_scores"):
+    """Reads the classes' scores of a segmentation whose own output is a map of classes. They may have a coarser grid.
+
+    Attributes:
+        output: name of the model's output.
+        of: what the numbers are; of probabilities, the classes of a cell sum to 1.
+        layout: the classes are the last axis of the output (NHWC) or its second (NCHW).
+    """
+
+    output: Annotated[str, Meta(min_length=1)]
+    of: Literal["logits", "probabilities"] = "logits"
+    layout: Literal["NHWC", "NCHW"] = "NHWC"
 
 
 class Sigmoid(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="sigmoid"):
@@ -284,7 +314,7 @@ class BoxRows(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", t
 
 
 class ClassMap(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="class_map"):
-    """Replaces the model's class i by `to[i]`, the number of a label; boxes whose class becomes -1 are dropped."""
+    """Replaces the model's class i by `to[i]`, the number of a label; boxes of -1 are dropped, pixels of -1 ignored."""
 
     to: Annotated[tuple[Annotated[int, Meta(ge=-1, lt=2**31)], ...], Meta(min_length=1)]
 
@@ -319,6 +349,8 @@ PostStep = (
     | Graph
     | Spread
     | Unstandardize
+    | Argmax
+    | ClassScores
     | BoxDecoder
     | ClassMap
     | Suppress

@@ -5,6 +5,7 @@ Modules
     classification      one probability per label
     detection           boxes with classes and scores
     regression          numbers with a tolerance
+    segmentation        a class for each pixel
     installed           tasks by kind, those of other packages included
     tensors             whatever the bundle declares
     average_precision   COCO's precision of detections
@@ -23,11 +24,12 @@ from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification, labelled
 from firstline_core.tasks.detection import Detection
 from firstline_core.tasks.regression import Regression
+from firstline_core.tasks.segmentation import Segmentation
 from firstline_core.tasks.tensors import Tensors
 from firstline_core.tasks.view import WHOLE, View, read_view, with_sizes
 from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, InferResponse, Tensor
 
-AnyTask = Classification | Detection | Regression | Tensors
+AnyTask = Classification | Detection | Regression | Segmentation | Tensors
 """The tasks of this package. A manifest may also name one of another package, see `installed.py`."""
 
 

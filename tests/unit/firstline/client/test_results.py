@@ -19,6 +19,8 @@ from firstline_core.errors import InvalidTensorError
 from firstline_core.tasks import AnyTask, answer_json
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.regression import Regression
+from firstline_core.tasks.segmentation import Segmentation
 from firstline_core.types import Array, InferResponse, ModelMetadata, Tensor, TensorSpec
 
 TASK = Detection(("cat", "dog"), k=3)
@@ -46,6 +48,25 @@ def read(task: AnyTask | None, arrays: dict[str, Array], **changes: Any) -> firs
 
 def first_row(arrays: dict[str, Array]) -> dict[str, Array]:
     return {name: array[:1] for name, array in arrays.items()}
+
+
+def test_values_have_names() -> None:
+    found = read(Regression(("low", "high"), absolute=1), {"values": np.array([[1.5, 2.25]], np.float32)})
+    assert isinstance(found, firstline.Values)
+    assert found.values == {"low": 1.5, "high": 2.25} and str(found) == "low 1.5, high 2.25"
+
+
+@pytest.mark.parametrize("query", [{}, {"masks": "rle"}])
+def test_masks_are_arrays(query: dict[str, str]) -> None:
+    task = Segmentation(("ground", "cat"), width=4, height=2)
+    outputs = {"mask": np.array([[[0, 0, 1, 1], [255] * 4]], np.uint8), "confidence": np.ones(1, np.float32)}
+    images = Tensor("image", np.array([encode(np.zeros((10, 40, 3), np.uint8))], object))
+    document = orjson.loads(orjson.dumps(answer_json(response(outputs), task, query, images)))
+    found = prediction_from(document, "The server")
+    assert isinstance(found, firstline.Segmentation)
+    assert (found.mask.tolist(), found.labels, found.width) == ([[0, 0, 1, 1]], {0: "ground", 1: "cat"}, 40)
+    assert found.resized().shape == (10, 40) and (found.resized()[:, 20:] == 1).all()
+    assert str(found) == "ground (50 %), cat (50 %)"
 
 
 def test_detections_are_arrays_and_objects() -> None:
