@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from bench.fleet.alarms import BoundedContract
-from bench.fleet.population import AUDITS_PER_HOUR, BUNDLE, NEW, NOTHING, Effect, population
+from bench.fleet.population import AUDITS_PER_HOUR, BUNDLE, NEW, NOTHING, STREET, Effect, Scenery, population
 from bench.fleet.population import Device as Drawn
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_gateway.fleet.totals import Totals, added
@@ -93,3 +95,77 @@ def _count(fleet: list[Drawn], told: list[Telemetry | None], totals: list[Totals
         report = device.telemetry
         totals[index] = added(totals[index], told[index], report)
         told[index] = report
+
+
+class Spread(NamedTuple):
+    """How far a model came: promoted to all devices or not, how many it reached, and by which rule it ended where."""
+
+    promoted: bool
+    reached: int
+    stage: int
+    decision: str
+    rule: str
+
+
+DEVICES, SHARES, SOAK_H = 200, (0.1, 0.5, 0.95), 24.0
+"""Of the rollouts of `rolled_out`; the last devices are held back until all stages were promoted."""
+
+
+def rolled_out(seed: int, *, effect: Effect, scenery: Scenery = STREET) -> Spread:
+    """One rollout of a version without a certificate, which therefore no contract stops.
+
+    Each stage is observed for a day, and takes devices that no earlier stage took.
+
+    Args:
+        seed: of everything that is drawn.
+        effect: of the model.
+        scenery: what the devices see; they start at a time of day that the seed draws.
+    """
+    start_h = float(np.random.default_rng([19, seed]).uniform(0, 24))
+    fleet = list(population(DEVICES, seed * 64, effect, replace(scenery, start_h=start_h)).values())
+    told: list[Telemetry | None] = [None] * DEVICES
+    totals = [Totals()] * DEVICES
+    for device in fleet:
+        device.live(24.0)
+    past = list(totals)
+    _count(fleet, told, totals)
+    rules, verdict, taken = _rules(scenery), None, 0
+    stage = 0
+    for stage, share in enumerate(SHARES):  # noqa: B007 (the stage of its end)
+        until = round(share * DEVICES)
+        before = [between(BUNDLE, was, now) for was, now in zip(past, totals, strict=True)]
+        start = list(totals)
+        for device in fleet[taken:until]:
+            device.version = NEW
+        for look in range(1, LOOKS_PER_STAGE + 1):
+            for device in fleet:
+                device.live(SOAK_H / LOOKS_PER_STAGE)
+            _count(fleet, told, totals)
+            devices = [
+                structs.replace(compared(BUNDLE, was, began, now), board=f"board {int(4 * drawn.board)}")
+                for drawn, was, began, now in zip(fleet, before, start, totals, strict=True)
+            ]
+            verdict = judge(
+                rules,
+                stages=len(SHARES) + 1,
+                look=look,
+                over=look == LOOKS_PER_STAGE,
+                installed=until - taken,
+                failed=0,
+                treated=devices[taken:until],
+                control=devices[until:],
+                running=devices[taken:until] if scenery.audits_per_hour else (),
+                seed=seed,
+            )
+            if verdict.decision is Decision.ABORT:
+                break
+        if verdict is None or verdict.decision is not Decision.PROMOTE:
+            break
+        past, taken = start, until
+    else:
+        return Spread(True, DEVICES, len(SHARES), Decision.PROMOTE.value, "sound")
+    return Spread(False, until, stage, verdict.decision.value if verdict else "", verdict.rule if verdict else "")
+
+
+def _rules(scenery: Scenery) -> Rules:
+    return Rules() if scenery.audits_per_hour else Rules(ignored=("disagreement",))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
@@ -21,6 +21,7 @@ AUDITS_PER_HOUR = 25
 SCORE_BINS = 20
 """Bins of scores, as the certificates of this checkout's bundles have."""
 
+_BY_CLASS = ("objects", "event_audits", "event_losses")
 _LOG_BOUNDS = [math.log(bound) for bound in LATENCY_BOUNDS_MS]
 _SPREAD = 0.4  # of the logarithm of latencies
 # A device's scene changes over hours: how far it wanders from what is usual there, and how soon it is back.
@@ -39,6 +40,10 @@ class Effect:
         disagreement: more of the audited answers that the full model answers otherwise.
         escalations: factor.
         drift: by how much scores lie elsewhere than the device's own did, see `Device.shares`.
+        blind: classes of which it reports no object.
+        wrong: share of the objects that it reports as one of another class, drawn at random.
+        boards: share of the devices on which it is blind or wrong.
+        at_night: whether it is blind only from 20 to 6 o'clock.
     """
 
     failing: float = 0.0
@@ -47,8 +52,32 @@ class Effect:
     disagreement: float = 0.0
     escalations: float = 1.0
     drift: float = 0.0
+    blind: tuple[str, ...] = ()
+    wrong: float = 0.0
+    boards: float = 1.0
+    at_night: bool = False
 
 
+@dataclass(frozen=True)
+class Scenery:
+    """What there is to see.
+
+    Args:
+        objects: of each class in a frame, on average.
+        start_h: time of day when the devices start.
+        audits_per_hour: of each device; 0 without a full model.
+    """
+
+    objects: Mapping[str, float] = field(default_factory=lambda: {"car": 0.5, "person": 0.2, "dog": 0.02})
+    start_h: float = 12.0
+    audits_per_hour: int = AUDITS_PER_HOUR
+
+
+STREET = Scenery()
+ALL_CLASSES = tuple(STREET.objects)
+_NIGHT_H = (20.0, 6.0)
+_SWING = 0.5  # of the number of objects over a day, around its mean
+_HOURLY = 0.4  # standard deviation of the logarithm of a device's objects from hour to hour
 NOTHING = Effect()
 
 
@@ -60,11 +89,13 @@ class Device:
         name: of the device.
         rng: draws what it does.
         effect: of the new model.
+        scenery: what it sees.
     """
 
     name: str
     rng: np.random.Generator
     effect: Effect = NOTHING
+    scenery: Scenery = STREET
     version: int = OLD
     sequence: int = 0
     unclean: int = 0
@@ -81,13 +112,17 @@ class Device:
         self.crashing = float(rng.gamma(0.5, 0.1))
         self.slant, self.hollow = float(rng.normal(0, 0.5)), float(rng.normal(0, 0.3))
         self.scene = float(rng.normal(0, _WANDERS))
+        classes = len(self.scenery.objects)
+        self.seen = np.array([*self.scenery.objects.values()]) * rng.lognormal(0, 0.5, classes)
+        self.missing, self.inventing = rng.beta(3, 57, classes), rng.beta(3, 97, classes)
+        self.board = float(rng.random())
 
     def live(self, hours: float) -> None:
         """Answers requests for a while, by the model that it runs."""
         rng, new = self.rng, self.version == NEW
         effect = self.effect if new else NOTHING
         rows = int(rng.poisson(self.rows_per_hour * hours))
-        audited = int(AUDITS_PER_HOUR * hours)
+        audited = int(self.scenery.audits_per_hour * hours)
         escalated = int(rng.binomial(rows, min(1.0, self.escalating * effect.escalations)))
         errors = int(rng.binomial(rows - escalated, self.failing))
         slowness = math.log(self.slowness_ms) + effect.latency
@@ -95,6 +130,8 @@ class Device:
         back = math.exp(-hours / _BACK_H)
         self.scene = float(rng.normal(self.scene * back, _WANDERS * math.sqrt(1 - back * back)))
         scores = rng.multinomial(rows, self.shares(effect.drift))
+        looked = self.look(hours, audited, effect)
+        telling = audited - looked.empty
         counted = ModelCounts(
             BUNDLE,
             self.version,
@@ -106,12 +143,53 @@ class Device:
             latency_sum_ms=rows * math.exp(slowness + _SPREAD**2 / 2),
             scores=tuple(scores.tolist()),
             audited=audited,
-            disagreed=int(rng.binomial(audited, min(1.0, self.disagreeing + effect.disagreement))),
+            audited_empty=looked.empty,
+            disagreed=int(rng.binomial(telling, min(1.0, self.disagreeing + effect.disagreement + looked.lost))),
+            objects=looked.objects,
+            event_audits=looked.event_audits,
+            event_losses=looked.event_losses,
         )
         held = self.models.get(self.version)
         self.models[self.version] = counted if held is None else _sum(held, counted)
         self.unclean += int(rng.poisson((self.crashing + effect.crashes) * hours / 24))
         self.uptime_s += hours * 3600
+
+    def look(self, hours: float, audited: int, effect: Effect) -> Look:
+        """Returns what the model reports in a period, and what the audits of it find."""
+        rng, names = self.rng, [*self.scenery.objects]
+        affected = self.board < effect.boards
+        starts_h = self.scenery.start_h + self.uptime_s / 3600 + np.arange(max(1, round(hours)))
+        of_day = starts_h % 24
+        rhythm = 1 + _SWING * np.cos((of_day - 14) * math.pi / 12)
+        busy = rhythm[:, None] * rng.lognormal(-(_HOURLY**2) / 2, _HOURLY, (len(starts_h), len(names)))
+        there = rng.poisson(self.rows_per_hour * hours / len(starts_h) * self.seen * busy)
+        dark = (of_day >= _NIGHT_H[0]) | (of_day < _NIGHT_H[1])
+        blind = np.array([name in effect.blind for name in names]) & affected
+        open_ = 1 - blind * (dark[:, None] if effect.at_night else np.ones((len(starts_h), 1)))
+        found = rng.binomial(there, (1 - self.missing) * open_)
+        confused = rng.binomial(found, effect.wrong * affected)
+        false = rng.poisson(there * self.inventing * open_) + rng.multinomial(
+            confused.sum(axis=1), np.full(len(names), 1 / len(names))
+        )
+        right, invented, total = (each.sum(axis=0) for each in (found - confused, false, there))
+        reported = right + invented
+        # Shares of frames: an audit draws a frame, whenever it was.
+        frames = 1 - np.exp(-self.seen * busy.mean(axis=0))
+        missable = rng.binomial(audited, frames)
+        inventable = rng.binomial(audited, np.minimum(1.0, frames * reported / np.maximum(total, 1)))
+        missed = rng.binomial(missable, 1 - right / np.maximum(total, 1))
+        made_up = rng.binomial(inventable, invented / np.maximum(reported, 1))
+        empty = int(rng.binomial(audited, np.prod(1 - frames)))
+        events = {f"missed {name}": index for index, name in enumerate(names)}
+        return Look(
+            objects=dict(zip(names, reported.tolist(), strict=True)),
+            event_audits={event: int(missable[index]) for event, index in events.items()}
+            | {f"invented {name}": int(inventable[index]) for index, name in enumerate(names)},
+            event_losses={event: int(missed[index]) for event, index in events.items()}
+            | {f"invented {name}": int(made_up[index]) for index, name in enumerate(names)},
+            empty=empty,
+            lost=float(1 - (open_ * there).sum() / max(there.sum(), 1)) + effect.wrong * affected,
+        )
 
     def shares(self, drift: float) -> NDArray[np.float64]:
         """Of its rows by score: of a fleet about as many in each bin, of a device as its scene has it just now.
@@ -129,6 +207,21 @@ class Device:
         return Telemetry("session", self.sequence, self.uptime_s, models, unclean=self.unclean)
 
 
+class Look(NamedTuple):
+    """What a model reports in a period, and what its audits find; see `ModelCounts`.
+
+    Attributes:
+        lost: share of the objects that the new model loses.
+        empty: audits of frames without an object.
+    """
+
+    objects: dict[str, int]
+    event_audits: dict[str, int]
+    event_losses: dict[str, int]
+    empty: int
+    lost: float
+
+
 class DeviceReport(NamedTuple):
     """What the gateway hears of a device."""
 
@@ -137,9 +230,9 @@ class DeviceReport(NamedTuple):
     telemetry: Telemetry
 
 
-def population(number: int, seed: int, effect: Effect = NOTHING) -> dict[str, Device]:
+def population(number: int, seed: int, effect: Effect = NOTHING, scenery: Scenery = STREET) -> dict[str, Device]:
     """Returns devices by name."""
-    return {name: Device(name, rng, effect) for name, rng in generators(number, seed)}
+    return {name: Device(name, rng, effect, scenery) for name, rng in generators(number, seed)}
 
 
 def generators(number: int, seed: int) -> Iterator[tuple[str, np.random.Generator]]:
@@ -149,14 +242,20 @@ def generators(number: int, seed: int) -> Iterator[tuple[str, np.random.Generato
 
 
 def _sum(one: ModelCounts, more: ModelCounts) -> ModelCounts:
-    numbers = ("rows", "kept", "escalated", "errors", "audited", "disagreed", "latency_sum_ms")
+    numbers = ("rows", "kept", "escalated", "errors", "audited", "audited_empty", "disagreed", "latency_sum_ms")
     values = {name: getattr(one, name) + getattr(more, name) for name in numbers}
+    classes = {name: _by_class(getattr(one, name), getattr(more, name)) for name in _BY_CLASS}
     return replace(
         one,
         **values,
+        **classes,
         latency=tuple(map(add, one.latency, more.latency)),
         scores=tuple(map(add, one.scores, more.scores)),
     )
+
+
+def _by_class(one: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + number for name, number in more.items()}
 
 
 def _log_normal_shares(mean: float) -> NDArray[np.float64]:

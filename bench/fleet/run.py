@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,15 +20,15 @@ from typing import Any, NamedTuple
 from bench.figures import RESULTS, Figure, tell, write
 from bench.fleet.alarms import CONTRACTS, alarmed
 from bench.fleet.driven import HOUR_S, definition, driven
-from bench.fleet.judged import Ended, judged
-from bench.fleet.population import NEW, NOTHING, OLD, Effect
+from bench.fleet.judged import DEVICES, Ended, Spread, judged, rolled_out
+from bench.fleet.population import NEW, NOTHING, OLD, STREET, Effect, Scenery
 from bench.fleet.world import world
 from firstline_core.telemetry import logs
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollout import Stage
 from firstline_gateway.settings.settings import Store
 
-PARTS = ("same", "worse", "alarms", "devices")
+PARTS = ("same", "worse", "alarms", "bad", "devices")
 TARGET = "fleet"
 WORSE = Effect(disagreement=0.05)
 ENOUGH = 1000
@@ -57,6 +58,24 @@ CASES = {
 }
 
 
+class BadBundle(NamedTuple):
+    """A detector without a certificate, which no contract stops: what it does, and what the devices see."""
+
+    effect: Effect
+    scenery: Scenery = STREET
+
+
+RARE = Scenery({"person": 0.001})
+"""One in 1,000 frames holds an object."""
+BAD = {
+    "blind": BadBundle(Effect(blind=tuple(STREET.objects))),
+    "blind, and one in 1,000 frames holds an object": BadBundle(Effect(blind=tuple(RARE.objects)), RARE),
+    "one class lost, which is in one of 50 frames": BadBundle(Effect(blind=("dog",))),
+    "blind at night": BadBundle(Effect(blind=tuple(STREET.objects), at_night=True)),
+    "wrong on one board, which a quarter of the devices have": BadBundle(Effect(wrong=0.9, boards=0.25)),
+}
+
+
 class Effort(NamedTuple):
     """How much is done.
 
@@ -82,6 +101,8 @@ def measure(effort: Effort, only: frozenset[str]) -> dict[str, Any]:
         found["five_points_worse"] = _many("five points worse", worse, effort)
     if "alarms" in only:
         found["alarmed"] = _alarms(effort)
+    if "bad" in only:
+        found["bad"] = {name: _bad(name, effort) for name in BAD}
     if "devices" in only:
         found["devices"] = _simulated(effort)
     return found
@@ -117,6 +138,31 @@ def _alarms(effort: Effort) -> dict[str, Any]:
         "promoted_after": sum(each.promoted > 0 for each in found),
         "states": dict(Counter(each.state for each in found)),
         "devices_left": sum(each.left for each in found),
+        "seconds": round(time.monotonic() - started_s, 1),
+    }
+
+
+def bad(name: str, seed: int) -> Spread:
+    """Rolls out one of `BAD`; every second fleet has no full model, so that only its objects can tell."""
+    effect, scenery = BAD[name]
+    return rolled_out(seed, effect=effect, scenery=replace(scenery, audits_per_hour=0) if seed % 2 else scenery)
+
+
+def _bad(name: str, effort: Effort) -> dict[str, Any]:
+    started_s = time.monotonic()
+    with ProcessPoolExecutor(effort.processes) as pool:
+        ended = list(pool.map(partial(bad, name), range(effort.rollouts), chunksize=8))
+    promoted = [each for each in ended if each.promoted]
+    progress(f"{name}: {len(promoted)} of {len(ended)} promoted")
+    return {
+        "rollouts": len(ended),
+        "devices": DEVICES,
+        "promoted": len(promoted),
+        "promoted_without_full_model": sum(each.promoted for each in ended[1::2]),
+        "stopped_in_stage_1": sum(each.decision == "abort" and each.stage == 0 for each in ended),
+        "held": sum(each.decision == "hold" for each in ended),
+        "reached": sum(each.reached for each in ended) / len(ended) / DEVICES,
+        "rules": dict(Counter(each.rule for each in ended)),
         "seconds": round(time.monotonic() - started_s, 1),
     }
 
@@ -195,6 +241,10 @@ def figures(found: dict[str, Any]) -> list[Figure]:
         name = f"of {bad['alarmed']:,} rollouts of bad bundles that alarm, promoted after the alarm"
         stopped = bad["promoted_after"] == 0 and bad["states"] == {"rolled_back": bad["alarmed"]}
         made.append(_judged(name, bad["promoted_after"] / bad["alarmed"], "0", stopped, bad["alarmed"]))
+    for name, one in found.get("bad", {}).items():
+        share, what = one["promoted"] / one["rollouts"], f"of {one['rollouts']:,} rollouts of a detector: {name}"
+        made.append(_judged(f"{what}, promoted", share, "<= 0.01", share <= 0.01, one["rollouts"]))
+        made.append(Figure(f"judged: {what}, devices reached", round(one["reached"], 4), "of them"))
     for name, ended in found.get("devices", {}).items():
         made.append(_ended("simulated", name, ended))
     return made

@@ -135,7 +135,8 @@ FINDINGS: tuple[Column[FindingState], ...] = (
         "figure",
         "Figure",
         lambda one: Cell(
-            f"{one.figure} {one.group}".rstrip(), tone=Tone.BAD if one.p_value <= one.level else Tone.PLAIN
+            " ".join(filter(None, (one.figure, one.group, one.board))),
+            tone=Tone.BAD if one.p_value <= one.level else Tone.PLAIN,
         ),
     ),
     Column("treated", "With the model", lambda one: number(one.treated), number=True),

@@ -40,6 +40,7 @@ class DeviceView(Struct, frozen=True):
         audited: whether it is to audit the judged bundles without a certificate too.
         audits_off: the setting that switches its audits off, see `Reported`.
         model: the version of the rollout's bundle that it runs; None for a configuration, or if it reports none.
+        board: its hardware; "" if it reports none.
     """
 
     name: str
@@ -53,6 +54,7 @@ class DeviceView(Struct, frozen=True):
     audited: bool = False
     audits_off: str = ""
     model: RunningModel | None = None
+    board: str = ""
 
 
 def desired_of(document: Desired, subject: Subject, name: str) -> DesiredVersion | None:

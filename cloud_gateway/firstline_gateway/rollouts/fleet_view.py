@@ -15,6 +15,7 @@ import msgspec
 from sqlalchemy import Connection, Row, Text, select, type_coerce
 
 from firstline_core.fleet.twin import DesiredVersion, RunningModel, Update
+from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.routing import audit
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import ModelKey
@@ -48,6 +49,7 @@ class _Documents(NamedTuple):
     audited: bool
     audits_off: str
     model: RunningModel | None
+    board: str
 
 
 class FleetCache:
@@ -108,6 +110,7 @@ class FleetCache:
                     audited=self._judged_bundle in desired.audits,
                     audits_off=reported.audits_off if reported is not None else "",
                     model=model_of(reported, self._what, self._bundle),
+                    board=_board(reported.hardware if reported is not None else None),
                 ),
             )
 
@@ -168,6 +171,10 @@ def contract_alarm(connection: Connection, definition: Definition) -> str:
         f"The contract of {definition.title} is broken: {what}, where at most {pool.key.epsilon:.2%} may "
         f"(e-value {audit.e_value(pool.state):.3g})."
     )
+
+
+def _board(hardware: Catalogue | None) -> str:
+    return hardware.board or hardware.processor.model if hardware is not None else ""
 
 
 def _edition(row: Row[Any]) -> tuple[object, ...]:

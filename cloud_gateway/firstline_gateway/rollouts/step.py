@@ -469,8 +469,8 @@ def _observed(rollout: Rollout, assignments: Mapping[str, Assignment], view: Vie
 
 
 def _with_audits(device: Device, shown: DeviceView, definition: Definition) -> Device:
-    """Returns a device with the variant that it runs, and the reason why it audits nothing."""
-    model = shown.model
+    """Returns a device with the variant that it runs, its board, and the reason why it audits nothing."""
+    model, device = shown.model, replace(device, board=shown.board)
     if model is not None and not model.full_digest:
         return replace(device, variant=model.variant, audits_off="the bundle has no full model")
     variant = model.variant if model is not None else definition.bundle

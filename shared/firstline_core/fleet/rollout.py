@@ -76,6 +76,7 @@ class FindingState(Struct, frozen=True):
         devices: number of devices with the model and in the control group.
         must_detect: the difference that the rollout must detect; null for none. Its name in documents is `find`.
         group: the class with the largest difference, of a figure by class; "" for other figures.
+        board: the hardware of the devices with the largest difference; "" for all devices.
     """
 
     figure: str
@@ -88,6 +89,7 @@ class FindingState(Struct, frozen=True):
     devices: tuple[int, int]
     must_detect: float | None = field(name="find", default=None)
     group: str = ""
+    board: str = ""
 
 
 class Look(Struct, frozen=True):

@@ -8,9 +8,9 @@ import pytest
 
 from bench.figures import measured
 from bench.fleet.alarms import alarmed
-from bench.fleet.judged import judged
-from bench.fleet.population import Effect
-from bench.fleet.run import TARGET, WORSE, figures
+from bench.fleet.judged import judged, rolled_out
+from bench.fleet.population import NOTHING, Effect, Scenery
+from bench.fleet.run import BAD, TARGET, WORSE, bad, figures
 from bench.page import filled, tables
 
 
@@ -33,6 +33,21 @@ def test_a_contract_that_holds_at_its_limit_does_not_abort_most_rollouts() -> No
 def test_scores_that_lie_elsewhere_are_found_in_the_first_stage_though_all_answers_are_the_same() -> None:
     found = judged(1, treated=50, control=50, stages=1, effect=Effect(drift=1.0))
     assert (found.aborted, found.stage, found.rule) == (True, 0, "drift")
+
+
+@pytest.mark.parametrize("seed", [0, 1])  # with a full model, and without
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_detector_is_stopped_without_an_alarm(name: str, seed: int) -> None:
+    ended = bad(name, seed)
+    assert (ended.promoted, ended.decision) == (False, "abort")
+    assert ended.stage == 0 or seed == 1  # without a full model it may reach half of the devices
+    assert seed == 0 or ended.rule == "objects"
+
+
+@pytest.mark.parametrize("audits_per_hour", [25, 0])
+def test_a_detector_that_changes_nothing_reaches_every_device(audits_per_hour: int) -> None:
+    ended = rolled_out(1, effect=NOTHING, scenery=Scenery(audits_per_hour=audits_per_hour))
+    assert (ended.promoted, ended.reached) == (True, 200)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from firstline_gateway.fleet.totals import Totals, gained
 _HALF = 50.0
 _HALF_HOURS = 24.0
 _HALF_OBJECTS = 5.0
+FALL = 1 / 1.2
+"""Share of a class's past objects to which they may fall on a device."""
 _FEWEST_LATENCIES = 20  # a 95th percentile of fewer is their maximum
 _CRASHES_PER_DAY = 24.0  # more is all the same
 
@@ -149,8 +151,8 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
 )
 """By name. Higher is worse: crashes a day; shares of rows; the logarithm of the 95th percentile, so that a difference
 is a ratio; the population stability index; the share of audits that disagreed, of those in which an event can occur;
-by class the share that missed or invented it, and how far its objects fell; whether a contract's alarm is active;
-whether the device was silent at the end."""
+by class the share that missed or invented it, and how far its objects fell below `FALL`; whether a contract's alarm is
+active; whether the device was silent at the end."""
 
 
 class Device(Struct, frozen=True):
@@ -160,12 +162,14 @@ class Device(Struct, frozen=True):
         after: the period since the stage's installations have ended; None without a report.
         before: a period before the stage; None if unknown.
         variant: of the model that it runs; "" without an edge model.
+        board: its hardware, such as "Raspberry Pi 5 Model B Rev 1.0"; "" if unknown.
         audits_off: why it audits nothing, in words; "" if it audits.
     """
 
     after: Period | None
     before: Period | None = None
     variant: str = ""
+    board: str = ""
     audits_off: str = ""
 
     @property
@@ -213,8 +217,9 @@ def compared(
 
 
 def falls(before: Period, after: Period) -> dict[str, tuple[float, float]]:
-    """Returns how far the objects per hour of each class fell: the logarithm of a ratio, 0.69 for half as many.
+    """Returns how far the objects per hour of each class fell below `FALL` of those before: the logarithm of a ratio.
 
+    0 for a smaller fall, so that a few devices on which a model sees nothing are not offset by the noise of the others.
     A class counts if the edge model reported it before. The weight increases with the number of expected objects, which
     the model of the later period does not influence. One is added to both numbers, so that the ratio is finite.
     """
@@ -225,7 +230,7 @@ def falls(before: Period, after: Period) -> dict[str, tuple[float, float]]:
         expected = number * after.hours / before.hours
         if expected > 0:
             fall = math.log((expected + 1) / (after.counts.objects.get(name, 0) + 1))
-            found[name] = fall, expected / (expected + _HALF_OBJECTS)
+            found[name] = max(0.0, fall + math.log(FALL)), expected / (expected + _HALF_OBJECTS)
     return found
 
 

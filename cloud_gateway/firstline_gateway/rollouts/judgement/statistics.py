@@ -15,7 +15,8 @@ not report a figure are divided with the others and have no weight.
 A figure by class, such as the share of missed objects, is tested by its worst class: the largest difference of all
 classes, each in units of its own spread (Westfall and Young 1993, "Resampling-based Multiple Testing"). The largest
 difference of each other division is taken in the same way, so the p-value is exact for any number of classes, however
-they depend on each other.
+they depend on each other. Where devices have several boards, the devices of each board alone are tested in the same
+way.
 
 The error probability of a rollout is divided among its stages, figures and evaluations (Bonferroni), so a rollout of a
 model that changes nothing is aborted with at most that probability, however long it lasts. Stages and figures have
@@ -53,6 +54,7 @@ class Groups:
         before: (devices,) the figure in the time before, NaN where there was none.
         treated: (devices,) bool.
         name: of the class; "" for a figure without classes.
+        board: the hardware of the only devices with a weight; "" for all devices.
     """
 
     values: Floats
@@ -60,6 +62,7 @@ class Groups:
     before: Floats
     treated: Mask
     name: str = ""
+    board: str = ""
 
     @property
     def stage_groups(self) -> tuple[Mask, Mask]:

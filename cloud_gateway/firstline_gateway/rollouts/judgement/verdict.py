@@ -23,12 +23,13 @@ from typing import Annotated
 
 import numpy as np
 from msgspec import Meta, Struct, field
+from numpy.typing import NDArray
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet.rollout import FindingState
 from firstline_core.routing.binomial import cdf
 from firstline_core.telemetry.wording import counted
-from firstline_gateway.rollouts.judgement.figures import ALL, FIGURES, Device, Figure, classes_of
+from firstline_gateway.rollouts.judgement.figures import ALL, FALL, FIGURES, Device, Figure, classes_of
 from firstline_gateway.rollouts.judgement.statistics import (
     ClassGroups,
     Groups,
@@ -44,7 +45,8 @@ INSTALLATIONS = "installations"
 _SMALLEST = 1e-300  # no p-value is 0, so that logarithms of it are finite
 _SHOWN = 0.001
 _MOST_ZEROS = 9
-_CLASSES_AT_MOST = 32
+_CLASSES_AT_MOST, _BOARDS_AT_MOST = 32, 32  # of a figure
+_FEWEST_OF_A_BOARD = 4
 WITHOUT_AUDITS = " To promote without audits, use `firstline rollout promote`, or start with `--ignore disagreement`."
 
 
@@ -79,7 +81,7 @@ DEFAULT_LIMITS: Mapping[str, Limit] = MappingProxyType(
         "disagreement": Limit(0.01, 0.05),
         "missed": Limit(0.02),
         "invented": Limit(0.02),
-        "objects": Limit(math.log(1.2)),
+        "objects": Limit(0.02),
         "alarms": Limit(0.02),
         "silence": Limit(0.02),
     }
@@ -241,40 +243,58 @@ def _groups(figure: Figure, treated: Sequence[Device], control: Sequence[Device]
     is_treated = np.arange(len(devices)) < len(treated)
     after = [figure(device.after) if device.after is not None else {} for device in devices]
     before = [figure(device.before) if device.before is not None else {} for device in devices]
-    found = []
+    found, by_board = list[Groups](), list[Groups]()
+    boards = _boards(devices)
     for name in classes_of(after)[:_CLASSES_AT_MOST] or [ALL]:
         table = np.asarray([values.get(name, (0.0, 0.0)) for values in after], np.float64).reshape(-1, 2)
         past = np.asarray([values[name][0] if name in values else math.nan for values in before], np.float64)
         found.append(Groups(table[:, 0], table[:, 1], past, is_treated, name))
-    return found
+        for board, there in boards.items():
+            by_board.append(Groups(table[:, 0], table[:, 1] * there, past, is_treated, name, board))
+    by_board.sort(key=lambda groups: -groups.weights.sum())
+    return found + by_board[:_BOARDS_AT_MOST]
+
+
+def _boards(devices: Sequence[Device]) -> dict[str, NDArray[np.bool_]]:
+    """Returns which devices have each board that a few of them have; nothing if all have the same."""
+    numbers = Counter(device.board for device in devices if device.board)
+    several = [board for board, number in numbers.items() if _FEWEST_OF_A_BOARD <= number < len(devices)]
+    return {board: np.array([device.board == board for device in devices]) for board in several}
 
 
 def _compared(named: tuple[str, Limit], tested: ClassGroups, p_value: float, level: float) -> FindingState:
-    """Returns the finding for a figure; of several classes the one with the largest difference."""
+    """Returns the finding for a figure: the class and board with the largest difference.
+
+    What can be detected is a difference of that class on all boards.
+    """
     (name, limit), known = named, [groups for groups in tested.classes if all(groups.counts)]
     if not known:
         counts = tested.classes[0].counts
         return FindingState(name, None, None, limit.tolerance, p_value, level, None, counts, limit.must_detect)
     worst = max(known, key=lambda groups: difference(groups, limit.tolerance))
     treated, control = map(finite, worst.means)
-    error, counts = standard_error(worst), worst.counts
-    smallest = smallest_detectable(error, level / len(tested.classes), divisions(*counts))
+    everywhere = next(groups for groups in tested.classes if groups.name == worst.name)  # on all boards
+    smallest = smallest_detectable(
+        standard_error(everywhere), level / len(tested.classes), divisions(*everywhere.counts)
+    )
     detectable = finite(limit.tolerance + smallest)
     return FindingState(
-        *(name, treated, control, limit.tolerance, p_value, level, detectable, counts, limit.must_detect), worst.name
+        *(name, treated, control, limit.tolerance, p_value, level, detectable, worst.counts, limit.must_detect),
+        *(worst.name, worst.board),
     )
 
 
 def _worse(finding: FindingState) -> str:
     chance = f"{_chance(finding.p_value)}, aborts at {finding.level:.2g}"
+    on = f" on '{finding.board}'" if finding.board else ""
     if finding.figure == "objects" and finding.treated is not None and finding.control is not None:
         with_, without, accepted = (
-            f"{math.exp(-fall):.1%}" for fall in (finding.treated, finding.control, finding.tolerance)
+            f"{math.exp(fall):.3g}" for fall in (finding.treated, finding.control, finding.tolerance)
         )
         return (
-            f"objects of '{finding.group}': {with_} of the devices' own past on "
-            f"{counted(finding.devices[0], 'device')} with the model, {without} on {finding.devices[1]} without; a "
-            f"fall to {accepted} of that would be accepted ({chance})."
+            f"objects of '{finding.group}'{on}: fewer than {FALL:.0%} of the devices' own past, by a factor of {with_} "
+            f"on {counted(finding.devices[0], 'device')} with the model and {without} on {finding.devices[1]} without; "
+            f"{accepted} times that would be accepted ({chance})."
         )
     of = f" '{finding.group}'" if finding.group else ""
     if finding.figure == INSTALLATIONS:
@@ -283,7 +303,7 @@ def _worse(finding: FindingState) -> str:
             f"{finding.control:.1%} are accepted ({chance})."
         )
     return (
-        f"{finding.figure}{of}: {finding.treated:.4g} on {counted(finding.devices[0], 'device')} with the model, "
+        f"{finding.figure}{of}{on}: {finding.treated:.4g} on {counted(finding.devices[0], 'device')} with the model, "
         f"{finding.control:.4g} on {finding.devices[1]} without; {finding.tolerance:.4g} more would be accepted "
         f"({chance})."
     )

@@ -82,7 +82,9 @@ def test_objects_fall_against_the_devices_own_past_per_hour() -> None:
     device = compared("m", before, start, end)
     assert device.after is not None
     # 2,400 persons a day are 800 in eight hours; cars that were not seen before cannot fall.
-    assert FIGURES["objects"](device.after) == {"person": (pytest.approx(math.log(801 / 400)), 800 / 805)}
+    assert FIGURES["objects"](device.after) == {"person": (pytest.approx(math.log(801 / 400 / 1.2)), 800 / 805)}
+    fewer = compared("m", before, start, Totals((objects(1, 2400, 0), objects(2, 700, 5)), 32 * 3600))
+    assert fewer.after is not None and FIGURES["objects"](fewer.after) == {"person": (0.0, 800 / 805)}
     assert FIGURES["objects"](compared("m", None, start, end).after) == {}
 
 

@@ -146,9 +146,27 @@ def test_a_class_whose_objects_fall_by_half_aborts_without_a_full_model() -> Non
     verdict = judged_detector(1, "class 7", audited=False, kept=0.5)
     assert (verdict.decision, verdict.rule) == (Decision.ABORT, "objects")
     assert verdict.sentence.startswith(
-        "objects of 'class 7': 49.9% of the devices' own past on 40 devices with the model"
+        "objects of 'class 7': fewer than 83% of the devices' own past, by a factor of 1.67 on 40 devices with"
     )
-    assert "a fall to 83.3% of that would be accepted" in verdict.sentence
+    assert "1.02 times that would be accepted (p < 0.00001, aborts at" in verdict.sentence
+
+
+def test_a_model_that_is_worse_on_one_board_aborts_by_the_name_of_the_board() -> None:
+    rng = np.random.default_rng(3)
+    boards = [f"board {number % 8}" for number in range(160)]
+    worse = [{"escalations": 0.3} if board == "board 5" else {} for board in boards[:80]] + [{}] * 80
+    devices = [
+        msgspec.structs.replace(Device(period(rng, 0.0, **by), period(rng, 0.0)), board=board)
+        for board, by in zip(boards, worse, strict=True)
+    ]
+    verdict = judge(
+        Rules(), stages=3, look=8, over=True, installed=80, failed=0, treated=devices[:80], control=devices[80:], seed=1
+    )
+    assert (verdict.decision, verdict.rule) == (Decision.ABORT, "escalations")
+    assert verdict.sentence.startswith("escalations on 'board 5': 0.")
+    assert "on 10 devices with the model" in verdict.sentence
+    (found,) = [finding for finding in verdict.findings if finding.figure == "escalations"]
+    assert (found.group, found.board, found.devices) == ("", "board 5", (10, 10))
 
 
 def test_a_detector_that_changes_nothing_is_not_aborted() -> None:
