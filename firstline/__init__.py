@@ -8,6 +8,7 @@ from __future__ import annotations
 from firstline import errors
 from firstline.client.async_client import AsyncClient
 from firstline.client.results import (
+    Anomaly,
     Classification,
     Detected,
     Detections,
@@ -39,6 +40,7 @@ from firstline_core.types import (
 )
 
 __all__ = [
+    "Anomaly",
     "Answer",
     "AsyncClient",
     "Attempt",

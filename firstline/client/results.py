@@ -142,6 +142,22 @@ class Values(Prediction):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Anomaly(Prediction):
+    """The answer of an anomaly model.
+
+    Attributes:
+        anomalous: the decision.
+        score: of the model that answered; scores of different models are on different scales.
+    """
+
+    anomalous: bool
+    score: float
+
+    def __str__(self) -> str:
+        return f"{'anomalous' if self.anomalous else 'normal'} ({self.score:.4g})"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Segmentation(Prediction):
     """The answer of a segmentation model.
 
@@ -296,6 +312,10 @@ def _values(row: Mapping[str, Any], common: dict[str, Any]) -> Values:
     return Values(**common, values={name: float(value) for name, value in row["values"].items()})
 
 
+def _anomaly(row: Mapping[str, Any], common: dict[str, Any]) -> Anomaly:
+    return Anomaly(**common, anomalous=bool(row["anomalous"]), score=float(row["score"]))
+
+
 def _segmentation(row: Mapping[str, Any], common: dict[str, Any]) -> Segmentation:
     return Segmentation(
         **common,
@@ -328,6 +348,7 @@ def _tensors(row: Mapping[str, Any], common: dict[str, Any]) -> Tensors:
 _READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Prediction]] = {
     "objects": _detections,
     "values": _values,
+    "anomalous": _anomaly,
     "mask": _segmentation,
     "outputs": _tensors,
 }

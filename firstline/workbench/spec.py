@@ -250,6 +250,7 @@ class _Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     detection: dict[str, Any] | None = None
     regression: dict[str, Any] | None = None
     segmentation: dict[str, Any] | None = None
+    anomaly: dict[str, Any] | None = None
     tensors: dict[str, Any] | None = None
     task: dict[str, Any] | None = None
 

@@ -58,6 +58,15 @@ USAGE: Mapping[str, tuple[str, str]] = {
         "after a regression model: the error that it expects, from another output or from columns of its own one",
     ),
     "unstandardize": ("unstandardize", "last, after a regression model: from the units of standardize to the input's"),
+    "reconstruction": (
+        "reconstruction[:mean_square|mean_absolute|largest]",
+        "first, after an autoencoder: how far its output is from its prepared input",
+    ),
+    "threshold": (
+        "threshold:VALUE[:above|below][:scale=N]",
+        "last, after an anomaly model: its operating score, and the side of anomalies; "
+        "N is a typical distance from VALUE",
+    ),
     "argmax": ("argmax[:NHWC|NCHW]", "after a segmentation: the class of each pixel, from the scores of the classes"),
     "class_scores": (
         "class_scores:OUTPUT[:logits|probabilities][:NHWC|NCHW]",
@@ -104,6 +113,8 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "layout": ("to",),
     "columns": ("indices",),
     "spread": ("output", "columns"),
+    "reconstruction": ("of",),
+    "threshold": ("value", "side", "scale"),
     "argmax": ("layout",),
     "class_scores": ("output", "of", "layout"),
     "label_offset": ("offset",),
@@ -118,7 +129,20 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 }
 # Arguments that are only given by name.
 _BY_NAME = frozenset(
-    {"background", "bits", "letterbox", "pad", "rounding", "columns", "objectness", "corners", "iou", "floor", "limit"}
+    {
+        "background",
+        "bits",
+        "letterbox",
+        "pad",
+        "rounding",
+        "columns",
+        "objectness",
+        "corners",
+        "iou",
+        "floor",
+        "limit",
+        "scale",
+    }
 )
 _AUDIO = ("decode_audio", "mono", "resample", "crop", "pad", "windows")
 _BEFORE = ("decode", "center_crop", "resize", *_AUDIO, "standardize", "scale", "layout", "flatten", "graph")
@@ -129,6 +153,8 @@ _AFTER = (
     "columns",
     "spread",
     "unstandardize",
+    "reconstruction",
+    "threshold",
     "argmax",
     "class_scores",
     "label_offset",
@@ -142,6 +168,8 @@ _NUMBERS = {
     "samples": int,
     "hop": int,
     "offset": int,
+    "value": float,
+    "scale": float,
     "bits": int,
     "pad": int,
     "score": float,

@@ -67,7 +67,8 @@ def left_for_git(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "page", ["bundles.md", "identities.md", "policies.md", "regression.md", "segmentation.md", "storage.md"]
+    "page",
+    ["anomaly.md", "bundles.md", "identities.md", "policies.md", "regression.md", "segmentation.md", "storage.md"],
 )
 def test_the_pages_are_true(reader: Reader, page: str) -> None:
     reader.follow((CHECKOUT / "docs" / page).read_text())

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from firstline_core.processing.masks import IGNORED
+from firstline_core.tasks.anomaly import ANOMALOUS, DISTANCE, SCORE, Anomaly
 from firstline_core.tasks.base import Task, check_outputs
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.regression import SCALE, SPREAD, VALUES, Regression
@@ -56,6 +57,11 @@ def _masks(rng: Rng, rows: int) -> tuple[dict[str, Array], dict[str, Array]]:
     return {MASK: mask, CONFIDENCE: rng.uniform(size=rows).astype(np.float32)}, evidence
 
 
+def _decisions(rng: Rng, rows: int) -> tuple[dict[str, Array], dict[str, Array]]:
+    distance = _numbers(rng, rows, scale=1)
+    return {SCORE: distance + 3, ANOMALOUS: distance >= 0}, {DISTANCE: distance}
+
+
 CASES = {
     "classification": Answers(Classification(("a", "b", "c")), _probabilities),
     "regression": Answers(Regression(absolute=3), _values(1, scaled=False)),
@@ -64,6 +70,7 @@ CASES = {
     ),
     "regression-relative": Answers(Regression(("a", "b"), relative=0.2), _values(2, scaled=False), symmetric=False),
     "segmentation": Answers(Segmentation(("background", "cat", "dog"), width=4, height=3, least_share=0.2), _masks),
+    "anomaly": Answers(Anomaly(), _decisions),
 }
 
 every_task = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -16,8 +16,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -36,6 +37,7 @@ from firstline_core.processing.boxes import BOXES
 from firstline_core.processing.image_header import read_header
 from firstline_core.processing.steps import InputSpec
 from firstline_core.processing.trial import bytes_tensor
+from firstline_core.tasks.anomaly import SEQUENCE, TIME
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import LABEL, UNLABELLED
 from firstline_core.telemetry.wording import counted
@@ -152,7 +154,8 @@ class Dataset:
         if MASK in specs:
             return self._masks(specs[MASK], task)
         if LABEL in specs and specs[LABEL].datatype == "INT64":
-            return self._labels(task.labels)
+            labels = self._labels(task.labels)
+            return None if labels is None else {**labels, **self._order({TIME, SEQUENCE} & set(specs))}
         found = {name: self._truth_column(spec, alone=len(specs) == 1) for name, spec in specs.items()}
         return found if all(array is not None for array in found.values()) and found else None  # type: ignore[return-value]
 
@@ -267,6 +270,16 @@ class Dataset:
         files = [mask_file(folder, sample.file) for sample in self.samples]
         return {MASK: np.stack([read_mask(file, (width, height), len(task.labels)) for file in files])}
 
+    def _order(self, names: Collection[str]) -> dict[str, Array]:
+        """Returns the seconds and the number of the group of each sample, as far as the data has them."""
+        found: dict[str, Array] = {}
+        if TIME in names and self._has(TIME):
+            cells = self._column(TIME)
+            found[TIME] = np.array([_seconds(cells[sample.row], self.place_of(sample)) for sample in self.samples])
+        if SEQUENCE in names and self.groups:
+            found[SEQUENCE] = np.unique(np.array(self.groups), return_inverse=True)[1].astype(np.int64)
+        return found
+
     def _size(self, sample: Sample, content: bytes) -> tuple[int, int]:
         try:
             return read_header(content, f"'{sample.file}' of {self.path}").upright_size
@@ -309,6 +322,19 @@ def _sha256(array: np.ndarray[Any, Any] | np.generic) -> str:
 
 def _text(cell: Any) -> str:
     return "" if cell is None else str(cell).strip()
+
+
+def _seconds(cell: Any, where: str) -> float:
+    """Returns a time in seconds, from a number or from a date and time in ISO 8601."""
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        pass
+    try:
+        moment = datetime.fromisoformat(_text(cell))
+    except ValueError:
+        raise ConfigError(f"{where} has the time '{cell}'; give seconds, or a date and time in ISO 8601.") from None
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str) -> int:

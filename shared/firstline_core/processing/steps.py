@@ -132,6 +132,30 @@ class Spread(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", ta
             raise ValueError("'spread' needs the name of an output, or columns")
 
 
+class Reconstruction(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="reconstruction"):
+    """Compares the output of an autoencoder with its prepared input: one number for each row."""
+
+    of: Literal["mean_square", "mean_absolute", "largest"] = "mean_square"
+
+
+class Threshold(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="threshold"):
+    """Decides whether an anomaly score is anomalous.
+
+    Attributes:
+        value: the model's operating score, which is anomalous itself.
+        side: on which anomalies lie.
+        scale: a typical distance from the operating score, for confidence scores; 0 for the size of `value`, or 1.
+    """
+
+    value: float
+    side: Literal["above", "below"] = "above"
+    scale: Annotated[float, Meta(ge=0, le=1e30)] = 0.0
+
+    def __post_init__(self) -> None:
+        if not abs(self.value) <= 1e30:
+            raise ValueError("'threshold' needs a finite number")
+
+
 class Argmax(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="argmax"):
     """Selects the most probable class of each pixel of a segmentation.
 
@@ -351,6 +375,8 @@ PostStep = (
     | Unstandardize
     | Argmax
     | ClassScores
+    | Reconstruction
+    | Threshold
     | BoxDecoder
     | ClassMap
     | Suppress

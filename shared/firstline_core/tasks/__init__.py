@@ -6,6 +6,7 @@ Modules
     detection           boxes with classes and scores
     regression          numbers with a tolerance
     segmentation        a class for each pixel
+    anomaly             what is not normal
     installed           tasks by kind, those of other packages included
     tensors             whatever the bundle declares
     average_precision   COCO's precision of detections
@@ -20,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from firstline_core.protocol import file_inference
+from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification, labelled
 from firstline_core.tasks.detection import Detection
@@ -29,7 +31,7 @@ from firstline_core.tasks.tensors import Tensors
 from firstline_core.tasks.view import WHOLE, View, read_view, with_sizes
 from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, InferResponse, Tensor
 
-AnyTask = Classification | Detection | Regression | Segmentation | Tensors
+AnyTask = Classification | Detection | Regression | Segmentation | Anomaly | Tensors
 """The tasks of this package. A manifest may also name one of another package, see `installed.py`."""
 
 

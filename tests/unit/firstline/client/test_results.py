@@ -17,6 +17,7 @@ import firstline
 from firstline.client.results import prediction_from, read_task
 from firstline_core.errors import InvalidTensorError
 from firstline_core.tasks import AnyTask, answer_json
+from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
 from firstline_core.tasks.regression import Regression
@@ -54,6 +55,13 @@ def test_values_have_names() -> None:
     found = read(Regression(("low", "high"), absolute=1), {"values": np.array([[1.5, 2.25]], np.float32)})
     assert isinstance(found, firstline.Values)
     assert found.values == {"low": 1.5, "high": 2.25} and str(found) == "low 1.5, high 2.25"
+
+
+def test_an_anomaly_has_a_score() -> None:
+    outputs = {"score": np.array([0.75], np.float32), "anomalous": np.array([True])}
+    found = read(Anomaly(("fine", "broken")), outputs)
+    assert isinstance(found, firstline.Anomaly)
+    assert (found.anomalous, found.score, str(found)) == (True, 0.75, "anomalous (0.75)")
 
 
 @pytest.mark.parametrize("query", [{}, {"masks": "rle"}])
