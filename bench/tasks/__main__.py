@@ -16,7 +16,16 @@ from pathlib import Path
 from bench.figures import Figure, measured, report
 from bench.page import refill
 from bench.pools import DATA
-from bench.tasks import bargain, classification, detection, detector_speed, difficult_cases, forecast, segmentation
+from bench.tasks import (
+    bargain,
+    classification,
+    detection,
+    detector_speed,
+    difficult_cases,
+    forecast,
+    gateway_speed,
+    segmentation,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
@@ -25,6 +34,7 @@ PARTS: Mapping[str, tuple[str, Callable[[Path], Iterable[Figure]]]] = {
     "segmentation": ("pascal-segmentation-cascade", segmentation.figures),
     "forecast": ("nab-forecast-cascade", forecast.figures),
     "detector_speed": ("coco-cascade", detector_speed.figures),
+    "gateway_speed": ("coco-cascade", gateway_speed.figures),
     "difficult_cases": ("coco-cascade", difficult_cases.figures),
     "bargain": ("cifar10-cascade", bargain.figures),
     "spoken digits": ("spoken-digits-cascade", classification.spoken_digits),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,29 +13,42 @@ import typer
 from rich.table import Table
 
 from firstline.cli.command import EXIT_FAILED, Report
-from firstline.cli.options import open_classifiers
+from firstline.cli.options import require_bundle
 from firstline.cli.output import confidence, percent, progress, rows_checked_sentence, table, warn
+from firstline.cli.promises import promises_text
 from firstline.cli.score_table import read_table
 from firstline.client.sync_client import Client
 from firstline.workbench.bundle import refuse_overwriting
 from firstline.workbench.certify import (
     Certification,
     GroupsResult,
+    PromisesResult,
     Terms,
     certify_bundle,
     certify_by,
     certify_classes,
     certify_field,
+    certify_promises,
     certify_stream_bundle,
+    require_confidence,
     voided,
     write_certified,
 )
 from firstline.workbench.data.dataset import Dataset, open_dataset, read_groups
 from firstline.workbench.evidence import Evidence, gather, gather_from_agent
+from firstline.workbench.promises import EXAMPLE, parse_promises, require_event
 from firstline.workbench.row_checks import require_independent_rows
-from firstline.workbench.selection import BEST, LEARNED, Selection, can_learn, check_score, default_fraction
+from firstline.workbench.selection import (
+    BEST,
+    LEARNED,
+    SELECT_FRACTION,
+    Selection,
+    can_learn,
+    check_score,
+    default_fraction,
+)
 from firstline_core.bundle.manifest import Manifest
-from firstline_core.bundle.store import Bundle
+from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import points
 from firstline_core.routing.certification import CertificationResult, check_share
@@ -70,6 +83,10 @@ class By(StrEnum):
 class ContractOptions:
     """The contract; `plain` is the one on all accepted edge answers together."""
 
+    epsilon: Annotated[
+        float | None, typer.Option(help="Share of the accepted edge answers that may disagree, e.g. 0.05.")
+    ] = None
+    delta: Annotated[float | None, typer.Option(help="Probability that the promise is wrong, e.g. 0.05.")] = None
     loss: Annotated[
         Loss,
         typer.Option(
@@ -86,6 +103,13 @@ class ContractOptions:
         ),
     ] = Scope.KEPT
     by: Annotated[By | None, typer.Option(help="class: a promise and a threshold for each predicted class.")] = None
+    promise: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help=f"Instead of --epsilon and --delta: a promise about an event, such as '{EXAMPLE}'; may be repeated.",
+        ),
+    ] = None
     groups: Annotated[
         Path | None,
         typer.Option(
@@ -95,7 +119,7 @@ class ContractOptions:
 
     @property
     def plain(self) -> bool:
-        return self.scope is Scope.KEPT and self.by is None and self.groups is None
+        return self.scope is Scope.KEPT and self.by is None and self.groups is None and not self.promise
 
     @property
     def needs_labels(self) -> bool:
@@ -103,6 +127,14 @@ class ContractOptions:
 
     def check(self, out: Path | None) -> None:
         """Raises ConfigError for options that do not go together."""
+        alone = self.scope is Scope.KEPT and self.by is None and self.groups is None and self.loss is Loss.DISAGREEMENT
+        if self.promise and not (alone and self.epsilon is None and self.delta is None):
+            raise ConfigError(
+                "--promise names the event, its share and the confidence; leave out --epsilon, --delta, --loss, "
+                "--contract, --by and --groups."
+            )
+        if not self.promise and (self.epsilon is None or self.delta is None):
+            raise ConfigError("Name --epsilon and --delta, or a promise about an event with --promise.")
         if self.scope is Scope.STREAM and (self.by or self.groups is not None or self.loss is Loss.HARM):
             raise ConfigError("--contract stream is about all answers together; leave out --by, --groups and --loss.")
         if self.by is not None and self.groups is not None:
@@ -117,8 +149,22 @@ class ContractOptions:
         """Returns what the rows prove about this contract.
 
         Raises:
-            ConfigError: arguments out of range, or groups that do not fit the data.
+            ConfigError: arguments out of range, groups that do not fit the data, or a score that separates no answers.
         """
+        if self.promise:
+            return certify_promises(
+                bundle,
+                evidence,
+                parse_promises(self.promise, bundle.manifest.task),
+                score=terms.score,
+                seed=terms.seed,
+                select_fraction=terms.select_fraction,
+            )
+        certification = self._certify_loss(bundle, evidence, dataset, terms)
+        require_confidence(evidence, certification.selection)
+        return certification
+
+    def _certify_loss(self, bundle: Bundle, evidence: Evidence, dataset: Dataset, terms: Terms) -> Certification:
         if self.scope is Scope.STREAM:
             return certify_stream_bundle(bundle, evidence, terms)
         if self.groups is not None:
@@ -184,8 +230,6 @@ def certify_command(
     contract: ContractOptions,
     tiers: TierOptions,
     *,
-    epsilon: Annotated[float, typer.Option(help="Share of the accepted edge answers that may disagree, e.g. 0.05.")],
-    delta: Annotated[float, typer.Option(help="Probability that the promise is wrong, e.g. 0.05.")],
     bundle: Annotated[
         Path | None, typer.Argument(metavar="[BUNDLE]", help="Folder of a bundle with edge and full model.")
     ] = None,
@@ -199,7 +243,7 @@ def certify_command(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Folder with images/ or images.zip, and labels.csv (columns file, label) if labels are needed."
+            help="Folder of images, recordings or videos, or a table; with labels if the contract needs them."
         ),
     ] = None,
     edge: Annotated[str, typer.Option(help="Edge variant by id. Default: the first that loads.")] = "",
@@ -225,7 +269,7 @@ def certify_command(
         ),
     ] = None,
 ) -> Report:
-    """Find the loosest threshold whose accepted edge answers disagree at most epsilon, with confidence 1 - delta.
+    """Find the loosest threshold at which the accepted edge answers keep a promise, with confidence 1 - delta.
 
     An edge answer is accepted if its score is at least the threshold. The rows must be drawn at random from the
     inputs of the field, and none may have been used before to choose the model or its score. Exits 0 whether or not a
@@ -236,20 +280,18 @@ def certify_command(
             "Name either a bundle and a folder with --data, or a table with --scores, or a bundle and, with --scores, "
             "the table that `edge-agent audits` prints on its device."
         )
-    for name, share in {"epsilon": epsilon, "delta": delta, "the selection fraction": select or 0.5}.items():
-        check_share(name, share)  # before the models run for minutes
+    needs_data = edge or tiers.from_agent or tiers.full_from or (out and bundle is None) or score != BEST
+    if scores is not None and (needs_data or contract.loss is Loss.HARM or not contract.plain):
+        raise ConfigError(
+            "--scores goes with --epsilon, --delta, --select and --seed, and with a bundle also with --out; each "
+            "other option goes with a bundle and --data."
+        )
     contract.check(out)
-    terms = Terms(epsilon, delta, contract.loss.value, score, seed, select)
-    opened = _open(bundle, out, force=force) if bundle is not None else None
+    terms = Terms(contract.epsilon or 0, contract.delta or 0, contract.loss.value, score, seed, select)
+    opened, terms = _prepare(contract, bundle, out, terms, force=force)
     certification: Certification | None
     rows_checked: dict[str, int]
     if scores is not None:
-        bundle_options = edge or tiers.from_agent or tiers.full_from or (out and opened is None)
-        if bundle_options or contract.loss is Loss.HARM or score != BEST or not contract.plain:
-            raise ConfigError(
-                "--scores goes with --epsilon, --delta, --select and --seed, and with a bundle also with --out; all "
-                "others go with a bundle and --data."
-            )
         result, certification, rows_checked = _certify_table(scores, opened, terms)
     else:
         assert opened is not None and data is not None  # noqa: S101 (both were named)
@@ -263,11 +305,24 @@ def certify_command(
     return report._replace(exit_code=EXIT_FAILED) if require and not result.certified else report
 
 
-def _open(bundle: Path, out: Path | None, *, force: bool) -> Bundle:
-    opened = open_classifiers(bundle)
-    if out is not None:
-        refuse_overwriting(out, force)  # before the models run for minutes
-    return opened
+def _prepare(
+    contract: ContractOptions, bundle: Path | None, out: Path | None, terms: Terms, *, force: bool
+) -> tuple[Bundle | None, Terms]:
+    """Opens the bundle and checks the terms, before the models run for minutes."""
+    opened = open_bundle(require_bundle(bundle)) if bundle is not None else None
+    if contract.promise and opened is not None:
+        bounds = parse_promises(contract.promise, opened.manifest.task).values()
+        terms = replace(
+            terms, epsilon=max(bound.epsilon for bound in bounds), delta=max(bound.delta for bound in bounds)
+        )
+    elif opened is not None:
+        require_event(opened.manifest.task)
+    shares = {"epsilon": terms.epsilon, "delta": terms.delta, "the selection fraction": terms.select_fraction or 0.5}
+    for name, share in shares.items():
+        check_share(name, share)
+    if out is not None and opened is not None:
+        refuse_overwriting(out, force)
+    return opened, terms
 
 
 def _certify_data(
@@ -277,7 +332,9 @@ def _certify_data(
     dataset = open_dataset(folder)
     if contract.needs_labels:
         dataset.required_truth(bundle.manifest.task)
-    fraction = default_fraction(len(dataset)) if terms.select_fraction is None else terms.select_fraction
+    fraction = terms.select_fraction
+    if fraction is None:
+        fraction = SELECT_FRACTION if contract.promise else default_fraction(len(dataset))
     variants = [model for model in bundle.manifest.edge if edge in ("", model.id)]
     logits = tiers.from_agent is None and any(model.shows_logits for model in variants)
     check_score(bundle.manifest.task, terms.score, fraction, logits=logits)
@@ -321,10 +378,11 @@ def _report(
     *,
     plain: bool,
 ) -> Report:
-    value, text = (
-        asdict(result),
-        [(edge_sentence if plain else other_contract_sentence)(result, terms), *groups_text(result)],
-    )
+    value, text = asdict(result), list[str | Table]()
+    if isinstance(result, PromisesResult):
+        text += promises_text(result)
+    else:
+        text += [(edge_sentence if plain else other_contract_sentence)(result, terms), *groups_text(result)]
     if certification is not None:
         selection = certification.selection
         value |= {

@@ -23,7 +23,9 @@ from firstline_core.tasks import answer_json
 from firstline_core.tasks import installed as tasks
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.detection import Detection
-from firstline_core.types import Answer, Array, InferResponse, ModelMetadata
+from firstline_core.tasks.segmentation import CONFIDENCE, MASK
+from firstline_core.tasks.segmentation import Segmentation as SegmentationTask
+from firstline_core.types import Answer, Array, Arrays, InferResponse, ModelMetadata
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -137,6 +139,12 @@ class Values(Prediction):
 
     values: Mapping[str, float]
 
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        return iter(self.values.items())
+
     def __str__(self) -> str:
         return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
 
@@ -178,6 +186,19 @@ class Segmentation(Prediction):
     def __str__(self) -> str:
         return ", ".join(f"{label} ({100 * share:.4g} %)" for label, share in self.shares.items())
 
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.labels.values())
+
+    def draw(self, image: Picture) -> Image.Image:
+        """Returns a copy of the upright image with all labels but the first in colours; see `Detections.draw`."""
+        height, width = self.mask.shape
+        names = tuple(self.labels.get(number, f"label {number}") for number in range(max((1, *self.labels)) + 1))
+        outputs: Arrays = {MASK: self.mask[None], CONFIDENCE: np.ones(1, np.float32)}
+        return SegmentationTask(names, width, height).draw(_upright(image), outputs, 0)
+
     def resized(self) -> NDArray[np.uint8]:
         """Returns the mask in the size of the upright image, (height, width), by the nearest pixel.
 
@@ -200,6 +221,17 @@ class Tensors(Prediction):
     """
 
     outputs: Mapping[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fields(Prediction):
+    """The answer of a task that this installation does not know.
+
+    Attributes:
+        fields: the JSON members of the answer.
+    """
+
+    fields: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -281,8 +313,10 @@ def predictions(response: InferResponse, metadata: ModelMetadata) -> tuple[Predi
 
 def _read(row: Mapping[str, Any], common: dict[str, Any]) -> Prediction:
     """Returns the answer to one row."""
-    read = next((read for key, read in _READERS.items() if key in row), _classification)
-    return read(row, common)
+    if not row or not isinstance(row, Mapping):
+        raise ValueError("a row is not an object with members")
+    read = next((read for key, read in _READERS.items() if key in row), None)
+    return read(row, common) if read is not None else Fields(**common, fields=row)
 
 
 def _classification(row: Mapping[str, Any], common: dict[str, Any]) -> Classification:
@@ -332,6 +366,8 @@ def _mask(mask: Mapping[str, Any]) -> NDArray[np.uint8]:
     shape = int(mask["height"]), int(mask["width"])
     if "rle" in mask:
         pairs = np.array(mask["rle"], np.int64).reshape(-1, 2)
+        if pairs[:, 1].sum() != shape[0] * shape[1]:
+            raise ValueError("the run lengths do not fill the mask")
         return np.repeat(pairs[:, 0], pairs[:, 1]).astype(np.uint8).reshape(shape)
     try:
         from PIL import Image
@@ -351,6 +387,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Prediction]
     "anomalous": _anomaly,
     "mask": _segmentation,
     "outputs": _tensors,
+    "top": _classification,
 }
 """What reads an answer, by a key that only answers of its task have."""
 

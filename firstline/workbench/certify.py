@@ -1,7 +1,7 @@
 """Certifies an edge variant of a bundle on data, and writes the bundle that carries the certificate.
 
-A contract is about the accepted edge answers together, those of each predicted class or known group, or about all
-answers of both tiers. A bundle can be certified again on the audits of a device.
+A contract is about the accepted edge answers together, those in which an event can occur, those of each predicted class
+or known group, or about all answers of both tiers. A bundle can be certified again on the audits of a device.
 """
 
 from __future__ import annotations
@@ -18,14 +18,24 @@ from numpy.typing import ArrayLike, NDArray
 
 from firstline.workbench.bundle import write_version
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.selection import BEST, Selection, select
+from firstline.workbench.promises import EventBound, Unpromised, unpromised
+from firstline.workbench.selection import BEST, SELECT_FRACTION, Selection, default_fraction, select
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial
-from firstline_core.routing.certificate import Certificate, Contract, GroupCertificate, Histogram
+from firstline_core.routing.certificate import Certificate, Contract, EventPromise, GroupCertificate, Histogram
 from firstline_core.routing.certification import CertificationResult, Start, certify, start_shares, starts_at
-from firstline_core.routing.contracts import certify_groups, certify_stream, certify_weighted, net_loss
+from firstline_core.routing.contracts import (
+    EventRows,
+    EventsResult,
+    certify_events,
+    certify_groups,
+    certify_stream,
+    certify_weighted,
+    event_starts,
+    net_loss,
+)
 from firstline_core.routing.drift import histogram
 from firstline_core.tasks.base import Scores
 from firstline_core.tasks.classification import LABEL, Classification
@@ -77,6 +87,17 @@ class GroupsResult(CertificationResult):
 
 
 @dataclass(frozen=True, slots=True)
+class PromisesResult(EventsResult):
+    """The results of promises about events. `n` and `kept` are of all rows, whether or not an event can occur in them.
+
+    Attributes:
+        unpromised: the observations of events without a promise, by event.
+    """
+
+    unpromised: Mapping[str, Unpromised]
+
+
+@dataclass(frozen=True, slots=True)
 class Certification:
     """The result of certifying one variant.
 
@@ -117,6 +138,112 @@ def certify_bundle(
     if result.threshold is not None:
         bound = auditable_epsilon(terms, evidence.losses("disagreement")[rows][scores >= result.threshold])
     return _certification(bundle, evidence, selection, result, terms, audit_epsilon=bound)
+
+
+def certify_promises(
+    bundle: Bundle,
+    evidence: Evidence,
+    promises: Mapping[str, EventBound],
+    *,
+    score: str = BEST,
+    seed: int = 0,
+    select_fraction: float | None = None,
+) -> Certification:
+    """Certifies promises about events, all of them at one threshold.
+
+    Args:
+        bundle: that the evidence is of.
+        evidence: as for `certify_bundle`.
+        promises: by event, at least one.
+        score: see `Terms`.
+        seed: of the split, and of the choice of one row of each group of dependent rows.
+        select_fraction: share of the data that decides. None takes a part if there are several promises, which need
+            one, or if there are enough rows in which an event can occur.
+
+    Returns:
+        With a `PromisesResult`.
+
+    Raises:
+        ConfigError: arguments out of range, or a score that cannot be had or is the same for every row.
+    """
+    task, every = evidence.edge.task, np.arange(len(evidence))
+    events = {name: task.event(name, evidence.edge.outputs, evidence.full) for name in promises}
+    if select_fraction is None:
+        counting = np.logical_or.reduce([event.counts for event in events.values()])
+        enough = default_fraction(len(evidence.units(every[counting], seed)))
+        select_fraction = SELECT_FRACTION if len(promises) > 1 else enough
+    selection = select(
+        evidence.edge,
+        np.maximum.reduce([event.loss for event in events.values()]),
+        own=bundle.manifest.policy.score,
+        own_scores=evidence.scores,
+        targets=_targets(evidence, labelled=False),
+        groups=evidence.groups,
+        name=score,
+        fraction=select_fraction,
+        seed=seed,
+    )
+    require_confidence(evidence, selection)
+    scores, rest, part = selection.scores, selection.rest, _selection_rows(selection)
+    rows = {name: evidence.units(rest[event.counts[rest]], seed) for name, event in events.items()}
+    starts = None
+    if len(part):
+        placing = [scores[part[event.counts[part]]] for event in events.values()]
+        bounds = [(promises[name].epsilon, promises[name].delta) for name in rows]
+        starts = event_starts(placing, [len(own) for own in rows.values()], bounds)
+    found = certify_events(
+        {
+            name: EventRows(scores[own], events[name].loss[own], promises[name].epsilon, promises[name].delta)
+            for name, own in rows.items()
+        },
+        starts=None if len(promises) == 1 and not starts else starts,
+        seed=seed,
+    )
+    result = PromisesResult(
+        certified=found.certified,
+        threshold=found.threshold,
+        kept=0.0 if found.threshold is None else float((scores[rest] >= found.threshold).mean()),
+        risk_upper=found.risk_upper,
+        n=len(evidence.units(rest, seed)),
+        n_needed=found.n_needed,
+        events=found.events,
+        unpromised=unpromised(evidence, rest, promises, seed),
+    )
+    terms = Terms(
+        max(bound.epsilon for bound in promises.values()),
+        max(bound.delta for bound in promises.values()),
+        score=score,
+        seed=seed,
+        select_fraction=select_fraction,
+    )
+    return _certification(bundle, evidence, selection, result, terms, contract="events", audit_epsilon=None)
+
+
+def require_confidence(evidence: Evidence, selection: Selection) -> None:
+    """Refuses a score that is the same for every row: no threshold of it separates answers.
+
+    Raises:
+        ConfigError: it is; names the scores that differ between rows.
+    """
+
+    def differs(scores: NDArray[np.floating]) -> bool:
+        known = scores[~np.isnan(scores)]
+        return bool(known.size) and bool((known != known[0]).any())
+
+    if len(evidence) < 2 or differs(selection.scores):
+        return
+    kind = selection.score.kind
+    others = [name for name, (_, scores) in evidence.edge.fixed_scores().items() if name != kind and differs(scores)]
+    remedy = (
+        f"Scores that differ are: {', '.join(others)}; choose one with --score."
+        if others
+        else "No other score of the task differs either: this edge model gives no confidence. Export it with its "
+        "scores or candidates, and without thresholds inside the graph."
+    )
+    raise ConfigError(
+        f"The score '{kind}' of '{evidence.variant.id}' is {selection.scores[0]:g} for all {len(evidence)} rows, so it "
+        f"cannot tell which answers to accept. {remedy}"
+    )
 
 
 def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certification:
@@ -358,6 +485,7 @@ def _certificate(
     if result.threshold is None or result.risk_upper is None:
         return None
     groups = result.groups if isinstance(result, GroupsResult) else {}
+    events = result.events if isinstance(result, PromisesResult) else {}
     return Certificate(
         contract=contract or terms.contract,
         epsilon=terms.epsilon,
@@ -374,6 +502,11 @@ def _certificate(
         by="class" if groups else "",
         groups={
             label: GroupCertificate(one.threshold, one.n, one.kept, one.risk_upper) for label, one in groups.items()
+        },
+        events={
+            name: EventPromise(one.epsilon, one.delta, one.n, one.kept, one.risk_upper)
+            for name, one in events.items()
+            if one.risk_upper is not None
         },
     )
 

@@ -17,12 +17,19 @@ from numpy.typing import NDArray
 
 from firstline.client.sync_client import Client
 from firstline.workbench.data.dataset import Dataset, Row
-from firstline.workbench.observe import Progress, observe, predict_row
+from firstline.workbench.observe import Answers, Progress, observe, predict_row
 from firstline.workbench.selection import EdgeRows, group_keys
-from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
+from firstline_core.bundle.loading import LoadedModel, Scorer, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError, InferenceError, ProtocolError, RequestError, UnauthorizedError
+from firstline_core.errors import (
+    ConfigError,
+    InferenceError,
+    InvalidTensorError,
+    ProtocolError,
+    RequestError,
+    UnauthorizedError,
+)
 from firstline_core.routing.certificate import Contract
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Scores, check_outputs
@@ -165,13 +172,35 @@ def gather_all(
     with ExitStack() as stack:
         loaded = [stack.enter_context(closing(load_model(bundle, model, options))) for model in run]
         observed = observe(loaded, (manifest.input,), dataset, progress, with_evidence=loaded)
-    full_outputs = observed.answers[-1].outputs
+    full_outputs, ids = observed.answers[-1].outputs, {model.id for model in models}
     return {
         one.model.id: Evidence(
-            one.model, EdgeRows(manifest.task, one.outputs, one.evidence), one.scores(score), full_outputs, truth
+            one.model,
+            EdgeRows(manifest.task, one.outputs, one.evidence),
+            _scores(one, score, manifest),
+            full_outputs,
+            truth,
+            dataset.groups,
         )
         for one in observed.answers
+        if one.model.id in ids
     }
+
+
+def _scores(answers: Answers, score: Scorer, manifest: Manifest) -> NDArray[np.float64]:
+    """Returns the scores by the bundle's score.
+
+    Raises:
+        ConfigError: the model does not give what the score needs; names the scores that remain.
+    """
+    try:
+        return answers.scores(score)
+    except InvalidTensorError as error:
+        edge = EdgeRows(manifest.task, answers.outputs, answers.evidence)
+        raise ConfigError(
+            f"The bundle's score '{manifest.policy.score.kind}' does not go with '{answers.model.id}': {error.message} "
+            f"Scores that remain: {', '.join(edge.fixed_scores()) or 'none'}."
+        ) from error
 
 
 def gather_from_agent(
@@ -233,7 +262,7 @@ def gather_from_agent(
             scores[i] = np.nan if confidence is None else confidence
             progress(i + 1, count)
     edge_rows = EdgeRows(manifest.task, join_rows(answers), {})
-    return Evidence(variant, edge_rows, scores, join_rows(full), truth)
+    return Evidence(variant, edge_rows, scores, join_rows(full), truth, dataset.groups)
 
 
 def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -> Model:

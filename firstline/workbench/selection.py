@@ -250,6 +250,7 @@ def _named(name: str, own: Score, temperature: float) -> Score:
 BEST, BUNDLE, LEARNED = "best", "bundle", "learned"
 """Names of scores: the best on the selection part, the bundle's own, and one that is fitted."""
 _FOLDS = 5
+_AT_TIES = "margin"  # of two labels, it separates answers as the highest probability does
 # Strong shrinkage: a selection part of hundreds of rows has few losses in each class.
 _INVERSE_PENALTY = 0.1
 _INVERSE_PENALTY_A_LOSS = 0.001
@@ -368,11 +369,12 @@ def choose_score(
             comparison (without it, the task's first score), and is a candidate if it differs from the others.
         seed: seed of the folds.
     """
-    candidates = edge.fixed_scores(temperature)
+    candidates = dict(sorted(edge.fixed_scores(temperature).items(), key=lambda item: item[0] != _AT_TIES))
     lost = losses > (losses.mean() if _graded(losses) else 0)
     fold_of = _folds(lost, seed)
     if fold_of is None:
-        return ScoreChoice(Score(edge.task.score_kinds[0], temperature) if own is None else own[0], {})
+        first = next(iter(candidates), edge.task.score_kinds[0])
+        return ScoreChoice(Score(first, temperature) if own is None else own[0], {})
     inputs = edge.features() if can_learn() else None
     if own is not None and own[0].kind not in candidates and (inputs is None or not own[0].learned or not candidates):
         candidates[own[0].kind] = own

@@ -74,7 +74,8 @@ def _broken(
         scores, counts, losses = population.draw(random, rows)
         part = np.arange(rows) < 40
         rest = ~part
-        starts = event_starts([scores[part & one] for one in counts], [int((rest & one).sum()) for one in counts])
+        sizes = [int((rest & one).sum()) for one in counts]
+        starts = event_starts([scores[part & one] for one in counts], sizes, [(_EPSILON, delta) for delta in deltas])
         found = certify_events(
             {
                 str(number): EventRows(scores[rest & one], lost[rest & one], _EPSILON, delta)
@@ -173,7 +174,7 @@ def test_detector_that_reports_nothing_is_never_certified(share: float, frames_w
             found = certify_events({event: rows}, starts=starts)
             assert not found.certified
             assert found.n == (frames_with_object if event == "missed" else 0)
-            assert found.events[event].n_needed >= 4  # 0.7 ** 4 < 0.3
+            assert found.events[event].n_needed == max(4 - found.n, 0)  # 0.7 ** 4 < 0.3
 
 
 @settings(max_examples=25, deadline=None)

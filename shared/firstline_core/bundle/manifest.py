@@ -19,7 +19,6 @@ from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.base import DeclaredOutputs, Task
-from firstline_core.tasks.detection import Detection
 from firstline_core.tasks.installed import TaskError, read_task
 from firstline_core.types import Name, Sha256, TensorSpec
 
@@ -270,7 +269,8 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
         where: named in errors.
 
     Raises:
-        IntegrityError: not JSON, not a manifest, a format that this version does not read, or a certified detector.
+        IntegrityError: not JSON, not a manifest, a format that this version does not read, or a
+            certificate whose contract does not fit the task.
     """
     if len(text) > MANIFEST_LIMIT_BYTES:
         raise IntegrityError(f"{where} has {len(text)} bytes; a manifest has at most {MANIFEST_LIMIT_BYTES}.")
@@ -286,9 +286,13 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
         raise IntegrityError(f"{where}: {error}.") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise IntegrityError(f"{where} is not a manifest: {error}.") from error
-    certified = [model.id for model in manifest.edge if model.certificate is not None]
-    if certified and isinstance(manifest.task, Detection):
-        raise IntegrityError(f"{where}: detectors cannot be certified yet; remove the certificate of '{certified[0]}'.")
+    for model in manifest.edge:
+        certificate = valid_certificate(manifest, model)
+        if manifest.task.needs_event and certificate is not None and not certificate.events:
+            raise IntegrityError(
+                f"{where}: the certificate of '{model.id}' names no event, as certificates of the task "
+                f"{manifest.task.kind} must; remove it."
+            )
     return manifest
 
 
@@ -302,7 +306,7 @@ def _decoded(package: str, kind: type, fields: object) -> Task:
 def encode_manifest(manifest: Manifest) -> bytes:
     """Returns the manifest's file form: indented JSON, so that people can read and compare it.
 
-    `batch` and `task_package` are omitted at their defaults: most models and bundles do not need them.
+    `batch`, `task_package` and a certificate's `events` are omitted at their defaults: most bundles do not need them.
     """
     fields = msgspec.to_builtins(manifest)
     if not manifest.task_package:
@@ -310,6 +314,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
     for model in (*fields["edge"], fields["full"]):
         if model is not None and model["batch"] is None:
             del model["batch"]
+        if model is not None and model["certificate"] is not None and not model["certificate"]["events"]:
+            del model["certificate"]["events"]
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 

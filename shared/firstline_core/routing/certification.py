@@ -84,8 +84,10 @@ def rejected_ranges(
 
 
 _MAIN = 0.2
+MAIN_SHARE = 0.86
+"""Share of delta of the main start."""
 
-START_SHARES = ((0.05, 0.08), (_MAIN, 0.86), (0.5, 0.03), (1.0, 0.03))
+START_SHARES = ((0.05, 0.08), (_MAIN, MAIN_SHARE), (0.5, 0.03), (1.0, 0.03))
 """(share of the rows kept, share of delta)."""
 
 FEWEST_ROWS = 60
@@ -101,9 +103,9 @@ class Start(NamedTuple):
     share: float
 
 
-def start_shares(rows: int) -> tuple[tuple[float, float], ...]:
+def start_shares(rows: int, fewest_rows: int = FEWEST_ROWS) -> tuple[tuple[float, float], ...]:
     """Returns `START_SHARES` for a number of rows; a start that would keep too few rows is merged into the main one."""
-    fewest = min(FEWEST_ROWS / max(rows, 1), 1.0)
+    fewest = min(fewest_rows / max(rows, 1), 1.0)
     return tuple((share if share >= fewest else max(fewest, _MAIN), of_delta) for share, of_delta in START_SHARES)
 
 

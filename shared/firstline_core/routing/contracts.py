@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing import bounds
+from firstline_core.routing import binomial, bounds
 from firstline_core.routing.certification import (
+    MAIN_SHARE,
     CertificationResult,
     RiskTests,
     Start,
@@ -266,8 +267,15 @@ class EventRows:
 
 @dataclass(frozen=True, slots=True)
 class EventResult:
-    """The result of a promise about one event; for the attributes see `CertificationResult`."""
+    """The result of a promise about one event; see `EventRows` and `CertificationResult`.
 
+    Attributes:
+        n_needed: without so many additional rows no threshold proves the promise, even if no row is lost; 0 if there
+            are enough.
+    """
+
+    epsilon: float
+    delta: float
     n: int
     kept: float
     risk_upper: float | None
@@ -317,7 +325,8 @@ def certify_events(
             )
         ((name, rows),) = events.items()
         found = certify(rows.scores, rows.losses, rows.epsilon, rows.delta, seed=seed)
-        only = EventResult(found.n, found.kept, found.risk_upper, found.n_needed)
+        few = 0 if found.certified else _too_few(found.n, rows.epsilon, rows.delta)
+        only = EventResult(rows.epsilon, rows.delta, found.n, found.kept, found.risk_upper, few)
         return EventsResult(
             found.certified, found.threshold, found.kept, found.risk_upper, found.n, found.n_needed, {name: only}
         )
@@ -352,18 +361,21 @@ def _certify_tests(events: Mapping[str, RiskTests], starts: Sequence[Start]) -> 
     rejected = rejected_ranges(len(descending), places, delta, p_values)
     if not rejected:
         missing = [
-            [test.missing(int(rows[at]), share * test.delta) for test, rows in zip(tests, kept, strict=True)]
+            max(test.missing(int(rows[at]), share * test.delta) for test, rows in zip(tests, kept, strict=True))
             for at, share in places
-        ] or [[test.missing(0, test.delta) for test in tests]]
-        fewest = [max(rows, 0) for rows in min(missing, key=max)]
+        ]
         results = {
-            name: EventResult(test.n, 0.0, None, needed)
-            for (name, test), needed in zip(events.items(), fewest, strict=True)
+            name: EventResult(test.epsilon, test.delta, test.n, 0.0, None, _too_few(test.n, test.epsilon, test.delta))
+            for name, test in events.items()
         }
-        return EventsResult(False, None, 0.0, None, n, max(*fewest, 1), results)
+        fewest = max(result.n_needed for result in results.values())
+        needed = max(fewest, min(missing, default=fewest), 1)
+        return EventsResult(False, None, 0.0, None, n, needed, results)
     at, level = rejected[-1].last, rejected[-1].level
     results = {
         name: EventResult(
+            test.epsilon,
+            test.delta,
             test.n,
             float(rows[at]) / test.n,
             test.upper_bound(int(rows[at]), level * test.delta / delta),
@@ -383,20 +395,30 @@ def _certify_tests(events: Mapping[str, RiskTests], starts: Sequence[Start]) -> 
     )
 
 
-def event_starts(scores: Sequence[ArrayLike], rows: Sequence[int]) -> tuple[Start, ...]:
+def _too_few(rows: int, epsilon: float, delta: float) -> int:
+    """Returns how many rows are missing even if none is lost."""
+    return max(binomial.rows_needed(0, epsilon, delta) - rows, 0)
+
+
+def event_starts(
+    scores: Sequence[ArrayLike], rows: Sequence[int], bounds_of: Sequence[tuple[float, float]]
+) -> tuple[Start, ...]:
     """Returns the thresholds where testing of several events starts.
 
-    Each of them keeps, of every event's rows, the share with which `certify` starts, or more.
+    Each of them keeps, of every event's rows, the share with which `certify` starts, and about as many rows as prove
+    the promise with one error among them.
 
     Args:
         scores: for each event, those of its rows in the part that decides.
         rows: for each event, the number of its rows that certify.
+        bounds_of: for each event, epsilon and delta.
     """
     descending = [np.sort(np.asarray(one, np.float64))[::-1] for one in scores]
     lowest = min((float(one[-1]) for one in descending if len(one)), default=None)
     if lowest is None:
         return ()
-    shares_of = zip(*(start_shares(count) for count in rows), strict=True)
+    fewest = [binomial.rows_needed(1, epsilon, MAIN_SHARE * delta) for epsilon, delta in bounds_of]
+    shares_of = zip(*(start_shares(count, least) for count, least in zip(rows, fewest, strict=True)), strict=True)
     found: dict[float, float] = {}
     for shares in shares_of:
         places = [

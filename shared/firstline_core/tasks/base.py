@@ -193,6 +193,7 @@ class Task(Protocol):
         graph_scores: whether a bundle's own score graph, which reads probabilities, can score the outputs.
         quality: name of the figure in `summary` by which models are compared.
         higher_is_better: whether a better model has a higher `quality`.
+        needs_event: whether contracts must name an event: most rows have nothing to report, and would hide the misses.
         view_options: query parameters of the file route that `describe` and `draw` obey, see `view.py`.
         in_pixels: whether answers name places in the upright image, so that they also state its size.
         outputs: the canonical outputs that both tiers return.
@@ -210,6 +211,7 @@ class Task(Protocol):
     graph_scores: ClassVar[bool]
     quality: ClassVar[str]
     higher_is_better: ClassVar[bool]
+    needs_event: ClassVar[bool]
     view_options: ClassVar[tuple[str, ...]]
     in_pixels: ClassVar[bool]
 

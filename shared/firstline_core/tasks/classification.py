@@ -73,11 +73,12 @@ class Classification(
     """
 
     kind: ClassVar[str] = "classification"
-    score_kinds: ClassVar[tuple[str, ...]] = ("margin", "max_probability", "entropy", "energy")
+    score_kinds: ClassVar[tuple[str, ...]] = ("max_probability", "margin", "entropy", "energy")
     compares_evidence: ClassVar[bool] = False
     graph_scores: ClassVar[bool] = True
     quality: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
+    needs_event: ClassVar[bool] = False
     view_options: ClassVar[tuple[str, ...]] = ()
     in_pixels: ClassVar[bool] = False
 

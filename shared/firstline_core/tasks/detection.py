@@ -95,6 +95,7 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "map50"
     higher_is_better: ClassVar[bool] = True
+    needs_event: ClassVar[bool] = True
     view_options: ClassVar[tuple[str, ...]] = (MIN_SCORE, CLASSES_SHOWN, MAX_OBJECTS)
     in_pixels: ClassVar[bool] = True
 

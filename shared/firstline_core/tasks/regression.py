@@ -62,6 +62,7 @@ class Regression(
     graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "mae"
     higher_is_better: ClassVar[bool] = False
+    needs_event: ClassVar[bool] = False
     view_options: ClassVar[tuple[str, ...]] = ()
     in_pixels: ClassVar[bool] = False
 

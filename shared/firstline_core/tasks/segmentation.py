@@ -90,6 +90,7 @@ class Segmentation(
     graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "miou"
     higher_is_better: ClassVar[bool] = True
+    needs_event: ClassVar[bool] = False
     view_options: ClassVar[tuple[str, ...]] = (CLASSES, MASKS)
     in_pixels: ClassVar[bool] = True
 

@@ -91,6 +91,7 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     graph_scores: ClassVar[bool] = True
     quality: ClassVar[str] = "loss"
     higher_is_better: ClassVar[bool] = False
+    needs_event: ClassVar[bool] = False
     view_options: ClassVar[tuple[str, ...]] = ()
     in_pixels: ClassVar[bool] = False
 

@@ -21,6 +21,7 @@ from firstline_core.bundle.manifest import (
 )
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import Decode, Graph, InputSpec, Resize, Scale, Softmax
+from firstline_core.routing.certificate import EventPromise
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
@@ -188,15 +189,26 @@ def test_a_certificate_of_the_full_model_is_refused() -> None:
         msgspec.structs.replace(MANIFEST, full=with_certificate(FULL, MANIFEST))
 
 
-def test_a_certificate_of_a_detector_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        ("", "names no event"),
+        ("missed c", "names the event 'missed c', which the task does not have"),
+        ("missed b", ""),
+    ],
+)
+def test_a_certificate_of_a_detector_names_its_events(event: str, says: str) -> None:
     detector = msgspec.structs.replace(MANIFEST, task=Detection(("a", "b")), policy=Policy(Score("minimum_confidence")))
-    text = encode_manifest(detector).replace(
-        b'"certificate": null',
-        b'"certificate": ' + msgspec.json.encode(with_certificate(EDGE, detector).certificate),
-        1,
+    certificate = with_certificate(EDGE, detector).certificate
+    promise = EventPromise(certificate.epsilon, certificate.delta, 9, 0.5, certificate.risk_upper)
+    of_event = msgspec.structs.replace(certificate, contract="events", audit_epsilon=None, events={"missed b": promise})
+    of_frames, of_events = (
+        msgspec.structs.replace(detector, edge=(msgspec.structs.replace(EDGE, certificate=one), *detector.edge[1:]))
+        for one in (certificate, of_event)
     )
-    with pytest.raises(IntegrityError, match="detectors cannot be certified yet; remove the certificate of 'edge'"):
-        parse_manifest(text)
+    assert parse_manifest(encode_manifest(of_events)) == of_events
+    with pytest.raises(IntegrityError, match="the certificate of 'edge' names no event"):
+        parse_manifest(encode_manifest(of_frames))
 
 
 def test_only_bundles_that_need_them_have_batch_and_independent_labels() -> None:

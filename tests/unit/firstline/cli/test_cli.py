@@ -41,7 +41,6 @@ def _json(*arguments: object, code: int = 0) -> Any:
     "command",
     [
         ("evaluate",),
-        ("certify", "--epsilon", 0.1, "--delta", 0.1),
         ("compress",),
         ("split",),
         ("profile", "--quick"),

@@ -15,7 +15,7 @@ from support.images import encode
 
 import firstline
 from firstline.client.results import prediction_from, read_task
-from firstline_core.errors import InvalidTensorError
+from firstline_core.errors import InvalidTensorError, ProtocolError
 from firstline_core.tasks import AnyTask, answer_json
 from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.classification import Classification
@@ -146,3 +146,26 @@ def test_drawings_of_no_objects_are_the_image() -> None:
     np.testing.assert_array_equal(np.asarray(empty.draw(encode(pixels))), pixels)
     with pytest.raises(InvalidTensorError, match="The image cannot be read"):
         empty.draw(b"no image")
+
+
+def test_masks_are_drawn_and_checked() -> None:
+    fields = {
+        "classes": [{"label": "cat", "class": 1, "share": 0.25}],
+        "mask": {"width": 2, "height": 2, "rle": [[0, 3], [1, 1]]},
+    }
+    document = orjson.loads(orjson.dumps(answer_json(response(first_row(BOXES)), None, {})))
+    found = prediction_from({key: document[key] for key in document if key != "outputs"} | fields, "The server")
+    assert isinstance(found, firstline.Segmentation)
+    assert (list(found), len(found), found.mask.tolist()) == (["cat"], 1, [[0, 0], [0, 1]])
+    drawn = np.asarray(found.draw(encode(np.zeros((40, 40, 3), np.uint8))))
+    assert drawn.shape == (40, 40, 3) and drawn[30:, 30:].any() and not drawn[:20, :20].any()
+    fields["mask"] = {"width": 2, "height": 2, "rle": [[0, 3], [1, 1_000_000_000]]}
+    with pytest.raises(ProtocolError, match="run lengths do not fill the mask"):
+        prediction_from(document | fields, "The server")
+
+
+def test_answers_of_unknown_tasks_keep_their_fields() -> None:
+    document = {key: value for key, value in answer_json(response(BOXES), TASK, {}).items() if key != "results"}
+    found = prediction_from({**document, "poem": "roses"}, "The server")
+    assert isinstance(found, firstline.Fields)
+    assert found.fields["poem"] == "roses"

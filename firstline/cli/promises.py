@@ -1,0 +1,48 @@
+"""Sentences about promises of events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from firstline.cli.output import percent
+from firstline.workbench.certify import PromisesResult
+from firstline_core.routing.certificate import event_promise
+from firstline_core.telemetry.wording import counted
+
+_SHOWN = 12
+
+
+def promises_text(result: PromisesResult) -> Iterator[str]:
+    """Yields what is proved of each event, with the number of observations, and what cannot be promised."""
+    if result.threshold is None:
+        yield f"Not certified on {result.n} rows; escalate everything."
+    else:
+        yield (
+            f"Certified on {result.n} rows, when an edge answer is accepted at a score of at least "
+            f"{result.threshold:.15g}. That accepts {percent(result.kept)}."
+        )
+    for name, event in result.events.items():
+        promise, seen = event_promise(name, event.epsilon, event.delta), counted(event.n, "observation")
+        if event.risk_upper is not None:
+            yield (
+                f"- {promise}. {seen}, of which {percent(event.kept)} are accepted; the upper bound is "
+                f"{percent(event.risk_upper)}."
+            )
+        elif event.n_needed:
+            yield f"- Not proved: {promise}. {seen}; at least {event.n_needed:,} more would be needed."
+        elif len(result.events) > 1:
+            yield f"- Not proved: {promise}. {seen} are enough, but no threshold serves all promises."
+        else:
+            yield f"- Not proved: {promise}. {seen} are enough, but too many of the answers with high scores break it."
+    few = {name: event.n for name, event in result.unpromised.items() if event.n_needed}
+    enough = {name: event.n for name, event in result.unpromised.items() if not event.n_needed}
+    if few:
+        yield f"Too few observations for any such promise: {_listed(few)}."
+    if enough:
+        yield f"Nothing is promised about: {_listed(enough)}."
+
+
+def _listed(observations: dict[str, int]) -> str:
+    shown = [f"{name} ({counted(n, 'row')})" for name, n in list(observations.items())[:_SHOWN]]
+    more = len(observations) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

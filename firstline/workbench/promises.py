@@ -1,0 +1,114 @@
+"""Promises about events in a user's words, such as "missed person 5% at 90%", and what was seen of other events."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline.workbench.evidence import Evidence
+from firstline_core.errors import ConfigError
+from firstline_core.routing import binomial
+from firstline_core.routing.certification import check_share
+from firstline_core.tasks.base import MISSED, Task
+
+EXAMPLE = "missed person 5% at 90%"
+
+_NUMBER = r"(\d+(?:\.\d+)?)\s*%"
+_PROMISE = re.compile(rf"\s*(\S.*?)\s+{_NUMBER}\s+at\s+{_NUMBER}\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class EventBound:
+    """Of the accepted answers in which an event can occur, at most `epsilon` have it, with confidence 1 - `delta`."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unpromised:
+    """An event about which nothing was promised.
+
+    Attributes:
+        n: number of independent observations in which it can occur.
+        n_needed: the fewest further ones without which no promise like the others can be proved; 0 if there are enough.
+    """
+
+    n: int
+    n_needed: int
+
+
+def parse_promises(texts: Sequence[str], task: Task) -> dict[str, EventBound]:
+    """Returns the promises by event.
+
+    Args:
+        texts: such as "missed person 5% at 90%": event, share of the rows in which it can occur, confidence.
+        task: has the events.
+
+    Raises:
+        ConfigError: a promise is not in this form, names an unknown event, or names one twice.
+    """
+    found: dict[str, EventBound] = {}
+    for text in texts:
+        match = _PROMISE.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"The promise '{text}' is not in the form 'EVENT SHARE% at CONFIDENCE%': '{EXAMPLE}'.")
+        event, share, confidence = match[1], float(match[2]) / 100, float(match[3]) / 100
+        if event not in task.events:
+            raise ConfigError(f"There is no event '{event}'; {_events_of(task, event)}.")
+        if event in found:
+            raise ConfigError(f"There are two promises about '{event}'; make one.")
+        check_share(f"the share of '{text}'", share)
+        check_share(f"the confidence of '{text}'", confidence)
+        found[event] = EventBound(round(share, 12), round(1 - confidence, 12))
+    return found
+
+
+def _events_of(task: Task, like: str = "") -> str:
+    if not task.events:
+        return f"the task {task.kind} has none"
+    close = get_close_matches(like, task.events, n=3)
+    shown = close or task.events[:4]
+    more = f" and {len(task.events) - len(shown)} more" if len(shown) < len(task.events) else ""
+    return f"there are: {', '.join(shown)}{more}"
+
+
+def require_event(task: Task) -> None:
+    """Refuses a contract without an event for tasks in which it would be misleading.
+
+    Raises:
+        ConfigError: the task needs an event.
+    """
+    if task.needs_event:
+        raise ConfigError(
+            f"A contract of the task {task.kind} names an event, because rows with nothing to report would hide the "
+            f"misses: a model that reports nothing would be certified. Give a promise such as --promise "
+            f"'{task.events[0]} 5% at 90%'; {_events_of(task)}."
+        )
+
+
+def unpromised(
+    evidence: Evidence, rows: NDArray[np.intp], promises: Mapping[str, EventBound], seed: int
+) -> dict[str, Unpromised]:
+    """Returns what was seen of the groups that no promise is about, those with the most observations first.
+
+    Args:
+        evidence: of the data.
+        rows: positions of the rows that certify.
+        promises: by event. The weakest of them says how many observations are needed.
+        seed: of the choice of one row of each group of dependent rows.
+    """
+    task = evidence.edge.task
+    weakest = max(bound.epsilon for bound in promises.values()), max(bound.delta for bound in promises.values())
+    needed = binomial.rows_needed(0, *weakest)
+    found: dict[str, Unpromised] = {}
+    for name, reported in zip(task.group_names, (task.occurrences(evidence.full) > 0).T, strict=True):
+        seen = len(evidence.units(rows[reported[rows]], seed))
+        if seen and f"{MISSED} {name}" in task.events and f"{MISSED} {name}" not in promises:
+            found[f"{MISSED} {name}"] = Unpromised(seen, max(needed - seen, 0))
+    return dict(sorted(found.items(), key=lambda item: -item[1].n))

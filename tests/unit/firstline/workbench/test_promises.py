@@ -1,0 +1,304 @@
+"""Promises about the events of a detector: what is certified, what is refused, and what is said about the rest."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.images import encode
+from support.sample_bundles import detector_bundle, number_bundle
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline.cli.promises import promises_text
+from firstline.workbench.certify import PromisesResult, certify_promises, with_certificate
+from firstline.workbench.evidence import Evidence
+from firstline.workbench.promises import EventBound, Unpromised, parse_promises, require_event
+from firstline.workbench.selection import EdgeRows
+from firstline_core.bundle.manifest import Manifest, Policy, Score, encode_manifest, parse_manifest, valid_certificate
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.tasks.classification import Classification
+from firstline_core.tasks.detection import Detection
+
+_TASK = Detection(("person", "bicycle", "car"), k=3)
+_PERSON = {"missed person": EventBound(0.05, 0.1)}
+
+
+def _frames(present: NDArray[np.bool_], sureness: NDArray[np.float64]) -> dict[str, Any]:
+    """Returns the outputs for frames with at most one object of each class, best first.
+
+    Args:
+        present: (n, classes).
+        sureness: (n,) the score of each object.
+    """
+    n, k = present.shape
+    order = np.argsort(~present, axis=1, kind="stable")
+    used = np.take_along_axis(present, order, axis=1)
+    boxes = np.zeros((n, k, 4), np.float32)
+    boxes[..., :2], boxes[..., 2:] = 100 * order[..., None], 100 * order[..., None] + 80
+    return {
+        "boxes": np.where(used[..., None], boxes, 0).astype(np.float32),
+        "scores": np.where(used, sureness[:, None], 0).astype(np.float32),
+        "classes": np.where(used, order, -1),
+        "count": used.sum(axis=1),
+    }
+
+
+def _bundle(tmp_path: Any) -> Bundle:
+    """A bundle of two models of the right names; they never run here."""
+    bundle = number_bundle(tmp_path)
+    edge, full = bundle.manifest.models[0], msgspec.structs.replace(bundle.manifest.models[0], id="full", precision="x")
+    fields = {name: getattr(bundle.manifest, name) for name in ("name", "version", "input")}
+    policy = Policy(Score("minimum_confidence"))
+    return Bundle(bundle.path, Manifest(task=_TASK, edge=(edge,), full=full, policy=policy, **fields))
+
+
+@pytest.fixture
+def bundle(tmp_path: Any) -> Bundle:
+    return _bundle(tmp_path)
+
+
+def _evidence(
+    bundle: Bundle,
+    *,
+    n: int = 3000,
+    shares: tuple[float, float, float] = (0.4, 0.004, 0.2),
+    seed: int = 0,
+    blind: tuple[int, ...] = (),
+    groups: tuple[str, ...] = (),
+) -> Evidence:
+    """Returns frames of which the edge model misses objects the more often the lower its score is.
+
+    Args:
+        bundle: of the models.
+        n: frames.
+        shares: of the frames that have a person, a bicycle and a car.
+        seed: of all.
+        blind: classes that the edge model never reports.
+        groups: see `Evidence`.
+    """
+    random = np.random.default_rng(seed)
+    full = random.random((n, 3)) < shares
+    sure = random.random(n)
+    edge = full & (random.random((n, 3)) > 0.4 * (1 - sure[:, None]) ** 2)
+    edge[:, list(blind)] = False
+    # The best candidate tells how sure an empty frame is.
+    candidates = {
+        f"candidate_{name}": array
+        for name, array in _frames(~edge, 1 - sure).items()
+        if name != "count"
+    }  # fmt: skip
+    rows = EdgeRows(_TASK, _frames(edge, sure), candidates)
+    scores = rows.scores(Score("minimum_confidence")).astype(np.float64)
+    return Evidence(bundle.manifest.edge[0], rows, scores, _frames(full, np.full(n, 0.9)), None, groups)
+
+
+def _certify(bundle: Bundle, evidence: Evidence, promises: dict[str, EventBound], **options: Any) -> Any:
+    found = certify_promises(bundle, evidence, promises, **{"score": "bundle"} | options)
+    assert isinstance(found.result, PromisesResult)
+    return found
+
+
+def test_promises_are_read_in_the_words_of_a_user() -> None:
+    found = parse_promises(["missed person 5% at 90%", " invented car 0.5 % at 95 %"], _TASK)
+    assert found == {"missed person": EventBound(0.05, 0.1), "invented car": EventBound(0.005, 0.05)}
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (["missed person"], "not in the form 'EVENT SHARE% at CONFIDENCE%': 'missed person 5% at 90%'"),
+        (["missed person 0.05 at 0.9"], "not in the form"),
+        (["missed persn 5% at 90%"], "no event 'missed persn'; there are: missed person"),
+        (["missed person 0% at 90%"], "is 0, but must be above 0 and below 1"),
+        (["missed person 5% at 100%"], "is 1, but must be above 0"),
+        (["missed person 5% at 90%", "missed person 4% at 90%"], "two promises about 'missed person'"),
+    ],
+)
+def test_unclear_promise_is_refused(texts: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_promises(texts, _TASK)
+
+
+def test_detector_needs_an_event_and_a_classifier_none() -> None:
+    with pytest.raises(ConfigError, match=r"a model that reports nothing would be certified.*--promise 'missed person"):
+        require_event(_TASK)
+    require_event(Classification(("a", "b")))
+
+
+def test_certificate_names_the_events(bundle: Bundle) -> None:
+    evidence = _evidence(bundle)
+    promises = {"missed person": EventBound(0.05, 0.1), "invented car": EventBound(0.02, 0.05)}
+    found = _certify(bundle, evidence, promises)
+    certificate = found.certificate
+    assert certificate is not None
+    assert (certificate.contract, certificate.audit_epsilon) == ("events", None)
+    assert certificate.audit_bounds == {"missed person": 0.05, "invented car": 0.02}
+    assert {name: one.delta for name, one in certificate.events.items()} == {"missed person": 0.1, "invented car": 0.05}
+    accepted = evidence.scores >= certificate.threshold
+    rest = found.selection.rest
+    assert certificate.kept == accepted[rest].mean()
+    for name, promise in certificate.events.items():
+        event = _TASK.event(name, evidence.edge.outputs, evidence.full)
+        assert promise.n == event.counts[rest].sum()
+        assert event.loss[accepted & event.counts].mean() <= promise.epsilon
+    manifest = with_certificate(bundle.manifest, found)
+    assert parse_manifest(encode_manifest(manifest)) == manifest
+    assert valid_certificate(manifest, manifest.edge[0]) == certificate
+
+
+@pytest.mark.parametrize("share", [0.001, 0.03, 0.5])
+def test_blind_detector_is_refused(bundle: Bundle, share: float) -> None:
+    """It returns neither boxes nor candidates: its score is 0 for every frame."""
+    evidence = _evidence(bundle, shares=(share, 0, 0), blind=(0, 1, 2))
+    nothing = {name: np.zeros_like(array) for name, array in evidence.edge.evidence.items()}
+    silent = EdgeRows(_TASK, evidence.edge.outputs, nothing)
+    blind = replace(evidence, edge=silent, scores=silent.scores(Score("minimum_confidence")).astype(np.float64))
+    for promises in (_PERSON, {"invented person": EventBound(0.5, 0.5)}):
+        with pytest.raises(ConfigError, match=r"is 0 for all 3000 rows.*this edge model gives no confidence"):
+            _certify(bundle, blind, promises)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.03, 0.5])
+@pytest.mark.parametrize("event", ["missed person", "invented person"])
+def test_detector_that_lost_a_class_is_not_certified_for_it(bundle: Bundle, share: float, event: str) -> None:
+    evidence = _evidence(bundle, n=1500, shares=(share, 0.1, 0.5), blind=(0,))
+    for promises in ({event: EventBound(0.5, 0.4)}, {event: EventBound(0.5, 0.4), "missed car": EventBound(0.2, 0.4)}):
+        found = _certify(bundle, evidence, promises, score="best")
+        assert found.certificate is None and not found.result.certified
+
+
+def test_report_says_what_cannot_be_promised(bundle: Bundle) -> None:
+    evidence = _evidence(bundle, seed=1)
+    found = _certify(bundle, evidence, _PERSON)
+    bicycles, cars = (int((evidence.full["classes"] == label).any(axis=1).sum()) for label in (1, 2))
+    assert found.result.unpromised == {
+        "missed car": Unpromised(cars, 0), "missed bicycle": Unpromised(bicycles, 45 - bicycles),
+    }  # fmt: skip
+    text = " ".join(promises_text(found.result))
+    assert "at most 5 % of the edge answers miss 'person' where the full model reports it, with confidence 90 %" in text
+    assert f"{found.result.events['missed person'].n:,} observations, of which" in text
+    assert f"Too few observations for any such promise: missed bicycle ({bicycles} rows)." in text
+    assert f"Nothing is promised about: missed car ({cars} rows)." in text
+    assert list(asdict(found.result)["events"]["missed person"]) == [
+        "epsilon", "delta", "n", "kept", "risk_upper", "n_needed",
+    ]  # fmt: skip
+
+
+def test_rare_event_is_not_certified_and_needs_more_rows(bundle: Bundle) -> None:
+    found = _certify(bundle, _evidence(bundle), _PERSON | {"missed bicycle": EventBound(0.05, 0.1)})
+    assert found.certificate is None
+    events = found.result.events
+    bicycles = events["missed bicycle"]
+    assert (events["missed person"].n_needed, bicycles.n_needed) == (0, 45 - bicycles.n)
+    assert found.result.n_needed >= bicycles.n_needed > 20
+    text = " ".join(promises_text(found.result))
+    assert f"{bicycles.n} observations; at least {bicycles.n_needed} more would be needed" in text
+    assert "are enough, but no threshold serves all promises" in text
+    lost = _certify(bundle, _evidence(bundle, blind=(0,)), _PERSON)
+    assert "too many of the answers with high scores break it" in " ".join(promises_text(lost.result))
+
+
+def test_several_promises_set_a_part_aside(bundle: Bundle) -> None:
+    evidence = _evidence(bundle, n=900)
+    both = _PERSON | {"missed car": EventBound(0.1, 0.1)}
+    assert _certify(bundle, evidence, _PERSON).selection.used == 0
+    assert _certify(bundle, evidence, both).selection.used == 90
+    with pytest.raises(ConfigError, match=r"set one aside with --select 0\.1"):
+        _certify(bundle, evidence, both, select_fraction=0.0)
+
+
+def test_frames_of_one_clip_are_one_observation(bundle: Bundle) -> None:
+    """Each frame is repeated 20 times: only the clips count, whatever the number of frames."""
+    frames = _evidence(bundle, n=150, shares=(0.6, 0, 0))
+    clips = np.repeat(np.arange(150), 20)
+    edge = frames.edge.take(clips)
+    repeated = Evidence(
+        frames.variant,
+        edge,
+        frames.scores[clips],
+        {name: array[clips] for name, array in frames.full.items()},
+        None,
+        tuple(f"clip {clip}" for clip in clips),
+    )
+    clustered = _certify(bundle, repeated, _PERSON)
+    assert clustered.result.events == _certify(bundle, frames, _PERSON).result.events
+    assert clustered.result.n == 150
+    assert _certify(bundle, replace(repeated, groups=()), _PERSON).result.events["missed person"].n > 1000
+
+
+def test_clip_without_the_event_is_no_observation(bundle: Bundle) -> None:
+    """One random frame of each clip among those with a person."""
+    evidence = _evidence(bundle, n=1000, shares=(0.1, 0, 0))
+    clips = tuple(f"clip {frame // 10}" for frame in range(1000))
+    present = (evidence.full["count"] > 0).reshape(100, 10).any(axis=1).sum()
+    found = _certify(bundle, replace(evidence, groups=clips), _PERSON)
+    assert found.result.events["missed person"].n == present < 100
+    both = _PERSON | {"invented person": EventBound(0.05, 0.1)}
+    part = _certify(bundle, replace(evidence, groups=clips), both).selection
+    in_rest = {row // 10 for row in part.rest}
+    assert (part.used, len(in_rest), len(part.rest)) == (100, 90, 900)
+
+
+def _run(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["certify", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def frames(tmp_path: Path) -> Path:
+    """Two hundred images from dark to bright; the detector finds a dog in those that are not dark."""
+    folder = tmp_path / "frames"
+    folder.mkdir()
+    for number in range(200):
+        (folder / f"{number * 7919 % 1000}.png").write_bytes(encode(np.full((6, 6, 3), number, np.uint8)))
+    return folder
+
+
+def test_detector_is_certified_by_the_command(tmp_path: Path, frames: Path) -> None:
+    detector_bundle(tmp_path / "bundle")
+    promise = (tmp_path / "bundle", "--data", frames, "--promise", "missed dog 10% at 90%")
+    found = msgspec.json.decode(_run(*promise, "--out", tmp_path / "new", "-o", "json").stdout)
+    assert found["certified"] and found["n"] == 200
+    event = found["events"]["missed dog"]
+    assert (event["epsilon"], event["delta"], event["n_needed"]) == (0.1, 0.1, 0) and 0 < event["n"] < 200
+    (variant,) = open_bundle(tmp_path / "new").manifest.edge
+    assert variant.certificate is not None
+    assert variant.certificate.audit_bounds == {"missed dog": 0.1}
+    assert variant.certificate.threshold == found["threshold"]
+
+    text = _run(*promise, "--promise", "invented cat 5% at 90%").stdout
+    assert "Not proved: at most 5 % of the edge answers that report 'cat' invent it" in text
+    assert "0 observations; at least 45 more would be needed." in text
+    assert "No bundle was written." in text
+    _run(*promise, "--promise", "invented cat 5% at 90%", "--require", code=1)
+
+
+def test_command_says_which_promise_is_missing(tmp_path: Path, frames: Path) -> None:
+    detector_bundle(tmp_path / "bundle")
+    data = (tmp_path / "bundle", "--data", frames)
+    plain = _run(*data, "--epsilon", 0.05, "--delta", 0.1, code=2).stderr
+    assert "A contract of the task detection names an event" in plain
+    assert "--promise 'missed cat 5% at 90%'; there are: missed cat, invented cat, missed dog" in plain
+    assert "Name --epsilon and --delta, or a promise" in _run(*data, code=2).stderr
+    promise = ("--promise", "missed dog 5% at 90%")
+    for more in (("--epsilon", 0.1), ("--by", "class"), ("--contract", "stream"), ("--loss", "harm")):
+        assert "leave out --epsilon, --delta" in _run(*data, *promise, *more, code=2).stderr
+    assert "goes with a bundle and --data" in _run("--scores", "-", *promise, code=2).stderr
+    wrong = _run(*data, *promise, "--score", "margin", code=2).stderr
+    assert "no score 'margin' for the task detection; there are: best, bundle, minimum_confidence" in wrong
+
+
+def test_classifier_may_promise_about_a_label() -> None:
+    digits = Path(__file__).parents[4] / "models/digits"
+    promise = ("--promise", "missed seven 8% at 80%", "--score", "bundle")
+    found = msgspec.json.decode(_run(digits / "bundle", "--data", digits / "heldout", *promise, "-o", "json").stdout)
+    assert found["certified"] and 40 < found["events"]["missed seven"]["n"] < 80
+    assert "missed one" in found["unpromised"] and "missed seven" not in found["unpromised"]
