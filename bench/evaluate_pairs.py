@@ -46,22 +46,23 @@ def figures_of(evaluation: Evaluation, certified: Mapping[str, float]) -> Iterat
         raise ValueError(f"{evaluation.bundle} has no full model to compare with")
     name, full, aims = evaluation.bundle, evaluation.full, evaluation.bundle == "digits"
     yield Figure(f"{name}: images", evaluation.samples, "count")
-    yield Figure(f"{name}: full only: accuracy", full.accuracy, "share")
+    yield Figure(f"{name}: full only: accuracy", full.quality["accuracy"], "share")
     yield from _latency(f"{name}: full only", full.latency_ms)
     for variant in evaluation.variants:
         edge, tiered = variant.edge, variant.tiered
         if tiered is None:
             continue
         only, both = f"{name}: {edge.id} only", f"{name}: {edge.id} tiered"
-        yield Figure(f"{only}: accuracy", edge.accuracy, "share")
+        yield Figure(f"{only}: accuracy", edge.quality["accuracy"], "share")
         yield from _latency(only, edge.latency_ms)
-        least = full.accuracy - 0.005
+        least = full.quality["accuracy"] - 0.005
+        accuracy = tiered.quality["accuracy"]
         yield Figure(
             f"{both}: accuracy",
-            tiered.accuracy,
+            accuracy,
             "share",
             f">= {least:.4f}, half a point below full only" if aims else None,
-            tiered.accuracy >= least if aims else None,
+            accuracy >= least if aims else None,
         )
         yield Figure(
             f"{both}: answered at the edge",

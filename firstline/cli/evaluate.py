@@ -1,8 +1,8 @@
-"""`firstline evaluate`: measures a bundle on labelled images."""
+"""`firstline evaluate`: measures a bundle on data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,18 +10,23 @@ import typer
 from rich.table import Table
 
 from firstline.cli.command import Report
-from firstline.cli.options import BundleArgument, LimitOption, ThreadsOption, open_classifiers
+from firstline.cli.options import DATA_HELP, BundleArgument, DataReading, LimitOption, ThreadsOption, require_bundle
 from firstline.cli.output import progress, table
-from firstline.workbench.data.dataset import open_dataset
-from firstline.workbench.evaluate import Evaluation, Latency, figures, measure
+from firstline.workbench.evaluate import Evaluation, EventFigures, Latency, figures, measure
 from firstline.workbench.report import require_drawing, write_report
+from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.classification import Classification
+from firstline_core.telemetry.wording import counted
+
+_EVENTS_SHOWN = 12
 
 
 def evaluate_bundle(
     bundle: BundleArgument,
     *,
-    data: Annotated[Path, typer.Option(help="Folder with labels.csv (columns file, label) and images/ or images.zip.")],
+    data: Annotated[Path, typer.Option(help=DATA_HELP)],
+    reading: DataReading,
     limit: LimitOption = None,
     edge: Annotated[
         list[str] | None,
@@ -33,52 +38,67 @@ def evaluate_bundle(
         typer.Option(help="Folder for plots (PNG) and one page with all of them (index.html); needs matplotlib."),
     ] = None,
 ) -> Report:
-    """Measure edge-only, full-only and tiered: accuracy, share at the edge, bytes, latency.
+    """Measure edge-only, full-only and tiered: quality, share at the edge, bytes, latency, missed and invented objects.
 
-    Every image goes through the models one by one, as requests do. The tiered answers are routed by the bundle's own
+    Every row goes through the models one by one, as requests do. Without labels, the answers of both models are
+    compared. The tiered answers are routed by the bundle's own
     policy. Latency is that of the models on this machine, decoding and processing included and the network excluded.
     """
-    opened = open_classifiers(bundle)
-    dataset = open_dataset(data, limit)
+    opened = open_bundle(require_bundle(bundle))
+    dataset = reading.open(data, limit)
     if plots is not None:
         require_drawing(plots)  # before the models run for minutes
     with progress("Evaluating") as bar:
         measured = measure(opened, dataset, variants=edge or (), options=RuntimeOptions(threads=threads), progress=bar)
     evaluation = figures(measured)
-    drawn = write_report(measured, plots) if plots is not None else None
+    drawn = write_report(measured, evaluation, plots) if plots is not None else None
     return Report(evaluation, _text(evaluation, drawn))
 
 
 def _text(evaluation: Evaluation, drawn: Path | None) -> Iterator[str | Table]:
     score = evaluation.policy.score
     yield (
-        f"{evaluation.bundle} version {evaluation.version} on {evaluation.samples} images of {evaluation.data}. Edge "
-        f"answers are accepted when {score.kind} (temperature {score.temperature:g}) is at least "
-        f"{_thresholds(evaluation)}."
+        f"{evaluation.bundle} version {evaluation.version} on {counted(evaluation.samples, 'row')} of "
+        f"{evaluation.data}. Edge answers are accepted when {score.kind} (temperature {score.temperature:g}) is at "
+        f"least {_thresholds(evaluation)}."
     )
-    columns = ("", "model", ">accuracy", ">at the edge", ">disagree", ">KB sent", ">p50 ms", ">p99 ms")
-    yield table(*columns, rows=_rows(evaluation))
+    names = _names(evaluation)
+    columns = ("", "model", *(f">{name}" for name in names), ">at the edge", ">disagree", ">KB sent")
+    yield table(*columns, ">p50 ms", ">p99 ms", rows=_rows(evaluation, names))
+    if not names:
+        yield "The data has no labels, so that no quality is measured."
     for variant in evaluation.variants:
         if variant.tiered is not None:
             area = "n/a" if variant.tiered.auroc is None else f"{variant.tiered.auroc:.3f}"
             yield f'{variant.edge.id}: AUROC {area} of the score for "edge disagrees with full".'
+            if evaluation.task != Classification.kind:  # a classifier's events are its disagreements
+                yield from _events(variant.edge.id, variant.tiered.events)
     yield (
-        "disagree: of the answers accepted at the edge, those for which the full model says another label. KB sent: of "
-        "encoded images. ms: of one image through the models on this machine, without the network."
+        "disagree: mean loss of the answers accepted at the edge against the full model's; of a classifier the share "
+        "with another label. KB sent: of inputs. ms: of one row through the models here, without the network."
     )
     if drawn is not None:
         yield f"Drawn: {drawn}"
 
 
-def _rows(evaluation: Evaluation) -> Iterator[tuple[str, ...]]:
+def _names(evaluation: Evaluation) -> list[str]:
+    """Returns the names of the task's figures; [] without labels."""
+    models = [evaluation.full, *(variant.edge for variant in evaluation.variants)]
+    return list(dict.fromkeys(name for model in models if model is not None for name in model.quality))
+
+
+def _rows(evaluation: Evaluation, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    def quality(figures: Mapping[str, float]) -> Iterator[str]:
+        return (f"{figures[name]:.4g}" if name in figures else "-" for name in names)
+
     for variant in evaluation.variants:
         edge, both = variant.edge, variant.tiered
-        yield "edge only", edge.id, _percent(edge.accuracy), _percent(1), "", "0.0", *_ms(edge.latency_ms)
+        yield "edge only", edge.id, *quality(edge.quality), _percent(1), "", "0.0", *_ms(edge.latency_ms)
         if both is not None:
             yield (
                 "tiered",
                 edge.id,
-                _percent(both.accuracy),
+                *quality(both.quality),
                 _percent(both.edge_share),
                 "-" if both.disagreement is None else _percent(both.disagreement),
                 f"{both.bytes_sent / 1000:.1f}",
@@ -87,7 +107,21 @@ def _rows(evaluation: Evaluation) -> Iterator[tuple[str, ...]]:
     if (full := evaluation.full) is not None:
         bytes_all = next((v.tiered.bytes_all for v in evaluation.variants if v.tiered is not None), None)
         sent = "" if bytes_all is None else f"{bytes_all / 1000:.1f}"
-        yield "full only", full.id, _percent(full.accuracy), _percent(0), "", sent, *_ms(full.latency_ms)
+        yield "full only", full.id, *quality(full.quality), _percent(0), "", sent, *_ms(full.latency_ms)
+
+
+def _events(variant: str, events: Mapping[str, EventFigures]) -> Iterator[str | Table]:
+    """Yields the most frequent events among the accepted answers."""
+    by_rows = sorted(events.items(), key=lambda event: -event[1].rows)
+    if not by_rows:
+        return
+    rows = (
+        (name, str(event.occurred), str(event.rows), _percent(event.occurred / event.rows))
+        for name, event in by_rows[:_EVENTS_SHOWN]
+    )
+    yield table(f"accepted by {variant}", ">occurred", ">of rows in which it could", ">share", rows=rows)
+    if len(by_rows) > _EVENTS_SHOWN:
+        yield f"{len(by_rows) - _EVENTS_SHOWN} more events could occur in fewer rows; -o json has them all."
 
 
 def _thresholds(evaluation: Evaluation) -> str:

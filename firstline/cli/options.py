@@ -14,12 +14,13 @@ import msgspec
 import typer
 
 from firstline.fleet.client import Fleet, open_fleet
+from firstline.workbench.data.dataset import EVERY, Dataset, open_dataset
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.storage.secrets import read_secret
 from firstline_core.tasks.base import Task
-from firstline_core.tasks.classification import Classification
+from firstline_core.tasks.classification import LABEL, Classification
 from firstline_core.types import Name
 
 if TYPE_CHECKING:  # a command that uses a gateway's fleet API alone needs no python-tuf
@@ -29,7 +30,11 @@ if TYPE_CHECKING:  # a command that uses a gateway's fleet API alone needs no py
 _GATEWAY, _KEY, _PASSPHRASE = "FIRSTLINE_GATEWAY_URL", "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle.", show_default=False)]
-LimitOption = Annotated[int | None, typer.Option(min=1, help="Use this many images, spread evenly over labels.csv.")]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="Use this many rows, spread evenly over the data.")]
+DATA_HELP = (
+    "Images, recordings, videos, labelled boxes, masks or a table: a folder or a file, with or without labels; see "
+    "docs/data.md."
+)
 ThreadsOption = Annotated[int, typer.Option(min=0, help="Threads for each model; 0 uses the runtime's default.")]
 CaOption = Annotated[
     Path | None, typer.Option("--ca", metavar="FILE", help="CA certificate used to verify the gateway (PEM).")
@@ -97,6 +102,20 @@ class GatewayOptions:
 
         with open_registry(self.required_url(), self.api_key(), self.ca_file) as registry:
             yield registry
+
+
+@dataclass(frozen=True, slots=True)
+class DataReading:
+    """How a data set is read."""
+
+    label: Annotated[
+        str, typer.Option("--label-column", metavar="NAME", help="Column of labels.csv or of a table with the label.")
+    ] = LABEL
+    every: Annotated[int, typer.Option(min=1, metavar="N", help="Of videos, take one frame in N.")] = EVERY
+
+    def open(self, path: Path, limit: int | None = None) -> Dataset:
+        """Opens a data set; see `open_dataset`."""
+        return open_dataset(path, limit, label=self.label, every=self.every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +202,7 @@ def require_classifier(task: Task) -> None:
         ConfigError: the task is not classification.
     """
     if not isinstance(task, Classification):
-        raise ConfigError(f"The bundle is of the task {task.kind}; only classifiers can be measured on data.")
+        raise ConfigError(f"The bundle is of the task {task.kind}; this command works on classifiers only.")
 
 
 def open_classifiers(path: Path) -> Bundle:

@@ -10,11 +10,10 @@ from typing import Annotated
 import typer
 
 from firstline.cli.device_profiling import bundle_named, cancel_on, profile_on
-from firstline.cli.options import GatewayOptions, check_name, require_bundle, require_classifier
+from firstline.cli.options import DATA_HELP, DataReading, GatewayOptions, check_name, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
 from firstline.cli.profile_source import print_profile
-from firstline.workbench.accuracy import accuracies_on
-from firstline.workbench.data.dataset import open_dataset
+from firstline.workbench.quality import qualities_on
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.profiles import NewProfileRequest
@@ -98,25 +97,25 @@ class AccuracyOptions:
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder with labels.csv (columns file, label) and images/ or images.zip: count right answers, instead "
-            "of reading the accuracy from the manifest.",
+            help=f"Labelled data: measure quality, instead of reading the accuracy from the manifest. {DATA_HELP}",
         ),
     ] = None
     limit: Annotated[
-        int | None, typer.Option(min=1, help="With --data: this many images, spread evenly over labels.csv.")
+        int | None, typer.Option(min=1, help="With --data: this many rows, spread evenly over the data.")
     ] = None
 
-    def of(self, bundle: Bundle, variants: Sequence[str]) -> dict[Sha256, float]:
-        """Returns the accuracy by model digest, counted on the data; without data, as the manifest states it."""
+    def of(self, bundle: Bundle, reading: DataReading, variants: Sequence[str]) -> dict[Sha256, float]:
+        """Returns the quality by model digest, measured on the data; without data, as the manifest states it."""
         if self.data is None:
             if self.limit is not None:
-                raise ConfigError("--limit counts the images of --data; name that folder too.")
+                raise ConfigError("--limit counts the rows of --data; name that too.")
             return accuracies(bundle.manifest)
-        require_classifier(bundle.manifest.task)
-        dataset = open_dataset(self.data, self.limit)
-        with progress("Counting right answers") as on_progress:
-            found = accuracies_on(bundle, dataset, variants, progress=on_progress)
-        typer.echo(f"Accuracy is counted on {len(dataset):,} images of {self.data}.", err=True)
+        dataset = reading.open(self.data, self.limit)
+        with progress("Measuring quality") as on_progress:
+            found = qualities_on(bundle, dataset, variants, progress=on_progress)
+        task = bundle.manifest.task
+        name = task.quality if task.higher_is_better else "1 - the mean loss against the labels"
+        typer.echo(f"The column accuracy has {name} on {len(dataset):,} rows of {self.data}.", err=True)
         return found
 
 
@@ -143,6 +142,7 @@ def profile_command(
     points: PointOptions,
     local: LocalOptions,
     accuracy: AccuracyOptions,
+    reading: DataReading,
     device: DeviceOptions,
     gateway: GatewayOptions,
     output: OutputOption = Output.TEXT,
@@ -161,14 +161,14 @@ def profile_command(
         request = points.wanted(named.name, device.version or named.version)
         known = accuracies(named.manifest) if named.manifest is not None else {}
         if accuracy.data is not None or accuracy.limit is not None:
-            known = accuracy.of(open_bundle(require_bundle(bundle)), ())
+            known = accuracy.of(open_bundle(require_bundle(bundle)), reading, ())
         profile_on(device.on, request, gateway, output, wait=device.wait, accuracy=known)
         return
     if device.cancel or device.version or not device.wait:
         raise ConfigError("--cancel, --version and --no-wait are of a device's profile; name the device with --on.")
     opened = open_bundle(require_bundle(bundle))
     wanted = points.wanted(opened.manifest.name, 0)
-    known = accuracy.of(opened, wanted.variants)  # fail before measuring if the data does not fit
+    known = accuracy.of(opened, reading, wanted.variants)  # fail before measuring if the data does not fit
     if local.machine:
         check_name(local.machine, "--machine")
     machine = local.machine or machine_name()

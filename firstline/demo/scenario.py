@@ -187,8 +187,8 @@ async def run(folder: Path, *, show: Show) -> dict[str, Any]:
     edge = alone.variants[0]
     return summarise(
         records,
-        edge_only=edge.edge.accuracy,
-        cloud_only=alone.full.accuracy if alone.full is not None else 0.0,
+        edge_only=edge.edge.quality[alone.quality],
+        cloud_only=alone.full.quality[alone.quality] if alone.full is not None else 0.0,
         certified=_certified(bundle.manifest, edge),
         bytes_sent=bytes_sent,
     )

@@ -28,7 +28,7 @@ Measure
     csv_files     CSV files that people write
     data/         data sets: images, recordings, videos, boxes, masks, tables; labels and groups
     observe       runs models sample by sample, and times each answer
-    accuracy      counts the right answers of each model
+    quality       measures the task's figure of each model
     infer         answers files in this process, as both tiers decide
     evaluate      figures of the edge model alone, the full model alone, and both tiers
     report_data   the numbers behind plots and page

@@ -1,4 +1,4 @@
-"""Measures a bundle on labelled images: edge only, full only and tiered. No printing.
+"""Measures a bundle on data: edge only, full only and tiered. No printing.
 
 The tiers' decision is the product's own: the bundle's score, its threshold, `routing/policy.py`. Links, caches and
 queues are not part of it; `firstline demo` shows those.
@@ -23,7 +23,8 @@ from firstline_core.errors import ConfigError
 from firstline_core.routing import policy
 from firstline_core.routing.policy import auroc
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import LABEL
+from firstline_core.tasks.base import Task, event_of
+from firstline_core.types import Array, Arrays
 
 ALL_VARIANTS = "all"
 
@@ -52,15 +53,15 @@ class Measured:
     """A bundle on a data set.
 
     Attributes:
-        data: the data set's name.
-        truth: (n,) labels.
-        sizes: (n,) bytes of the encoded images.
+        dataset: the data, whose rows are in the order of all arrays.
+        truth: labels, see `Task.truth`; None if the data has none.
+        sizes: (n,) bytes of the inputs.
         full: None if the bundle has no full model.
     """
 
     manifest: Manifest
-    data: str
-    truth: NDArray[np.int64]
+    dataset: Dataset
+    truth: Arrays | None
     sizes: NDArray[np.int64]
     edges: tuple[EdgeRun, ...]
     full: Answers | None
@@ -74,11 +75,11 @@ def measure(
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     progress: Progress = lambda done, total: None,
 ) -> Measured:
-    """Runs the models, image by image.
+    """Runs the models, row by row.
 
     Args:
         bundle: the bundle to measure.
-        dataset: labelled images that no model was trained on.
+        dataset: rows that no model was trained on; without labels, no quality is measured.
         variants: ids of edge variants, or "all"; empty for the first one that loads, as on a device.
         options: how the models run.
         progress: receives the number of processed samples and their total.
@@ -88,7 +89,7 @@ def measure(
         ModelLoadError: a model does not load here.
     """
     manifest = bundle.manifest
-    truth = dataset.required_truth(manifest.task)
+    truth = dataset.truth(manifest.task)
     score = load_scorer(bundle, options)
     with ExitStack() as stack:
         edges = _load_edges(bundle, variants, options)
@@ -104,8 +105,8 @@ def measure(
     runs = [_edge_run(manifest, one, one.scores(score)) for one in observed.answers[: len(edges)]]
     return Measured(
         manifest=manifest,
-        data=dataset.path.name,
-        truth=truth[LABEL],
+        dataset=dataset,
+        truth=truth,
         sizes=observed.sizes,
         edges=tuple(runs),
         full=observed.answers[-1] if full is not None else None,
@@ -141,37 +142,55 @@ def _load_edges(bundle: Bundle, variants: Sequence[str], options: RuntimeOptions
 
 
 class Latency(Struct, frozen=True):
-    """Milliseconds for one image, decoding and processing included, network excluded."""
+    """Milliseconds for one row, decoding and processing included, network excluded."""
 
     p50: float
     p99: float
 
 
 class ModelFigures(Struct, frozen=True):
-    """One model on its own. `accuracy` in 0..1."""
+    """One model on its own.
+
+    Attributes:
+        quality: the figures of `Task.summary`, such as accuracy or map50; empty without labels.
+    """
 
     id: str
     provider: str
     size_bytes: int
-    accuracy: float
+    quality: dict[str, float]
     latency_ms: Latency
+
+
+class EventFigures(Struct, frozen=True):
+    """An event among the answers accepted at the edge, see `Task.event`.
+
+    Attributes:
+        rows: accepted rows in which the event could occur, such as those in which the full model sees a person.
+        occurred: those of them in which it did, such as those in which the edge model sees none.
+    """
+
+    rows: int
+    occurred: int
 
 
 class TieredFigures(Struct, frozen=True):
     """One edge variant with the full model behind it, routed by the bundle's policy.
 
     Attributes:
+        quality: of all answers together; empty without labels.
         edge_share: answered at the edge, in 0..1.
-        disagreement: of the answers accepted at the edge, the share for which the full model says another label; None
-            where none was accepted.
+        disagreement: mean `Task.loss` of the answers accepted at the edge against the full model's; of a classifier the
+            share with another label. None where none was accepted.
         auroc: how well the score tells the answers that disagree from the others, accepted or not: the chance that one
             of them scores below one of the others. None where none disagrees, or all do.
-        bytes_sent: of the encoded images that travel.
-        bytes_all: if every image travelled.
+        bytes_sent: of the inputs that travel.
+        bytes_all: if every row travelled.
+        events: by name, of the task's events that could occur in an accepted row.
         latency_ms: of both models where both ran; the network's share comes on top.
     """
 
-    accuracy: float
+    quality: dict[str, float]
     edge_share: float
     kept: int
     escalated: int
@@ -179,6 +198,7 @@ class TieredFigures(Struct, frozen=True):
     auroc: float | None
     bytes_sent: int
     bytes_all: int
+    events: dict[str, EventFigures]
     latency_ms: Latency
 
 
@@ -198,12 +218,19 @@ class Variant(Struct, frozen=True):
 
 
 class Evaluation(Struct, frozen=True):
-    """Figures of one bundle on one data set. All of them were measured in this run."""
+    """Figures of one bundle on one data set. All of them were measured in this run.
+
+    Attributes:
+        task: kind of the bundle's task.
+        quality: name of the figure by which models of this task are compared.
+    """
 
     bundle: str
     version: int
     data: str
     samples: int
+    task: str
+    quality: str
     policy: Policy
     full: ModelFigures | None
     variants: tuple[Variant, ...]
@@ -222,53 +249,97 @@ def evaluate(
 
 
 def figures(measured: Measured) -> Evaluation:
-    """Returns the figures of a measurement."""
-    full, truth, sizes = measured.full, measured.truth, measured.sizes
+    """Returns the figures of a measurement.
+
+    Raises:
+        ConfigError: no row has a label, or a package that computes a figure is not installed.
+    """
+    manifest, full = measured.manifest, measured.full
     return Evaluation(
-        bundle=measured.manifest.name,
-        version=measured.manifest.version,
-        data=measured.data,
-        samples=len(truth),
-        policy=measured.manifest.policy,
-        full=_model_figures(full, truth) if full is not None else None,
+        bundle=manifest.name,
+        version=manifest.version,
+        data=measured.dataset.path.name,
+        samples=len(measured.sizes),
+        task=manifest.task.kind,
+        quality=manifest.task.quality,
+        policy=manifest.policy,
+        full=_model_figures(measured, full) if full is not None else None,
         variants=tuple(
             Variant(
-                edge=_model_figures(edge.answers, truth),
+                edge=_model_figures(measured, edge.answers),
                 threshold=edge.threshold,
                 by=edge.by,
-                tiered=_tiered(edge, full, truth, sizes) if full is not None else None,
+                tiered=_tiered(measured, edge, full) if full is not None else None,
             )
             for edge in measured.edges
         ),
     )
 
 
-def _model_figures(run: Answers, truth: NDArray[np.int64]) -> ModelFigures:
+def _model_figures(measured: Measured, run: Answers) -> ModelFigures:
     return ModelFigures(
         id=run.model.id,
         provider=run.provider,
         size_bytes=run.model.artefact.size_bytes,
-        accuracy=float((run.labels == truth).mean()),
+        quality=_quality(measured, run.outputs, run.evidence),
         latency_ms=_latency(run.seconds),
     )
 
 
-def _tiered(edge: EdgeRun, full: Answers, truth: NDArray[np.int64], sizes: NDArray[np.int64]) -> TieredFigures:
-    accepted = edge.accepted
-    labels = edge.answers.labels
-    answers = np.where(accepted, labels, full.labels)
-    differs = labels != full.labels
+def _quality(measured: Measured, outputs: Arrays, evidence: Arrays) -> dict[str, float]:
+    if measured.truth is None:
+        return {}
+    return measured.manifest.task.summary(outputs, evidence, measured.truth)
+
+
+def _tiered(measured: Measured, edge: EdgeRun, full: Answers) -> TieredFigures:
+    task, accepted, sizes = measured.manifest.task, edge.accepted, measured.sizes
+    losses = task.loss(edge.answers.outputs, full.outputs)
+    outputs, evidence = (
+        _routed(accepted, ours, theirs)
+        for ours, theirs in (
+            (edge.answers.outputs, full.outputs),
+            (edge.answers.evidence, full.evidence),
+        )
+    )
     return TieredFigures(
-        accuracy=float((answers == truth).mean()),
+        quality=_quality(measured, outputs, evidence),
         edge_share=float(accepted.mean()),
         kept=int(accepted.sum()),
         escalated=int((~accepted).sum()),
-        disagreement=float(differs[accepted].mean()) if accepted.any() else None,
-        auroc=auroc(edge.scores, differs),
+        disagreement=float(losses[accepted].mean(dtype=np.float64)) if accepted.any() else None,
+        auroc=auroc(edge.scores, losses > 0),
         bytes_sent=int(sizes[~accepted].sum()),
         bytes_all=int(sizes.sum()),
+        events=_events(task, edge, full),
         latency_ms=_latency(edge.answers.seconds + np.where(accepted, 0.0, full.seconds)),
     )
+
+
+def _routed(accepted: NDArray[np.bool_], edge: Arrays, full: Arrays) -> dict[str, Array]:
+    """Returns the rows of the edge model where they are accepted, else those of the full model."""
+    return {
+        name: np.where(accepted.reshape(-1, *(1,) * (ours.ndim - 1)), ours, full[name])
+        for name, ours in edge.items()
+        if name in full and full[name].shape == ours.shape
+    }
+
+
+def _events(task: Task, edge: EdgeRun, full: Answers) -> dict[str, EventFigures]:
+    """Returns the events of the accepted rows. Each one is looked for only in rows in which its group is reported."""
+    ours, theirs = ({name: array[edge.accepted] for name, array in run.outputs.items()} for run in (edge.answers, full))
+    occurs = (task.occurrences(ours) > 0) | (task.occurrences(theirs) > 0)
+    found = {}
+    for name in task.events:
+        _, group = event_of(name, task.group_names)
+        rows = occurs[:, group]
+        if rows.any():
+            counts, losses = task.event(
+                name, *({each: array[rows] for each, array in of.items()} for of in (ours, theirs))
+            )
+            if counts.any():
+                found[name] = EventFigures(int(counts.sum()), int((losses[counts] > 0).sum()))
+    return found
 
 
 def _latency(seconds: NDArray[np.float64]) -> Latency:

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from firstline.workbench.report_data import ReportData, Share, Tiers
+from firstline.workbench.report_data import Reliability, ReportData, Share, Tiers
 from firstline_core.routing.certificate import points
 
 # Small, so that letters stay readable where a phone shows it at its own width.
@@ -40,16 +40,18 @@ def accuracy(data: ReportData, tiers: Tiers, theme: Theme) -> bytes:
     """Accuracy of all answers against the share that is escalated."""
 
     def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        curve = tiers.curve
+        axes, curve = figure.subplots(), tiers.curve
+        edge, full, both = data.edge, tiers.full, tiers.accuracy
+        if curve.accuracy is None or edge is None or full is None or both is None:
+            return  # the caller draws labelled data only
         axes.plot(curve.escalated, curve.accuracy, color=theme.first, label="by threshold of the score")
-        ends = (data.edge.value, tiers.full.value)
+        ends = (edge.value, full.value)
         axes.plot((0, 1), ends, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label="escalating at random")
         if data.certificate is not None and data.certificate.contract == "stream":
-            least = tiers.full.value - data.certificate.epsilon
+            least = full.value - data.certificate.epsilon
             promised = f"certified: at most {points(data.certificate.epsilon)} below the full model"
             axes.axhline(least, color=theme.ink, linewidth=1, linestyle=(0, (1, 2)), label=promised)
-        _point(axes, tiers.escalated, tiers.accuracy, theme, "this bundle, with its 95 % interval")
+        _point(axes, tiers.escalated, both, theme, "this bundle, with its 95 % interval")
         _percent(axes, "escalated to the full model (% of answers)", "right answers (%)")
         axes.set_xlim(-0.02, 1.02)
         axes.legend(loc="lower right")
@@ -83,12 +85,12 @@ def risk(tiers: Tiers, epsilon: float | None, by: str, theme: Theme) -> bytes:
     return rendered(draw, theme)
 
 
-def reliability(data: ReportData, theme: Theme) -> bytes:
+def reliability(data: Reliability, theme: Theme) -> bytes:
     """Share of right answers against the probability that the edge model gives them, and how many there are."""
 
     def draw(figure: Figure) -> None:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-        bins = data.reliability.bins
+        bins = data.bins
         upper.plot((0, 1), (0, 1), color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label="perfectly calibrated")
         values = np.array([group.right.value for group in bins])
         ends = np.array([(group.right.low, group.right.high) for group in bins])
@@ -112,7 +114,7 @@ def reliability(data: ReportData, theme: Theme) -> bytes:
         lower.xaxis.set_major_formatter(_FORMATTER)
         upper.set_xlim(-0.02, 1.02)
         upper.set_ylim(-0.04, 1.04)
-        upper.set_title(f"expected calibration error {100 * data.reliability.error:.1f} %", loc="left")
+        upper.set_title(f"expected calibration error {100 * data.error:.1f} %", loc="left")
         figure.legend(loc="outside upper left", ncols=2)
 
     return rendered(draw, theme)
@@ -148,10 +150,10 @@ _FORMATTER = FuncFormatter(lambda share, _: f"{round(100 * share, 6):g}")
 
 
 def _counted(axes: Axes, most: int) -> None:
-    """Counts of images, from one to thousands: in logarithms, so that bars of a few images are seen."""
+    """Counts of rows, from one to thousands: in logarithms, so that bars of a few rows are seen."""
     axes.set_yscale("log")
     axes.set_ylim(0.7, 2 * most)
-    axes.set_ylabel("images")
+    axes.set_ylabel("rows")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
 

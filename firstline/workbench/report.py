@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from types import ModuleType
 
-from firstline.workbench.evaluate import Measured
-from firstline.workbench.report_data import ReportData, Share, Tiers, report_data
+from firstline.workbench.evaluate import Evaluation, Measured
+from firstline.workbench.report_data import Picture, Reliability, ReportData, Share, Tiers, quality_of, report_data
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import points
 
@@ -81,7 +81,7 @@ def html(title: str, about: str, sections: Iterable[tuple[ReportData, Sequence[P
 
 def figures(data: ReportData) -> Table:
     """Returns the variant's figures with their intervals."""
-    shares: list[tuple[str, Share]] = [("right answers, edge model alone", data.edge)]
+    shares: list[tuple[str, Share | None]] = [("right answers, edge model alone", data.edge)]
     if (tiers := data.tiers) is not None:
         shares += [
             ("right answers, both tiers", tiers.accuracy),
@@ -91,23 +91,37 @@ def figures(data: ReportData) -> Table:
         ]
     return Table(
         "What this data shows",
-        ("", "%", "95 % interval", "images"),
-        [(name, percent(share.value), interval(share), f"{share.hits} of {share.rows}") for name, share in shares],
+        ("", "%", "95 % interval", "rows"),
+        [
+            (name, percent(share.value), interval(share), f"{share.hits:g} of {share.rows}")
+            for name, share in shares
+            if share is not None
+        ],
     )
+
+
+def quality_table(data: ReportData) -> Table:
+    """Returns the task's own figures of the edge model, of both tiers and of the full model."""
+    rows = [(name, *(_number(value) for value in values)) for name, values in data.quality.items()]
+    return Table("Quality against the labels", ("", "edge model", "both tiers", "full model"), rows)
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
 
 
 def curve_table(tiers: Tiers) -> Table:
     """Returns the curve at every twentieth of the answers."""
-    curve = tiers.curve
+    curve, right = tiers.curve, ("right answers, %",) if tiers.curve.accuracy is not None else ()
     positions = sorted({curve.at(step / _STEPS) for step in range(_STEPS + 1)}, reverse=True)
     return Table(
         "By threshold of the score",
-        ("escalated, %", "accepted from a score of", "right answers, %", "accepted that disagree, %"),
+        ("escalated, %", "accepted from a score of", *right, "accepted that disagree, %"),
         [
             (
                 percent(curve.escalated[position]),
                 "none is accepted" if position == 0 else f"{curve.thresholds[position]:.6g}",
-                percent(curve.accuracy[position]),
+                *(percent(shares[position]) for shares in (curve.accuracy,) if shares is not None),
                 percent(curve.disagreement[position]),
             )
             for position in positions
@@ -115,11 +129,11 @@ def curve_table(tiers: Tiers) -> Table:
     )
 
 
-def reliability_table(data: ReportData) -> Table:
+def reliability_table(reliability: Reliability) -> Table:
     """Returns the bins of the reliability diagram."""
     return Table(
-        f"Expected calibration error {percent(data.reliability.error)} %",
-        ("probability, %", "mean, %", "right, %", "95 % interval", "images"),
+        f"Expected calibration error {percent(reliability.error)} %",
+        ("probability, %", "mean, %", "right, %", "95 % interval", "rows"),
         [
             (
                 f"{percent(group.low)} to {percent(group.high)}",
@@ -128,7 +142,7 @@ def reliability_table(data: ReportData) -> Table:
                 interval(group.right),
                 str(group.right.rows),
             )
-            for group in data.reliability.bins
+            for group in reliability.bins
         ],
     )
 
@@ -139,7 +153,7 @@ def scores_table(tiers: Tiers) -> Table:
     counts = histograms.agreeing.tolist(), histograms.disagreeing.tolist()
     bars = zip(histograms.edges, histograms.edges[1:], *counts, strict=False)
     return Table(
-        "Images by score",
+        "Rows by score",
         ("score", "agree", "disagree"),
         [
             (f"{low:.4g} to {high:.4g}", str(agreeing), str(disagreeing))
@@ -190,13 +204,32 @@ def interval(share: Share) -> str:
 
 def _section(data: ReportData, plots: Sequence[Plot]) -> str:
     drawn = "\n".join(_figure(plot) for plot in plots)
+    quality = "\n" + _table(quality_table(data)) if data.quality else ""
     paragraph = f"\n<p>{escape(area(data.tiers))}</p>" if data.tiers is not None else ""
     return f"""<section>
 <h2>{escape(data.variant)}</h2>
 <p class="certificate">{escape(certificate_sentence(data)).replace(" %", "&nbsp;%")}</p>
-{_table(figures(data))}{paragraph}
-{drawn}
+{_table(figures(data))}{quality}{paragraph}
+{drawn}{_disagreements(data.pictures)}
 </section>"""
+
+
+def _disagreements(pictures: Sequence[Picture]) -> str:
+    if not pictures:
+        return ""
+    rows = "\n".join(
+        f"<figure><figcaption>{escape(picture.name)}</figcaption>"
+        f'<div class="pair">{_answer(picture.edge, picture.name, "edge")}{_answer(picture.full, picture.name, "full")}'
+        "</div></figure>"
+        for picture in pictures
+    )
+    return (
+        f"\n<h3>Accepted answers of the edge model (left) that differ most from the full model's (right)</h3>\n{rows}"
+    )
+
+
+def _answer(jpeg: bytes, name: str, model: str) -> str:
+    return f'<img src="{_inline(jpeg, "jpeg")}" alt="{escape(name)} with the answer of the {model} model">'
 
 
 def _figure(plot: Plot) -> str:
@@ -228,8 +261,8 @@ def _table(table: Table) -> str:
 </table></div>"""
 
 
-def _inline(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()
+def _inline(encoded: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64," + base64.b64encode(encoded).decode()
 
 
 _STYLE = """
@@ -240,10 +273,12 @@ _STYLE = """
 body { margin: 0; background: var(--paper); color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; }
 main { max-width: 46rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; }
+h3 { font-size: 1.05rem; }
 h1, h2 { line-height: 1.25; overflow-wrap: anywhere; }
 .certificate { background: var(--mark); border-radius: .5rem; padding: .75rem 1rem; }
 figure { margin: 2rem 0; } figcaption { font-weight: 600; margin-bottom: .5rem; }
 img { display: block; width: 100%; height: auto; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: .5rem; }
 .table { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding: .25rem 0; }
 th, td { border-bottom: 1px solid var(--faint); padding: .3rem .6rem; text-align: right; }
@@ -273,11 +308,12 @@ def require_drawing(folder: Path) -> None:
         ) from error
 
 
-def write_report(measured: Measured, folder: Path) -> Path:
+def write_report(measured: Measured, evaluation: Evaluation, folder: Path) -> Path:
     """Draws every variant and writes the page.
 
     Args:
         measured: with an edge variant at least.
+        evaluation: its figures.
         folder: of `VARIANT-PLOT.png` and the page; existing files are replaced.
 
     Returns:
@@ -289,9 +325,12 @@ def write_report(measured: Measured, folder: Path) -> Path:
     if not measured.edges:
         raise ConfigError(f"Bundle '{measured.manifest.name}' has no edge variant; there is nothing to draw.")
     require_drawing(folder)
-    sections = [(data, _drawn(data)) for data in (report_data(measured, edge) for edge in measured.edges)]
+    qualities = [quality_of(variant, evaluation) for variant in evaluation.variants]
+    found = [report_data(measured, *each) for each in zip(measured.edges, qualities, strict=True)]
+    sections = [(data, _drawn(data)) for data in found]
     title = f"{measured.manifest.name} version {measured.manifest.version}"
-    about = f"Measured on {len(measured.truth)} labelled images of {measured.data}."
+    labelled = "rows" if measured.truth is None else "labelled rows"
+    about = f"Measured on {len(measured.sizes)} {labelled} of {measured.dataset.path.name}."
     try:
         for data, plots in sections:
             for plot in plots:
@@ -311,49 +350,62 @@ def _plots() -> ModuleType:
 
 
 def _drawn(data: ReportData) -> tuple[Plot, ...]:
-    if data.tiers is None:
-        return (_reliability(data),)
-    accuracy, risk, scores = _of_tiers(data, data.tiers)
-    return (accuracy, risk, _reliability(data), scores)
+    tiers = data.tiers
+    return (
+        *(_accuracy(data, tiers) if tiers is not None else ()),
+        *([_risk(data, tiers)] if tiers is not None else []),
+        *([_reliability(data.reliability)] if data.reliability is not None else []),
+        *([_scores(data, tiers)] if tiers is not None else []),
+    )
 
 
-def _reliability(data: ReportData) -> Plot:
+def _reliability(data: Reliability) -> Plot:
     plots = _plots()
     return Plot(
         "reliability",
         "Whether the edge model's probabilities mean what they say",
-        f"Reliability diagram: the expected calibration error is {percent(data.reliability.error)} %.",
+        f"Reliability diagram: the expected calibration error is {percent(data.error)} %.",
         plots.reliability(data, plots.LIGHT),
         plots.reliability(data, plots.DARK),
         reliability_table(data),
     )
 
 
-def _of_tiers(data: ReportData, tiers: Tiers) -> tuple[Plot, Plot, Plot]:
-    plots = _plots()
-    certificate = data.certificate if data.certificate and data.certificate.contract == "disagreement" else None
-    epsilon, by = (certificate.epsilon, certificate.by) if certificate is not None else (None, "")
-    escalated = f"{percent(tiers.escalated.value)} %"
-    accuracy = Plot(
+def _accuracy(data: ReportData, tiers: Tiers) -> Iterator[Plot]:
+    """Yields the plot of right answers; nothing without labels."""
+    plots, edge, full, both = _plots(), data.edge, tiers.full, tiers.accuracy
+    if edge is None or full is None or both is None:
+        return
+    yield Plot(
         "accuracy",
         "Right answers by how many are escalated",
-        f"Accuracy goes from {percent(data.edge.value)} % with nothing escalated to "
-        f"{percent(tiers.full.value)} % with everything. This bundle escalates {escalated} and has "
-        f"{percent(tiers.accuracy.value)} % right, 95 % interval {interval(tiers.accuracy)} %.",
+        f"Accuracy goes from {percent(edge.value)} % with nothing escalated to {percent(full.value)} % with "
+        f"everything. This bundle escalates {percent(tiers.escalated.value)} % and has {percent(both.value)} % right, "
+        f"95 % interval {interval(both)} %.",
         plots.accuracy(data, tiers, plots.LIGHT),
         plots.accuracy(data, tiers, plots.DARK),
         curve_table(tiers),
     )
-    risk = Plot(
+
+
+def _risk(data: ReportData, tiers: Tiers) -> Plot:
+    plots = _plots()
+    certificate = data.certificate if data.certificate and data.certificate.contract == "disagreement" else None
+    epsilon, by = (certificate.epsilon, certificate.by) if certificate is not None else (None, "")
+    return Plot(
         "risk",
         "Accepted edge answers that the full model contradicts",
         f"Of the edge answers that this bundle accepts, {percent(tiers.disagreement.value)} % disagree with the "
-        f"full model, 95 % interval {interval(tiers.disagreement)} %; it escalates {escalated}.",
+        f"full model, 95 % interval {interval(tiers.disagreement)} %; it escalates {percent(tiers.escalated.value)} %.",
         plots.risk(tiers, epsilon, by, plots.LIGHT),
         plots.risk(tiers, epsilon, by, plots.DARK),
         curve_table(tiers),
     )
-    scores = Plot(
+
+
+def _scores(data: ReportData, tiers: Tiers) -> Plot:
+    plots = _plots()
+    return Plot(
         "scores",
         "Scores of answers that agree with the full model, and of those that do not",
         f"Two histograms of the score: {tiers.scores.agreeing.sum()} answers agree, "
@@ -362,4 +414,3 @@ def _of_tiers(data: ReportData, tiers: Tiers) -> tuple[Plot, Plot, Plot]:
         plots.scores(data, tiers, plots.DARK),
         scores_table(tiers),
     )
-    return accuracy, risk, scores

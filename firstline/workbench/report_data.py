@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from firstline.workbench.evaluate import EdgeRun, Measured
+from firstline.workbench.evaluate import EdgeRun, Evaluation, Measured, Variant
+from firstline.workbench.infer import upright_image
 from firstline.workbench.observe import Answers
 from firstline_core.bundle.manifest import certificate_problem, valid_certificate
+from firstline_core.processing.steps import Decode
 from firstline_core.routing import binomial
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import auroc
-from firstline_core.tasks.classification import temper
+from firstline_core.tasks.base import Task
+from firstline_core.tasks.classification import Classification, temper
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -21,6 +29,12 @@ Bools = NDArray[np.bool_]
 RELIABILITY_BINS = 15
 """Of equal width, as in the literature, so that errors of calibration compare."""
 HISTOGRAM_BINS = 30
+PICTURES = 6
+_SIDE = 480  # of a picture, in pixels
+
+
+Quality = Mapping[str, tuple[float, float, float]]
+"""Figures of a task by name: of the edge model, of both tiers, of the full model; NaN if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +42,28 @@ class Share:
     """A share of counted rows with its 95 % Clopper-Pearson interval.
 
     Attributes:
+        hits: number of rows, or the sum of their losses.
         value: hits / rows.
         low, high: ends of the interval; 0 and 1 without rows.
     """
 
-    hits: int
+    hits: float
     rows: int
     value: float
     low: float
     high: float
 
 
-def share(hits: int, rows: int, level: float = 0.05) -> Share:
-    """Returns the share with its two-sided Clopper-Pearson interval of confidence 1 - `level`."""
+def share(hits: float, rows: int, level: float = 0.05) -> Share:
+    """Returns the share with its two-sided Clopper-Pearson interval of confidence 1 - `level`.
+
+    A sum of losses between 0 and 1 varies less than a count; its interval is that of the next whole numbers.
+    """
     if not rows:
         return Share(0, 0, float("nan"), 0.0, 1.0)
-    low = 1 - binomial.upper_bound(rows - hits, rows, level / 2)
-    return Share(hits, rows, hits / rows, low, binomial.upper_bound(hits, rows, level / 2))
+    hits = int(hits) if float(hits).is_integer() else hits
+    low = 1 - binomial.upper_bound(rows - math.floor(hits), rows, level / 2)
+    return Share(hits, rows, hits / rows, low, binomial.upper_bound(math.ceil(hits), rows, level / 2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,13 +73,13 @@ class Curve:
     Attributes:
         thresholds: decreasing, from infinity.
         escalated: share of all rows, decreasing.
-        accuracy: of all answers together.
-        disagreement: of the accepted edge answers, those with another label by the full model; NaN if none is accepted.
+        accuracy: share of right answers of all together; None without labels.
+        disagreement: mean loss of the accepted edge answers against the full model's; NaN if none is accepted.
     """
 
     thresholds: Floats
     escalated: Floats
-    accuracy: Floats
+    accuracy: Floats | None
     disagreement: Floats
 
     def at(self, escalated: float) -> int:
@@ -69,29 +88,31 @@ class Curve:
         return min(position, len(self.escalated) - 1)
 
 
-def curve(scores: Floats, edge_right: Bools, full_right: Bools, agrees: Bools) -> Curve:
+def curve(scores: Floats, losses: Floats, right: tuple[Bools, Bools] | None) -> Curve:
     """Returns the results of all thresholds; rows of equal score are accepted together.
 
     Args:
         scores: (n,), a higher value means accept; NaN is never accepted.
-        edge_right: (n,) whether the edge model is right.
-        full_right: (n,) whether the full model is right.
-        agrees: (n,) whether both give the same label.
+        losses: (n,) of the edge model against the full model.
+        right: (n,) whether the edge model is right, and whether the full model is; None without labels.
     """
     order = np.argsort(-scores, kind="stable")[: len(scores) - int(np.isnan(scores).sum())]  # NaN sorts last
     descending = scores[order]
     accepted = np.concatenate([[0], np.unique(np.searchsorted(-descending, -descending, side="right"))])
 
-    def among_accepted(rows: Bools) -> Floats:
+    def among_accepted(rows: Bools | Floats) -> Floats:
         counts: Floats = np.concatenate([[0.0], np.cumsum(rows[order])])[accepted]
         return counts
 
-    right = among_accepted(edge_right) + full_right.sum() - among_accepted(full_right)
+    shares: Floats | None = None
+    if right is not None:
+        edge, full = right
+        shares = (among_accepted(edge) + full.sum() - among_accepted(full)) / len(scores)
     return Curve(
         thresholds=np.concatenate([[np.inf], descending[accepted[1:] - 1]]),
         escalated=1 - accepted / len(scores),
-        accuracy=right / len(scores),
-        disagreement=np.where(accepted > 0, among_accepted(~agrees) / np.maximum(accepted, 1), np.nan),
+        accuracy=shares,
+        disagreement=np.where(accepted > 0, among_accepted(losses) / np.maximum(accepted, 1), np.nan),
     )
 
 
@@ -178,22 +199,36 @@ class Tiers:
     """An edge variant with the full model behind it.
 
     Attributes:
-        full: share of right answers of the full model alone.
-        accuracy: of all answers as the bundle's policy routes them.
+        full: share of right answers of the full model alone; None without labels.
+        accuracy: of all answers as the bundle's policy routes them; None without labels.
         escalated: by that policy, of all rows.
-        disagreement: of the answers that it accepts.
+        disagreement: mean loss of the answers that it accepts against the full model's.
         auroc: of the score, for "edge disagrees with full"; None if no row disagrees, or all do.
         curve: the results of other thresholds.
         scores: of agreeing and disagreeing answers.
     """
 
-    full: Share
-    accuracy: Share
+    full: Share | None
+    accuracy: Share | None
     escalated: Share
     disagreement: Share
     auroc: float | None
     curve: Curve
     scores: Histograms
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One row, answered by both models.
+
+    Attributes:
+        name: of the row.
+        edge, full: JPEG images with the answers.
+    """
+
+    name: str
+    edge: bytes
+    full: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,8 +238,11 @@ class ReportData:
     Attributes:
         score: name of the score, for axes.
         threshold: from which answers are accepted, the lowest of any class.
-        edge: share of right answers of the edge model alone.
-        reliability: of the edge model's probabilities.
+        quality: the task's own figures, empty without labels.
+        edge: share of right answers of the edge model alone; None without labels. An answer is right if it has no loss
+            against its label, see `Task.truth_loss`.
+        reliability: of a classifier's probabilities; None for other tasks and without labels.
+        pictures: of accepted answers that disagree most with the full model's.
         certificate: of the variant; None without a valid one.
         uncertified: reason for a missing certificate, as part of a sentence, or "".
         tiers: None if the bundle has no full model.
@@ -215,42 +253,93 @@ class ReportData:
     threshold: float
     classes: int
     rows: int
-    edge: Share
-    reliability: Reliability
+    quality: Quality
+    edge: Share | None
+    reliability: Reliability | None
+    pictures: tuple[Picture, ...]
     certificate: Certificate | None
     uncertified: str
     tiers: Tiers | None
 
 
-def report_data(measured: Measured, edge: EdgeRun) -> ReportData:
-    """Returns the numbers of one variant."""
+def report_data(measured: Measured, edge: EdgeRun, quality: Quality = MappingProxyType({})) -> ReportData:
+    """Returns the numbers of one variant.
+
+    Args:
+        measured: the measurement.
+        edge: one of its variants.
+        quality: see `quality_of`.
+    """
     manifest, answers = measured.manifest, edge.answers
-    right, rule = answers.labels == measured.truth, manifest.policy.score
-    confidences = temper(answers.probabilities, rule.temperature).max(axis=1).astype(np.float64)
+    task, rule, truth = manifest.task, manifest.policy.score, measured.truth
+    right = None if truth is None else task.truth_loss(answers.outputs, truth) == 0
     return ReportData(
         variant=answers.model.id,
         score=rule.kind.replace("_", " ") + (f", temperature {rule.temperature:g}" if rule.temperature != 1 else ""),
         threshold=edge.threshold,
         classes=len(manifest.labels),
-        rows=len(right),
-        edge=share(int(right.sum()), len(right)),
-        reliability=reliability(confidences, right),
+        rows=len(measured.sizes),
+        quality=quality,
+        edge=None if right is None else share(int(right.sum()), len(right)),
+        reliability=_reliability(task, answers, rule.temperature, right),
+        pictures=_pictures(measured, edge),
         certificate=valid_certificate(manifest, answers.model),
         uncertified=certificate_problem(manifest, answers.model),
-        tiers=_tiers(measured, edge, measured.full) if measured.full is not None else None,
+        tiers=_tiers(measured, edge, measured.full, right) if measured.full is not None else None,
     )
 
 
-def _tiers(measured: Measured, edge: EdgeRun, full: Answers) -> Tiers:
-    rows, accepted, agrees = len(measured.truth), edge.accepted, edge.answers.labels == full.labels
-    edge_right, full_right = edge.answers.labels == measured.truth, full.labels == measured.truth
-    right = int(edge_right[accepted].sum() + full_right[~accepted].sum())
+def _reliability(task: Task, answers: Answers, temperature: float, right: Bools | None) -> Reliability | None:
+    if right is None or not isinstance(task, Classification):
+        return None
+    return reliability(temper(answers.probabilities, temperature).max(axis=1).astype(np.float64), right)
+
+
+def _tiers(measured: Measured, edge: EdgeRun, full: Answers, right: Bools | None) -> Tiers:
+    task, truth, rows, accepted = measured.manifest.task, measured.truth, len(measured.sizes), edge.accepted
+    losses = task.loss(edge.answers.outputs, full.outputs).astype(np.float64)
+    full_right = None if truth is None else task.truth_loss(full.outputs, truth) == 0
+    both = None if right is None or full_right is None else (right, full_right)
     return Tiers(
-        full=share(int(full_right.sum()), rows),
-        accuracy=share(right, rows),
+        full=None if full_right is None else share(int(full_right.sum()), rows),
+        accuracy=None if both is None else share(int(both[0][accepted].sum() + both[1][~accepted].sum()), rows),
         escalated=share(int((~accepted).sum()), rows),
-        disagreement=share(int((~agrees[accepted]).sum()), int(accepted.sum())),
-        auroc=auroc(edge.scores, ~agrees),
-        curve=curve(edge.scores, edge_right, full_right, agrees),
-        scores=histograms(edge.scores, agrees),
+        disagreement=share(float(losses[accepted].sum()), int(accepted.sum())),
+        auroc=auroc(edge.scores, losses > 0),
+        curve=curve(edge.scores, losses, both),
+        scores=histograms(edge.scores, losses == 0),
     )
+
+
+def quality_of(variant: Variant, evaluation: Evaluation) -> Quality:
+    """Returns the figures of one variant."""
+    tiered = variant.tiered.quality if variant.tiered is not None else {}
+    full = evaluation.full.quality if evaluation.full is not None else {}
+    return {
+        name: (value, tiered.get(name, math.nan), full.get(name, math.nan))
+        for name, value in variant.edge.quality.items()
+    }
+
+
+def _pictures(measured: Measured, edge: EdgeRun) -> tuple[Picture, ...]:
+    """Draws the accepted rows with the largest losses, if the data are images."""
+    task, dataset, full = measured.manifest.task, measured.dataset, measured.full
+    takes_images = any(isinstance(step, Decode) for step in edge.answers.model.preprocess)
+    if full is None or dataset.media is None or not takes_images:
+        return ()
+    losses = np.where(edge.accepted, task.loss(edge.answers.outputs, full.outputs), 0)
+    rows = [row for row in np.argsort(-losses, kind="stable")[:PICTURES].tolist() if losses[row] > 0]
+    some = replace(dataset, samples=tuple(dataset.samples[row] for row in rows))
+    found = []
+    for row, sample, content in zip(rows, some.samples, some.contents(), strict=True):
+        image = upright_image(content, dataset.place_of(sample))
+        drawn = (_jpeg(task.draw(image, run.outputs, row)) for run in (edge.answers, full))
+        found.append(Picture(sample.file, *drawn))
+    return tuple(found)
+
+
+def _jpeg(image: Image.Image) -> bytes:
+    image.thumbnail((_SIDE, _SIDE))
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, "JPEG", quality=80)
+    return buffer.getvalue()

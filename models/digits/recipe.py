@@ -118,7 +118,7 @@ def accuracies(evaluation: Evaluation) -> dict[str, float | int]:
     if evaluation.full is None:
         raise ValueError("the digits have a full model")
     edges = {name: variant.edge for name, variant in zip(EDGE_FILES, evaluation.variants, strict=True)}
-    figures = {name: round(model.accuracy, 4) for name, model in {**edges, "full": evaluation.full}.items()}
+    figures = {name: round(model.quality["accuracy"], 4) for name, model in {**edges, "full": evaluation.full}.items()}
     return {**figures, "n": evaluation.samples}
 
 
@@ -136,7 +136,7 @@ def routing(evaluation: Evaluation, proved: list[Certification]) -> dict[str, ob
             "heldout": {
                 "edge_share": round(tiered.edge_share, 4),
                 "disagreement": round(tiered.disagreement, 4),
-                "accuracy_tiered": round(tiered.accuracy, 4),
+                "accuracy_tiered": round(tiered.quality["accuracy"], 4),
             },
         }
     score = evaluation.policy.score

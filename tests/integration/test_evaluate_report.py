@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.workbench.data.dataset import open_dataset
-from firstline.workbench.evaluate import Measured, measure
+from firstline.workbench.evaluate import Measured, figures, measure
 from firstline.workbench.report import PAGE_NAME, write_report
 from firstline.workbench.report_data import report_data
 from firstline_core.bundle.store import open_bundle
@@ -78,7 +78,7 @@ def test_plots_and_self_contained_page_are_written(drawn: Path) -> None:
         assert light_data != dark_data
         assert other["media"] == "(prefers-color-scheme: dark)"
         assert len(image["alt"] or "") > 40
-    assert len(page.all("table")) == 5 == len(page.all("caption"))
+    assert len(page.all("table")) == 6 == len(page.all("caption"))
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all("meta")
 
 
@@ -90,7 +90,7 @@ def test_page_states_the_measured_figures(measured: Measured, drawn: Path) -> No
         near if kept else far
         for near, far, kept in zip(edge.answers.labels, measured.full.labels, edge.accepted, strict=True)
     ]
-    assert tiers.accuracy.hits == (answers == measured.truth).sum()
+    assert tiers.accuracy.hits == (answers == measured.truth["label"]).sum()
     assert tiers.disagreement.rows == edge.accepted.sum()
     assert tiers.escalated.hits == (~edge.accepted).sum()
     at = tiers.curve.at(tiers.escalated.value)
@@ -100,5 +100,6 @@ def test_page_states_the_measured_figures(measured: Measured, drawn: Path) -> No
 
 
 def test_edge_model_alone_has_a_reliability_plot(measured: Measured, tmp_path: Path) -> None:
-    write_report(replace(measured, full=None), tmp_path)
+    bare = replace(measured, full=None)
+    write_report(bare, figures(bare), tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {PAGE_NAME, "edge-onnx-reliability.png"}

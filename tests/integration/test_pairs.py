@@ -64,7 +64,8 @@ def test_imagenet_pair_matches_its_models(shared_data: Path, tmp_path: Path) -> 
     folder = shared_data / "imagenet-cascade"
     dataset = open_dataset(folder / "dev", 150)
     found = _evaluated("imagenet-cascade", shared_data, tmp_path, dataset)
-    by_id = {found.full.id: found.full.accuracy} | {v.edge.id: v.edge.accuracy for v in found.variants}
+    models = [found.full, *(variant.edge for variant in found.variants)]
+    by_id = {model.id: model.quality["accuracy"] for model in models}
 
     images, truth = list(dataset.contents()), dataset.required_truth(_task(folder))[LABEL]
     for model_id, file, side in [
@@ -79,7 +80,7 @@ def test_imagenet_pair_matches_its_models(shared_data: Path, tmp_path: Path) -> 
     assert by_id["v1-128"] < by_id["v1-160"] < by_id["v2-224"]
     assert by_id["v1-128"] > 0.4  # 0.001 by chance, 0.01 without the label offset
     for variant in found.variants:
-        assert variant.edge.accuracy < variant.tiered.accuracy
+        assert variant.edge.quality["accuracy"] < variant.tiered.quality["accuracy"]
         assert 0 < variant.tiered.edge_share < 1
         assert variant.tiered.bytes_sent < variant.tiered.bytes_all
 
@@ -102,10 +103,10 @@ def test_cifar10_pair_matches_its_models(shared_data: Path, tmp_path: Path) -> N
     assert found.full is not None
     assert variant.tiered is not None
     one_image = pytest.approx(0, abs=1 / len(truth) + 1e-9)
-    assert variant.edge.accuracy - (edge == np.array(truth)).mean() == one_image
-    assert found.full.accuracy - (logits.argmax(axis=1) == np.array(truth)).mean() == one_image
-    assert 0.6 < variant.edge.accuracy < found.full.accuracy
-    assert variant.edge.accuracy < variant.tiered.accuracy
+    assert variant.edge.quality["accuracy"] - (edge == np.array(truth)).mean() == one_image
+    assert found.full.quality["accuracy"] - (logits.argmax(axis=1) == np.array(truth)).mean() == one_image
+    assert 0.6 < variant.edge.quality["accuracy"] < found.full.quality["accuracy"]
+    assert variant.edge.quality["accuracy"] < variant.tiered.quality["accuracy"]
 
 
 def test_missing_background_class_is_detected(shared_data: Path, tmp_path: Path) -> None:

@@ -254,7 +254,9 @@ class Dataset:
         if self.coco is not None:
             return joined(self.coco.read(sample.file, task.labels) for sample in self.samples)
         folder = self.path / "labels"
-        if not folder.is_dir() or not isinstance(self.media, FileStore):
+        if not isinstance(self.media, FileStore) or not any(
+            yolo_file(folder, sample.file).is_file() for sample in self.samples
+        ):
             return None
         sizes = (self._size(sample, content) for sample, content in zip(self.samples, self.contents(), strict=True))
         return joined(

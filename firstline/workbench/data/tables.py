@@ -224,30 +224,36 @@ class ParquetTable(_Rows):
             import pyarrow.parquet
         except ImportError as error:
             raise ConfigError("Parquet files are read by pyarrow: pip install 'firstline[data]'.") from error
-        self._errors = (pyarrow.ArrowException, OSError, ValueError, TypeError, NotImplementedError)
+        self._errors = (
+            pyarrow.ArrowException,
+            OSError,
+            ValueError,
+            TypeError,
+            NotImplementedError,
+            IndexError,
+            OverflowError,
+        )
         try:
             with pyarrow.parquet.ParquetFile(path) as opened:
-                metadata, names = opened.metadata, opened.schema_arrow.names
-                self._bytes = dict[str, int]()
-                for group in range(metadata.num_row_groups):
-                    for index in range(metadata.num_columns):
-                        column = metadata.row_group(group).column(index)
-                        name = column.path_in_schema.partition(".")[0]
-                        self._bytes[name] = self._bytes.get(name, 0) + column.total_uncompressed_size
-                super().__init__(path, names, metadata.num_rows)
+                super().__init__(path, opened.schema_arrow.names, opened.metadata.num_rows)
         except self._errors as error:
             raise ConfigError(f"{path} cannot be read as a Parquet file: {error}.") from error
 
     def column(self, name: str) -> Sequence[Any]:
         import pyarrow.parquet
 
-        if self._bytes.get(name, 0) > COLUMN_LIMIT_BYTES:
-            raise ConfigError(f"Column '{name}' of {self.path} has more than {COLUMN_LIMIT_BYTES} bytes.")
+        values, size_bytes = list[Any](), 0
         try:
             with pyarrow.parquet.ParquetFile(self.path) as opened:
-                values: list[Any] = opened.read([name]).column(0).to_pylist()
+                for batch in opened.iter_batches(columns=[name]):
+                    size_bytes += batch.nbytes
+                    if size_bytes > COLUMN_LIMIT_BYTES:
+                        raise ConfigError(f"Column '{name}' of {self.path} has more than {COLUMN_LIMIT_BYTES} bytes.")
+                    values += batch.column(0).to_pylist()
         except self._errors as error:
             raise ConfigError(f"Column '{name}' of {self.path} cannot be read: {error}.") from error
+        if len(values) != len(self):
+            raise ConfigError(f"Column '{name}' of {self.path} has {len(values)} rows instead of {len(self)}.")
         return values
 
 

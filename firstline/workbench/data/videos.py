@@ -111,9 +111,9 @@ def _frames(path: Path) -> int:
 
 
 def _video_stream(container: Any, path: Path) -> Any:
-    if not container.streams.video:
-        raise ConfigError(f"{path} has no pictures.")
-    stream = container.streams.video[0]
+    stream = next((stream for stream in container.streams.video if stream.codec_context is not None), None)
+    if stream is None:
+        raise ConfigError(f"{path} has no pictures that can be decoded.")
     _check_size(stream.codec_context.width, stream.codec_context.height, path)
     return stream
 

@@ -126,15 +126,15 @@ def test_accuracy_is_counted_on_labelled_images(tmp_path: Path) -> None:
     counting = ["--data", str(DIGITS / "heldout"), "--limit", "60"]
     found = CliRunner().invoke(app, ["profile", str(bundle), *options, *counting])
     assert found.exit_code == 0, found.output
-    assert "Accuracy is counted on 60 images" in found.stderr
+    assert "The column accuracy has accuracy on 60 rows of" in found.stderr
     evaluated = figures(measure(open_bundle(bundle), open_dataset(DIGITS / "heldout", 60), variants=["edge-onnx"]))
-    assert f"{100 * evaluated.variants[0].edge.accuracy:.2f} % +" in found.stdout
+    assert f"{100 * evaluated.variants[0].edge.quality['accuracy']:.2f} % +" in found.stdout
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--limit", "5"], "--limit counts the images of --data"),
+        (["--limit", "5"], "--limit counts the rows of --data"),
         (["--data", "missing"], "missing/labels.csv cannot be read"),
         (["--joules-per-core-second", "inf"], "A core takes from 0 to 10000 joules in a second, not inf."),
     ],

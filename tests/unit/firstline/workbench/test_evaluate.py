@@ -2,20 +2,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from support.images import encode
+from support.sample_bundles import detector_bundle, number_bundle
 from support.sample_models import linear_model
+from typer.testing import CliRunner
 
+from bench.support.bundles import write_manifest
+from firstline.cli.app import app
 from firstline.workbench.bundle import create_bundle
-from firstline.workbench.data.dataset import open_dataset
-from firstline.workbench.evaluate import evaluate, measure
+from firstline.workbench.data.dataset import Dataset, open_dataset
+from firstline.workbench.evaluate import EventFigures, evaluate, figures, measure
+from firstline.workbench.report import write_report
+from firstline.workbench.report_data import report_data
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_edge, load_model
 from firstline_core.bundle.manifest import Score
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import BoxRows, Suppress
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import score
 from firstline_core.types import PROBABILITIES, Tensor
@@ -42,12 +51,12 @@ def test_figures_match_the_parts() -> None:
     assert found.samples == 300
     assert reported[0] == (1, 300)
     assert reported[-1] == (300, 300)
-    assert found.full.accuracy == (full.argmax(axis=1) == truth).mean()
+    assert found.full.quality["accuracy"] == (full.argmax(axis=1) == truth).mean()
     [variant] = found.variants
     assert variant.edge.id == "edge-onnx"
-    assert variant.edge.accuracy == (edge.argmax(axis=1) == truth).mean()
+    assert variant.edge.quality["accuracy"] == (edge.argmax(axis=1) == truth).mean()
     tiered = variant.tiered
-    assert tiered.accuracy == (answers == truth).mean()
+    assert tiered.quality["accuracy"] == (answers == truth).mean()
     assert (tiered.kept, tiered.escalated) == (kept.sum(), 300 - kept.sum())
     assert tiered.edge_share == kept.mean()
     assert tiered.disagreement == (edge.argmax(axis=1) != full.argmax(axis=1))[kept].mean()
@@ -67,7 +76,7 @@ def test_tiered_digits_lose_no_accuracy() -> None:
     assert len(found.variants) == 3
     for variant in found.variants:
         assert variant.tiered.edge_share >= 0.7
-        assert variant.tiered.accuracy >= found.full.accuracy - 0.005
+        assert variant.tiered.quality["accuracy"] >= found.full.quality["accuracy"] - 0.005
 
 
 def test_logits_are_stored_only_for_a_score_that_needs_them() -> None:
@@ -120,4 +129,65 @@ def test_single_tier_bundle_is_evaluated(tmp_path: Path) -> None:
     assert only_edge.variants[0].tiered is None
     only_full = evaluate(create_bundle(BundleSpec("full", 1, labels, (), full), tmp_path / "full"), dataset)
     assert only_full.variants == ()
-    assert only_full.full.accuracy > 0.9
+    assert only_full.full.quality["accuracy"] > 0.9
+
+
+def _pets(folder: Path) -> tuple[Bundle, Dataset]:
+    """A detector that finds a dog, as sure as the image is bright; its edge model misses it in dim images."""
+    bundle = detector_bundle(folder / "bundle")
+    (edge,) = bundle.manifest.edge
+    choosy = msgspec.structs.replace(edge, postprocess=(BoxRows(), Suppress(0.7)))
+    write_manifest(
+        bundle.path, [choosy], (), task=bundle.manifest.task, full=bundle.manifest.full, policy=bundle.manifest.policy
+    )
+    (folder / "data" / "images").mkdir(parents=True)
+    (folder / "data" / "labels").mkdir()
+    for name, value in (("bright", 255), ("dim", 128)):
+        (folder / "data" / "images" / f"{name}.png").write_bytes(encode(np.full((8, 16, 3), value, np.uint8)))
+    return open_bundle(bundle.path), open_dataset(folder / "data")
+
+
+def test_detector_has_average_precision_and_events(tmp_path: Path) -> None:
+    bundle, dataset = _pets(tmp_path)
+    assert evaluate(bundle, dataset).variants[0].tiered.quality == {}
+    for name in ("bright", "dim"):
+        (tmp_path / "data" / "labels" / f"{name}.txt").write_text("1 0.375 0.5 0.25 0.5\n")
+    found = evaluate(bundle, dataset)
+    assert (found.task, found.quality) == ("detection", "map50")
+    assert found.full.quality == pytest.approx({"map50": 1, "map50_95": 1})
+    (variant,) = found.variants
+    assert variant.edge.quality["map50"] == pytest.approx(1)  # boxes below the operating score count too
+    assert (variant.tiered.edge_share, variant.tiered.disagreement, variant.tiered.auroc) == (1, 0.5, 1)
+    assert variant.tiered.events == {"missed dog": EventFigures(2, 1), "invented dog": EventFigures(1, 0)}
+
+
+def test_report_shows_where_detectors_disagree(tmp_path: Path) -> None:
+    bundle, dataset = _pets(tmp_path)
+    measured = measure(bundle, dataset)
+    (edge,) = measured.edges
+    (picture,) = report_data(measured, edge).pictures
+    assert picture.name == "dim.png"
+    assert picture.edge.startswith(b"\xff\xd8") and picture.edge != picture.full
+    page = write_report(measured, figures(measured), tmp_path / "plots").read_text()
+    assert "dim.png with the answer of the full model" in page and "1 of 2" in page
+    assert "right answers" not in page  # there are no labels
+
+
+def test_command_prints_the_figures_of_a_detector(tmp_path: Path) -> None:
+    bundle, dataset = _pets(tmp_path)
+    (tmp_path / "data" / "labels" / "dim.txt").write_text("1 0.375 0.5 0.25 0.5\n")
+    found = CliRunner().invoke(app, ["evaluate", str(bundle.path), "--data", str(dataset.path)])
+    assert found.exit_code == 0, found.output
+    text = " ".join(found.stdout.split())
+    assert "map50" in text and "missed dog 1 2 50.00 %" in text
+
+
+def test_table_of_numbers_is_evaluated(tmp_path: Path) -> None:
+    bundle = number_bundle(tmp_path / "bundle")
+    (tmp_path / "rows.csv").write_text('x,kind\n"[2, 1]",a\n"[0, 1]",b\n"[0, 3]",a\n')
+    found = evaluate(bundle, open_dataset(tmp_path / "rows.csv", label="kind"))
+    assert found.variants[0].edge.quality["accuracy"] == pytest.approx(2 / 3)
+    assert found.samples == 3
+    (tmp_path / "rows.csv").write_text('x\n"[2, 1, 4]"\n')
+    with pytest.raises(ConfigError, match=r"rows\.csv:2, column 'x', has shape \[3\], and the model takes \[2\]"):
+        evaluate(bundle, open_dataset(tmp_path / "rows.csv"))

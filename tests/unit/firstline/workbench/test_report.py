@@ -65,7 +65,7 @@ def test_external_text_is_escaped(measured: Measured) -> None:
 
 def test_bundle_without_edge_model_is_refused(measured: Measured, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to draw"):
-        write_report(_replaced(measured, edges=()), tmp_path)
+        write_report(_replaced(measured, edges=()), figures(measured), tmp_path)
 
 
 def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from firstline.workbench.data import tables
+from firstline.workbench.data.dataset import open_dataset
+from firstline.workbench.data.tables import row_of
+from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import InputSpec
+from firstline_core.tasks.classification import LABEL, Classification
+
+CARAT, WINDOW, COLOR = (
+    InputSpec("carat", "FP32", (-1, 1)),
+    InputSpec("window", "FP32", (-1, 2)),
+    InputSpec("color", "BYTES", (-1,)),
+)
+CUTS = Classification(("Fair", "Good", "Ideal"))
+ROWS = [
+    {"carat": 0.25, "window": [1.0, 2.0], "color": "E", "cut": "Ideal"},
+    {"carat": 3, "window": [3.5, 4.0], "color": "é", "cut": "Fair"},
+]
+
+
+def _csv(folder: Path) -> Path:
+    path = folder / "rows.csv"
+    lines = [f'{row["carat"]},"{row["window"]}",{row["color"]},{row["cut"]},not read\n' for row in ROWS]
+    path.write_text("carat,window,color,cut,other\n" + "".join(lines), encoding="utf-8")
+    return path
+
+
+def _json_lines(folder: Path) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def _npz(folder: Path) -> Path:
+    path = folder / "rows.npz"
+    columns: dict[str, Any] = {name: np.array([row[name] for row in ROWS]) for name in ROWS[0]}
+    np.savez_compressed(path, allow_pickle=False, classes=np.array(["Fair"]), **columns)
+    return path
+
+
+def _parquet(folder: Path) -> Path:
+    path = folder / "rows.parquet"
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([{**row, "carat": float(row["carat"])} for row in ROWS]), path
+    )
+    return path
+
+
+@pytest.mark.parametrize("write", [_csv, _json_lines, _npz, _parquet])
+def test_columns_are_inputs_of_their_names(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    found = open_dataset(write(tmp_path), label="cut")
+    assert len(found) == 2
+    rows = [row for _, row in found.rows((CARAT, WINDOW, COLOR))]
+    assert [row["carat"].array.tolist() for row in rows] == [[[0.25]], [[3.0]]]
+    assert [row["window"].array.tolist() for row in rows] == [[[1.0, 2.0]], [[3.5, 4.0]]]
+    assert [row["color"].array.tolist() for row in rows] == [[b"E"], ["é".encode()]]
+    assert {tensor.datatype for row in rows for tensor in row.values()} == {"FP32", "BYTES"}
+    assert found.required_truth(CUTS)[LABEL].tolist() == [2, 0]
+
+
+def test_table_in_a_folder_is_read(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("text,label,group\nhello there,1,a\nbye,-1,\n")
+    found = open_dataset(tmp_path)
+    assert [row["text"].array[0] for _, row in found.rows((InputSpec("text", "BYTES", (-1,)),))] == [
+        b"hello there",
+        b"bye",
+    ]
+    assert found.required_truth(CUTS)[LABEL].tolist() == [1, -1]
+    assert found.groups == ("a", "")
+
+
+def test_rows_of_equal_inputs_have_equal_digests(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("carat,other\n1,a\n1.0,b\n2,a\n")
+    first, same, other = open_dataset(tmp_path / "rows.csv").row_digests((CARAT,))
+    assert first == same != other
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("karat\n1\n", r"rows\.csv has no column 'carat', which the bundle takes as an input; it has 'karat'"),
+        ("carat,x\n1,2\n,2\n", r"rows\.csv:3, column 'carat', is empty"),
+        ("carat\n1\nmany\n", r"rows\.csv:3, column 'carat', is 'many', and the model takes FP32"),
+        ('carat\n"[1, 2]"\n', r"rows\.csv:2, column 'carat', has shape \[2\], and the model takes \[1\] in each row"),
+        ('carat\n"[1, ""a""]"\n', r"rows\.csv:2, column 'carat', is \['1', 'a'\]|is \[1, 'a'\]"),
+        ('carat\n"[1"\n', r"rows\.csv:2, column 'carat', is '\[1', and the model takes FP32"),
+        ("carat\n", r"rows\.csv names no rows"),
+        ('carat\n"1\n', "is not a csv file"),
+    ],
+)
+def test_csv_error_names_line_and_column(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "rows.csv").write_text(content)
+    with pytest.raises(ConfigError, match=says):
+        list(open_dataset(tmp_path / "rows.csv").rows((CARAT,)))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"carat": 1}\n[1]\n', r"rows\.jsonl:2 is not a JSON object"),
+        (b'{"carat": 1}\n\n{"carat": \n', r"rows\.jsonl:3 is not a JSON object"),
+        (b'{"carat": 1}\n{}\n', r"rows\.jsonl:2, column 'carat', is empty"),
+        (b'{"carat": {"a": 1}}\n', r"rows\.jsonl:1, column 'carat', is \{'a': 1\}, and the model takes FP32"),
+        (b'{"carat": [[1], [2, 3]]}\n', r"rows\.jsonl:1, column 'carat', is not an array"),
+        (b'{"carat": ' + b"[" * 100_000, r"rows\.jsonl:1 is not a JSON object"),
+        (b"\xff\n", r"rows\.jsonl:1 is not a JSON object"),
+        (b"", "names no rows"),
+    ],
+)
+def test_json_error_names_line_and_column(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match=says):
+        list(open_dataset(tmp_path / "rows.jsonl").rows((CARAT,)))
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype", "expected"),
+    [
+        (7, "INT64", 7), (7.0, "INT64", 7), ("7", "INT64", 7), (True, "BOOL", True), ("true", "BOOL", True),
+        ("1e3", "FP32", 1000.0), (2**53 + 1, "INT64", 2**53 + 1), ("+5", "INT32", 5), (0.1, "FP32", np.float32(0.1)),
+    ],
+)  # fmt: skip
+def test_number_is_converted_without_loss(value: Any, datatype: str, expected: Any) -> None:
+    assert row_of(value, datatype, (1,), "x").tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype"),
+    [
+        (7.5, "INT64"),
+        (300, "UINT8"),
+        (-1, "UINT8"),
+        (float("nan"), "INT32"),
+        (1e39, "FP32"),
+        (2, "BOOL"),
+        (2**80, "INT64"),
+    ],
+)
+def test_number_that_does_not_fit_is_refused(value: Any, datatype: str) -> None:
+    with pytest.raises(ConfigError, match=f"does not fit into {datatype}|takes {datatype}"):
+        row_of(value, datatype, (1,), "x")
+
+
+def test_axes_of_any_size_take_arrays_only() -> None:
+    assert row_of([[1, 2, 3]], "FP32", (1, -1), "x").shape == (1, 3)
+    assert row_of(5, "FP32", (-1,), "x").shape == (1,)
+    with pytest.raises(ConfigError, match=r"has shape \[3\], and the model takes \[1, -1\]"):
+        row_of([1, 2, 3], "FP32", (1, -1), "x")
+
+
+def _npy(header: str, data: bytes = b"") -> bytes:
+    text = header.encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
+
+
+@pytest.mark.parametrize(
+    ("member", "says"),
+    [
+        (_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 4)}"), "declares 16000000000 bytes"),
+        (_npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), "holds Python objects"),
+        (_npy("{'descr': '<f4', 'fortran_order': False, 'shape': ()}", b"1234"), "holds no array of rows"),
+        (_npy("{'descr': '<f4', 'shape': (1,)}"), "cannot be read as an NPZ file"),
+        (b"no array", "cannot be read as an NPZ file"),
+    ],
+)  # fmt: skip
+def test_npz_is_checked_before_it_is_read(tmp_path: Path, member: bytes, says: str) -> None:
+    with zipfile.ZipFile(tmp_path / "rows.npz", "w") as archive:
+        archive.writestr("carat.npy", member)
+    with pytest.raises(ConfigError, match=says):
+        open_dataset(tmp_path / "rows.npz")
+
+
+def test_large_table_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "TABLE_LIMIT_BYTES", 10)
+    (tmp_path / "rows.csv").write_text("carat\n" + "1\n" * 10)
+    with pytest.raises(ConfigError, match="more than 10 bytes"):
+        open_dataset(tmp_path / "rows.csv")
+    monkeypatch.setattr(tables, "COLUMN_LIMIT_BYTES", 10)
+    for path in (_npz(tmp_path), _parquet(tmp_path)):
+        with pytest.raises(ConfigError, match=r"at most 10 are read|more than 10 bytes"):
+            list(open_dataset(path).rows((CARAT,)))
+
+
+def test_damaged_parquet_is_named(tmp_path: Path) -> None:
+    path = _parquet(tmp_path)
+    content = io.BytesIO(path.read_bytes()).getvalue()
+    path.write_bytes(content[:-20])
+    with pytest.raises(ConfigError, match=r"rows\.parquet cannot be read as a Parquet file"):
+        open_dataset(path)
