@@ -17,6 +17,7 @@ from firstline.client.results import (
     Rows,
     Segmentation,
     Tensors,
+    Text,
     Values,
     predictions,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "Tensor",
     "TensorSpec",
     "Tensors",
+    "Text",
     "Tier",
     "Values",
     "Wait",

@@ -213,6 +213,22 @@ class Segmentation(Prediction):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Text(Prediction):
+    """The answer of a model that recognises or transcribes text.
+
+    Attributes:
+        text: of the row.
+        keywords: those of the bundle's keywords that occur in it.
+    """
+
+    text: str
+    keywords: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Tensors(Prediction):
     """The answer of a task without a form for people.
 
@@ -388,6 +404,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Prediction]
     "mask": _segmentation,
     "outputs": _tensors,
     "top": _classification,
+    "text": lambda row, common: Text(**common, text=row["text"], keywords=tuple(row.get("keywords", ()))),
 }
 """What reads an answer, by a key that only answers of its task have."""
 

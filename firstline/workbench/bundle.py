@@ -19,6 +19,7 @@ from firstline.workbench.model_checks import check_model, input_of
 from firstline.workbench.ports import input_port, with_output
 from firstline.workbench.precision import precision_of
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, check_spec
+from firstline.workbench.step_syntax import StepOfFile
 from firstline_core.bundle.golden import read_golden, tensor_of
 from firstline_core.bundle.manifest import (
     MANIFEST_NAME,
@@ -159,8 +160,15 @@ class _Files:
         return self.copied[digest]
 
     def add_graph(self, source: Path) -> Artefact:
-        digest = hashlib.sha256(source.read_bytes()).hexdigest() if source.is_file() else ""
-        return self.add(source, f"graph-{digest[:12]}.onnx")
+        return self.add(source, f"graph-{_digest(source)[:12]}.onnx")
+
+    def add_file(self, source: Path) -> Artefact:
+        """Copies a file of a step, such as a tokenizer; its name in the bundle follows from its content."""
+        return self.add(source, f"file-{_digest(source)[:12]}{source.suffix.lower()}")
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Warn) -> Manifest:
@@ -229,7 +237,15 @@ def _model(model: ModelSpec, model_id: str, runtime: RuntimeName, files: _Files)
 
 
 def _with_artefacts(steps: Sequence[Any], files: _Files) -> tuple[Any, ...]:
-    return tuple(Graph(artefact=files.add_graph(step)) if isinstance(step, Path) else step for step in steps)
+    return tuple(_with_artefact(step, files) for step in steps)
+
+
+def _with_artefact(step: Any, files: _Files) -> Any:
+    if isinstance(step, Path):
+        return Graph(artefact=files.add_graph(step))
+    if isinstance(step, StepOfFile):
+        return msgspec.structs.replace(step.step, artefact=files.add_file(step.file))
+    return step
 
 
 def _policy(spec: PolicySpec, files: _Files) -> Policy:

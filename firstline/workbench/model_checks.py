@@ -17,13 +17,22 @@ from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
-from firstline_core.processing.steps import Binary, Decode, DecodeAudio, InputSpec, LabelOffset, Scale, Softmax
+from firstline_core.processing.steps import (
+    Binary,
+    Decode,
+    DecodeAudio,
+    DecodeText,
+    InputSpec,
+    LabelOffset,
+    Scale,
+    Softmax,
+)
 from firstline_core.processing.trial import trial_input
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import Classification, Outputs
 from firstline_core.types import PROBABILITIES, Array, Arrays, Tensor, TensorSpec, row_count
 
-IMAGE_INPUT, AUDIO_INPUT = "image", "audio"
+IMAGE_INPUT, AUDIO_INPUT, TEXT_INPUT = "image", "audio", "text"
 _TRIAL_ROWS = 4
 _SUM_TOLERANCE = 0.02
 
@@ -42,6 +51,8 @@ def input_of(spec: TensorSpec, model: Model) -> InputSpec:
         return InputSpec(name=IMAGE_INPUT, datatype="BYTES", shape=(-1,))
     if any(isinstance(step, DecodeAudio) for step in model.preprocess):
         return InputSpec(name=AUDIO_INPUT, datatype="BYTES", shape=(-1,))
+    if any(isinstance(step, DecodeText) for step in model.preprocess):
+        return InputSpec(name=TEXT_INPUT, datatype="BYTES", shape=(-1,))
     match spec.datatype:
         case "FP32" | "UINT8" | "INT8" | "INT32" | "INT64" | "FP16" | "FP64":
             return InputSpec(name=spec.name, datatype=spec.datatype, shape=(-1, *spec.shape[1:]))

@@ -15,7 +15,7 @@ from firstline_core.bundle.row_check import RowCheck, check_model_rows
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, ModelLoadError
 from firstline_core.processing.steps import InputSpec
-from firstline_core.processing.trial import bytes_tensor, made_up_clips, trial_input
+from firstline_core.processing.trial import bytes_tensor, made_up_files, trial_input
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array, Tensor, payload_bytes
 
@@ -116,7 +116,7 @@ def made_up_rows(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
 def noise(row: Tensor, rows: int) -> Array:
     """Returns so many made-up rows in the shape and type of one, the same on every call."""
     if row.array.dtype.hasobject:
-        return bytes_tensor(row.name, made_up_clips(row.array[0], rows)).array
+        return bytes_tensor(row.name, made_up_files(row.array[0], rows)).array
     rng, shape, dtype = np.random.default_rng(0), (rows, *row.shape[1:]), row.array.dtype
     if dtype.kind == "f":
         return rng.random(shape, np.float64 if dtype == np.float64 else np.float32).astype(dtype, copy=False)

@@ -252,6 +252,7 @@ class _Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     segmentation: dict[str, Any] | None = None
     anomaly: dict[str, Any] | None = None
     tensors: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
     task: dict[str, Any] | None = None
 
 

@@ -14,16 +14,30 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from firstline_core.errors import ConfigError
-from firstline_core.processing.steps import Graph, PostStep, PreStep
+from firstline_core.processing.steps import Ctc, Graph, PostStep, PreStep, Tokenize, WithFile
+from firstline_core.storage.artefact import Artefact
 
-# A graph's file becomes an artefact only when the bundle is written.
-PlainPre = PreStep | Path
-PlainPost = PostStep | Path
+
+class StepOfFile(NamedTuple):
+    """A step whose file becomes an artefact when the bundle is written.
+
+    Attributes:
+        file: of the user.
+        step: with a placeholder in the place of the artefact.
+    """
+
+    file: Path
+    step: Tokenize | Ctc
+
+
+# A path is the file of a graph step.
+PlainPre = PreStep | Path | StepOfFile
+PlainPost = PostStep | Path | StepOfFile
 
 USAGE: Mapping[str, tuple[str, str]] = {
     "decode": (
@@ -50,6 +64,14 @@ USAGE: Mapping[str, tuple[str, str]] = {
     "layout": ("layout:NHWC|NCHW", "order of the axes"),
     "flatten": ("flatten", "all axes but the rows' into one"),
     "graph": ("graph:FILE.onnx", "an ONNX graph with one input and one output"),
+    "decode_text": (
+        "decode_text[:NFC|NFD|NFKC|NFKD][:lower=true][:strip=true]",
+        "UTF-8 bytes to text, normalised where named",
+    ),
+    "tokenize": (
+        "tokenize:FILE.json[:ids|mask|types][:LENGTH][:pad=longest|length][:truncate=true]",
+        "after decode_text: numbers of tokens, at most LENGTH (512), padded to the longest row or to LENGTH",
+    ),
     "softmax": ("softmax", "after the model: logits to probabilities"),
     "sigmoid": ("sigmoid", "after the model: each logit to a probability of its own"),
     "columns": ("columns:NUMBERS", "after the model: only these columns, in this order; the first is 0"),
@@ -72,6 +94,11 @@ USAGE: Mapping[str, tuple[str, str]] = {
         "class_scores:OUTPUT[:logits|probabilities][:NHWC|NCHW]",
         "after a segmentation: the scores of the classes from another output, only for the confidence",
     ),
+    "ctc": (
+        "ctc:FILE.txt[:BLANK][:ntc|tnc|nct]",
+        "after a model of text: the likeliest symbols over time; FILE has one a line, BLANK is 0 unless named",
+    ),
+    "confidence": ("confidence:OUTPUT", "after a model of text: the probability of each token, from another output"),
     "label_offset": ("label_offset[:COLUMNS]", "after the model: drop leading columns, 1 unless named"),
     "binary": ("binary[:probability|logit]", "after the model: one output, of the second label, to two"),
     "yolox": ("yolox[:STRIDES]", "after a detector: boxes of YOLOX; strides 8/16/32 unless named"),
@@ -105,6 +132,10 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "decode": ("mode", "background", "bits"),
     "center_crop": ("fraction",),
     "resize": ("size", "filter", "letterbox", "pad", "rounding"),
+    "decode_text": ("form", "lower", "strip"),
+    "tokenize": ("file", "part", "length", "pad", "truncate"),
+    "ctc": ("file", "blank", "axes"),
+    "confidence": ("output",),
     "resample": ("rate_hz",),
     "crop": ("samples", "keep"),
     "pad": ("samples", "side"),
@@ -142,14 +173,20 @@ _BY_NAME = frozenset(
         "floor",
         "limit",
         "scale",
+        "lower",
+        "strip",
+        "truncate",
     }
 )
 _AUDIO = ("decode_audio", "mono", "resample", "crop", "pad", "windows")
-_BEFORE = ("decode", "center_crop", "resize", *_AUDIO, "standardize", "scale", "layout", "flatten", "graph")
+_TEXT = ("decode_text", "tokenize")
+_BEFORE = ("decode", "center_crop", "resize", *_AUDIO, *_TEXT, "standardize", "scale", "layout", "flatten", "graph")
 _DETECTION = ("yolox", "fastestdet", "yolo", "detr", "ssd", "box_rows", "class_map", "suppress")
 _AFTER = (
     "softmax",
     "sigmoid",
+    "ctc",
+    "confidence",
     "columns",
     "spread",
     "unstandardize",
@@ -167,6 +204,8 @@ _NUMBERS = {
     "rate_hz": int,
     "samples": int,
     "hop": int,
+    "length": int,
+    "blank": int,
     "offset": int,
     "value": float,
     "scale": float,
@@ -177,6 +216,8 @@ _NUMBERS = {
     "floor": float,
     "limit": int,
 }
+_SWITCHES = ("objectness", "lower", "strip", "truncate")
+_NO_FILE = Artefact("file", "0" * 64, 0)
 _INTEGERS = ("background", "strides", "indices", "columns")
 _COCO_UNUSED = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
 _COCO_91 = tuple(-1 if i in _COCO_UNUSED else i - sum(unused < i for unused in _COCO_UNUSED) for i in range(91))
@@ -229,8 +270,14 @@ def _step(text: str, folder: Path, known: Sequence[str], side: str, kind: Any) -
             fields |= _size(value, text)
         else:
             fields[name] = _value(op, name, value, text)
+    file = str(fields.pop("file", ""))
+    if "file" in _ARGUMENTS.get(op, ()):
+        if not file:
+            raise ConfigError(f"The step '{op}' needs a file; it is spelled {USAGE[op][0]}.")
+        fields["artefact"] = msgspec.to_builtins(_NO_FILE)
     try:
-        return msgspec.convert(fields, kind)
+        step = msgspec.convert(fields, kind)
+        return StepOfFile(folder / file, step) if file else step
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"The step '{text}' is not valid: {_lowered(error)}; it is spelled {USAGE[op][0]}."
@@ -257,7 +304,7 @@ def _value(op: str, name: str, value: str, text: str) -> object:
             return tuple(int(part) for part in value.split("/"))
         if (op, name) == ("class_map", "to"):
             return _CLASS_MAPS.get(value) or tuple(int(part) for part in value.split("/"))
-        if name == "objectness":
+        if name in _SWITCHES:
             return {"true": True, "false": False}.get(value, value)
         if op in ("ssd", "detr"):
             return value
@@ -285,6 +332,10 @@ def _spell_step(step: PreStep | PostStep) -> str:
         return f"graph:{step.artefact.file}"
     fields = msgspec.to_builtins(step)
     op = fields.pop("op")
+    if isinstance(step, WithFile):
+        fields = {"file": fields.pop("artefact")["file"], **fields}
+    if op == "decode_text":
+        fields = {name: value for name, value in fields.items() if value}
     if op == "class_map":
         names = [name for name, to in _CLASS_MAPS.items() if to == tuple(fields["to"])]
         fields = {"to": names[0]} if names else fields

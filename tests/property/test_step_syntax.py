@@ -11,9 +11,11 @@ from firstline_core.processing.steps import (
     BoxRows,
     CenterCrop,
     ClassMap,
+    Confidence,
     Crop,
     Decode,
     DecodeAudio,
+    DecodeText,
     Detr,
     FastestDet,
     Flatten,
@@ -51,6 +53,7 @@ _before = st.one_of(
     st.builds(Layout, to=st.sampled_from(["NHWC", "NCHW"])),
     st.just(Flatten()),
     st.just(DecodeAudio()),
+    st.builds(DecodeText, form=st.sampled_from(["", "NFC", "NFKD"]), lower=st.booleans(), strip=st.booleans()),
     st.just(Mono()),
     st.builds(Resample, rate_hz=st.integers(1000, 384_000)),
     st.builds(Crop, samples=_sides, keep=st.sampled_from(["start", "center", "end"])),
@@ -61,6 +64,7 @@ _shares = st.floats(0, 1)
 _names = st.text("aZ09_:", min_size=1)
 _after = st.one_of(
     st.just(Softmax()),
+    st.builds(Confidence, output=_names),
     st.builds(LabelOffset, offset=_sides),
     st.builds(Yolox, strides=st.lists(_sides, min_size=1).map(tuple)),
     st.just(FastestDet()),

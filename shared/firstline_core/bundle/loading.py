@@ -310,10 +310,11 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
                 model.output,
                 partial(_image_size, model, runtime),
                 load_graph,
+                bundle.read,
             )
         )
         post = _of_windows(post, model, bundle.manifest.task)
-        pre = compile_preprocess(model.preprocess, bundle.manifest.input, load_graph, options.images)
+        pre = compile_preprocess(model.preprocess, bundle.manifest.input, load_graph, options.images, bundle.read)
         pre.check(post.needs)
         loaded = LoadedModel(
             model=model,

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from firstline_core.errors import IntegrityError
-from firstline_core.processing.steps import Graph, InputSpec, LabelOffset, PostStep, PreStep, Softmax
+from firstline_core.processing.steps import Graph, InputSpec, LabelOffset, PostStep, PreStep, Softmax, WithFile
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
@@ -88,7 +88,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     def artefacts(self) -> tuple[Artefact, ...]:
         """Returns every file that this model needs."""
         steps = (*self.preprocess, *self.postprocess)
-        return (self.artefact, *(step.artefact for step in steps if isinstance(step, Graph)))
+        return (self.artefact, *(step.artefact for step in steps if isinstance(step, WithFile)))
 
     @property
     def shows_logits(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firstline_core.bundle.manifest import MANIFEST_LIMIT_BYTES, MANIFEST_NAME, Manifest, Model, parse_manifest
-from firstline_core.errors import IntegrityError
+from firstline_core.errors import IntegrityError, ModelLoadError
 from firstline_core.storage.artefact import Artefact
 from firstline_core.storage.files import read_limited
 
@@ -21,6 +21,17 @@ class Bundle:
 
     def file(self, artefact: Artefact) -> Path:
         return self.path / artefact.file
+
+    def read(self, artefact: Artefact) -> bytes:
+        """Returns the content of a file.
+
+        Raises:
+            ModelLoadError: it is absent or cannot be read.
+        """
+        try:
+            return self.file(artefact).read_bytes()
+        except OSError as error:
+            raise ModelLoadError(f"{self.file(artefact)} cannot be read: {error.strerror}.") from error
 
     def has(self, model: Model) -> bool:
         """Returns whether every file of the model is present."""

@@ -26,6 +26,7 @@ from firstline_core.processing.steps import (
     Crop,
     Decode,
     DecodeAudio,
+    DecodeText,
     Flatten,
     Graph,
     InputSpec,
@@ -41,10 +42,14 @@ from firstline_core.processing.steps import (
     Sigmoid,
     Softmax,
     Standardize,
+    TextStep,
+    Tokenize,
     Windows,
 )
+from firstline_core.processing.text import TextProcessing
 from firstline_core.processing.windows import WINDOWS
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
+from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Array, Arrays, Tensor
 
 if TYPE_CHECKING:
@@ -80,6 +85,7 @@ class Preprocess(NamedTuple):
         standardizes: whether the first step is `standardize`.
         audio: the audio steps, if there are any.
         windows: the last of the audio steps, if clips are cut into windows.
+        text: the text steps, if there are any.
     """
 
     array_steps: Step
@@ -87,6 +93,7 @@ class Preprocess(NamedTuple):
     standardizes: bool = False
     audio: AudioProcessing | None = None
     windows: Windows | None = None
+    text: TextProcessing | None = None
 
     @property
     def decoder(self) -> ImageProcessing | AudioProcessing | None:
@@ -116,6 +123,8 @@ class Preprocess(NamedTuple):
             if self.windows is not None:
                 done = self.array_steps(array.reshape(-1, *array.shape[2:]))
                 return Prepared(done.reshape(*array.shape[:2], *done.shape[1:]), {WINDOWS: self.audio.counts(cost)})
+        elif self.text is not None:
+            array = self.text.run(tensor)
         elif self.standardizes:
             array, side[STANDARDIZATION] = standardize(array)
         return Prepared(self.array_steps(array), side)
@@ -141,6 +150,7 @@ def compile_preprocess(
     spec: InputSpec,
     load_graph: GraphLoader,
     limits: ImageLimits = DEFAULT_IMAGE_LIMITS,
+    read_file: Callable[[Artefact], bytes] | None = None,
 ) -> Preprocess:
     """Returns a model's preprocessing.
 
@@ -149,12 +159,15 @@ def compile_preprocess(
         spec: the bundle's input.
         load_graph: returns the function of a graph step.
         limits: of one image or clip.
+        read_file: returns the content of a step's file.
 
     Raises:
         ModelLoadError: the steps do not fit each other or this input, or a package that they need is not installed.
     """
     if any(isinstance(step, AudioStep) for step in steps):
         return _compile_audio(steps, spec, load_graph, limits)
+    if any(isinstance(step, TextStep) for step in steps):
+        return _compile_text(steps, spec, read_file)
     image_steps = [step for step in steps if isinstance(step, Decode | CenterCrop | Resize)]
     array_steps = [step for step in steps if not isinstance(step, Decode | CenterCrop | Resize)]
     if list(steps) != [*image_steps, *array_steps]:
@@ -224,6 +237,23 @@ def _compile_audio(
         audio=AudioProcessing(audio, limits),
         windows=next(iter(windows), None),
     )
+
+
+def _compile_text(
+    steps: Sequence[PreStep], spec: InputSpec, read_file: Callable[[Artefact], bytes] | None
+) -> Preprocess:
+    """Returns the preprocessing of texts; see `compile_preprocess`."""
+    match steps:
+        case [DecodeText() as decode]:
+            tokenize = None
+        case [DecodeText() as decode, Tokenize() as tokenize]:
+            pass
+        case _:
+            raise ModelLoadError("Preprocessing of text: decode_text comes first, then at most tokenize.")
+    if spec.datatype != "BYTES":
+        raise ModelLoadError(f"Preprocessing: input '{spec.name}' is {spec.datatype}; decode_text needs BYTES.")
+    content = b"" if tokenize is None or read_file is None else read_file(tokenize.artefact)
+    return Preprocess(chain([]), text=TextProcessing(decode, tokenize, content))
 
 
 def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> Step:

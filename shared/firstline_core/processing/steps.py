@@ -259,6 +259,66 @@ class Windows(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", t
 
 AudioStep = DecodeAudio | Mono | Resample | Crop | Pad | Windows
 
+
+class DecodeText(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="decode_text"):
+    """Decodes UTF-8 bytes to text.
+
+    Attributes:
+        form: of Unicode normalisation; "" for none.
+        lower: whether letters become small ones.
+        strip: whether white space at both ends is dropped.
+    """
+
+    form: Literal["", "NFC", "NFD", "NFKC", "NFKD"] = ""
+    lower: bool = False
+    strip: bool = False
+
+
+class Tokenize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="tokenize"):
+    """Converts text to numbers of tokens, INT64 [n, tokens], with a JSON file of the library `tokenizers`.
+
+    Attributes:
+        artefact: the file. Its own truncation and padding are not used.
+        part: the ids of the tokens; the mask, 1 for tokens and 0 for padding; or their types.
+        length: the most tokens that the model takes, those that the tokenizer adds included.
+        pad: all rows to `length`, or to the longest row of the request.
+        truncate: whether longer texts are cut; otherwise they are refused.
+    """
+
+    artefact: Artefact
+    part: Literal["ids", "mask", "types"] = "ids"
+    length: Annotated[int, Meta(ge=1, le=65536)] = 512
+    pad: Literal["longest", "length"] = "longest"
+    truncate: bool = False
+
+
+TextStep = DecodeText | Tokenize
+
+
+class Ctc(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="ctc"):
+    """Decodes probabilities of symbols over time to text: the likeliest of each step, without repeats and blanks.
+
+    Attributes:
+        artefact: a text file in UTF-8 with one symbol a line, in the order of the classes without the blank; an empty
+            line, or a line with one space, is the space.
+        blank: number of the blank's class, which the file does not list; -1 is the last class.
+        axes: order of the output's axes: rows (n), time (t) and classes (c).
+    """
+
+    artefact: Artefact
+    blank: Annotated[int, Meta(ge=-1, le=65535)] = 0
+    axes: Literal["ntc", "tnc", "nct"] = "ntc"
+
+
+class Confidence(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="confidence"):
+    """Reads the probability of each token of a text from another output of the model, [n] or [n, tokens].
+
+    Numbers of 0 and below are padding.
+    """
+
+    output: Annotated[str, Meta(min_length=1)]
+
+
 Unit = Literal["pixels", "fractions"]
 """Of a detector's boxes: pixels of the model's input, or fractions of its sides."""
 
@@ -363,7 +423,7 @@ class Suppress(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", 
 BoxDecoder = Yolox | FastestDet | Yolo | Detr | Ssd | BoxRows
 """The first step after a detector; then come any `class_map`, and `suppress`."""
 
-PreStep = Decode | CenterCrop | Resize | AudioStep | Standardize | Scale | Layout | Flatten | Graph
+PreStep = Decode | CenterCrop | Resize | AudioStep | TextStep | Standardize | Scale | Layout | Flatten | Graph
 PostStep = (
     Softmax
     | Sigmoid
@@ -372,6 +432,8 @@ PostStep = (
     | Binary
     | Graph
     | Spread
+    | Ctc
+    | Confidence
     | Unstandardize
     | Argmax
     | ClassScores
@@ -381,3 +443,6 @@ PostStep = (
     | ClassMap
     | Suppress
 )
+
+WithFile = Graph | Tokenize | Ctc
+"""The steps that need a file of the bundle."""

@@ -15,6 +15,7 @@ from firstline_core.processing.steps import (
     Crop,
     Decode,
     DecodeAudio,
+    DecodeText,
     InputSpec,
     Layout,
     Mono,
@@ -26,6 +27,7 @@ from firstline_core.processing.steps import (
 )
 from firstline_core.types import DATATYPES, Tensor
 
+_WORDS = b"please book a table for two at the old harbour tonight"
 _MAGNITUDES = np.array([1.0, 0.5, 0.1])
 
 
@@ -39,6 +41,8 @@ def trial_input(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[in
     """
     if any(isinstance(step, DecodeAudio) for step in steps):
         return bytes_tensor(spec.name, [_clip(steps, model_shape, b"\0")])
+    if any(isinstance(step, DecodeText) for step in steps):
+        return bytes_tensor(spec.name, [_WORDS])
     if spec.datatype != "BYTES":
         shape = (1, *spec.shape[1:])
         return Tensor(spec.name, np.zeros(shape, DATATYPES[spec.datatype])) if min(shape) > 0 else None
@@ -63,7 +67,7 @@ def typical_row(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[in
     if any(isinstance(step, DecodeAudio) for step in steps):
         return bytes_tensor(spec.name, [_clip(steps, model_shape, os.urandom(1 << 16))])
     trial = trial_input(spec, steps, model_shape)
-    if trial is None or spec.datatype != "BYTES":
+    if trial is None or spec.datatype != "BYTES" or trial.array.dtype.hasobject:
         return trial
     from PIL import Image
 
@@ -81,9 +85,17 @@ def bytes_tensor(name: str, rows: Sequence[bytes]) -> Tensor:
     return Tensor(name, array)
 
 
-def made_up_clips(encoded: bytes, rows: int) -> list[bytes]:
-    """Returns WAV files of noise of different magnitudes, the same on every call, in the form of one."""
+def made_up_files(encoded: bytes, rows: int) -> list[bytes]:
+    """Returns made-up rows, the same on every call: texts of different lengths, or WAV files of noise.
+
+    Args:
+        encoded: a row of `trial_input`, a text or a WAV file, whose form is kept.
+        rows: number of rows.
+    """
     rng = np.random.default_rng(0)
+    if not encoded.startswith(b"RIFF"):
+        words = encoded.split()
+        return [b" ".join(rng.choice(words, 1 + row % len(words))) for row in range(rows)]
     with wave.open(io.BytesIO(encoded)) as clip:
         samples, channels, rate_hz = clip.getnframes(), clip.getnchannels(), clip.getframerate()
     noise = [rng.uniform(-32767, 32767, samples * channels) * factor for factor in np.resize(_MAGNITUDES, rows)]

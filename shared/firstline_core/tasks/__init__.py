@@ -9,6 +9,7 @@ Modules
     anomaly             what is not normal
     installed           tasks by kind, those of other packages included
     tensors             whatever the bundle declares
+    text                recognised or transcribed text
     average_precision   COCO's precision of detections
     drawing             text on pictures of answers
     picture             answers of the file route as pictures
@@ -28,10 +29,11 @@ from firstline_core.tasks.detection import Detection
 from firstline_core.tasks.regression import Regression
 from firstline_core.tasks.segmentation import Segmentation
 from firstline_core.tasks.tensors import Tensors
+from firstline_core.tasks.text import Text
 from firstline_core.tasks.view import WHOLE, View, read_view, with_sizes
 from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, InferResponse, Tensor
 
-AnyTask = Classification | Detection | Regression | Segmentation | Anomaly | Tensors
+AnyTask = Classification | Detection | Regression | Segmentation | Anomaly | Tensors | Text
 """The tasks of this package. A manifest may also name one of another package, see `installed.py`."""
 
 

@@ -9,11 +9,12 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from firstline_core.errors import ConfigError, InferenceError
+from firstline_core.errors import ConfigError, InferenceError, ModelLoadError
 from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.compile import GraphLoader
 from firstline_core.processing.steps import PostStep
 from firstline_core.runtime.base import pick_port
+from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import DATATYPES, Arrays, Tensor, TensorSpec, all_finite
 
@@ -88,6 +89,10 @@ class Postprocess(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
+def _no_file(artefact: Artefact) -> bytes:
+    raise ModelLoadError(f"{artefact.file} is absent.")
+
+
 class ModelOutputs(NamedTuple):
     """What a task compiles a model's postprocessing from.
 
@@ -98,6 +103,7 @@ class ModelOutputs(NamedTuple):
         output: name of the output in the manifest; "" for the only one.
         image_size: returns the size of the images that the model takes.
         load_graph: returns the function of a graph step.
+        read_file: returns the content of a step's file.
     """
 
     what: str
@@ -106,6 +112,7 @@ class ModelOutputs(NamedTuple):
     output: str
     image_size: Callable[[], InputSize]
     load_graph: GraphLoader
+    read_file: Callable[[Artefact], bytes] = _no_file
 
     def port(self, name: str) -> str:
         """Returns the name of one of the model's outputs.

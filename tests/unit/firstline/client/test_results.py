@@ -22,6 +22,7 @@ from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
 from firstline_core.tasks.regression import Regression
 from firstline_core.tasks.segmentation import Segmentation
+from firstline_core.tasks.text import Text
 from firstline_core.types import Array, InferResponse, ModelMetadata, Tensor, TensorSpec
 
 TASK = Detection(("cat", "dog"), k=3)
@@ -101,6 +102,12 @@ def test_other_outputs_are_arrays() -> None:
     found = read(None, {"y": np.arange(6, dtype=np.float32).reshape(2, 3)})
     assert isinstance(found, firstline.Tensors)
     np.testing.assert_array_equal(found.outputs["y"], [[0, 1, 2], [3, 4, 5]])
+
+
+def test_text_has_its_keywords() -> None:
+    found = read(Text(keywords=("stop",)), {"text": np.array([b"stop now"], object)})
+    assert isinstance(found, firstline.Text)
+    assert (str(found), found.keywords) == ("stop now", ("stop",))
 
 
 @pytest.mark.parametrize("task", [TASK, Classification(("no", "yes"))])

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
+from firstline_core.processing import text
+from firstline_core.processing.compile import compile_preprocess
+from firstline_core.processing.steps import DecodeText, InputSpec, Mono, PreStep, Scale, Tokenize
+from firstline_core.storage.artefact import Artefact
+from firstline_core.types import Tensor
+
+pytest.importorskip("tokenizers", reason="the extra text is not installed")
+
+TEXT = InputSpec("text", "BYTES", (-1,))
+FILE = Artefact("tokenizer.json", "0" * 64, 1)
+VOCABULARY = {"[PAD]": 5, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "go": 6, "##ing": 7, "stop": 8}
+BARE: dict[str, Any] = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [],
+    "normalizer": {"type": "Lowercase"},
+    "pre_tokenizer": {"type": "Whitespace"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {
+        "type": "WordPiece",
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": VOCABULARY,
+    },
+}
+WITH_ENDS = BARE | {
+    "post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
+    # A file's own padding and truncation, which the step replaces.
+    "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+    "padding": {
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 5,
+        "pad_type_id": 0,
+        "pad_token": "[PAD]",
+    },
+}
+
+
+def run(*steps: PreStep, of: tuple[bytes, ...], file: dict[str, Any] = WITH_ENDS, spec: InputSpec = TEXT) -> Any:
+    compiled = compile_preprocess(steps, spec, lambda _: lambda a: a, read_file=lambda _: json.dumps(file).encode())
+    array: Any = np.empty(len(of), object)
+    array[:] = of
+    return compiled.run(Tensor("text", array)).rows
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (DecodeText(), " É  ﬁ "),
+        (DecodeText("NFC"), " É  ﬁ "),
+        (DecodeText("NFKC", lower=True), " é  fi "),
+        (DecodeText(strip=True), "É  ﬁ"),
+    ],
+)
+def test_text_is_decoded_and_normalised(step: DecodeText, expected: str) -> None:
+    raw = " E\N{COMBINING ACUTE ACCENT}  ﬁ " if step.form else " É  ﬁ "
+    assert run(step, of=(raw.encode(),)).tolist() == [expected]
+
+
+def test_a_byte_order_mark_is_dropped() -> None:
+    assert run(DecodeText(), of=("\N{ZERO WIDTH NO-BREAK SPACE}hi".encode(),)).tolist() == ["hi"]
+
+
+def test_tokens_have_ids_mask_and_types() -> None:
+    rows = (b"Going", b"stop going there")
+    found = {part: run(DecodeText(), Tokenize(FILE, part), of=rows) for part in ("ids", "mask", "types")}  # type: ignore[arg-type]
+    assert found["ids"].dtype == np.int64
+    assert found["ids"].tolist() == [[2, 6, 7, 3, 5, 5], [2, 8, 6, 7, 1, 3]]
+    assert found["mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
+    assert found["types"].tolist() == [[0] * 6] * 2
+
+
+def test_rows_are_padded_to_the_declared_length() -> None:
+    found = run(DecodeText(), Tokenize(FILE, length=7, pad="length"), of=(b"go",))
+    assert found.tolist() == [[2, 6, 3, 5, 5, 5, 5]]
+
+
+def test_long_texts_are_cut_only_where_the_recipe_says_so() -> None:
+    assert run(DecodeText(), Tokenize(FILE, length=4, truncate=True), of=(b"go stop go",)).tolist() == [[2, 6, 8, 3]]
+    with pytest.raises(InvalidTensorError, match="Row 1 of input 'text' has 5 tokens; this model takes 4"):
+        run(DecodeText(), Tokenize(FILE, length=4), of=(b"go", b"go stop go"))
+
+
+def test_an_empty_text_has_a_token() -> None:
+    step = DecodeText()
+    assert run(step, Tokenize(FILE, "mask"), of=(b"",)).tolist() == [[1, 1]]
+    for part, expected in (("ids", [[5], [6]]), ("mask", [[1], [1]])):
+        assert run(step, Tokenize(FILE, part), of=(b" ", b"go"), file=BARE).tolist() == expected  # type: ignore[arg-type]
+
+
+def test_a_text_that_is_not_utf_8_is_refused_by_its_row() -> None:
+    with pytest.raises(InvalidTensorError, match="Row 1 of input 'text' is not UTF-8 text: byte 2 is 0xff"):
+        run(DecodeText(), of=(b"a", b"ab\xff"))
+
+
+def test_long_texts_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "TEXT_LIMIT_BYTES", 3)
+    monkeypatch.setattr(text, "TOTAL_LIMIT_BYTES", 5)
+    with pytest.raises(PayloadTooLargeError, match="has 4 bytes"):
+        run(DecodeText(), of=(b"abcd",))
+    with pytest.raises(PayloadTooLargeError, match="6 with the rows before it"):
+        run(DecodeText(), of=(b"abc", b"abc"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        ((Tokenize(FILE),), "decode_text comes first"),
+        ((DecodeText(), Tokenize(FILE), Scale()), "decode_text comes first, then at most tokenize"),
+        ((Mono(), DecodeText()), "audio steps"),
+    ],
+)
+def test_text_steps_have_an_order(steps: tuple[PreStep, ...], reason: str) -> None:
+    with pytest.raises(ModelLoadError, match=reason):
+        run(*steps, of=(b"a",))
+
+
+def test_text_steps_need_bytes() -> None:
+    with pytest.raises(ModelLoadError, match="decode_text needs BYTES"):
+        run(DecodeText(), of=(b"a",), spec=InputSpec("x", "FP32", (-1, 2)))
+
+
+def test_another_file_than_a_tokenizer_is_refused() -> None:
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json is not a file of tokenizers"):
+        run(DecodeText(), Tokenize(FILE), of=(b"a",), file={})
+
+
+def test_a_tier_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(ModelLoadError, match=r"need the package 'tokenizers'.*pip install 'firstline\[text\]'"):
+        run(DecodeText(), Tokenize(FILE), of=(b"a",))
+    assert run(DecodeText(), of=(b"a",)).tolist() == ["a"]
