@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 from support.agent import edge_settings, serving_agent
+from support.broker import Broker
 from support.gateway import gateway_settings, serving
 from support.sample_models import linear_model
 
@@ -32,10 +33,10 @@ def put(folder: Path, name: str = "small", version: int = 1, seed: int = 0) -> P
     return folder
 
 
-def small_gateway(folder: Path, **overrides: object) -> Gateway:
+def small_gateway(folder: Path, *, broker: Broker | None = None, **overrides: object) -> Gateway:
     (folder / "models").mkdir(exist_ok=True)
     defaults = {"auth__mode": "off", "models__directory": str(folder / "models"), "execution__sessions": 2}
-    return open_gateway(gateway_settings(folder, **(defaults | overrides)))
+    return open_gateway(gateway_settings(folder, broker=broker, **(defaults | overrides)))
 
 
 class Asking:
