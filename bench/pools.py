@@ -166,7 +166,7 @@ def _observe(bundle: Bundle, pair: Pair, dataset: Dataset) -> dict[str, NDArray[
         models = [load_model(bundle, model, RuntimeOptions(threads=1)) for model in (edge, manifest.full)]
         for model in models:
             stack.callback(model.close)
-        seen = observe(models, (manifest.input,), dataset)
+        seen = observe(models, manifest.inputs, dataset)
     of_edge, of_full = seen.answers
     return {
         "edge": of_edge.probabilities,

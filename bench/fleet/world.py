@@ -152,13 +152,13 @@ def write_bundle(folder: Path, name: str, version: int, sharpness: float = 1.0) 
     edge = _as_model(linear(folder / "edge.onnx", kernel), folder)
     threshold, scores = _certified()
     spec = InputSpec("x", "FP32", (-1, FEATURES))
-    known: dict[str, Any] = {"name": name, "version": version, "full": full, "input": spec}
+    known: dict[str, Any] = {"name": name, "version": version, "full": full, "inputs": (spec,)}
     plain = Manifest(task=Classification(_LABELS), edge=(edge,), policy=Policy(threshold=threshold), **known)
     certified = with_certificate(edge, plain, threshold, n=_SAMPLE, kept=_KEPT, histogram=scores)
     rows = folder / "rows.npy"
     np.save(rows, sample(1)[:_GOLDEN_ROWS])
     bundle = write_manifest(folder, [certified], _LABELS, policy=plain.policy, **known)
-    golden = answered_golden(bundle, read_inputs([rows], bundle.manifest.input), RuntimeOptions())
+    golden = answered_golden(bundle, read_inputs([rows], bundle.manifest), RuntimeOptions())
     rows.unlink()
     manifest = replace(bundle.manifest, golden=golden)
     write_manifest(folder, manifest.edge, _LABELS, policy=manifest.policy, golden=golden, **known)

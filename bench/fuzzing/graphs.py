@@ -26,7 +26,6 @@ from firstline_core.bundle.row_check import RowCheck, check_model_rows
 from firstline_core.errors import InferenceError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Tensor
 
 WIDTH = 4
 _ROWS = 12
@@ -82,10 +81,10 @@ def check_graph(given: GraphInput) -> RowCheck:
         file = (_write_onnx if given.runtime == "onnx" else _write_tflite)(root, given.blocks, rng)
         declared = model(file, root, batch=given.batch)
         spec = InputSpec("x", "FP32", (-1, WIDTH))
-        bundle = write_manifest(root, [declared], [str(label) for label in range(WIDTH)], input=spec)
+        bundle = write_manifest(root, [declared], [str(label) for label in range(WIDTH)], inputs=(spec,))
         rows = rng.standard_normal((_ROWS, WIDTH)) * np.resize([1.0, 0.1, 5.0], _ROWS)[:, None]
-        with closing(load_model(bundle, declared, RuntimeOptions())) as loaded:
-            found = check_model_rows(bundle, loaded, Tensor("x", rows.astype(np.float32)))
+        with closing(load_model(bundle, bundle.manifest.models[0], RuntimeOptions())) as loaded:
+            found = check_model_rows(bundle, loaded, {"x": rows.astype(np.float32)})
     assert found.depends_on == given.depends_on, f"{given} was found to depend on {found.depends_on}: {found}"
     if found.depends_on != "nothing":
         raise InferenceError(found.sentence(declared.id))

@@ -19,7 +19,7 @@ from firstline.workbench.splitting.measure import full_of, halves
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import PROBABILITIES, Arrays, Tensor
+from firstline_core.types import PROBABILITIES, Arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class CutModel:
     def __init__(self, bundle: Bundle, cuts: tuple[CutAt, ...]) -> None:
         options, stack = RuntimeOptions(threads=1), ExitStack()
         self._whole = load_model(bundle, full_of(bundle), options)
-        self._input = bundle.manifest.input
+        self._input = bundle.manifest.inputs[0].name
         self._halves = [stack.enter_context(halves(bundle, cut.tensor, options)) for cut in cuts]
         self._forms: list[Checkpoint] = [
             next(form for form in made.checkpoints() if form.form == cut.form)
@@ -63,7 +63,7 @@ class CutModel:
         return int(answer[PROBABILITIES].argmax())
 
     def _prepared(self, encoded: bytes) -> Arrays:
-        return self._whole.prepare(Tensor(self._input.name, np.array([encoded], np.object_)))
+        return self._whole.prepare({self._input: np.array([encoded], np.object_)})
 
 
 _HEAD = struct.Struct("<iI")  # which cut (-1: the input itself), and how many bytes follow

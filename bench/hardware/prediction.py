@@ -35,7 +35,7 @@ from firstline_core.profile.predict import Stream, predict, replay
 from firstline_core.profile.profile import Point
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Tensor
+from firstline_core.types import Arrays
 
 PAIRS = (DIGITS, CIFAR10, IMAGENET)
 THREADS = (1, 2)
@@ -225,8 +225,7 @@ def _run(
         for point in points:
             loaded = load_model(bundle, models[point.key.variant], RuntimeOptions(threads=point.key.threads))
             stack.callback(loaded.close)
-            tensor = queried(bundle, loaded, 1)
-            answer.append(partial(_answer, loaded, tensor))
+            answer.append(partial(_answer, loaded, queried(bundle, loaded, 1)))
         for kind in range(len(points)):
             for _ in range(20):
                 answer[kind]()
@@ -240,8 +239,8 @@ def _run(
     return found
 
 
-def _answer(loaded: LoadedModel, tensor: Tensor) -> None:
-    loaded.compute(loaded.prepare(tensor))
+def _answer(loaded: LoadedModel, inputs: Arrays) -> None:
+    loaded.compute(loaded.prepare(inputs))
 
 
 def _waited_s() -> float:

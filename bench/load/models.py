@@ -71,7 +71,7 @@ def _weights(rows: int, columns: int, seed: int = 0) -> Any:
 def _write_bundle(folder: Path) -> Path:
     path = folder / "full.onnx"
     full = model(path, folder, postprocess=(Softmax(),))
-    write_manifest(folder, [], "abcd", name=folder.name, full=full, input=InputSpec("x", "FP32", (-1, FEATURES)))
+    write_manifest(folder, [], "abcd", name=folder.name, full=full, inputs=(InputSpec("x", "FP32", (-1, FEATURES)),))
     return path
 
 

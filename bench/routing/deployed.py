@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from bench.pools import Pool
 from firstline.workbench.selection import fit_value
 from firstline_core.bundle.manifest import Manifest, Model, Policy
-from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.steps import InputSpec, ModelInput
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.certification import certify
 from firstline_core.storage.artefact import Artefact
@@ -44,7 +44,7 @@ def deploy(pool: Pool, *, epsilon: float = 0.05, delta: float = 0.1, seed: int =
 def manifest_of(fitted: Pool, epsilon: float, delta: float) -> Manifest:
     """A bundle's declaration, with the value learned and the threshold certified on these rows."""
     edge, full = (
-        Model(name, Artefact(f"{name}.onnx", digit * 64, 1), "onnx", "fp32")
+        Model(name, Artefact(f"{name}.onnx", digit * 64, 1), "onnx", "fp32", (ModelInput("image"),))
         for name, digit in (("edge", "a"), ("full", "b"))
     )
     losses = fitted.losses()
@@ -52,7 +52,7 @@ def manifest_of(fitted: Pool, epsilon: float, delta: float) -> Manifest:
         name="pair",
         version=1,
         task=Classification(tuple(map(str, range(fitted.edge.shape[1])))),
-        input=InputSpec("image", "BYTES", (-1,)),
+        inputs=(InputSpec("image", "BYTES", (-1,), "image"),),
         edge=(edge,),
         full=full,
         policy=Policy(

@@ -61,7 +61,7 @@ def write_bundle(kind: Kind, folder: Path, *, edge: bool = False) -> Path:
     labels = [f"class {n}" for n in range(kind.classes)]
     known: dict[str, Any] = {
         "name": folder.name,
-        "input": InputSpec(INPUT, "FP32", (-1, *kind.row)),
+        "inputs": (InputSpec(INPUT, "FP32", (-1, *kind.row)),),
         "full": model(path, folder, id="full"),
     }
     variants = [model(path, folder, id="edge")] if edge else []

@@ -11,7 +11,7 @@ import msgspec
 
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.steps import InputSpec, ModelInput, PreStep
 from firstline_core.routing.certificate import Certificate, EventPromise
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
@@ -23,13 +23,15 @@ def artefact(path: Path, root: Path) -> Artefact:
     return Artefact(str(path.relative_to(root)), hashlib.sha256(content).hexdigest(), len(content))
 
 
-def model(path: Path, root: Path, **fields: Any) -> Model:
+def model(path: Path, root: Path, *, preprocess: tuple[PreStep, ...] = (), tensor: str = "", **fields: Any) -> Model:
+    """A model with one input, or with given `inputs`; `write_manifest` names the bundle's only input for it."""
     runtime = "tflite" if path.suffix == ".tflite" else "onnx"
     known: dict[str, Any] = {
         "id": path.stem,
         "artefact": artefact(path, root),
         "runtime": runtime,
         "precision": "fp32",
+        "inputs": (ModelInput("image", tensor, preprocess),),
     }
     return Model(**known | fields)
 
@@ -39,10 +41,14 @@ def write_manifest(root: Path, edge: Sequence[Model], labels: Sequence[str], **f
         "name": "small",
         "version": 1,
         "task": fields.get("task") or Classification(tuple(labels)),
-        "input": InputSpec("image", "BYTES", (-1,)),
+        "inputs": (InputSpec("image", "BYTES", (-1,), "image"),),
         "edge": tuple(edge),
     }
-    manifest = Manifest(**known | fields)
+    known |= fields
+    known["edge"] = tuple(fed_by(variant, known["inputs"]) for variant in known["edge"])
+    if known.get("full") is not None:
+        known["full"] = fed_by(known["full"], known["inputs"])
+    manifest = Manifest(**known)
     (root / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
     return open_bundle(root)
 
@@ -54,8 +60,16 @@ def about_events(bounds: Mapping[str, float]) -> dict[str, Any]:
     return {"contract": "events", "epsilon": epsilon, "risk_upper": epsilon, "audit_epsilon": None, "events": promises}
 
 
+def fed_by(variant: Model, inputs: Sequence[InputSpec]) -> Model:
+    """The model with one input, which takes the bundle's only one; others as they are."""
+    if len(inputs) > 1 or len(variant.inputs) > 1:
+        return variant
+    return msgspec.structs.replace(variant, inputs=(msgspec.structs.replace(variant.inputs[0], name=inputs[0].name),))
+
+
 def with_certificate(variant: Model, manifest: Manifest, threshold: float = 0.9, **fields: Any) -> Model:
     """The variant with a certificate for the manifest's full model and score."""
+    variant = fed_by(variant, manifest.inputs)
     known: dict[str, Any] = {
         "contract": "disagreement",
         "epsilon": 0.05,

@@ -19,7 +19,7 @@ from bench.figures import Figure, plain
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.loading import load_model
-from firstline_core.processing.trial import bytes_tensor
+from firstline_core.processing.trial import bytes_rows
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Arrays, join_rows
 
@@ -68,8 +68,8 @@ def _answers(pair: str, data: Path, rows: Sequence[bytes]) -> dict[str, Arrays]:
         found = {}
         for model in bundle.manifest.models:
             with closing(load_model(bundle, model, RuntimeOptions(threads=2))) as loaded:
-                name = bundle.manifest.input.name
-                parts = [loaded.predict(bytes_tensor(name, [row])).outputs for row in rows]
+                name = bundle.manifest.inputs[0].name
+                parts = [loaded.predict({name: bytes_rows([row])}).outputs for row in rows]
             found["edge" if model in bundle.manifest.edge else "full"] = join_rows(parts)
     return found
 

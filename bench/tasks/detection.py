@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.average_precision import MOST_BOXES, AveragePrecision, average_precision
 from firstline_core.tasks.detection import Detection, with_candidates
-from firstline_core.types import Arrays, Tensor, join_rows
+from firstline_core.types import Arrays, join_rows
 
 _WITHIN = 0.01
 _FULL = "yolox-nano"
@@ -97,7 +98,7 @@ def recipe_bundle(name: str, data: Path, folder: Path, **changes: float) -> Bund
     *decoder, last = one.postprocess
     if not isinstance(last, Suppress):
         raise ValueError(f"{_RECIPE}: the last step of {name} is not suppress")
-    fields = {"preprocess": one.preprocess, "postprocess": (*decoder, replace(last, **changes))}
+    fields: dict[str, Any] = {"preprocess": one.preprocess, "postprocess": (*decoder, replace(last, **changes))}
     edge = model(Path(shutil.copy(one.file, folder)), folder, **fields)
     return write_manifest(folder, [edge], (), task=spec.task, policy=Policy(Score("product")))
 
@@ -109,7 +110,7 @@ def run(name: str, data: Path) -> Arrays:
         bundle = recipe_bundle(name, data, Path(folder), floor=_LEAST_SCORE, limit=1000)
         with closing(load_model(bundle, bundle.manifest.edge[0], RuntimeOptions(threads=2))) as loaded:
             for file in images(data):
-                prediction = loaded.predict(Tensor("image", np.array([file.read_bytes()], object)))
+                prediction = loaded.predict({"image": np.array([file.read_bytes()], object)})
                 found.append({**prediction.outputs, **prediction.evidence})
     return join_rows(found)
 

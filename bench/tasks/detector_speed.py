@@ -17,7 +17,7 @@ from bench.figures import Figure, at_least, plain
 from bench.tasks.detection import images, recipe_bundle
 from firstline_core.bundle.loading import load_model
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, Tensor
+from firstline_core.types import Array
 
 _MODEL = "fastestdet"
 _SIDE, _CELLS = 352, 22
@@ -32,14 +32,14 @@ def figures(data: Path) -> list[Figure]:
         with closing(load_model(bundle, bundle.manifest.edge[0], RuntimeOptions(threads=1))) as loaded:
 
             def ours(content: bytes) -> object:
-                return loaded.predict(Tensor("image", np.array([content], object)))
+                return loaded.predict({"image": np.array([content], object)})
 
             def bare(content: bytes) -> object:
                 with Image.open(io.BytesIO(content)) as image:
                     pixels = np.asarray(image.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.BILINEAR))
                 feed = np.ascontiguousarray(pixels[None, :, :, ::-1].transpose(0, 3, 1, 2), np.float32)
                 feed /= 255
-                return _boxes(loaded.runtime.run({loaded.input.name: feed})["758"][0])
+                return _boxes(loaded.runtime.run({loaded.inputs[0].port.name: feed})["758"][0])
 
             turns = [[_timed(loop, content) for loop in (bare, ours)] for _ in range(3) for content in contents]
     of_bare, of_ours = (np.median(np.array(turns), axis=0) * 1000).tolist()

@@ -21,7 +21,7 @@ from firstline_core.processing.steps import Unstandardize
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Prediction, Task
 from firstline_core.tasks.regression import VALUES
-from firstline_core.types import Arrays, Tensor, join_rows
+from firstline_core.types import Arrays, join_rows
 
 ERRORS = {"ar": 0.693, "spread": 0.673, "full": 0.585}
 """Mean absolute error in units of the window's deviation, at most 5, which the data's README states, by model."""
@@ -82,7 +82,7 @@ def run(bundle: Bundle, name: str, series: list[NDArray[np.float64]]) -> list[Pr
     """Returns the answers of a model to each series."""
     model = next(each for each in bundle.manifest.models if each.id == name)
     with closing(load_model(bundle, model, RuntimeOptions(threads=2))) as loaded:
-        return [loaded.predict(Tensor("window", rows)) for rows in series]
+        return [loaded.predict({"window": rows}) for rows in series]
 
 
 def error(task: Task, answers: list[Prediction], targets: list[Arrays]) -> float:

@@ -24,7 +24,6 @@ from bench.tasks.detection import images, recipe_bundle
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Tensor
 
 _MODELS = ("fastestdet", "yolox-nano")
 _IN_FLIGHT = 8
@@ -114,7 +113,7 @@ def _bare(loaded: LoadedModel, contents: Sequence[bytes], threads: int) -> Turn:
         done = 0
         while time.monotonic() < until_s:
             content = contents[next(numbers) % len(contents)]
-            loaded.run(loaded.prepare(Tensor("image", np.array([content], object))))
+            loaded.run(loaded.prepare({"image": np.array([content], object)}))
             done += 1
         return done
 

@@ -19,7 +19,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Prediction
 from firstline_core.tasks.segmentation import MASK, Segmentation
-from firstline_core.types import Arrays, Tensor, join_rows
+from firstline_core.types import Arrays, join_rows
 
 MIOU = {"half": 0.508, "whole": 0.590}
 """Mean over the images of their mean intersection over union, which the data's README states, by model."""
@@ -74,6 +74,6 @@ def run(bundle: Bundle, name: str, data: Path) -> Prediction:
     """Returns the answers of a model of the recipe to the images of `dev`."""
     model = next(each for each in bundle.manifest.models if each.id == name)
     with closing(load_model(bundle, model, RuntimeOptions(threads=2))) as loaded:
-        found = [loaded.predict(Tensor("image", np.array([file.read_bytes()], object))) for file in images(data)]
+        found = [loaded.predict({"image": np.array([file.read_bytes()], object)}) for file in images(data)]
     evidence = join_rows([each.evidence for each in found]) if found[0].evidence else {}
     return Prediction(join_rows([each.outputs for each in found]), evidence)

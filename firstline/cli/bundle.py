@@ -270,7 +270,8 @@ def _summary_text(path: Path, summary: Summary) -> Iterator[str | Table]:
     for model in summary.models:
         if model.batch is not None:
             yield f"{model.id} has `batch: 1`: it runs with one row at a time."
-    yield f"Input '{summary.input.name}': {summary.input.datatype} {list(summary.input.shape)}."
+    for spec in summary.inputs:
+        yield f"Input '{spec.name}': {spec.kind}, {spec.datatype} {list(spec.shape)}."
     yield (
         f"Policy: accept an edge answer when {score.kind} (temperature {score.temperature:g}) is at least "
         f"{summary.policy.threshold:g}."

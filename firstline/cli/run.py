@@ -74,6 +74,6 @@ def _announce(bundle: Bundle, served: ServedBundle, output: Output) -> None:
 def curl(manifest: Manifest, url: str) -> str:
     """Returns a command that sends a request to a tier."""
     target = f"{url}/firstline/v1/models/{manifest.name}/infer"
-    if manifest.input.datatype == "BYTES":
+    if len(manifest.inputs) == 1 and manifest.inputs[0].datatype == "BYTES":
         return f"curl --data-binary @FILE {target}"
     return f"curl --data-binary @ROW.json {target}"

@@ -18,9 +18,9 @@ from firstline.workbench.golden import answered_golden, read_inputs
 from firstline.workbench.model_checks import check_model, input_of
 from firstline.workbench.ports import input_port, with_output
 from firstline.workbench.precision import precision_of
-from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, check_spec
+from firstline.workbench.spec import BundleSpec, FeedSpec, ModelSpec, PolicySpec, check_spec
 from firstline.workbench.step_syntax import StepOfFile
-from firstline_core.bundle.golden import read_golden, tensor_of
+from firstline_core.bundle.golden import inputs_of, read_golden
 from firstline_core.bundle.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -31,11 +31,13 @@ from firstline_core.bundle.manifest import (
 )
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError
-from firstline_core.processing.steps import Graph
+from firstline_core.processing.steps import Graph, ModelInput, decoded_kind
+from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.installed import package_of
+from firstline_core.types import TensorSpec
 
 RuntimeName = Literal["onnx", "tflite"]
 Warn = Callable[[str], None]
@@ -83,8 +85,8 @@ def create_bundle(
     with staged_folder(out) as staged, _Files(staged) as files:
         manifest = _manifest(spec, files, options, warn)
         bundle = _write(staged, manifest)
-        inputs = read_inputs(golden, manifest.input) if golden else None
-        given = tensor_of(inputs, manifest.input) if inputs is not None else None
+        inputs = read_inputs(golden, manifest) if golden else None
+        given = inputs_of(inputs, manifest) if inputs is not None else None
         checked = []
         for model, source in zip(manifest.models, spec.models, strict=True):
             found, rows = check_model(bundle, model, source.file, options=options, warn=warn, golden=given)
@@ -174,22 +176,28 @@ def _digest(file: Path) -> str:
 def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Warn) -> Manifest:
     described = [_described(model) for model in spec.models]
     ids = _ids(described, edge_count=len(spec.edge))
-    models, inputs = [], []
+    models: list[Model] = []
+    inputs = {each.name: each for each in spec.inputs}
+    shared = spec.inputs[0].name if len(spec.inputs) == 1 else ""
     for (model, runtime), model_id in zip(described, ids, strict=True):
-        declared = _model(model, model_id, runtime, files)
-        loaded = load_runtime(files.folder / declared.artefact.file, runtime, options)
-        inputs.append(input_port(loaded, declared))
+        artefact = files.add(model.file, f"{model_id}.{runtime}")
+        loaded = load_runtime(files.folder / artefact.file, runtime, options)
+        fed = _fed(model, model_id, loaded, files, shared)
+        declared = _model(model, model_id, artefact, tuple(fed), files)
+        for each, port in fed.items():
+            inputs.setdefault(each.name, input_of(each.name, port, each.preprocess))
+        if not spec.inputs and len(inputs) == 1:
+            (shared,) = inputs  # all models with one input take the same
         if isinstance(spec.task, Classification):
             declared = with_output(declared, loaded, spec.labels, model.file, warn)
         models.append(declared)
         loaded.close()
-    input_spec = spec.input or input_of(inputs[0], models[0])
     try:
         return Manifest(
             name=spec.name,
             version=spec.version,
             task=spec.task,
-            input=input_spec,
+            inputs=tuple(inputs.values()),
             edge=tuple(models[: len(spec.edge)]),
             full=models[-1] if spec.full is not None else None,
             policy=_policy(spec.policy, files),
@@ -222,15 +230,46 @@ def _ids(described: Sequence[tuple[ModelSpec, RuntimeName]], edge_count: int) ->
     return ids
 
 
-def _model(model: ModelSpec, model_id: str, runtime: RuntimeName, files: _Files) -> Model:
+def _fed(model: ModelSpec, model_id: str, runtime: Runtime, files: _Files, shared: str) -> dict[ModelInput, TensorSpec]:
+    """Returns the declarations of a model's inputs, and its own inputs.
+
+    Args:
+        model: as described.
+        model_id: for messages.
+        runtime: its loaded file.
+        files: get the graphs.
+        shared: name of the bundle's input that all models with one input take; "" to name it after the model's.
+
+    Raises:
+        ConfigError: the model has other inputs.
+    """
+    if not model.inputs and len(runtime.inputs) == 1:
+        port = input_port(runtime, model.input, model_id)
+        name = shared or decoded_kind(model.preprocess) or port.name
+        return {ModelInput(name, model.input, _with_artefacts(model.preprocess, files)): port}
+    ports = {port.name: port for port in runtime.inputs}
+    if model.preprocess:
+        raise ConfigError(
+            f"Model '{model_id}' has the inputs {', '.join(ports)}: write the steps of each in the recipe, in the "
+            "model's table `inputs`."
+        )
+    feeds = {name: model.inputs.get(name, FeedSpec()) for name in ports} | dict(model.inputs)
+    return {
+        ModelInput(feed.input or tensor, tensor, _with_artefacts(feed.preprocess, files)): input_port(
+            runtime, tensor, model_id
+        )
+        for tensor, feed in feeds.items()
+    }
+
+
+def _model(model: ModelSpec, model_id: str, artefact: Artefact, inputs: tuple[ModelInput, ...], files: _Files) -> Model:
     return Model(
         id=model_id,
-        artefact=files.add(model.file, f"{model_id}.{runtime}"),
-        runtime=runtime,
+        artefact=artefact,
+        runtime=runtime_of(model.file),
         precision=model.precision,
-        preprocess=_with_artefacts(model.preprocess, files),
+        inputs=inputs,
         postprocess=_with_artefacts(model.postprocess, files),
-        input=model.input,
         output=model.output,
         measured=dict(model.measured),
     )

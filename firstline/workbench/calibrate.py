@@ -90,7 +90,7 @@ def calibrate(
         models = [load_model(bundle, model, options) for model in manifest.models]
         for model in models:
             stack.callback(model.close)
-        observed = observe(models, (manifest.input,), dataset, progress, with_evidence=models[:-1])
+        observed = observe(models, manifest.inputs, dataset, progress, with_evidence=models[:-1])
 
     *edges, full = observed.answers
     policy = manifest.policy

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +25,16 @@ from firstline_core.bundle.manifest import Manifest, Model, Policy, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError
 from firstline_core.processing.boxes import CLASSES, COUNT, SCORES, intersection_over_union, partners
-from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.steps import InputSpec, ModelInput
+from firstline_core.processing.trial import bytes_rows
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks import AnyTask
 from firstline_core.tasks.classification import LABEL, UNLABELLED, Classification
 from firstline_core.tasks.detection import Detection, detections
-from firstline_core.types import PROBABILITIES, Arrays, Tensor, join_rows
+from firstline_core.types import PROBABILITIES, Arrays, join_rows
 
-_INPUT = InputSpec("image", "BYTES", (-1,))
+_INPUT = InputSpec("image", "BYTES", (-1,), "image")
 _BUDGET_S = 20.0  # of all decodings of one choice
 _FEWEST_IMAGES = 8
 _CONFIDENT = 0.4  # score from which a detection counts as confident
@@ -88,7 +89,7 @@ class Trials:
             found = [] if known is None else [known]
             with closing(load_model(self._bundle(reading), self._model(reading), self._options)) as loaded:
                 for image in self._images[done:count]:
-                    found.append(loaded.predict(_tensor(image)).outputs)
+                    found.append(loaded.predict({_INPUT.name: bytes_rows([image])}).outputs)
             known = self._outputs[key] = join_rows(found)
         return {name: array[:count] for name, array in known.items()}
 
@@ -101,14 +102,14 @@ class Trials:
         return max(min(_FEWEST_IMAGES, len(self._images)), min(len(self._images), int(_BUDGET_S / decodings / row_s)))
 
     def _model(self, reading: Reading) -> Model:
+        steps: tuple[Any, ...] = parse_preprocess(reading.preprocess)
         return Model(
             id="model",
             artefact=self._artefact,
             runtime=self._runtime,
             precision="",
-            preprocess=parse_preprocess(reading.preprocess),  # type: ignore[arg-type]
+            inputs=(ModelInput(_INPUT.name, reading.input, steps),),
             postprocess=parse_postprocess(reading.postprocess),  # type: ignore[arg-type]
-            input=reading.input,
             output=reading.output,
         )
 
@@ -117,17 +118,11 @@ class Trials:
             name="trial",
             version=1,
             task=self._task,
-            input=_INPUT,
+            inputs=(_INPUT,),
             edge=(self._model(reading),),
             policy=Policy(Score(self._task.score_kinds[0])),
         )
         return Bundle(self._file.parent, manifest)
-
-
-def _tensor(encoded: bytes) -> Tensor:
-    element = np.empty(1, object)
-    element[0] = encoded
-    return Tensor(_INPUT.name, element)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def measure(
         with_evidence = (
             models if manifest.task.compares_evidence else edges if manifest.policy.score.kind == "energy" else ()
         )
-        observed = observe(models, (manifest.input,), dataset, progress, with_evidence=with_evidence)
+        observed = observe(models, manifest.inputs, dataset, progress, with_evidence=with_evidence)
     runs = [_edge_run(manifest, one, one.scores(score)) for one in observed.answers[: len(edges)]]
     return Measured(
         manifest=manifest,

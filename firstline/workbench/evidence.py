@@ -171,7 +171,7 @@ def gather_all(
     run = [*(model for model in models if model.id != full.id), full]
     with ExitStack() as stack:
         loaded = [stack.enter_context(closing(load_model(bundle, model, options))) for model in run]
-        observed = observe(loaded, (manifest.input,), dataset, progress, with_evidence=loaded)
+        observed = observe(loaded, manifest.inputs, dataset, progress, with_evidence=loaded)
     full_outputs, ids = observed.answers[-1].outputs, {model.id for model in models}
     return {
         one.model.id: Evidence(
@@ -249,7 +249,7 @@ def gather_from_agent(
             full_outputs: FullModel = partial(_here, large, manifest)
         else:
             full_outputs = partial(_on_gateway, gateway, manifest)
-        for i, (sample, row) in enumerate(dataset.rows((manifest.input,))):
+        for i, (sample, row) in enumerate(dataset.rows(manifest.inputs)):
             try:
                 response = _ask(agent, manifest, row, "edge", variant.digest)
                 full.append(full_outputs(row))

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from firstline.workbench.data.dataset import open_dataset
 from firstline_core.bundle.golden import (
@@ -20,17 +19,18 @@ from firstline_core.bundle.golden import (
     ROWS_LIMIT,
     GoldenAnswers,
     encode_golden,
-    tensor_of,
+    golden_input,
+    inputs_of,
     to_compare,
 )
 from firstline_core.bundle.loading import load_model
-from firstline_core.bundle.manifest import Golden
+from firstline_core.bundle.manifest import Golden, Manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, InvalidTensorError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
-from firstline_core.types import DATATYPES, Array
+from firstline_core.types import DATATYPES, Array, payload_bytes
 
 _DIGITS = 6  # of a number: far below any tolerance, and a third of the bytes
 
@@ -49,12 +49,12 @@ def answered_golden(
     Raises:
         ConfigError: an input does not fit, or the answers are too large for a device.
     """
-    tensor = tensor_of(inputs, bundle.manifest.input)
+    given = inputs_of(inputs, bundle.manifest)
     outputs = {}
     for model in bundle.manifest.edge:
         with closing(load_model(bundle, model, options)) as loaded:
             try:
-                found = to_compare(loaded.predict(tensor), loaded.task)
+                found = to_compare(loaded.predict(given), loaded.task)
             except InvalidTensorError as error:
                 raise ConfigError(f"'{model.id}' does not take a golden input: {error.message}") from error
         outputs[model.id] = {name: _listed(array) for name, array in found.items()}
@@ -76,28 +76,63 @@ def _listed(array: Array) -> list[Any]:
     return listed
 
 
-def read_inputs(files: Sequence[Path], spec: InputSpec) -> GoldenAnswers:
+def read_inputs(files: Sequence[Path], manifest: Manifest) -> GoldenAnswers:
     """Returns golden inputs without answers.
 
     Args:
-        files: for an input of type BYTES encoded images, one row each, or folders or zip archives of images, of which
-            as many are taken as a device reads, spread evenly; for other inputs `.npy` files of rows.
-        spec: the bundle's input.
+        files: of a bundle with one input: encoded images or recordings, one row each, or folders or zip archives of
+            images, of which as many are taken as a device reads, spread evenly; text files, one row a line; for
+            tensors `.npy` files of rows. Of a bundle with several inputs: `.npz` files with an array for each.
+        manifest: of the bundle.
 
     Raises:
         ConfigError: a file has another format, or is too large for a device.
     """
-    if spec.datatype == "BYTES":
-        golden = GoldenAnswers(tuple(_within_limit(image for file in files for image in _images_of(file))), {})
-    else:
-        arrays = [_rows_of(file, spec) for file in files]
-        shapes = {array.shape[1:] for array in arrays}
+    parts = [_inputs_of(file, manifest) for file in files]
+    names, arrays = parts[0].keys(), dict[str, Array]()
+    for name in names:
+        if any(part.keys() != names for part in parts):
+            raise ConfigError("The golden inputs have different names; give each file the same.")
+        shapes = {part[name].shape[1:] for part in parts}
         if len(shapes) != 1:
             raise ConfigError(f"Golden inputs are rows of one shape, and these have {sorted(map(list, shapes))}.")
-        golden = GoldenAnswers(tuple(row.tobytes() for array in arrays for row in array), {}, shapes.pop())
-    if not 0 < len(golden.inputs) <= ROWS_LIMIT:
-        raise ConfigError(f"There are {len(golden.inputs)} golden inputs; give 1 to {ROWS_LIMIT} rows.")
-    return golden
+        arrays[name] = np.concatenate([part[name] for part in parts])
+    rows = {len(array) for array in arrays.values()}
+    if len(rows) > 1 or not 0 < (count := rows.pop()) <= ROWS_LIMIT:
+        raise ConfigError(f"There are {sorted(rows) or count} golden inputs; give 1 to {ROWS_LIMIT} rows.")
+    if payload_bytes(arrays.values()) > LIMIT_BYTES:
+        raise ConfigError(f"The golden inputs have more than {LIMIT_BYTES} bytes; give fewer or smaller ones.")
+    return GoldenAnswers({name: golden_input(array) for name, array in arrays.items()}, {})
+
+
+def _inputs_of(file: Path, manifest: Manifest) -> dict[str, Array]:
+    spec, *others = manifest.inputs
+    if others:
+        return _named_rows(file, manifest)
+    if spec.kind == "tensor":
+        return {spec.name: _checked_rows(file, _loaded(file), spec)}
+    rows = _bytes_of(file).splitlines() if spec.kind == "text" else list(_within_limit(_images_of(file)))
+    array = np.empty(len(rows), object)
+    array[:] = rows
+    return {spec.name: array}
+
+
+def _named_rows(file: Path, manifest: Manifest) -> dict[str, Array]:
+    """Returns the arrays of an `.npz` file: all of the bundle's inputs, or those that its edge variants read."""
+    archive = _loaded(file)
+    names = [spec.name for spec in manifest.inputs]
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise ConfigError(f"The golden input {file} is one array; give an .npz file with {', '.join(names)}.")
+    needed = {name for model in manifest.edge for name in model.input_names} or set(names)
+    with archive:
+        given = set(archive.files)
+        if not needed <= given <= set(names):
+            raise ConfigError(
+                f"The golden input {file} has {', '.join(sorted(given))}; the bundle takes {', '.join(names)}."
+            )
+        return {
+            spec.name: _checked_rows(file, archive[spec.name], spec) for spec in manifest.inputs if spec.name in given
+        }
 
 
 def _within_limit(images: Iterable[bytes]) -> Iterator[bytes]:
@@ -126,21 +161,28 @@ def _bytes_of(file: Path) -> bytes:
         raise ConfigError(f"The golden input {file} cannot be read: {error.strerror}.") from error
 
 
-def _rows_of(file: Path, spec: InputSpec) -> NDArray[np.generic]:
-    """(rows, ...) little-endian, in C order."""
-    dtype = np.dtype(DATATYPES[spec.datatype])
+def _loaded(file: Path) -> Any:
     try:
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        return np.load(file, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise ConfigError(f"The golden input {file} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(
             f"The golden input {file} is no .npy file, and this bundle takes tensors, not images: {error}."
         ) from error
+
+
+def _checked_rows(file: Path, array: Any, spec: InputSpec) -> Array:
+    """Returns (rows, ...) little-endian, in C order; texts as bytes."""
+    dtype = np.dtype(DATATYPES[spec.datatype])
     fits = isinstance(array, np.ndarray) and array.ndim == len(spec.shape)
     if not fits or any(size not in (-1, has) for size, has in zip(spec.shape[1:], array.shape[1:], strict=True)):
         has = list(array.shape) if isinstance(array, np.ndarray) else "several arrays"
         raise ConfigError(f"The golden input {file} has shape {has}, and the bundle takes {list(spec.shape)}.")
+    if spec.datatype == "BYTES" and array.dtype.kind in "SU":
+        texts = np.empty(len(array), object)
+        texts[:] = [text.encode() if isinstance(text, str) else text for text in array.tolist()]
+        return texts
     if array.dtype != dtype:
         raise ConfigError(f"The golden input {file} holds {array.dtype}, and the bundle takes {spec.datatype}.")
     if array.nbytes > LIMIT_BYTES:

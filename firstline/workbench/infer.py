@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from firstline_core.bundle.loading import LoadedModel, Scorer, declared_input, load_edge, load_model, load_scorer
+from firstline_core.bundle.loading import LoadedModel, Scorer, declared_inputs, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, InvalidTensorError
@@ -29,6 +29,7 @@ from firstline_core.types import (
     Status,
     Tensor,
     Tier,
+    row_count,
 )
 
 
@@ -65,7 +66,7 @@ class LocalModels:
         self._manifest = manifest = bundle.manifest
         self._edge, self._full, self._score = edge, full, score
         self._certificate = valid_certificate(manifest, edge.model) if edge is not None else None
-        self._metadata = ModelMetadata(manifest.name, (), "", (manifest.input_spec,), manifest.task.outputs)
+        self._metadata = ModelMetadata(manifest.name, (), "", manifest.input_tensors, manifest.task.outputs)
 
     def infer(self, body: bytes, route: Route = Route.AUTO) -> InferResponse:
         """Returns the answer to one file of one row.
@@ -78,30 +79,35 @@ class LocalModels:
             RequestError: the file does not fit the bundle.
             InferenceError: a model failed.
         """
-        tensor = declared_input(request_from_file(self._manifest.name, self._metadata, body, "", {}), self._manifest)
-        if len(tensor.array) > 1:
-            raise InvalidTensorError(f"The file has {len(tensor.array)} rows; send one row, or ask a running tier.")
+        manifest = self._manifest
+        needed = self._edge.input_names if self._edge is not None else manifest.full_inputs
+        inputs = declared_inputs(request_from_file(manifest.name, self._metadata, body, "", {}), manifest, needed)
+        if row_count(inputs) > 1:
+            raise InvalidTensorError(f"The file has {row_count(inputs)} rows; send one row, or ask a running tier.")
         if self._full is None or (self._edge is not None and route is not Route.CLOUD):
-            return self._from_edge(tensor, route)
-        return self._from_full(tensor, Reason.REQUESTED if route is Route.CLOUD else Reason.HEAVY, None)
+            return self._from_edge(inputs, route)
+        return self._from_full(inputs, Reason.REQUESTED if route is Route.CLOUD else Reason.HEAVY, None)
 
-    def _from_edge(self, tensor: Tensor, route: Route) -> InferResponse:
+    def _from_edge(self, inputs: Arrays, route: Route) -> InferResponse:
         assert self._edge is not None  # noqa: S101 (a bundle has a model)
-        prediction = self._edge.predict(tensor)
+        prediction = self._edge.predict(inputs)
         confidence = float(self._score(prediction.outputs, prediction.evidence)[0])
         task, certificate = self._manifest.task, self._certificate
         group = task.groups(prediction.outputs)[0]
         threshold = threshold_in_use(self._manifest.policy.threshold, certificate, label=group)
         reason = Reason.CONFIDENT if confidence >= threshold else Reason.UNCERTAIN
-        if reason is Reason.UNCERTAIN and self._full is not None and route is Route.AUTO:
-            return self._from_full(tensor, reason, confidence)
+        if self._full is not None and route is Route.AUTO:
+            if not inputs.keys() >= set(self._full.input_names):
+                reason = Reason.PARTIAL_INPUTS
+            elif reason is Reason.UNCERTAIN:
+                return self._from_full(inputs, reason, confidence)
         decision = Decision(Tier.EDGE, Reason.REQUESTED if route is Route.EDGE else reason)
         certified = covered(decision, threshold, certificate, label=group)
         return self._answer(self._edge, prediction.outputs, decision, confidence, certified=certified)
 
-    def _from_full(self, tensor: Tensor, reason: Reason, confidence: float | None) -> InferResponse:
+    def _from_full(self, inputs: Arrays, reason: Reason, confidence: float | None) -> InferResponse:
         assert self._full is not None  # noqa: S101 (checked by the callers)
-        outputs = self._full.predict(tensor).outputs
+        outputs = self._full.predict(inputs).outputs
         return self._answer(self._full, outputs, Decision(Tier.CLOUD, reason), confidence, certified=True)
 
     def _answer(

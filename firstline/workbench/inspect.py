@@ -56,7 +56,7 @@ class Summary(Struct, frozen=True):
     name: str
     version: int
     task: str
-    input: InputSpec
+    inputs: tuple[InputSpec, ...]
     labels: tuple[str, ...]
     policy: Policy
     models: tuple[ModelSummary, ...]
@@ -89,7 +89,7 @@ def summarise(bundle: Bundle) -> Summary:
             runtime=entry.runtime,
             precision=entry.precision,
             batch=entry.batch,
-            preprocess=spell(entry.preprocess),
+            preprocess=_preprocess(entry),
             postprocess=spell(entry.postprocess),
             measured=entry.measured,
             certificate=entry.certificate,
@@ -100,11 +100,18 @@ def summarise(bundle: Bundle) -> Summary:
         name=manifest.name,
         version=manifest.version,
         task=manifest.task.kind,
-        input=manifest.input,
+        inputs=manifest.inputs,
         labels=manifest.labels,
         policy=manifest.policy,
         models=tuple(model(entry) for entry in manifest.models),
     )
+
+
+def _preprocess(model: Model) -> str:
+    if len(model.inputs) == 1:
+        return spell(model.inputs[0].preprocess)
+    parts = [(each.tensor, each.name, spell(each.preprocess)) for each in model.inputs]
+    return "; ".join(f"{tensor} = {name}{': ' if steps else ''}{steps}" for tensor, name, steps in parts)
 
 
 def verify(path: Path, options: RuntimeOptions = RuntimeOptions()) -> tuple[Check, ...]:  # noqa: B008 (frozen)
@@ -172,13 +179,13 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
             checked = dependence.rows if dependence is not None else None
             if dependence is not None and dependence.depends_on != "nothing":
                 return Check(what, "failed", refusal(dependence, model, bundle), checked)
-            tensor = noise(bundle.manifest.input, loaded)
-            if tensor is None:
+            inputs = noise(loaded)
+            if inputs is None:
                 said = f"loads on {loaded.runtime.provider}; its input's sizes are free, so not run"
                 return Check(what, "ok", said, checked)
-            rows = loaded.prepare(tensor)
+            rows = loaded.prepare(inputs)
             outputs = loaded.compute(rows).outputs
-            range_error = misfit(loaded, tensor, rows[loaded.input.name])
+            range_error = misfit(loaded, inputs, rows)
         finally:
             loaded.close()
     except FirstlineError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from msgspec import Struct
@@ -19,44 +20,34 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
 from firstline_core.processing.steps import (
     Binary,
-    Decode,
-    DecodeAudio,
-    DecodeText,
+    Datatype,
     InputSpec,
     LabelOffset,
+    PreStep,
     Scale,
     Softmax,
+    decoded_kind,
 )
-from firstline_core.processing.trial import trial_input
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import Classification, Outputs
-from firstline_core.types import PROBABILITIES, Array, Arrays, Tensor, TensorSpec, row_count
+from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec, row_count
 
-IMAGE_INPUT, AUDIO_INPUT, TEXT_INPUT = "image", "audio", "text"
 _TRIAL_ROWS = 4
 _SUM_TOLERANCE = 0.02
 
 
-def input_of(spec: TensorSpec, model: Model) -> InputSpec:
-    """Returns the bundle's input that follows from its first model, see `BundleSpec.input`.
+def input_of(name: str, port: TensorSpec, steps: Sequence[PreStep]) -> InputSpec:
+    """Returns the bundle's input that follows from what a model takes, see `BundleSpec.inputs`.
 
     Args:
-        spec: the model's own input.
-        model: the first model.
-
-    Raises:
-        ConfigError: the model has an input that clients cannot send.
+        name: of the bundle's input.
+        port: the model's input.
+        steps: from one to the other.
     """
-    if any(isinstance(step, Decode) for step in model.preprocess):
-        return InputSpec(name=IMAGE_INPUT, datatype="BYTES", shape=(-1,))
-    if any(isinstance(step, DecodeAudio) for step in model.preprocess):
-        return InputSpec(name=AUDIO_INPUT, datatype="BYTES", shape=(-1,))
-    if any(isinstance(step, DecodeText) for step in model.preprocess):
-        return InputSpec(name=TEXT_INPUT, datatype="BYTES", shape=(-1,))
-    match spec.datatype:
-        case "FP32" | "UINT8" | "INT8" | "INT32" | "INT64" | "FP16" | "FP64":
-            return InputSpec(name=spec.name, datatype=spec.datatype, shape=(-1, *spec.shape[1:]))
-    raise ConfigError(f"Model '{model.id}' takes {spec.datatype}; a bundle's input is a number, or an encoded file.")
+    kind = decoded_kind(steps) or ("text" if port.datatype == "BYTES" else "tensor")
+    if kind != "tensor":
+        return InputSpec(name, "BYTES", (-1,), kind)
+    return InputSpec(name, cast("Datatype", port.datatype), (-1, *port.shape[1:]))
 
 
 def check_model(
@@ -66,7 +57,7 @@ def check_model(
     *,
     options: RuntimeOptions,
     warn: Callable[[str], None],
-    golden: Tensor | None = None,
+    golden: Arrays | None = None,
 ) -> tuple[Model, int]:
     """Loads the model with its processing and runs it on noise.
 
@@ -97,7 +88,7 @@ def check_model(
                 "one row at a time."
             )
         with closing(load_model(bundle, model, options)) as loaded:
-            _check_outputs(loaded, noise(bundle.manifest.input, loaded), source, warn)
+            _check_outputs(loaded, noise(loaded), source, warn)
     except (ConfigError, ModelLoadError) as error:
         raise ConfigError(f"{source.name}: {error.message}") from error
     except FirstlineError as error:
@@ -105,18 +96,18 @@ def check_model(
     return model, found.rows if found is not None else 0
 
 
-def noise(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
-    """Returns a made-up batch for a trial run, the same on every call; None if the input's sizes are not fixed."""
-    row = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
-    return None if row is None else Tensor(spec.name, row_checks.noise(row, _TRIAL_ROWS))
+def noise(loaded: LoadedModel) -> Arrays | None:
+    """Returns a made-up batch for a trial run, the same on every call; None if the sizes of an input are not fixed."""
+    row = loaded.trial_inputs()
+    return None if row is None else row_checks.noise(row, _TRIAL_ROWS)
 
 
-def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, warn: Callable[[str], None]) -> None:
-    if tensor is None:
+def _check_outputs(loaded: LoadedModel, inputs: Arrays | None, source: Path, warn: Callable[[str], None]) -> None:
+    if inputs is None:
         warn(f"{source.name}: not tried, because its input's sizes are free; add resize where they should not be.")
         return
-    rows = loaded.prepare(tensor)
-    if (range_error := misfit(loaded, tensor, rows[loaded.input.name])) is not None:
+    rows = loaded.prepare(inputs)
+    if (range_error := misfit(loaded, inputs, rows)) is not None:
         if range_error.hopeless:
             raise ConfigError(f"{range_error.sentence}.")
         warn(f"{source.name}: {range_error.sentence}.")
@@ -193,17 +184,27 @@ class Misfit(Struct, frozen=True):
     hopeless: bool
 
 
-def misfit(loaded: LoadedModel, tensor: Tensor, rows: Array) -> Misfit | None:
-    """Compares the range that noise in 0..255 is processed to with the range of the model's input.
+def misfit(loaded: LoadedModel, inputs: Arrays, rows: Arrays) -> Misfit | None:
+    """Compares the range that noise in 0..255 is processed to with the ranges of the model's inputs.
 
     Args:
         loaded: the model.
-        tensor: the noise; inputs other than pixels are not checked.
-        rows: the result of the model's steps.
+        inputs: the noise by name; inputs other than pixels are not checked.
+        rows: from `LoadedModel.prepare`.
+
+    Returns:
+        The first input whose range does not fit; None if all fit.
     """
-    held = loaded.runtime.ranges.get(loaded.input.name)
-    if held is None or tensor.datatype != "UINT8":
-        return None
+    fed = zip(loaded.inputs, loaded.model.inputs, strict=True)
+    found = [
+        _misfit(loaded.runtime.ranges[each.port.name], rows[each.port.name], declared.preprocess)
+        for each, declared in fed
+        if each.port.name in loaded.runtime.ranges and inputs[each.spec.name].dtype == np.uint8
+    ]
+    return next(filter(None, found), None)
+
+
+def _misfit(held: tuple[float, float], rows: Array, steps: Sequence[PreStep]) -> Misfit | None:
     low, high = held
     slack = _SLACK * (high - low)
     clipped = float(((rows < low - slack) | (rows > high + slack)).mean())
@@ -212,7 +213,7 @@ def misfit(loaded: LoadedModel, tensor: Tensor, rows: Array) -> Misfit | None:
     if clipped <= _CLIPPED_SHARE and used >= _USED_SHARE:
         return None
     wrong = f"{clipped:.0%} of them are clipped" if clipped > _CLIPPED_SHARE else f"they use {used:.0%} of it"
-    declared = [step for step in loaded.model.preprocess if isinstance(step, Scale)]
+    declared = [step for step in steps if isinstance(step, Scale)]
     instead = f"instead of {spell(declared)}" if declared else "to its preprocessing"
     return Misfit(
         f"its quantised input holds {low:.4g} to {high:.4g}, but pixels become {first:.4g} to {last:.4g}, so {wrong}; "

@@ -156,8 +156,12 @@ def _timed(model: LoadedModel, row: Row) -> tuple[Prediction, float]:
 
 def predict_row(model: LoadedModel, row: Row) -> Prediction:
     """Returns a model's answer to one sample of `Dataset.rows`."""
-    (tensor,) = row.values()
-    return model.predict(tensor)
+    return model.predict(arrays_of(row))
+
+
+def arrays_of(row: Row) -> Arrays:
+    """Returns the inputs of a sample by name."""
+    return {name: tensor.array for name, tensor in row.items()}
 
 
 @contextmanager

@@ -17,13 +17,18 @@ from firstline_core.telemetry.wording import counted
 from firstline_core.types import DATATYPES, TensorSpec
 
 
-def input_port(runtime: Runtime, model: Model) -> TensorSpec:
-    """Returns the model's input.
+def input_port(runtime: Runtime, name: str, model_id: str) -> TensorSpec:
+    """Returns an input of the model.
+
+    Args:
+        runtime: its loaded file.
+        name: "" for the only input.
+        model_id: for messages.
 
     Raises:
-        ConfigError: the model has several inputs, or none of the declared name.
+        ConfigError: the model has several inputs and no name was given, or none of the name.
     """
-    return _port(runtime.inputs, model.input, model, "input")
+    return _port(runtime.inputs, name, model_id, "input")
 
 
 def with_output(
@@ -70,9 +75,9 @@ def with_output(
     return model
 
 
-def _port(specs: Sequence[TensorSpec], name: str, model: Model, side: Literal["input", "output"]) -> TensorSpec:
+def _port(specs: Sequence[TensorSpec], name: str, model_id: str, side: Literal["input", "output"]) -> TensorSpec:
     try:
-        return pick_port(specs, name, f"Model '{model.id}'", side, only=side == "input")
+        return pick_port(specs, name, f"Model '{model_id}'", side)
     except ModelLoadError as error:  # the file loads: it is the caller's spec that does not fit it
         raise ConfigError(error.message) from error
 
@@ -81,7 +86,7 @@ def _output(runtime: Runtime, model: Model, source: Path) -> TensorSpec:
     """Returns the declared output, else the only one with real numbers: class numbers may accompany probabilities."""
     real = [spec for spec in runtime.outputs if DATATYPES[spec.datatype].kind == "f"]
     if model.output or len(runtime.outputs) == 1:
-        return _port(runtime.outputs, model.output, model, "output")
+        return _port(runtime.outputs, model.output, model.id, "output")
     if len(real) == 1:
         return real[0]
     if len(real) > 1 and all(len(spec.shape) == 1 for spec in real):
@@ -90,7 +95,7 @@ def _output(runtime: Runtime, model: Model, source: Path) -> TensorSpec:
             f"{source.name} has an output for each label, {names}, instead of one for all; export the model again with "
             "one tensor of probabilities: options={'zipmap': False} for skl2onnx."
         )
-    return _port(runtime.outputs, "", model, "output")
+    return _port(runtime.outputs, "", model.id, "output")
 
 
 def _binary(model: Model, labels: Sequence[str], source: Path, warn: Callable[[str], None]) -> Model:

@@ -68,7 +68,7 @@ def qualities_on(
         if not models:
             raise ConfigError(f"No model of {bundle.path} loads here, so that no quality is measured: {why}")
         with_evidence = models if manifest.task.compares_evidence else ()
-        observed = observe(models, (manifest.input,), dataset, progress, with_evidence=with_evidence)
+        observed = observe(models, manifest.inputs, dataset, progress, with_evidence=with_evidence)
     return {
         model.digest: quality(manifest.task, answers.outputs, answers.evidence, truth)
         for model, answers in zip(models, observed.answers, strict=True)

@@ -324,7 +324,7 @@ def quality_of(variant: Variant, evaluation: Evaluation) -> Quality:
 def _pictures(measured: Measured, edge: EdgeRun) -> tuple[Picture, ...]:
     """Draws the accepted rows with the largest losses, if the data are images."""
     task, dataset, full = measured.manifest.task, measured.dataset, measured.full
-    takes_images = any(isinstance(step, Decode) for step in edge.answers.model.preprocess)
+    takes_images = any(isinstance(step, Decode) for step in edge.answers.model.presteps)
     if full is None or dataset.media is None or not takes_images:
         return ()
     losses = np.where(edge.accepted, task.loss(edge.answers.outputs, full.outputs), 0)

@@ -8,16 +8,15 @@ from contextlib import closing
 import numpy as np
 
 from firstline.workbench.data.dataset import Dataset
-from firstline_core.bundle.golden import read_golden, tensor_of
+from firstline_core.bundle.golden import inputs_of, read_golden
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.row_check import RowCheck, check_model_rows
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, ModelLoadError
-from firstline_core.processing.steps import InputSpec
-from firstline_core.processing.trial import bytes_tensor, made_up_files, trial_input
+from firstline_core.processing.trial import bytes_rows, made_up_files
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, Tensor, payload_bytes
+from firstline_core.types import Array, Arrays, join_rows, payload_bytes
 
 _ROWS = 256
 _FEWEST_ROWS = 8
@@ -27,13 +26,13 @@ _MAGNITUDES = np.array([1.0, 0.5, 0.1])
 _SEVERITY = ("nothing", "batch", "run")
 
 
-def find_dependence(bundle: Bundle, loaded: LoadedModel, *given: Tensor | None) -> RowCheck | None:
+def find_dependence(bundle: Bundle, loaded: LoadedModel, *given: Arrays | None) -> RowCheck | None:
     """Checks a model on made-up rows, on the bundle's golden inputs and on given ones.
 
     Args:
         bundle: has the model.
         loaded: the model.
-        given: inputs of the bundle, or None.
+        given: inputs of the bundle by name, or None.
 
     Returns:
         The worst result, with the number of all rows that ran, which is smaller if the model is slow. None if no rows
@@ -44,8 +43,12 @@ def find_dependence(bundle: Bundle, loaded: LoadedModel, *given: Tensor | None) 
         InferenceError: the model fails on a single row.
         IntegrityError: the golden inputs cannot be read.
     """
-    tensors = [made_up_rows(bundle.manifest.input, loaded), _golden_rows(bundle), *given]
-    checks = [check_model_rows(bundle, loaded, tensor, limit_s=_LIMIT_S) for tensor in tensors if tensor is not None]
+    known = [made_up_rows(loaded), _golden_rows(bundle), *given]
+    checks = [
+        check_model_rows(bundle, loaded, inputs, limit_s=_LIMIT_S)
+        for inputs in known
+        if inputs is not None and inputs.keys() >= set(loaded.input_names)
+    ]
     worst = max(checks, key=lambda found: _SEVERITY.index(found.depends_on), default=None)
     return worst._replace(rows=sum(found.rows for found in checks)) if worst is not None else None
 
@@ -98,48 +101,54 @@ def refusal(found: RowCheck, model: Model, bundle: Bundle) -> str:
     return found.sentence(model.id) + advice
 
 
-def made_up_rows(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
-    """Returns noise of different magnitudes, the same on every call; None if the input's sizes are not fixed.
+def made_up_rows(loaded: LoadedModel) -> Arrays | None:
+    """Returns noise of different magnitudes, the same on every call; None if the sizes of an input are not fixed.
 
     A model that is quantised by the range of each batch shows it only to rows of different ranges.
     """
-    row = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
+    row = loaded.trial_inputs()
     if row is None:
         return None
-    made = noise(row, int(np.clip(_LIMIT_BYTES // payload_bytes([row.array]), _FEWEST_ROWS, _ROWS)))
-    if made.dtype.kind == "f" or made.dtype == np.uint8:
-        factors = np.resize(_MAGNITUDES, len(made)).reshape(-1, *(1,) * (made.ndim - 1))
-        np.multiply(made, factors, out=made, casting="unsafe")
-    return Tensor(spec.name, made)
+    made = noise(row, int(np.clip(_LIMIT_BYTES // payload_bytes(row.values()), _FEWEST_ROWS, _ROWS)))
+    for array in made.values():
+        if array.dtype.kind == "f" or array.dtype == np.uint8:
+            factors = np.resize(_MAGNITUDES, len(array)).reshape(-1, *(1,) * (array.ndim - 1))
+            np.multiply(array, factors, out=array, casting="unsafe")
+    return made
 
 
-def noise(row: Tensor, rows: int) -> Array:
-    """Returns so many made-up rows in the shape and type of one, the same on every call."""
-    if row.array.dtype.hasobject:
-        return bytes_tensor(row.name, made_up_files(row.array[0], rows)).array
-    rng, shape, dtype = np.random.default_rng(0), (rows, *row.shape[1:]), row.array.dtype
+def noise(row: Arrays, rows: int) -> dict[str, Array]:
+    """Returns so many made-up rows in the shapes and types of one, the same on every call."""
+    rng = np.random.default_rng(0)
+    return {name: _noise(array, rows, rng) for name, array in row.items()}
+
+
+def _noise(row: Array, rows: int, rng: np.random.Generator) -> Array:
+    shape, dtype = (rows, *row.shape[1:]), row.dtype
+    if dtype.hasobject:
+        return bytes_rows(made_up_files(row[0], rows))
     if dtype.kind == "f":
         return rng.random(shape, np.float64 if dtype == np.float64 else np.float32).astype(dtype, copy=False)
-    return rng.integers(0, 256 if dtype == np.uint8 else 2, shape, dtype)
+    return rng.integers(0, 256 if dtype == np.uint8 else 2, shape, np.int64).astype(dtype)
 
 
-def data_rows(dataset: Dataset, bundle: Bundle) -> Tensor:
-    """Returns some of the data's rows, spread evenly, as the bundle's input.
+def data_rows(dataset: Dataset, bundle: Bundle) -> Arrays:
+    """Returns some of the data's rows, spread evenly, as the bundle's inputs.
 
     Raises:
         ConfigError: a row cannot be read.
     """
-    rows, left_bytes = list[Array](), _LIMIT_BYTES
-    for _, row in dataset.some(_ROWS).rows((bundle.manifest.input,)):
+    rows, left_bytes = list[Arrays](), _LIMIT_BYTES
+    for _, row in dataset.some(_ROWS).rows(bundle.manifest.inputs):
         left_bytes -= payload_bytes(tensor.array for tensor in row.values())
         if left_bytes < 0 and len(rows) >= _FEWEST_ROWS:
             break
-        rows.append(row[bundle.manifest.input.name].array)
-    return Tensor(bundle.manifest.input.name, np.concatenate(rows))
+        rows.append({name: tensor.array for name, tensor in row.items()})
+    return join_rows(rows)
 
 
-def _golden_rows(bundle: Bundle) -> Tensor | None:
+def _golden_rows(bundle: Bundle) -> Arrays | None:
     golden = bundle.manifest.golden
     if golden is None or not bundle.file(golden.artefact).is_file():
         return None
-    return tensor_of(read_golden(bundle, golden.artefact), bundle.manifest.input)
+    return inputs_of(read_golden(bundle, golden.artefact), bundle.manifest)

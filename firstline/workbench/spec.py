@@ -31,6 +31,26 @@ The table has the name of the task, such as `detection` or `regression`. A table
 also of one that an installed package provides. Without such a table the models are classifiers. The default score is
 the first of the task's `score_kinds`. A task without labels needs no `labels`. `loss_graph` of `[tensors]` is a file.
 
+A model with several inputs takes those of the same names, and the bundle's inputs follow from its models. A recipe
+states otherwise what does not follow:
+
+    [inputs.photo]                 # an input of the bundle
+    kind = "image"                 # image, audio, text or tensor
+
+    [inputs.age]
+    datatype = "FP32"
+    shape = [-1, 1]                # -1 for the rows, and for other sizes that are free
+
+    [full]
+    file = "large.onnx"
+
+    [full.inputs]                  # by the model's inputs: the bundle's input that feeds it, and its steps
+    pixels = { input = "photo", preprocess = "decode:RGB,resize:224x224,scale" }
+    outline = { input = "photo", preprocess = "decode:L,resize:64x64,scale" }
+    age = {}                       # the bundle's input of the same name, which needs no line
+
+A bundle with one input may declare it as the table `[input]`, with `name`.
+
 A model may also have `id`, `precision`, `input`, `output` and `measured`; see `ModelSpec`. Steps are spelled as
 `step_syntax.py` describes.
 """
@@ -49,7 +69,7 @@ from msgspec import Struct
 from firstline.workbench.step_syntax import PlainPost, PlainPre, parse_postprocess, parse_preprocess, spell
 from firstline_core.bundle.manifest import TEMPERATURES
 from firstline_core.errors import ConfigError
-from firstline_core.processing.steps import InputSpec, Scale
+from firstline_core.processing.steps import Datatype, InputSpec, Kind, Scale, decoded_kind
 from firstline_core.storage import settings
 from firstline_core.storage.files import read_text
 from firstline_core.tasks.base import Task
@@ -64,11 +84,26 @@ _LABELS_LIMIT_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
+class FeedSpec:
+    """Where an input of a model gets its data.
+
+    Args:
+        input: the bundle's input; "" for that of the same name.
+        preprocess: from one to the other.
+    """
+
+    input: str = ""
+    preprocess: tuple[PlainPre, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model file and its processing.
 
     Args:
         file: .onnx or .tflite.
+        preprocess: of a model with one input.
+        inputs: by the model's inputs; those that are not listed get the bundle's input of the same name.
         id: unique in the bundle; "" derives it from runtime and precision.
         precision: for people, e.g. "int8"; "" reads it from the file's weights.
         input: the model's input by name; "" where it has one.
@@ -84,6 +119,12 @@ class ModelSpec:
     input: str = ""
     output: str = ""
     measured: Mapping[str, float] = field(default_factory=dict)
+    inputs: Mapping[str, FeedSpec] = field(default_factory=dict)
+
+    @property
+    def presteps(self) -> tuple[PlainPre, ...]:
+        """Returns the preprocessing steps of all inputs."""
+        return (*self.preprocess, *[step for feed in self.inputs.values() for step in feed.preprocess])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +149,8 @@ class BundleSpec:
     Args:
         labels: in the order of the probabilities, after any label_offset.
         edge: variants in order of preference.
-        input: as clients see it; None follows from the first model: encoded images where its processing starts with
-            `decode`, else what the model takes.
+        inputs: as clients see them. Others follow from the models: encoded images where the processing has `decode`,
+            texts where the model takes strings, else what the model takes.
         independent_labels: whether each label has a probability of its own; otherwise a row's sum to about 1.
         configured: the task with these labels; None for classifiers.
     """
@@ -120,7 +161,7 @@ class BundleSpec:
     edge: tuple[ModelSpec, ...]
     full: ModelSpec | None = None
     policy: PolicySpec = PolicySpec()
-    input: InputSpec | None = None
+    inputs: tuple[InputSpec, ...] = ()
     independent_labels: bool = False
     configured: Task | None = None
 
@@ -153,7 +194,7 @@ def check_spec(spec: BundleSpec) -> None:
         raise ConfigError(f"The version {spec.version} is not valid: versions count up from 1.")
     _check_policy(spec)
     for model in spec.models:
-        for step in model.preprocess:
+        for step in model.presteps:
             if isinstance(step, Scale) and not _fits_fp32(step):
                 raise ConfigError(
                     f"The step '{spell((step,))}' is not valid: mean and std are finite numbers, and no std is 0."
@@ -218,6 +259,18 @@ _TASK = "task"
 _GRAPH = "graph:"
 
 
+class _Input(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str = ""
+    kind: Kind | None = None
+    datatype: Datatype = "BYTES"
+    shape: tuple[int, ...] = (-1,)
+
+
+class _Feed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    input: str = ""
+    preprocess: str = ""
+
+
 class _Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     file: str
     id: str = ""
@@ -225,6 +278,7 @@ class _Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preprocess: str | None = None
     postprocess: str | None = None
     input: str = ""
+    inputs: dict[str, _Feed] = {}
     output: str = ""
     measured: dict[str, float] = {}
 
@@ -243,7 +297,8 @@ class _Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preprocess: str = ""
     postprocess: str = ""
     independent_labels: bool = False
-    input: InputSpec | None = None
+    input: _Input | None = None
+    inputs: dict[str, _Input] = {}
     edge: tuple[_Model, ...] = ()
     full: _Model | None = None
     policy: _Policy = _Policy()
@@ -281,6 +336,10 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
             id=entry.id,
             precision=entry.precision,
             input=entry.input,
+            inputs={
+                name: FeedSpec(feed.input, parse_preprocess(feed.preprocess, folder))
+                for name, feed in entry.inputs.items()
+            },
             output=entry.output,
             measured=entry.measured,
         )
@@ -289,17 +348,48 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
     configured = _configured(recipe, labels, file, folder)
     kinds = SCORES if configured is None else configured.score_kinds
     score = recipe.policy.score or kinds[0]
+    edge = tuple(model(entry) for entry in recipe.edge)
+    full = model(recipe.full) if recipe.full is not None else None
     return BundleSpec(
         name=recipe.name,
         version=recipe.version,
         labels=labels,
-        edge=tuple(model(entry) for entry in recipe.edge),
-        full=model(recipe.full) if recipe.full is not None else None,
+        edge=edge,
+        full=full,
         policy=PolicySpec(parse_score(score, folder, kinds), recipe.policy.temperature, recipe.policy.threshold),
-        input=recipe.input,
+        inputs=_inputs(recipe, (*edge, full) if full is not None else edge, file),
         independent_labels=recipe.independent_labels,
         configured=configured,
     )
+
+
+def _inputs(recipe: _Recipe, models: Sequence[ModelSpec], file: Path) -> tuple[InputSpec, ...]:
+    """Returns the inputs that the recipe declares; BYTES without a kind are images where they are decoded, else text.
+
+    Raises:
+        ConfigError: a declaration is not valid.
+    """
+    declared = [*recipe.inputs.items()]
+    if recipe.input is not None:
+        if declared:
+            raise ConfigError(f"{file} has [input] and [inputs]; declare all of them as [inputs.NAME].")
+        declared = [(recipe.input.name, recipe.input)]
+    try:
+        return tuple(
+            InputSpec(name, each.datatype, each.shape, each.kind or _kind(name, each, models))
+            for name, each in declared
+        )
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}.") from error
+
+
+def _kind(name: str, declared: _Input, models: Sequence[ModelSpec]) -> Kind:
+    if declared.datatype != "BYTES":
+        return "tensor"
+    feeds = [(tensor, feed) for model in models for tensor, feed in model.inputs.items()]
+    steps = [step for model in models for step in model.preprocess]
+    steps += [step for tensor, feed in feeds if (feed.input or tensor) == name for step in feed.preprocess]
+    return decoded_kind(steps) or "text"
 
 
 def _configured(recipe: _Recipe, labels: Sequence[str], file: Path, folder: Path) -> Task | None:

@@ -38,7 +38,6 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encod
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.routing.certification import starts_at
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Tensor
 
 EDGE_FILES = {
     "edge_onnx": "edge.onnx",
@@ -100,7 +99,7 @@ def certify(bundle: Bundle, calibration: Path, train: Part) -> list[Certificatio
 def scores(bundle: Bundle, variant: Model, part: Part) -> NDArray[np.floating]:
     """(n,) by the bundle's score, of the variant's answers."""
     model = load_model(bundle, variant, RuntimeOptions())
-    prediction = model.predict(Tensor(bundle.manifest.input.name, part.pixels[..., None]))
+    prediction = model.predict({bundle.manifest.inputs[0].name: part.pixels[..., None]})
     model.close()
     return load_scorer(bundle, RuntimeOptions())(prediction.outputs, prediction.evidence)
 

@@ -65,6 +65,16 @@ def slice_rows(arrays: Arrays, start: int, end: int) -> Arrays:
     return {name: array[start:end] for name, array in arrays.items()}
 
 
+def take_rows(arrays: Arrays, rows: Sequence[int]) -> Arrays:
+    """Returns some of the rows in the given order; views if they are consecutive."""
+    count, first = len(rows), rows[0] if rows else 0
+    if list(rows) != list(range(first, first + count)):
+        return {name: array[list(rows)] for name, array in arrays.items()}
+    if count == row_count(arrays):
+        return arrays
+    return slice_rows(arrays, first, first + count)
+
+
 def payload_bytes(arrays: Iterable[Array]) -> int:
     """Returns the bytes of payload: of the numbers, or of the elements of BYTES."""
     total = 0
@@ -116,14 +126,6 @@ class Tensor(Struct, frozen=True, eq=False):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.array.shape
-
-    def take(self, rows: Sequence[int]) -> Tensor:
-        """Returns some of the rows in the given order; a view if they are consecutive."""
-        count = len(rows)
-        first = rows[0] if rows else 0
-        if list(rows) != list(range(first, first + count)):
-            return type(self)(self.name, self.array[list(rows)])
-        return self if count == len(self.array) else type(self)(self.name, self.array[first : first + count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,10 @@ class Reason(StrEnum):
     OUTBOX_FULL = (
         "outbox_full",
         "The full model could not answer, and the outbox or the disk had no room for a promise.",
+    )
+    PARTIAL_INPUTS = (
+        "partial_inputs",
+        "The request had only the inputs of this device's model, so the full model could not be asked.",
     )
     CLOUD_ERROR = "cloud_error", "The full model was to answer, but the gateway refused; this device answered."
 
@@ -359,13 +365,22 @@ class InferRequest(Struct, frozen=True):
         return rows
 
     @property
+    def arrays(self) -> Arrays:
+        """Returns the arrays of the inputs by name."""
+        return {tensor.name: tensor.array for tensor in self.inputs}
+
+    @property
     def size_bytes(self) -> int:
         """Returns the bytes of payload: of the inputs, and of the edge outputs that an audit carries."""
         return payload_bytes(chain(map(_ARRAY, self.inputs), self.edge_outputs.values()))
 
     def take(self, rows: Sequence[int]) -> InferRequest:
         """Returns the request with some of its rows, in the given order."""
-        return structs.replace(self, inputs=tuple(tensor.take(rows) for tensor in self.inputs))
+        return self.with_inputs(take_rows(self.arrays, rows))
+
+    def with_inputs(self, arrays: Arrays) -> InferRequest:
+        """Returns the request with other inputs."""
+        return structs.replace(self, inputs=tuple([Tensor(name, array) for name, array in arrays.items()]))
 
 
 HEDGED = "hedge"

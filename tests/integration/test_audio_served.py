@@ -31,8 +31,8 @@ def loudness_bundle(folder: Path) -> None:
     edge = model(path, folder, id="edge", preprocess=steps, postprocess=(Softmax(),))
     full = model(path, folder, id="full", preprocess=steps, postprocess=(Softmax(),))
     policy = Policy(Score("max_probability"), 0.4)
-    spec = InputSpec("audio", "BYTES", (-1,))
-    write_manifest(folder, [edge], ("silent", "loud"), name="loudness", full=full, input=spec, policy=policy)
+    spec = InputSpec("audio", "BYTES", (-1,), "audio")
+    write_manifest(folder, [edge], ("silent", "loud"), name="loudness", full=full, inputs=(spec,), policy=policy)
 
 
 @pytest.mark.parametrize("tier", ["agent", "gateway"])
@@ -60,7 +60,7 @@ def test_a_clip_is_one_row_whose_windows_are_combined(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", np.array([[0, 8], [0, 8]], np.float32))
     steps = (DecodeAudio(), Mono(), Resample(8000), Windows(2, 2))
     edge = model(path, tmp_path, preprocess=steps, postprocess=(Softmax(),))
-    bundle = write_manifest(tmp_path, [edge], ("no", "yes"), input=InputSpec("audio", "BYTES", (-1,)))
+    bundle = write_manifest(tmp_path, [edge], ("no", "yes"), inputs=(InputSpec("audio", "BYTES", (-1,), "audio"),))
     loaded = load_model(bundle, edge, RuntimeOptions())
     short, long = clip([0.5, 0.5]), clip([0.5, 0.5, -0.5, -0.5, 0])
     together = loaded.predict(clips(short, long)).outputs["probabilities"]

@@ -391,7 +391,7 @@ async def test_an_output_that_is_not_finite_is_counted_once(tmp_path: Path) -> N
     bundle.mkdir()
     path = linear(bundle / "m.onnx", np.full((2, 2), 3e38, np.float32))
     task = Classification(("a", "b"), independent=True)
-    write_manifest(bundle, [model(path, bundle)], ["a", "b"], input=InputSpec("x", "FP32", (-1, 2)), task=task)
+    write_manifest(bundle, [model(path, bundle)], ["a", "b"], inputs=(InputSpec("x", "FP32", (-1, 2)),), task=task)
     settings = edge_settings(tmp_path / "state", models__directories=[str(bundle)])
     async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
         (name,) = [found["name"] for found in (await http.post("/v2/repository/index")).json()]

@@ -47,8 +47,8 @@ def bundle(folder: Path) -> Path:
     edge = model(linear(folder / "edge.onnx", first), folder, postprocess=(Softmax(),))
     full = model(linear(folder / "full.onnx", second), folder, postprocess=(Softmax(),))
     spec = InputSpec("x", "FP32", (-1, 2))
-    manifest = write_manifest(folder, [edge], ["plus", "minus"], full=full, input=spec).manifest
-    write_manifest(folder, [with_certificate(edge, manifest, 0.9)], ["plus", "minus"], full=full, input=spec)
+    manifest = write_manifest(folder, [edge], ["plus", "minus"], full=full, inputs=(spec,)).manifest
+    write_manifest(folder, [with_certificate(edge, manifest, 0.9)], ["plus", "minus"], full=full, inputs=(spec,))
     return folder
 
 

@@ -128,7 +128,7 @@ def heavy_bundle(folder: Path) -> None:
         numbers,
     )
     full = model(path, folder, postprocess=(Softmax(),))
-    write_manifest(folder, [], ["a", "b"], name="heavy", full=full, input=InputSpec("x", "FP32", (-1, -1)))
+    write_manifest(folder, [], ["a", "b"], name="heavy", full=full, inputs=(InputSpec("x", "FP32", (-1, -1)),))
 
 
 def test_endless_batch_is_abandoned_when_the_drain_times_out(config: Path) -> None:

@@ -125,7 +125,7 @@ async def test_model_with_batch_1_runs_row_by_row(tmp_path: Path, nodes: RayNode
     (files / "m.onnx").write_bytes(base64.b64decode(_QUANTISED_BY_THE_BATCH))
     declared = model(files / "m.onnx", files, postprocess=(Softmax(),), batch=1)
     edge = structs.replace(declared, id="edge")
-    write_manifest(files, [edge], ("a", "b", "c"), full=declared, input=InputSpec("x", "FP32", (-1, 4)))
+    write_manifest(files, [edge], ("a", "b", "c"), full=declared, inputs=(InputSpec("x", "FP32", (-1, 4)),))
     manifest = json.loads((files / "manifest.json").read_text())
     rows = np.random.default_rng(2).standard_normal((8, 4)) * np.resize([0.2, 5], 8)[:, None]
     with gateway(tmp_path / "near", nodes, manifest, models_directory=str(files), replicas_min=1) as running:

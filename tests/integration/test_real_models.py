@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 from PIL import Image
-from support.images import images
+from support.images import by_name, images
 
 from bench.support.bundles import model, write_manifest
 from firstline_core.bundle.loading import load_model
@@ -35,7 +35,7 @@ def bundle_of(path: Path, root: Path, labels: list[str], **fields: Any) -> Bundl
 
 def predict(bundle: Bundle, encoded: list[bytes]) -> Any:
     loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
-    return loaded.predict(images(*encoded)).outputs["probabilities"]
+    return loaded.predict(by_name(images(*encoded))).outputs["probabilities"]
 
 
 def interpret(path: Path, rows: Any) -> Any:

@@ -48,7 +48,7 @@ def bundle(folder: Path, version: int, *, agreeing: bool) -> Bundle:
     full = model(linear(folder / "full.onnx", second), folder, postprocess=(Softmax(),))
     spec = InputSpec("x", "FP32", (-1, 2))
     policy = Policy(threshold=0.9)
-    return write_manifest(folder, [edge], ["plus", "minus"], version=version, full=full, input=spec, policy=policy)
+    return write_manifest(folder, [edge], ["plus", "minus"], version=version, full=full, inputs=(spec,), policy=policy)
 
 
 @dataclass

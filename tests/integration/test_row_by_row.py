@@ -54,7 +54,7 @@ def answers(file: Path, inputs: list[Tensor], size: int, batch: Literal[1] | Non
     )
     bundle = write_manifest(file.parent, [declared], [str(label) for label in range(10)])
     found: list[Any] = []
-    with closing(load_model(bundle, declared, RuntimeOptions())) as loaded:
+    with closing(load_model(bundle, bundle.manifest.models[0], RuntimeOptions())) as loaded:
         for start in range(0, len(inputs), size):
             found += run_batch(loaded, inputs[start : start + size], size)
     return join_rows(found)[PROBABILITIES]
@@ -83,7 +83,7 @@ async def test_both_tiers_answer_a_batch_row_by_row(tmp_path: Path, threshold: f
     folder.mkdir(parents=True)
     declared = model(dynamically_quantised(folder / "m.onnx"), folder, postprocess=(Softmax(),), batch=1)
     edge = structs.replace(declared, id="edge")
-    write_manifest(folder, [edge], ("a", "b", "c"), full=declared, input=InputSpec("x", "FP32", (-1, 4)))
+    write_manifest(folder, [edge], ("a", "b", "c"), full=declared, inputs=(InputSpec("x", "FP32", (-1, 4)),))
     rows = (np.random.default_rng(2).standard_normal((8, 4)) * np.resize([0.2, 5], 8)[:, None]).tolist()
     async with serving(small_gateway(tmp_path)) as gateway_url, httpx.AsyncClient(timeout=20) as client:
         settings = edge_settings(

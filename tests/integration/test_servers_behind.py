@@ -117,7 +117,7 @@ async def test_plain_v2_server_gets_preprocessed_tensors(site: GatewaysBehind) -
     assert manifest.full is not None
     plain = msgspec.structs.replace(manifest.full, preprocess=())
     write_manifest(
-        there, [], manifest.labels, name="digits", full=plain, input=InputSpec("image", "FP32", (-1, 8, 8, 1))
+        there, [], manifest.labels, name="digits", full=plain, inputs=(InputSpec("image", "FP32", (-1, 8, 8, 1)),)
     )
     here = site.folder / "manifests"
     with site.gateway("one", bundle=there) as one:

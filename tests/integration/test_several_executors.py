@@ -16,6 +16,7 @@ import pytest
 from support.behind import GatewaysBehind, gateways_behind
 from support.commands import gateway_status
 from support.gateway import serving_gateway
+from support.images import by_name
 from support.processes import TierProcess
 
 from bench.support.bundles import model, write_manifest
@@ -37,7 +38,7 @@ def site(tmp_path: Path) -> GatewaysBehind:
 def laborious_bundle(folder: Path) -> Path:
     folder.mkdir()
     full = model(laborious(folder / "full.onnx", 4, rounds=ROUNDS, width=1024), folder)
-    write_manifest(folder, [], ["a", "b", "c", "d"], name="m", full=full, input=InputSpec("x", "FP32", (-1, 4)))
+    write_manifest(folder, [], ["a", "b", "c", "d"], name="m", full=full, inputs=(InputSpec("x", "FP32", (-1, 4)),))
     return folder
 
 
@@ -119,7 +120,8 @@ def what_it_says(bundle: Path) -> dict[int, list[float]]:
     loaded = load_model(found, found.manifest.full, RuntimeOptions())
     rows = {number: np.array([[number / 10, 0, 1, 2]], np.float32) for number in range(20)}
     right = {
-        number: loaded.predict(Tensor("x", row)).outputs["probabilities"][0].tolist() for number, row in rows.items()
+        number: loaded.predict(by_name(Tensor("x", row))).outputs["probabilities"][0].tolist()
+        for number, row in rows.items()
     }
     loaded.close()
     return right

@@ -22,7 +22,7 @@ from onnx import numpy_helper
 from PIL import Image
 from scipy.stats import binom
 
-from firstline_core.bundle.golden import deviation, read_golden, tensor_of
+from firstline_core.bundle.golden import deviation, inputs_of, read_golden
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import open_bundle
@@ -278,7 +278,7 @@ def test_every_variant_repeats_its_golden_answers(heldout: Dataset, calibration:
     golden = bundle.manifest.golden
     answers = read_golden(bundle, golden.artefact)
     assert sorted(answers.outputs) == sorted(name.replace("_", "-") for name in EDGE)
-    inputs = tensor_of(answers, bundle.manifest.input)
+    inputs = inputs_of(answers, bundle.manifest)
     for model in bundle.manifest.edge:
         loaded = load_model(bundle, model, RuntimeOptions())
         outputs = loaded.predict(inputs).outputs

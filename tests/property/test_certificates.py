@@ -59,7 +59,7 @@ MANIFESTS = st.builds(
     st.just("m"),
     st.integers(1, 9),
     st.just(Classification(("a", "b"))),
-    st.just(InputSpec("x", "BYTES", (-1,))),
+    st.just(InputSpec("x", "BYTES", (-1,), "image")),
     models("edge").map(lambda model: (model,)),
     models("full"),
     st.builds(Policy, SCORES, st.floats(0, 1)),

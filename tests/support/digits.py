@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 from support.gateway import DIGITS
-from support.images import images
+from support.images import by_name, images
 
 from firstline.workbench.data.dataset import open_dataset
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
@@ -63,7 +63,7 @@ def predictions(count: int) -> Predictions:
     bundle, options, contents = open_bundle(DIGITS), RuntimeOptions(), scans(count)
     edge, full = load_edge(bundle, options), load_model(bundle, bundle.manifest.full, options)
     rows = images(*contents)
-    on_edge, in_full = edge.predict(rows), full.predict(rows)
+    on_edge, in_full = edge.predict(by_name(rows)), full.predict(by_name(rows))
     scores = np.asarray(load_scorer(bundle, options)(on_edge.outputs, on_edge.evidence))
     edge.close()
     full.close()

@@ -22,7 +22,7 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError, ProtocolError
 from firstline_core.ids import new_request_id
 from firstline_core.processing.decoding import ImageDecoding
-from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.steps import InputSpec, ModelInput
 from firstline_core.routing import policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.storage.artefact import Artefact
@@ -31,6 +31,7 @@ from firstline_core.tasks.classification import Classification
 from firstline_core.types import (
     PROBABILITIES,
     Answer,
+    Arrays,
     Attempt,
     ContractNotice,
     InferRequest,
@@ -69,7 +70,7 @@ def manifest(*, full: bool = True, threshold: float = THRESHOLD) -> Manifest:
         name="m",
         version=3,
         task=Classification(("yes", "no")),
-        input=InputSpec("x", "FP32", (-1, 1)),
+        inputs=(InputSpec("x", "FP32", (-1, 1)),),
         edge=(_model("edge", "a"),),
         full=_model("full", "b") if full else None,
         policy=Policy(threshold=threshold),
@@ -77,7 +78,7 @@ def manifest(*, full: bool = True, threshold: float = THRESHOLD) -> Manifest:
 
 
 def _model(name: str, digit: str) -> Model:
-    return Model(name, Artefact(f"{name}.onnx", digit * 64, 1), "onnx", "fp32")
+    return Model(name, Artefact(f"{name}.onnx", digit * 64, 1), "onnx", "fp32", (ModelInput("x"),))
 
 
 class Echo:
@@ -89,13 +90,14 @@ class Echo:
         self.model = manifest.edge[0]
         self.task = manifest.task
         self.digest = manifest.edge[0].digest
+        self.input_names = manifest.edge[0].input_names
         self.runtime = SimpleNamespace(provider="echo")
         self.runs: list[list[float]] = []
         self.gate = threading.Event()
         self.gate.set()
 
-    def predict(self, tensor: Tensor) -> Prediction:
-        values = tensor.array[:, 0]
+    def predict(self, inputs: Arrays) -> Prediction:
+        values = inputs["x"][:, 0]
         self.runs.append([round(float(value), 3) for value in values])
         self.gate.wait()
         if (values < 0).any():

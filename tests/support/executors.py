@@ -14,7 +14,7 @@ from support.gateway import served_as
 from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError
-from firstline_core.types import PROBABILITIES, ModelKey, Tensor
+from firstline_core.types import PROBABILITIES, Array, Arrays, ModelKey, row_count
 from firstline_gateway.executors.base import ExecutorReport, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
@@ -29,9 +29,9 @@ SERVED = served_as(ModelKey("m", 1))
 M, N = SERVED.key, ModelKey("n", 1)
 
 
-def row(value: float) -> Tensor:
+def row(value: float) -> Arrays:
     """What one request of one row asks."""
-    return Tensor("x", np.array([[value]], np.float32))
+    return {"x": np.array([[value]], np.float32)}
 
 
 class Timed(ExecutorWithoutFiles):
@@ -56,22 +56,22 @@ class Timed(ExecutorWithoutFiles):
     def go_on(self) -> None:
         self._goes_on.set()
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        rows = sum(len(tensor.array) for tensor in inputs)
+    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        rows = sum(map(row_count, inputs))
         self.batches.append(rows)
         async with self._free:
             await self._clock.sleep(rows * self.row_s)
             await self._goes_on.wait()
         if (error := self.errors_of.get(key, self.error)) is not None:
             raise error
-        return [self._outcome(tensor) for tensor in inputs]
+        return [self._outcome(each["x"]) for each in inputs]
 
-    def _outcome(self, tensor: Tensor) -> Outcome:
-        if (tensor.array < 0).any():
+    def _outcome(self, values: Array) -> Outcome:
+        if (values < 0).any():
             return InvalidTensorError("negative")
-        if self.values_that_fail.intersection(tensor.array.flat):
+        if self.values_that_fail.intersection(values.flat):
             return InferenceError("no kernel")
-        return {PROBABILITIES: (tensor.array * 2).astype(np.float32)}
+        return {PROBABILITIES: (values * 2).astype(np.float32)}
 
     async def drop(self, key: ModelKey) -> None:
         self.dropped.append(key)

@@ -21,7 +21,7 @@ from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError
 from firstline_core.ids import new_request_id
-from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.steps import InputSpec, ModelInput
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
@@ -50,8 +50,8 @@ def request_of(*values: float, model: str = "m", deadline_s: float | None = None
     )
 
 
-def doubled(tensor: Tensor) -> Arrays:
-    return {PROBABILITIES: (tensor.array * 2).astype(np.float32)}
+def doubled(inputs: Arrays) -> Arrays:
+    return {PROBABILITIES: (inputs["x"] * 2).astype(np.float32)}
 
 
 class GatedExecutor(ExecutorWithoutFiles):
@@ -64,8 +64,8 @@ class GatedExecutor(ExecutorWithoutFiles):
         self.most_running = 0
         self.closed = False
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        self.batches.append((key, [tensor.array[:, 0].tolist() for tensor in inputs]))
+    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        self.batches.append((key, [each["x"][:, 0].tolist() for each in inputs]))
         gate: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         self._gates.append(gate)
         self.running += 1
@@ -76,9 +76,7 @@ class GatedExecutor(ExecutorWithoutFiles):
             self.running -= 1
         if error is not None:
             raise error
-        return [
-            InvalidTensorError("a negative row") if (tensor.array < 0).any() else doubled(tensor) for tensor in inputs
-        ]
+        return [InvalidTensorError("a negative row") if (each["x"] < 0).any() else doubled(each) for each in inputs]
 
     @property
     def held(self) -> int:
@@ -102,10 +100,10 @@ class Doubler:
         self.batch = None
         self._fails_above = fails_above
 
-    def prepare(self, tensor: Tensor) -> Arrays:
-        if (tensor.array < 0).any():
+    def prepare(self, inputs: Arrays) -> Arrays:
+        if (inputs["x"] < 0).any():
             raise InvalidTensorError("Row 0 is negative.")
-        return {tensor.name: tensor.array}
+        return inputs
 
     def run(self, rows: Arrays) -> Arrays:
         self.runs.append(row_count(rows))
@@ -118,10 +116,10 @@ class Doubler:
 def served_as(key: ModelKey, size_bytes: int = 1, batch: Literal[1] | None = None) -> ServedModel:
     """A model that needs no file."""
     artefact = Artefact("full.onnx", "0" * 64, size_bytes)
-    full = Model(id="full", artefact=artefact, runtime="onnx", precision="fp32", batch=batch)
+    full = Model("full", artefact, "onnx", "fp32", (ModelInput("x"),), batch=batch)
     spec = InputSpec("x", "FP32", (-1, 1))
     task = Classification(("a", "b"))
-    manifest = Manifest(name=key.name, version=key.version, task=task, input=spec, edge=(), full=full)
+    manifest = Manifest(name=key.name, version=key.version, task=task, inputs=(spec,), edge=(), full=full)
     return ServedModel(key, Path(), manifest, None, manifest.full_digest)
 
 

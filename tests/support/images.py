@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from firstline_core.types import Tensor
+from firstline_core.types import Arrays, Tensor
 
 
 def encode(pixels: NDArray[Any], kind: str = "PNG") -> bytes:
@@ -38,3 +38,8 @@ def images(*encoded: bytes, name: str = "image") -> Tensor:
     array = np.empty(len(encoded), object)
     array[:] = encoded
     return Tensor(name, array)
+
+
+def by_name(*tensors: Tensor) -> Arrays:
+    """The inputs of a request by name."""
+    return {tensor.name: tensor.array for tensor in tensors}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import httpx
 import numpy as np
 from support.gateway import DIGITS
-from support.images import images, noise
+from support.images import by_name, images, noise
 from support.inference import digits_request, post, read
 from support.waiting import until
 
@@ -26,7 +26,7 @@ def expected(numbers: Sequence[int]) -> list[Array]:
     """The full model's probabilities for each of these pictures."""
     bundle = open_bundle(DIGITS)
     model = load_model(bundle, bundle.manifest.full, RuntimeOptions())
-    found = [model.predict(images(picture(number))).outputs[PROBABILITIES] for number in numbers]
+    found = [model.predict(by_name(images(picture(number)))).outputs[PROBABILITIES] for number in numbers]
     model.close()
     return found
 

@@ -28,7 +28,7 @@ from firstline_core.processing.steps import (
 )
 from firstline_core.tasks.detection import Detection
 
-IMAGES = InputSpec("image", "BYTES", (-1,))
+IMAGES = InputSpec("image", "BYTES", (-1,), "image")
 
 
 COLOURS = ("red", "green", "blue")
@@ -67,7 +67,7 @@ def detector_bundle(root: Path, *post: PostStep, size: tuple[Any, Any] = (8, 16)
 def number_bundle(root: Path, **fields: Any) -> Bundle:
     """Two numbers in, their softmax out."""
     path = linear(root / "m.onnx", np.eye(2, dtype=np.float32))
-    return write_manifest(root, [model(path, root, postprocess=(Softmax(),))], ["a", "b"], input=NUMBERS, **fields)
+    return write_manifest(root, [model(path, root, postprocess=(Softmax(),))], ["a", "b"], inputs=(NUMBERS,), **fields)
 
 
 class Labour(NamedTuple):
@@ -101,7 +101,7 @@ def variant_bundle(
     ]
     defaults: dict[str, Any] = {
         "full": full,
-        "input": NUMBERS,
+        "inputs": (NUMBERS,),
         "policy": Policy(Score("max_probability"), 0.9),
     } | fields
     bundle = write_manifest(root, edge, ["a", "b"], **defaults)

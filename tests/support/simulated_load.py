@@ -11,7 +11,7 @@ from support.gateway import doubled, request_of, served_as
 from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.clock import Clock, SimulatedClock
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
-from firstline_core.types import AuditNote, ModelKey, Tensor
+from firstline_core.types import Arrays, AuditNote, ModelKey, row_count
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
@@ -35,13 +35,13 @@ class TimedExecutor(ExecutorWithoutFiles):
         self.slowness = slowness
         self.rows: list[int] = []
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         fixed_s, row_s = self._seconds[key]
-        rows = sum(len(tensor.array) for tensor in inputs)
+        rows = sum(map(row_count, inputs))
         self.rows.append(rows)
         async with self._free:
             await self._clock.sleep(self.slowness * (fixed_s + row_s * rows))
-        return [doubled(tensor) for tensor in inputs]
+        return [doubled(each) for each in inputs]
 
 
 def several(executors: Sequence[TimedExecutor], clock: Clock) -> Dispatcher:

@@ -28,7 +28,13 @@ def put(folder: Path, name: str = "small", version: int = 1, seed: int = 0) -> P
     file = linear_model(folder / "full.onnx", pixels=4, classes=3, softmax=True, seed=seed)
     full = model(file, folder)
     write_manifest(
-        folder, [model(file, folder, id="edge")], ("a", "b", "c"), name=name, version=version, full=full, input=NUMBERS
+        folder,
+        [model(file, folder, id="edge")],
+        ("a", "b", "c"),
+        name=name,
+        version=version,
+        full=full,
+        inputs=(NUMBERS,),
     )
     return folder
 

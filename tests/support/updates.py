@@ -29,7 +29,7 @@ from firstline_core.fleet.configuration import configuration_path
 from firstline_core.fleet.target import Hardware, target_fields, target_path
 from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel
 from firstline_core.fleet.update import ENDED, UpdateState
-from firstline_core.processing.steps import InputSpec, Softmax
+from firstline_core.processing.steps import InputSpec, ModelInput, Softmax
 from firstline_core.storage.artefact import SignedFile
 from firstline_core.tasks.classification import Classification
 from firstline_edge.fleet.configuration.configuration_store import ConfigurationStore, start_configuration
@@ -48,10 +48,10 @@ def bundle_at(folder: Path, version: int, name: str = NAME) -> Path:
     """Writes a real bundle whose weights encode its version."""
     folder.mkdir(parents=True)
     path = linear(folder / "edge.onnx", np.full((4, 2), version, np.float32))
-    model = Model("edge", artefact(path, folder), "onnx", "fp32", postprocess=(Softmax(),))
+    model = Model("edge", artefact(path, folder), "onnx", "fp32", (ModelInput("x"),), postprocess=(Softmax(),))
     spec = InputSpec("x", "FP32", (-1, 4))
     task = Classification(("yes", "no"))
-    manifest = Manifest(name=name, version=version, task=task, input=spec, edge=(model,))
+    manifest = Manifest(name=name, version=version, task=task, inputs=(spec,), edge=(model,))
     (folder / "manifest.json").write_bytes(encode_manifest(manifest))
     return folder
 

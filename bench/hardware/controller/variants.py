@@ -69,7 +69,7 @@ def observed(bundle: Bundle, pair: Pair, data: Path, limit: int, *, and_full: bo
         models = [load_model(bundle, model, RuntimeOptions(threads=1)) for model in (*manifest.edge, manifest.full)]
         for loaded in models:
             stack.callback(loaded.close)
-        seen = observe(models, (manifest.input,), open_dataset(data / pair.images / "dev", limit)).answers
+        seen = observe(models, manifest.inputs, open_dataset(data / pair.images / "dev", limit)).answers
     full = seen[-1].labels
     found = {}
     for one in seen if and_full else seen[:-1]:

@@ -14,7 +14,7 @@ from bench.hardware.scheduler.site import KEY
 from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import FirstlineError
-from firstline_core.types import InferRequest, ModelKey, Tensor
+from firstline_core.types import Arrays, InferRequest, ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single_executor
 from firstline_gateway.serving.scheduling.admission import Bounds
@@ -86,7 +86,7 @@ class Turns(ExecutorWithoutFiles):
         super().__init__(sum(each.slots for each in self._executors))
         self._count = 0
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         self._count += 1
         running = self._executors[self._count % len(self._executors)].run(key, inputs, deadlines_s)
         return await (asyncio.wrap_future(running) if isinstance(running, Future) else running)

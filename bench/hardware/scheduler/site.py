@@ -107,7 +107,7 @@ async def engine(found: Site, names: Sequence[str]) -> AsyncIterator[Dispatcher]
 def _bundle(folder: Path) -> Path:
     folder.mkdir()
     full = model(laborious(folder / "full.onnx", 4, rounds=_ROUNDS, width=_WIDTH), folder)
-    write_manifest(folder, [], ["a", "b", "c", "d"], name="m", full=full, input=InputSpec("x", "FP32", (-1, 4)))
+    write_manifest(folder, [], ["a", "b", "c", "d"], name="m", full=full, inputs=(InputSpec("x", "FP32", (-1, 4)),))
     return folder
 
 

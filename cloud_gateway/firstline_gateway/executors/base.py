@@ -11,7 +11,7 @@ from firstline_core.bundle.loading import LoadedModel
 from firstline_core.errors import FirstlineError
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry.statistics import OverheadTimes
-from firstline_core.types import Arrays, ModelKey, Tensor
+from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.models.repository import ServedModel
 
 Outcome = Arrays | FirstlineError
@@ -109,13 +109,13 @@ class Executor(Protocol):
         ...
 
     def run(
-        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
     ) -> Awaitable[list[Outcome]] | Future[list[Outcome]]:
         """Runs the inputs of several requests as one batch, processing included.
 
         Args:
             key: the model; the executor was given it before.
-            inputs: one tensor for each request, as the client sent it.
+            inputs: of each request, by name, as the client sent them.
             deadlines_s: of each request, on the monotonic clock of this process, or None.
 
         Returns:
@@ -153,7 +153,7 @@ class SplitsBatches(Protocol):
     """An executor that repeats the requests of a failed batch one by one."""
 
     def run_whole(
-        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
     ) -> Awaitable[list[Outcome]]:
         """See `Executor.run`; a batch that failed before, one request at a time, fails as a whole here."""
         ...
@@ -173,7 +173,7 @@ class InProcess(PreparesHere, Protocol):
     """An executor whose models are in this process, so that a batch of a quick one can run on the event loop."""
 
     def run_on_loop(
-        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
     ) -> list[Outcome]:
         """Runs a batch in the calling thread; see `Executor.run`."""
         ...

@@ -17,15 +17,13 @@ from threading import Lock
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError, DeadlineExceededError, FirstlineError, InferenceError
-from firstline_core.processing.decoding import PreparedTensor
+from firstline_core.processing.decoding import PreparedRows
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry.statistics import OverheadTimes
-from firstline_core.types import Arrays, ModelKey, Tensor, join_rows, row_count, slice_rows
+from firstline_core.types import Arrays, ModelKey, join_rows, row_count, slice_rows
 from firstline_gateway.executors.base import ExecutionReport, Outcome
 from firstline_gateway.models.repository import ServedModel
 
@@ -73,7 +71,7 @@ class LocalExecutor:
         return ExecutionReport(overhead=self._overhead)
 
     def run(
-        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
     ) -> Future[list[Outcome]]:
         running = self._threads.submit(self._run_in_thread, key, inputs, deadlines_s)
         self._running[running] = key
@@ -81,10 +79,10 @@ class LocalExecutor:
         return running
 
     def _run_in_thread(
-        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
     ) -> list[Outcome]:
         times, started_s = self._loop_times[key], self._clock.monotonic_s()
-        rows = sum([len(tensor.array) for tensor in inputs])
+        rows = sum([row_count(each) for each in inputs])
         outcomes = self._run(key, inputs, deadlines_s, rows)
         ended_s = self._clock.monotonic_s()
         if not any(isinstance(outcome, FirstlineError) for outcome in outcomes):  # a failure does not measure the work
@@ -93,10 +91,10 @@ class LocalExecutor:
         return outcomes
 
     def run_on_loop(
-        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
     ) -> list[Outcome]:
         started_s = self._clock.monotonic_s()
-        rows = sum([len(tensor.array) for tensor in inputs])
+        rows = sum([row_count(each) for each in inputs])
         outcomes = self._run(key, inputs, deadlines_s, rows)
         ended_s = self._clock.monotonic_s()
         self._loop_times[key].observe(rows, ended_s - started_s, ended_s)
@@ -109,7 +107,7 @@ class LocalExecutor:
         return self._loop_times[key]
 
     def _run(
-        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None], rows: int
+        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None], rows: int
     ) -> list[Outcome]:
         model = _Timed(self._models[key])
         started_s = perf_counter()
@@ -158,10 +156,10 @@ class _Timed:
         self._model = model
         self.input_s = self.infer_s = 0.0
 
-    def prepare(self, tensor: Tensor) -> Arrays:
+    def prepare(self, inputs: Arrays) -> Arrays:
         started_s = perf_counter()
         try:
-            return self._model.prepare(tensor)
+            return self._model.prepare(inputs)
         finally:
             self.input_s += perf_counter() - started_s
 
@@ -176,14 +174,14 @@ class _Timed:
 class Predictor(Protocol):
     """The part of `firstline_core.bundle.loading.LoadedModel` that a batch needs."""
 
-    def prepare(self, tensor: Tensor) -> Arrays: ...
+    def prepare(self, inputs: Arrays) -> Arrays: ...
 
     def run(self, rows: Arrays) -> Arrays: ...
 
 
 def run_batch(
     model: Predictor,
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Arrays],
     max_rows: int,
     deadlines_s: Sequence[float | None] = (),
     clock: Clock = SYSTEM_CLOCK,
@@ -194,7 +192,7 @@ def run_batch(
 
     Args:
         model: prepares and runs.
-        inputs: one tensor for each request.
+        inputs: of each request, by name.
         max_rows: the most rows that the model sees at once; more run in several steps.
         deadlines_s: of each request, on `clock`. One that passes while the requests before it are prepared is
             not worth preparing any more.
@@ -215,25 +213,28 @@ def run_batch(
     return [outcomes[position] for position in range(len(inputs))]
 
 
-def _are_alike(inputs: Sequence[Tensor]) -> bool:
+def _are_alike(inputs: Sequence[Arrays]) -> bool:
     """Whether they are numbers of one kind and shape, so that what is done to each row can be done to all at once."""
-    kind, name, array = type(inputs[0]), inputs[0].name, inputs[0].array
-    shape, dtype = array.shape[1:], array.dtype
-    if dtype.hasobject or not array.ndim:
-        return False
-    if len({tuple(each.rows) for each in inputs if isinstance(each, PreparedTensor)}) > 1:
-        return False  # prepared for models that name their inputs differently
-    for each in inputs[1:]:
-        if each.array.shape[1:] != shape or each.array.dtype != dtype or each.name != name or type(each) is not kind:
+    first, *others = inputs
+    kind = type(first)  # rows that were prepared for models with other names of inputs have other names
+    for each in others:
+        if type(each) is not kind or each.keys() != first.keys():
             return False
+    for name, array in first.items():
+        shape, dtype = array.shape[1:], array.dtype
+        if dtype.hasobject or not array.ndim:
+            return False
+        for each in others:
+            if each[name].shape[1:] != shape or each[name].dtype != dtype:
+                return False
     return True
 
 
 def _run_alike(
-    model: Predictor, inputs: Sequence[Tensor], max_rows: int, until_s: float, clock: Clock
+    model: Predictor, inputs: Sequence[Arrays], max_rows: int, until_s: float, clock: Clock
 ) -> list[Outcome] | None:
     """Prepares and runs all rows together; None where a request may be at fault, or late, so that each is looked at."""
-    sizes = [len(tensor.array) for tensor in inputs]
+    sizes = [row_count(each) for each in inputs]
     try:
         rows = model.prepare(_joined(inputs))
         late = until_s < math.inf and until_s <= clock.monotonic_s()
@@ -248,15 +249,12 @@ def _run_alike(
     return [slice_rows(results, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-def _joined(inputs: Sequence[Tensor]) -> Tensor:
-    """Returns the rows of inputs that are alike as one tensor."""
-    first = inputs[0]
+def _joined(inputs: Sequence[Arrays]) -> Arrays:
+    """Returns the rows of inputs that are alike as those of one request."""
     if len(inputs) == 1:
-        return first
-    if isinstance(first, PreparedTensor):
-        prepared = [each.rows for each in inputs if isinstance(each, PreparedTensor)]
-        return PreparedTensor.of(first.name, join_rows(prepared))
-    return Tensor(first.name, np.concatenate([tensor.array for tensor in inputs]))
+        return inputs[0]
+    joined = join_rows(inputs)
+    return PreparedRows(joined) if isinstance(inputs[0], PreparedRows) else joined
 
 
 Group = list[tuple[int, Arrays]]
@@ -271,22 +269,22 @@ class Prepared(NamedTuple):
 
 
 def prepare_batch(
-    prepare: Callable[[Tensor], Arrays],
-    inputs: Sequence[Tensor],
+    prepare: Callable[[Arrays], Arrays],
+    inputs: Sequence[Arrays],
     deadlines_s: Sequence[float | None],
     clock: Clock,
 ) -> Prepared:
     """Prepares the inputs of several requests; see `run_batch`."""
     outcomes: dict[int, Outcome] = {}
     groups: dict[tuple[object, ...], Group] = defaultdict(list)
-    for position, (tensor, deadline_s) in enumerate(zip_longest(inputs, deadlines_s)):
+    for position, (each, deadline_s) in enumerate(zip_longest(inputs, deadlines_s)):
         if deadline_s is not None and deadline_s <= clock.monotonic_s():
             outcomes[position] = DeadlineExceededError(
                 "The request's deadline passed while others of its batch were prepared; allow more time."
             )
             continue
         try:
-            rows = prepare(tensor)
+            rows = prepare(each)
         except FirstlineError as error:
             outcomes[position] = error
         except MemoryError as error:

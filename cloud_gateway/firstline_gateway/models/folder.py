@@ -10,15 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from firstline_core.bundle.loading import LoadedModel, load_model
-from firstline_core.bundle.manifest import MANIFEST_NAME, Model
+from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import declared, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
-from firstline_core.processing.steps import InputSpec
-from firstline_core.processing.trial import trial_input
 from firstline_core.runtime.batch_times import GAIN
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import ModelKey, Tensor
+from firstline_core.types import ModelKey
 from firstline_gateway.models.repository import RefusedBundle, Repository, ServedModel, check_size, in_loading_order
 
 log = logger(__name__)
@@ -116,7 +114,7 @@ def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:
             f"/v2/repository/models/{served.key.name}/load."
         )
     loaded = load_model(bundle, full, options)
-    loaded.batch_s = measure(loaded, bundle.manifest.input, full)
+    loaded.batch_s = measure(loaded)
     return loaded
 
 
@@ -203,24 +201,22 @@ def _folders(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def measure(model: LoadedModel, spec: InputSpec, full: Model) -> dict[int, float]:
+def measure(model: LoadedModel) -> dict[int, float]:
     """Seconds that batches take, by their rows: 1, 2, 4, ... up to the size from which on a row gets no cheaper.
 
     Args:
         model: loaded.
-        spec: the bundle's input.
-        full: the model's declaration, for its preprocessing.
 
     Returns:
-        Nothing where what a row takes depends on the row (free sizes; encoded images, which are decoded first), or
+        Nothing where what a row takes depends on the row (free sizes; images, audio and text), or
         where the model does not take several rows at once.
     """
-    tensor = trial_input(spec, full.preprocess, model.input.shape)
-    if tensor is None or spec.datatype == "BYTES":
+    inputs = model.trial_inputs()
+    if inputs is None or any(each.spec.kind != "tensor" for each in model.inputs):
         return {}
 
     def run(rows: int) -> None:
-        model.compute(model.prepare(Tensor(tensor.name, np.repeat(tensor.array, rows, axis=0))))
+        model.compute(model.prepare({name: np.repeat(array, rows, axis=0) for name, array in inputs.items()}))
 
     try:
         return calibrate(run)

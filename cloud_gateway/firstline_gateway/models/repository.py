@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from firstline_core.bundle.loading import LoadedModel
@@ -14,7 +14,7 @@ from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import EngineUnavailableError, FirstlineError, ModelLoadError, UnknownModelError
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import PLATFORMS
-from firstline_core.types import ModelKey, ModelMetadata
+from firstline_core.types import Arrays, InferRequest, ModelKey, ModelMetadata
 
 # ONNX Runtime keeps the weights of its file, and packs them once more for the processor: twice the file, and a little
 # more. What runs take meanwhile comes on top.
@@ -31,6 +31,9 @@ class ServedModel:
     Args:
         loaded: the full model; None where it runs elsewhere, or is not in memory.
         digest: the full model's.
+
+    Attributes:
+        input_names: of the bundle's inputs that the full model reads.
     """
 
     key: ModelKey
@@ -38,6 +41,15 @@ class ServedModel:
     manifest: Manifest
     loaded: LoadedModel | None
     digest: str
+    input_names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "input_names", self.manifest.full_inputs)
+
+    def inputs_of(self, request: InferRequest) -> Arrays:
+        """Returns the inputs of a checked request that the full model reads, by name."""
+        names, inputs = self.input_names, request.arrays
+        return inputs if len(inputs) == 1 else {name: inputs[name] for name in names}
 
     @property
     def full(self) -> Model:
@@ -155,7 +167,7 @@ class Repository:
             name=name,
             versions=tuple(map(str, self.versions(name))),
             platform=PLATFORMS[served.full.runtime],
-            inputs=(served.manifest.input_spec,),
+            inputs=served.manifest.input_tensors,
             outputs=served.manifest.task.outputs,
             labels=served.manifest.labels,
             task=served.manifest.task,

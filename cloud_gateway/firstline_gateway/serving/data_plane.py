@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from firstline_core.bundle.loading import declared_input
+from firstline_core.bundle.loading import declared_inputs
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import Clock
 from firstline_core.errors import (
@@ -321,14 +321,12 @@ class GatewayDataPlane:
 
     async def _submit(self, request: InferRequest, served: ServedModel) -> Arrays:
         """Runs a request in a batch, after its images are decoded if they are large."""
-        model = self._dispatcher.loaded_model(served.key)
+        model, inputs = self._dispatcher.loaded_model(served.key), served.inputs_of(request)
         if model is None or not model.decodes_images:
-            return await self._batcher.submit(served.key, request)
-        tensor = request.inputs[0]
-        cost = await self._decoding.cost(model, tensor, request.size_bytes, request.principal)
-        async with self._decoding.prepared(model, tensor, cost, request.principal, request.deadline_s) as prepared:
-            ready = request if prepared is tensor else replace(request, inputs=(prepared,))
-            return await self._batcher.submit(served.key, ready)
+            return await self._batcher.submit(served.key, request, inputs)
+        cost = await self._decoding.cost(model, inputs, request.size_bytes, request.principal)
+        async with self._decoding.prepared(model, inputs, cost, request.principal, request.deadline_s) as prepared:
+            return await self._batcher.submit(served.key, request, prepared)
 
     async def _cached_or_run(
         self, cache: ResponseCache, request: InferRequest, served: ServedModel
@@ -464,7 +462,7 @@ def check(request: InferRequest, served: ServedModel) -> None:
         )
     if request.audit is not None:
         _check_edge_outputs(request.edge_outputs, request.audit, served.manifest)
-    declared_input(request, served.manifest)
+    declared_inputs(request, served.manifest, served.input_names)
 
 
 def _check_edge_outputs(outputs: Arrays, note: AuditNote, manifest: Manifest) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from operator import attrgetter
 
 import numpy as np
 
 from firstline_core import processing
 from firstline_core.types import Arrays, InferRequest, Tensor, payload_bytes
 from firstline_gateway.models.repository import ServedModel
+
+_NAME = attrgetter("name")
 
 # Overhead of an entry: its key, the array object, its place in two orders.
 _ENTRY_BYTES = 400
@@ -62,11 +65,15 @@ def key_of(request: InferRequest, served: ServedModel) -> bytes | None:
     if request.audit is not None or request.promised:
         return None
     digest = hashlib.sha256()
-    tensor = request.inputs[0]
-    generation = str(processing.GENERATION)
-    for part in (generation, served.digest, request.principal, tensor.name, tensor.datatype, repr(tensor.shape)):
-        digest.update(len(part).to_bytes(4, "little") + part.encode("utf-8", "surrogatepass"))
-    _add(digest, tensor)
+    read = sorted([tensor for tensor in request.inputs if tensor.name in served.input_names], key=_NAME)
+    parts = [str(processing.GENERATION), served.digest, request.principal]
+    for tensor in read:
+        parts += [tensor.name, tensor.datatype, repr(tensor.shape)]
+    for part in parts:
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(4, "little") + encoded)
+    for tensor in read:  # the parts before tell how many bytes each has
+        _add(digest, tensor)
     return digest.digest()
 
 

@@ -24,7 +24,7 @@ from firstline_core.routing import sampling
 from firstline_core.routing.certificate import Contract
 from firstline_core.routing.policy import CERTIFIED
 from firstline_core.routing.sampling import Allowance, AuditBudget
-from firstline_core.types import AuditNote, InferRequest, Privacy, Reason, Tensor
+from firstline_core.types import AuditNote, InferRequest, Privacy, Reason
 from firstline_edge.audits.audit_sender import Audit, AuditSender
 from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate
 from firstline_edge.budgets.spending import Spending
@@ -175,7 +175,7 @@ class Auditor:
             if covered or (row.answer is not None and row.answer.reason is Reason.BUDGET):
                 if may_draw and (covered or self._is_ample()):
                     share = self._rate.propensity(has_room=self._sender.has_room)
-                    self._rate.count(_row_bytes(request.inputs[0], row.position))
+                    self._rate.count(_row_bytes(request, model.full_inputs, row.position))
                     if self._rng.random() < share:
                         drawn = _audit_of(monitored, request, row, row.edge, share, covered=covered)
                         self._rate.charge(drawn.sent.size_bytes)
@@ -195,7 +195,7 @@ class Auditor:
             if row.edge is None or row.output is not row.edge or row.reason not in _BY_SCORE:
                 continue
             share = self._rate.propensity(has_room=self._sender.has_room)
-            size_bytes = _row_bytes(request.inputs[0], row.position)
+            size_bytes = _row_bytes(request, model.full_inputs, row.position)
             self._rate.count(size_bytes)
             if self._rng.random() < share:
                 self._rate.charge(size_bytes)
@@ -255,7 +255,9 @@ def _audit_of(
         edge_digest=certificate.edge_digest,
         events=monitored.bounds if certificate.events else {},
     )
-    escalation = escalation_of(request.take([row.position]), monitored.model.version, certificate.full_digest)
+    escalation = escalation_of(
+        request.take([row.position]), monitored.model.version, certificate.full_digest, monitored.model.full_inputs
+    )
     # The caller of the request does not wait for an audit, and its trace does not contain one.
     sent = replace(escalation, request_id=new_request_id(), trace=None)
     if covered and monitored.certificate_state.threshold is None:  # it tests the promise
@@ -277,7 +279,9 @@ def _audit_of(
 
 def _rollout_audit_of(model: DeviceModel, request: InferRequest, row: Row, edge: ModelOutput, share: float) -> Audit:
     """Returns the audit of a drawn row that tests no certificate; see `_audit_of`."""
-    escalation = escalation_of(request.take([row.position]), model.version, model.manifest.full_digest)
+    escalation = escalation_of(
+        request.take([row.position]), model.version, model.manifest.full_digest, model.full_inputs
+    )
     return Audit(
         model=model,
         monitored=None,
@@ -293,10 +297,12 @@ def _rollout_audit_of(model: DeviceModel, request: InferRequest, row: Row, edge:
     )
 
 
-def _row_bytes(tensor: Tensor, position: int) -> int:
-    """Size of one row's payload."""
-    array = tensor.array
-    if not array.dtype.hasobject:
-        return array.nbytes // len(array)
-    size_bytes: int = sum(map(len, array[position : position + 1].flat))
+def _row_bytes(request: InferRequest, names: Collection[str], position: int) -> int:
+    """Size of one row's payload for the full model."""
+    size_bytes = 0
+    for tensor in request.inputs:
+        if tensor.name in names:
+            array = tensor.array
+            is_text = array.dtype.hasobject
+            size_bytes += sum(map(len, array[position : position + 1].flat)) if is_text else array.nbytes // len(array)
     return size_bytes

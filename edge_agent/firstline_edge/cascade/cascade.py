@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from firstline_core.bundle.loading import declared_input
+from firstline_core.bundle.loading import declared_inputs
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (
@@ -34,7 +34,7 @@ from firstline_core.processing.decoding import ImageDecoding, is_light
 from firstline_core.processing.image_header import NO_COST
 from firstline_core.routing import policy
 from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicyState, RowEvidence
-from firstline_core.types import InferResponse, Privacy, Reason, Route, Tier
+from firstline_core.types import InferResponse, Privacy, Reason, Tier, take_rows
 from firstline_edge.adaptation.variants import Chooser
 from firstline_edge.audits.certificate_states import CLEAR, CertificateState, CertificateStates
 from firstline_edge.budgets.spending import Spending
@@ -42,14 +42,14 @@ from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.escalation import Audits, Escalation, shedding_error
 from firstline_edge.cascade.hedging import Hedge, Hedging
 from firstline_edge.models.models import DeviceModel, EdgeModel, Models
-from firstline_edge.requests.context import ModelOutput, RequestContext, Row, attempt, content_digests, result_key
+from firstline_edge.requests.context import ModelOutput, RequestContext, Row, attempt, result_key, rows_of
 from firstline_edge.requests.deadline import within
 from firstline_edge.requests.single_flight import SingleFlight
 from firstline_edge.settings.settings import PolicySection
 
 # Looking a member up in its enumeration takes as long as reading a clock.
 _EDGE, _CACHE, _CLOUD = Tier.EDGE, Tier.CACHE, Tier.CLOUD
-_AUTO, _ANY, _LOCAL_ONLY = Route.AUTO, Privacy.ANY, Privacy.LOCAL_ONLY
+_LOCAL_ONLY = Privacy.LOCAL_ONLY
 _NO_ROWS = ((), (0,))
 _CONFIDENT, _DENIED = Decision(_EDGE, Reason.CONFIDENT), Decision(_EDGE, Reason.BUDGET)
 _TOO_HEAVY = Decision(_CLOUD, Reason.HEAVY)
@@ -109,14 +109,19 @@ class Cascade:
         model = self._models.find(request.model, request.version)
         if model is not None:
             model = self._variant_of(context, model)
-        edge = model.edge if model is not None else None
+        edge, partial = model.edge if model is not None else None, False
+        if model is not None:
+            names = edge.loaded.input_names if edge is not None else tuple(model.full_inputs)
+            context.inputs = declared_inputs(request, model.manifest, names)
+            partial = not context.inputs.keys() >= model.full_inputs
 
         # 1. What the request alone decides. A request that is bound to this device is refused if it cannot run here.
         decision = policy.before(
             request.route,
             request.privacy,
             holds_model=edge is not None,
-            size_bytes=request.size_bytes,
+            partial=partial,
+            size_bytes=request.size_bytes if edge is None else edge.size_bytes(request),
             limit_bytes=self._limit_bytes,
         )
         if model is None:
@@ -124,10 +129,7 @@ class Cascade:
         asks_edge = edge is not None and (decision is None or decision.tier is _EDGE)
         if asks_edge:
             context.turn_to(_EDGE, None if decision is None else decision.reason)
-        context.rows = [
-            Row(position, content)
-            for position, content in enumerate(content_digests(declared_input(request, model.manifest)))
-        ]
+        context.rows = rows_of(context.inputs, names, model.full_inputs)
 
         hedge: Hedge | None = None
         missing: Sequence[Row] = ()
@@ -136,14 +138,14 @@ class Cascade:
             if edge is not None and asks_edge:
                 missing = self._edge_runs.fill_from_cache(context, edge, context.rows)
                 if missing:
-                    if not context.shedding and not edge.quick(request):
+                    if decision is None and not context.shedding and not edge.quick(request):
                         hedge = self._hedging.start(request, model, edge, missing, context.deadline_s)
                     await self._run_edge(context, edge, missing, hedge, bound_to_device=decision is not None)
 
             # 3. Row by row, the edge answer or an escalation. An output of the full model may be in the cache.
             escalated = self._decisions.decide(context, model, decision, hedge)
             self._audits.observe_decisions(request, model, context.rows)
-            if edge is not None and missing and request.route is _AUTO and request.privacy is _ANY:
+            if edge is not None and missing and decision is None:
                 edge.escalation_rate.add(hit=bool(escalated) or (hedge is not None and hedge.joined))
             if hedge is not None:
                 self._hedging.conclude(hedge, escalated, context.attempts)
@@ -222,7 +224,7 @@ class EdgeRuns:
         started_s = self._clock.monotonic_s()
         missing: list[Row] = []
         for row in rows:
-            row.edge, row.edge_tier = self._cache.get(result_key(row.content, edge.digest)), _CACHE
+            row.edge, row.edge_tier = self._cache.get(result_key(row.edge_content, edge.digest)), _CACHE
             if row.edge is None:
                 missing.append(row)
         if len(missing) < len(rows):
@@ -256,32 +258,32 @@ class EdgeRuns:
             self._spending.charge_runs(len(rows))
         for row, output in zip(rows, outputs, strict=True):
             row.edge, row.edge_tier = output, _EDGE
-            self._cache.put(result_key(row.content, edge.digest), output, private=private)
+            self._cache.put(result_key(row.edge_content, edge.digest), output, private=private)
 
     async def _outputs(
         self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row], hedge: Hedge | None
     ) -> Sequence[ModelOutput]:
         """Runs the edge model, on the event loop or in a thread; equal rows in threads are computed once."""
-        request, tensor = context.request, context.request.inputs[0]
+        request, inputs = context.request, context.inputs
         cost, light = NO_COST, True
         if edge.loaded.decodes_images:
-            cost = await self._decoding.cost(edge.loaded, tensor, request.size_bytes, request.principal)
+            cost = await self._decoding.cost(edge.loaded, inputs, request.size_bytes, request.principal)
             light = is_light(cost)
         if light and edge.quick(request):
             # It runs at once, so that no other request can ask for the same row meanwhile.
-            batch = tensor if len(rows) == len(context.rows) else tensor.take([row.position for row in rows])
+            batch = inputs if len(rows) == len(context.rows) else take_rows(inputs, [row.position for row in rows])
             return edge.run(batch, edge.measured_ms(request, len(rows)) / 1000)
 
         async def compute(positions: Sequence[int]) -> list[ModelOutput]:
             taken = [rows[position].position for position in positions]
             measured_s = edge.measured_ms(request, len(positions)) / 1000
             async with self._decoding.prepared(
-                edge.loaded, tensor.take(taken), cost.take(taken), request.principal, context.deadline_s
+                edge.loaded, take_rows(inputs, taken), cost.take(taken), request.principal, context.deadline_s
             ) as prepared:
                 return await edge.run_in_thread(prepared, context.deadline_s, measured_s)
 
         async def run_until(until_s: float) -> list[ModelOutput]:
-            run = self._runs.run([result_key(row.content, edge.digest) for row in rows], compute)
+            run = self._runs.run([result_key(row.edge_content, edge.digest) for row in rows], compute)
             return await within(self._clock, until_s, run, _LATE)
 
         if hedge is not None:

@@ -163,7 +163,7 @@ class Escalation:
                 row.accept_edge(reason, digest, Status.PROVISIONAL)
             response = context.answer(model.version, durable=True)
             positions = tuple(row.position for row in waiting)
-            escalation = escalation_of(context.request.take(positions), model.version, full_digest)
+            escalation = escalation_of(context.request.take(positions), model.version, full_digest, model.full_inputs)
             try:
                 await self._promises.put(OutboxItem(escalation, positions, response, self._clock.wall_s()))
                 return response

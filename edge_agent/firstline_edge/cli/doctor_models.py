@@ -106,7 +106,7 @@ def _measure(bundle: Bundle, model: Model, options: RuntimeOptions) -> tuple[flo
     """Returns milliseconds of one row (None if no row is typical), and the provider."""
     loaded = load_model(bundle, model, options)
     try:
-        measured = quickest_ms(bundle.manifest, loaded, loaded.predict, _RUNS)
+        measured = quickest_ms(loaded, loaded.predict, _RUNS)
         return measured and measured[0], loaded.runtime.provider
     finally:
         loaded.close()

@@ -306,7 +306,7 @@ class CloudClient:
 
         async def compute(indices: Sequence[int]) -> list[tuple[ModelOutput, str]]:
             escalated = request.take([rows[index].position for index in indices])
-            sent = escalation_of(escalated, model.version, digest, self._contracts.alarm_of(model))
+            sent = escalation_of(escalated, model.version, digest, model.full_inputs, self._contracts.alarm_of(model))
             try:
                 response = await self._call(sent, deadline_s, attempts, manifest.outputs_of(manifest.full))
             except FirstlineError as error:

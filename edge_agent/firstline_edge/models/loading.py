@@ -22,12 +22,11 @@ from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, lo
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, certificate_problem, valid_certificate
 from firstline_core.bundle.store import Bundle, declared, open_bundle
 from firstline_core.errors import FirstlineError, UpdateError
-from firstline_core.processing.trial import typical_row
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Scores
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import InferRequest, Tensor
+from firstline_core.types import Arrays, payload_bytes
 from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.models import DeviceModel, EdgeModel, Models, Pace, Problem
 from firstline_edge.models.profiles import Profiles, fastest_options, known_point
@@ -185,11 +184,11 @@ def _measured(
         row_ms, sample_bytes = point.query.quantiles_ms[0], point.moved.received_bytes
     else:
 
-        def scored(tensor: Tensor) -> Scores:
-            prediction = loaded.predict(tensor)
+        def scored(inputs: Arrays) -> Scores:
+            prediction = loaded.predict(inputs)
             return score(prediction.outputs, prediction.evidence)
 
-        measured = quickest_ms(manifest, loaded, scored, _MEASURED_RUNS)
+        measured = quickest_ms(loaded, scored, _MEASURED_RUNS)
         row_ms, sample_bytes = measured or (math.inf, 1)
     edge = EdgeModel(
         loaded=loaded,
@@ -229,33 +228,25 @@ def _evidence_digest(manifest: Manifest, loaded: LoadedModel) -> str:
 _WARM_UP_RUNS = 2  # the first runs allocate and compile
 
 
-def quickest_ms(
-    manifest: Manifest, loaded: LoadedModel, run: Callable[[Tensor], object], runs: int
-) -> tuple[float, int] | None:
+def quickest_ms(loaded: LoadedModel, run: Callable[[Arrays], object], runs: int) -> tuple[float, int] | None:
     """Returns the milliseconds of one row, and that row's bytes; None if no row is typical.
 
     The shortest run counts, as with `timeit`: longer runs were delayed by other work of the machine.
 
     Args:
-        manifest: of the bundle.
-        loaded: its model, whose input is used.
+        loaded: the model, for whose inputs a row is made up.
         run: the call to measure.
         runs: number of measured calls.
     """
-    tensor = sample_input(manifest, loaded)
-    if tensor is None:
+    inputs = loaded.typical_inputs()
+    if inputs is None:
         return None
     spent_ms: list[float] = []
     for _ in range(_WARM_UP_RUNS + runs):
         started_s = time.perf_counter()
-        run(tensor)
+        run(inputs)
         spent_ms.append((time.perf_counter() - started_s) * 1000)
-    return min(spent_ms[_WARM_UP_RUNS:]), InferRequest(manifest.name, (tensor,), "").size_bytes
-
-
-def sample_input(manifest: Manifest, loaded: LoadedModel) -> Tensor | None:
-    """Returns one row as clients send it; None if the sizes are free, so that no size is typical."""
-    return typical_row(manifest.input, loaded.model.preprocess, loaded.input.shape)
+    return min(spent_ms[_WARM_UP_RUNS:]), payload_bytes(inputs.values())
 
 
 _STATM = Path("/proc/self/statm")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.base import runs_on_loop
 from firstline_core.runtime.select import PLATFORMS
-from firstline_core.types import Arrays, InferRequest, ModelMetadata, Tensor, slice_rows
+from firstline_core.types import Arrays, InferRequest, ModelMetadata, payload_bytes, slice_rows
 from firstline_edge.models.workers import Workers
 from firstline_edge.requests.context import ModelOutput
 
@@ -33,6 +34,7 @@ _LEAST_WEIGHT = 4.0
 _DECAY = 2.0 ** (-1 / _HALF_LIFE_COUNT)
 _PACE_STEP, _PACE_LIMIT = 1.05, 1e6
 _SURE = 0.95
+_ARRAY = attrgetter("array")
 _LATE_STEP = _PACE_STEP ** ((1 - _SURE) / _SURE)
 
 
@@ -146,9 +148,18 @@ class EdgeModel:
         """Returns the time that 95 % of such runs do not exceed, for deadlines."""
         return self.pace.sure * self.measured_ms(request, rows)
 
+    def size_bytes(self, request: InferRequest) -> int:
+        """Returns the bytes of payload that this model reads."""
+        names, inputs = self.loaded.input_names, request.inputs
+        return payload_bytes(
+            map(_ARRAY, inputs)
+            if len(inputs) == len(names)
+            else [tensor.array for tensor in inputs if tensor.name in names]
+        )
+
     def measured_ms(self, request: InferRequest, rows: int) -> float:
         """Returns the shortest time of this many rows. Decoding grows with the bytes."""
-        return rows * self.row_measured_ms(request.size_bytes / request.rows)
+        return rows * self.row_measured_ms(self.size_bytes(request) / request.rows)
 
     def row_measured_ms(self, size_bytes: float) -> float:
         """Returns the shortest time of one row of this many bytes."""
@@ -159,11 +170,11 @@ class EdgeModel:
         """Returns whether the request runs on the event loop."""
         return runs_on_loop(self.expected_ms(request, request.rows) / 1000)
 
-    def run(self, tensor: Tensor, measured_s: float = math.inf) -> list[ModelOutput]:
+    def run(self, inputs: Arrays, measured_s: float = math.inf) -> list[ModelOutput]:
         """Returns the model's output for each row.
 
         Args:
-            tensor: the rows.
+            inputs: of the rows, by name.
             measured_s: see `measured_ms`; the pace follows how much longer it took.
 
         Raises:
@@ -171,7 +182,7 @@ class EdgeModel:
             InferenceError: the runtime failed.
         """
         started_s = time.perf_counter()
-        prediction = self.loaded.predict(tensor)
+        prediction = self.loaded.predict(inputs)
         outputs, evidence = prediction.outputs, prediction.evidence
         scores = self.score(outputs, evidence).tolist()
         self.pace.ran(time.perf_counter() - started_s, measured_s)
@@ -194,7 +205,7 @@ class EdgeModel:
         return supposed
 
     async def run_in_thread(
-        self, tensor: Tensor, deadline_s: float = math.inf, measured_s: float = 0.0
+        self, inputs: Arrays, deadline_s: float = math.inf, measured_s: float = 0.0
     ) -> list[ModelOutput]:
         """Runs off the event loop; not at all if the deadline passes first. See `Workers.run`.
 
@@ -202,7 +213,7 @@ class EdgeModel:
             QueueFullError: too many runs wait already.
             DeadlineExceededError: its turn came too late.
         """
-        return await self.workers.run(partial(self.run, measured_s=measured_s), tensor, deadline_s, measured_s)
+        return await self.workers.run(partial(self.run, measured_s=measured_s), inputs, deadline_s, measured_s)
 
 
 _NONE: Mapping[str, DeviceModel] = MappingProxyType({})
@@ -223,6 +234,7 @@ class DeviceModel:
 
     Attributes:
         manifest, version: of the bundle.
+        full_inputs: names of the inputs that the full model reads; of all inputs if the bundle has no full model.
     """
 
     bundle: Bundle
@@ -231,9 +243,11 @@ class DeviceModel:
     variants: VariantSet | None = None
     manifest: Manifest = field(init=False)
     version: str = field(init=False)
+    full_inputs: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "manifest", self.bundle.manifest)
+        object.__setattr__(self, "full_inputs", frozenset(self.manifest.full_inputs))
         object.__setattr__(self, "version", str(self.manifest.version))
 
     @property
@@ -254,7 +268,7 @@ class DeviceModel:
             name=self.manifest.name,
             versions=(self.version,),
             platform=PLATFORMS[self.edge.loaded.model.runtime] if self.edge else "firstline",
-            inputs=(self.manifest.input_spec,),
+            inputs=self.manifest.input_tensors,
             outputs=self.manifest.task.outputs,
             labels=self.manifest.labels,
             task=self.manifest.task,

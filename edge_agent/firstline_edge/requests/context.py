@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,7 +111,8 @@ class Row(Struct, eq=False):
 
     Args:
         position: in the request.
-        content: sha256 of the row, from `content_digests`.
+        content: sha256 of the row in the inputs that the full model reads, from `content_digests`.
+        edge_content: the same for the inputs that the edge model reads.
         edge: the edge model's output, once it ran or was found in the cache.
         edge_tier: CACHE if it was found there, EDGE if the model ran.
         reason: the policy's, for the tier that it chose.
@@ -121,6 +122,7 @@ class Row(Struct, eq=False):
 
     position: int
     content: bytes
+    edge_content: bytes
     edge: ModelOutput | None = None
     edge_tier: Tier = Tier.EDGE
     reason: Reason = Reason.UNCERTAIN
@@ -164,6 +166,7 @@ class RequestContext(Struct, eq=False):
     Args:
         request: as the caller sent it.
         deadline_s: on the monotonic clock.
+        inputs: of the request by name, in the manifest's order; empty until the model is found on this device.
         rows: the request's rows in order; empty until the model is found on this device.
         attempts: all tries so far.
         tier: the tier that was to answer last; None if the request was refused before any.
@@ -176,6 +179,7 @@ class RequestContext(Struct, eq=False):
 
     request: InferRequest
     deadline_s: float
+    inputs: Arrays = {}
     rows: list[Row] = []
     attempts: list[Attempt] = []
     tier: Tier | None = None
@@ -274,16 +278,47 @@ def summarise(
     )
 
 
-def content_digests(tensor: Tensor) -> list[bytes]:
-    """Returns the sha256 of each row, over the input's name, datatype, row shape and content, which is not copied.
+def rows_of(inputs: Arrays, edge_names: Collection[str], full_names: Collection[str]) -> list[Row]:
+    """Returns the rows of a request.
 
-    Every field is preceded by its length, so that two different rows never hash the same bytes.
+    Args:
+        inputs: of the request, by name, in the manifest's order.
+        edge_names: of the inputs that the edge model reads.
+        full_names: of the inputs that the full model reads; without all of them it is not asked.
     """
-    array = tensor.array
-    if len(array) == 1:
-        return [_content_digest(tensor.name, array)]
-    # A slice, unlike an index, is an array whatever the number of axes.
-    return [_content_digest(tensor.name, array[position : position + 1]) for position in range(len(array))]
+    of_edge = contents = content_digests(inputs, edge_names)
+    full_set = set(full_names)
+    if full_set != set(edge_names) and inputs.keys() >= full_set:
+        contents = content_digests(inputs, full_set)
+    rows: list[Row] = []
+    for position, content in enumerate(contents):
+        rows.append(Row(position, content, of_edge[position]))
+    return rows
+
+
+def content_digests(inputs: Arrays, names: Collection[str]) -> list[bytes]:
+    """Returns the sha256 of each row, over name, datatype, row shape and content of inputs, which are not copied.
+
+    Every field is preceded by its length, so that two different rows never hash the same bytes. The digest of several
+    inputs is that of their digests, in the order of `inputs`.
+
+    Args:
+        inputs: of a request, by name.
+        names: of the inputs that count, of which there is at least one; others are ignored.
+    """
+    digests: list[list[bytes]] = []
+    for name, array in inputs.items():
+        if name not in names:
+            continue
+        if len(array) == 1:
+            digests.append([_content_digest(name, array)])
+        else:  # a slice, unlike an index, is an array whatever the number of axes
+            digests.append([_content_digest(name, array[at : at + 1]) for at in range(len(array))])
+    return (
+        digests[0]
+        if len(digests) == 1
+        else [hashlib.sha256(_fields(*row)).digest() for row in zip(*digests, strict=True)]
+    )
 
 
 def result_key(content: bytes, answering_digest: str) -> bytes:

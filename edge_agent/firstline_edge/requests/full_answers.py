@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -37,17 +37,21 @@ from firstline_core.types import (
 from firstline_edge.requests.context import summarise
 
 
-def escalation_of(request: InferRequest, version: str, full_digest: str, alarm: str = "") -> InferRequest:
+def escalation_of(
+    request: InferRequest, version: str, full_digest: str, inputs: Collection[str] | None = None, alarm: str = ""
+) -> InferRequest:
     """Returns the request to the gateway: this version, this full model, all outputs, without the caller's preferences.
 
     Args:
         request: of the caller.
         version: of the bundle.
         full_digest: of the full model that the bundle names.
+        inputs: names of those that the full model reads; None for all of the request.
         alarm: the edge variant whose promise this device's own audits broke; "" for none.
     """
     return replace(
         request,
+        inputs=request.inputs if inputs is None else tuple([each for each in request.inputs if each.name in inputs]),
         id="",
         version=version,
         full_model_digest=full_digest,

@@ -27,7 +27,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
-from firstline_core.types import Array, Tensor
+from firstline_core.types import Array, Arrays
 
 CALIBRATION_ROWS = 400
 SENSITIVITY_ROWS = 300
@@ -69,7 +69,7 @@ class Work(Struct, frozen=True):
     options: RuntimeOptions
     report: Callable[[str], None]
     progress: Callable[[int, int], None]
-    trial: Tensor
+    trial: Arrays
     lesson: Lesson | None = None
     checkpoints: Path | None = None
 
@@ -86,7 +86,7 @@ def make_candidates(work: Work, parts: Parts) -> list[Candidate]:
         ready = Path(folder) / f"ready.{work.source.runtime}"
         with closing(load_model(work.bundle, work.source, work.options)) as loaded:
             limit = None if work.lesson is not None else CALIBRATION_ROWS + SENSITIVITY_ROWS
-            rows = preprocessed_rows(loaded, parts.make, (work.bundle.manifest.input,), limit, Path(folder) / "rows")
+            rows = preprocessed_rows(loaded, parts.make, work.bundle.manifest.inputs, limit, Path(folder) / "rows")
         if work.source.runtime == "tflite":
             tflite_techniques.prepared(file, ready)
             return [_plain(work, name, make, ready, rows) for name, make in tflite_techniques.TECHNIQUES.items()]

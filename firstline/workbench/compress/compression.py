@@ -170,13 +170,13 @@ def compress(
     truth = dataset.required_truth(manifest.task)
     target = target_of(profile, manifest, Tree()) if profile is not None else None
     report("Reading the data")
-    parts = split_data(dataset, (manifest.input,), seed)
+    parts = split_data(dataset, manifest.inputs, seed)
     copy = _copied(bundle, folder)
     for model in manifest.models:
         load_model(copy, model, options).close()  # fail now, not after minutes
     rows_checked = require_independent_rows(bundle, manifest.models, parts.make, options)
     counts = (len(parts.make), len(parts.judge), len(parts.certify))
-    data = {"seed": str(seed), "data_sha256": dataset.digest((manifest.input,), truth)}
+    data = {"seed": str(seed), "data_sha256": dataset.digest(manifest.inputs, truth)}
     data |= {f"{name}_rows": str(rows) for name, rows in zip(("make", "judge", "certify"), counts, strict=True)}
     trial = data_rows(parts.make, bundle)
     work = Work(copy, source, data, options, report, progress, trial, lesson, checkpoints)

@@ -126,14 +126,14 @@ def measure_in_turns(bundle: Bundle, models: Sequence[Model], dataset: Dataset, 
         for model in models:
             loaded = load_model(bundle, model, options)
             stack.callback(loaded.close)
-            ready.append((model.id, loaded, preprocessed_rows(loaded, dataset, (bundle.manifest.input,), 1)))
+            ready.append((model.id, loaded, preprocessed_rows(loaded, dataset, bundle.manifest.inputs, 1)))
         taken: dict[str, list[float]] = {name: [] for name, _, _ in ready}
         start_s = time.perf_counter()
         for done in range(_TURNS):
             if done >= _LEAST_TURNS and time.perf_counter() - start_s > _TURNS_S:
                 break
             for name, loaded, rows in ready:
-                feed = {loaded.input.name: rows}
+                feed = {loaded.inputs[0].port.name: rows}
                 _warmed(loaded, feed)
                 began_s = time.perf_counter()
                 loaded.runtime.run(feed)

@@ -20,7 +20,7 @@ from firstline.workbench.certify import Certification, EdgeContract, Terms, cert
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.data.sample import Sample
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.observe import naming_sample
+from firstline.workbench.observe import arrays_of, naming_sample
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
@@ -118,7 +118,7 @@ def _prepared(model: LoadedModel, dataset: Dataset, inputs: Sequence[InputSpec])
     shape: tuple[int, ...] | None = None
     for sample, given in dataset.rows(inputs):
         with naming_sample(sample, dataset):
-            (row,) = model.prepare(next(iter(given.values())))[model.input.name]
+            (row,) = model.prepare(arrays_of(given))[model.inputs[0].port.name]
         if row.shape != (shape := shape or row.shape):
             raise ConfigError(
                 f"{dataset.place_of(sample)} becomes a row of shape {list(row.shape)}, and the first "

@@ -85,7 +85,7 @@ def start_of(manifest: Manifest, source: Model, wanted: str) -> Model:
         )
     if (start.runtime, start.precision) != ("onnx", "fp32"):
         raise ConfigError(f"'{wanted}' is {start.precision} of {start.runtime}; a student starts as ONNX in fp32.")
-    if (start.preprocess, start.postprocess) != (source.preprocess, source.postprocess):
+    if (start.presteps, start.postprocess) != (source.presteps, source.postprocess):
         raise ConfigError(f"'{wanted}' is fed or read otherwise than '{source.id}', which is to teach it.")
     return start
 

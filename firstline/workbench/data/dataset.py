@@ -36,7 +36,7 @@ from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.boxes import BOXES
 from firstline_core.processing.image_header import read_header
 from firstline_core.processing.steps import InputSpec
-from firstline_core.processing.trial import bytes_tensor
+from firstline_core.processing.trial import bytes_rows
 from firstline_core.tasks.anomaly import SEQUENCE, TIME
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import LABEL, UNLABELLED
@@ -134,7 +134,7 @@ class Dataset:
                 raise ConfigError(self._lacks(spec))
         contents = self.contents() if from_files else (b"" for _ in self.samples)
         for sample, content in zip(self.samples, contents, strict=True):
-            row = {spec.name: bytes_tensor(spec.name, [content]) for spec in from_files}
+            row = {spec.name: Tensor(spec.name, bytes_rows([content])) for spec in from_files}
             for spec in inputs:
                 if (values := columns.get(spec.name)) is not None:
                     where = f"{self.place_of(sample)}, column '{spec.name}',"

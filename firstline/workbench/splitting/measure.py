@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.data.dataset import Dataset
-from firstline.workbench.observe import Progress
+from firstline.workbench.observe import Progress, arrays_of
 from firstline.workbench.splitting.checkpoint import Checkpoint
 from firstline.workbench.splitting.graphs import onnx_cut, onnx_points, tflite_cut, tflite_points
 from firstline_core.bundle.loading import LoadedModel, load_model
@@ -27,7 +27,7 @@ from firstline_core.planning.split import Cut, Form, FormName, Splits
 from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.tasks.classification import LABEL
-from firstline_core.types import PROBABILITIES, Array, Arrays, Tensor, payload_bytes
+from firstline_core.types import PROBABILITIES, Array, Arrays, payload_bytes
 
 AUTO = "auto"
 _NARROWER = 0.9
@@ -78,7 +78,7 @@ class Halves:
 
     def finish(self, tensor: Array, whole: LoadedModel) -> Arrays:
         """Computes the whole model's answer from the tensor."""
-        return whole.finish(self.tail.run({self.tail.inputs[0].name: tensor}), {whole.input.name: tensor})
+        return whole.finish(self.tail.run({self.tail.inputs[0].name: tensor}), {whole.inputs[0].port.name: tensor})
 
 
 class _Measurements:
@@ -128,13 +128,13 @@ def measure_splits(
         whole = load_model(bundle, model, options)
         stack.callback(whole.close)
         truth = dataset.truth(bundle.manifest.task)
-        rows = [next(iter(row.values())) for _, row in dataset.rows((bundle.manifest.input,))]
+        rows = [arrays_of(row) for _, row in dataset.rows(bundle.manifest.inputs)]
         tensors, found = chosen(bundle, whole, rows[0], at, options)
         cuts = [stack.enter_context(halves(bundle, tensor, options)) for tensor in tensors]
         _measure_row(whole, cuts, rows[0], _Measurements())  # the first run includes lazy initialisation
         measurements = _Measurements()
-        for done, tensor in enumerate(rows, 1):
-            _measure_row(whole, cuts, tensor, measurements)
+        for done, row in enumerate(rows, 1):
+            _measure_row(whole, cuts, row, measurements)
             progress(done, len(rows))
     labels = truth[LABEL] if truth is not None else None
     return Splits(
@@ -146,7 +146,7 @@ def measure_splits(
         threads=options.threads,
         prepare_ms=measurements.median_ms("prepare"),
         model_ms=measurements.median_ms("model"),
-        input_bytes=payload_bytes(row.array for row in rows) / len(rows),
+        input_bytes=sum(payload_bytes(row.values()) for row in rows) / len(rows),
         rows=len(rows),
         points=found,
         cuts=tuple(_cut_of(cut, measurements, labels) for cut in cuts),
@@ -162,8 +162,9 @@ def full_of(bundle: Bundle) -> Model:
     manifest = bundle.manifest
     if manifest.full is None:
         raise ConfigError(f"Bundle '{manifest.name}' has no full model to cut.")
-    if manifest.input.datatype != "BYTES":
-        raise ConfigError(f"The bundle's input '{manifest.input.name}' is {manifest.input.datatype}; data are images.")
+    if len(manifest.inputs) > 1 or manifest.inputs[0].kind != "image":
+        names = ", ".join(f"'{spec.name}' of kind {spec.kind}" for spec in manifest.inputs)
+        raise ConfigError(f"Only a full model of one image is cut, and the bundle takes {names}.")
     return manifest.full
 
 
@@ -189,7 +190,7 @@ def halves(bundle: Bundle, tensor: str, options: RuntimeOptions) -> Iterator[Hal
 
 
 def chosen(
-    bundle: Bundle, whole: LoadedModel, tensor: Tensor, at: str, options: RuntimeOptions
+    bundle: Bundle, whole: LoadedModel, inputs: Arrays, at: str, options: RuntimeOptions
 ) -> tuple[list[str], int]:
     """Returns the tensors to cut at, and the number of possible ones.
 
@@ -198,7 +199,7 @@ def chosen(
     """
     content = bundle.file(whole.model.artefact).read_bytes()
     if whole.model.runtime == "onnx":
-        points = onnx_points(content, whole.input.name, whole.output_names[0])
+        points = onnx_points(content, whole.inputs[0].port.name, whole.output_names[0])
     else:
         points = tflite_points(content)
     if not points:
@@ -207,7 +208,7 @@ def chosen(
         if at not in points:
             raise ConfigError(f"Model '{whole.model.id}' cannot be cut at '{at}', but at: {', '.join(points)}.")
         return [at], len(points)
-    rows = whole.prepare(tensor)
+    rows = whole.prepare(inputs)
     sizes = {}
     for point in points:
         with halves(bundle, point, options) as made:
@@ -229,11 +230,11 @@ def _cut(bundle: Bundle, model: Model, tensor: str) -> tuple[bytes, bytes]:
     content = bundle.file(model.artefact).read_bytes()
     if model.runtime == "tflite":
         return tflite_cut(content, tensor)
-    return onnx_cut(content, tensor, model.input, model.output)
+    return onnx_cut(content, tensor, model.inputs[0].tensor, model.output)
 
 
-def _measure_row(whole: LoadedModel, cuts: Sequence[Halves], tensor: Tensor, into: _Measurements) -> None:
-    rows = into.timed(("prepare",), whole.prepare, tensor)
+def _measure_row(whole: LoadedModel, cuts: Sequence[Halves], inputs: Arrays, into: _Measurements) -> None:
+    rows = into.timed(("prepare",), whole.prepare, inputs)
     into.classes[()].append(int(into.timed(("model",), whole.run, rows)[PROBABILITIES].argmax()))
     for cut in cuts:
         crossing = into.timed(("head", cut.tensor), cut.begin, rows)

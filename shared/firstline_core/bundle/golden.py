@@ -12,31 +12,47 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
 from firstline_core.storage.files import read_limited
 from firstline_core.tasks.base import Prediction, Task
-from firstline_core.types import DATATYPES, Array, Arrays, Tensor
+from firstline_core.types import DATATYPES, Array, Arrays
 
 GOLDEN_NAME = "golden.json"
 LIMIT_BYTES = 8 << 20
 ROWS_LIMIT = 64
 
 
+class GoldenInput(Struct, frozen=True, forbid_unknown_fields=True):
+    """The rows of one of the bundle's inputs.
+
+    Attributes:
+        rows: the elements of BYTES, such as encoded images; otherwise little-endian bytes in C order.
+        shape: of a row; () for BYTES and for single numbers.
+    """
+
+    rows: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
+    shape: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(max_length=8)] = ()
+
+
 class GoldenAnswers(Struct, frozen=True, forbid_unknown_fields=True):
     """The file's content.
 
     Attributes:
-        inputs: rows: encoded images if the bundle takes BYTES, otherwise little-endian bytes in C order.
+        inputs: by name; at least those that the edge variants read, with equal numbers of rows.
         outputs: by variant and name, see `to_compare`: nested lists, one entry for each row; BYTES in Base64.
-        shape: of a row; () for BYTES.
     """
 
-    inputs: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
+    inputs: Annotated[dict[str, GoldenInput], Meta(min_length=1)]
     outputs: dict[str, dict[str, list[Any]]]
-    shape: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(max_length=8)] = ()
+
+    @property
+    def rows(self) -> int:
+        """Returns the number of rows."""
+        return len(next(iter(self.inputs.values())).rows)
 
 
 def read_golden(bundle: Bundle, artefact: Artefact) -> GoldenAnswers:
@@ -57,21 +73,37 @@ def encode_golden(answers: GoldenAnswers) -> bytes:
     return msgspec.json.encode(answers) + b"\n"
 
 
-def tensor_of(answers: GoldenAnswers, spec: InputSpec) -> Tensor:
-    """Returns the inputs as the tensor of a request.
+def inputs_of(answers: GoldenAnswers, manifest: Manifest) -> Arrays:
+    """Returns the inputs by name, as a request has them.
 
     Raises:
-        IntegrityError: they do not fit the bundle's input.
+        IntegrityError: they do not fit the bundle's inputs.
     """
+    specs = {spec.name: spec for spec in manifest.inputs}
+    if unknown := sorted(set(answers.inputs) - set(specs)):
+        raise IntegrityError(f"The golden inputs have '{unknown[0]}', which the bundle does not take.")
+    if len({len(given.rows) for given in answers.inputs.values()}) > 1:
+        raise IntegrityError("The golden inputs have different numbers of rows.")
+    return {name: _rows_of(specs[name], given) for name, given in answers.inputs.items()}
+
+
+def _rows_of(spec: InputSpec, given: GoldenInput) -> Array:
     if spec.datatype == "BYTES":
-        array = np.empty(len(answers.inputs), object)
-        array[:] = answers.inputs
-        return Tensor(spec.name, array)
+        array = np.empty(len(given.rows), object)
+        array[:] = given.rows
+        return array
     try:
-        rows = [np.frombuffer(row, DATATYPES[spec.datatype]).reshape(answers.shape) for row in answers.inputs]
-        return Tensor(spec.name, np.ascontiguousarray(np.stack(rows)))
+        rows = [np.frombuffer(row, DATATYPES[spec.datatype]).reshape(given.shape) for row in given.rows]
+        return np.ascontiguousarray(np.stack(rows))
     except ValueError as error:
-        raise IntegrityError(f"The golden inputs are none of shape {list(answers.shape)}: {error}.") from error
+        raise IntegrityError(f"The golden inputs are none of shape {list(given.shape)}: {error}.") from error
+
+
+def golden_input(array: Array) -> GoldenInput:
+    """Returns the rows of one input, for the file."""
+    if array.dtype.hasobject:
+        return GoldenInput(tuple(array.ravel().tolist()))
+    return GoldenInput(tuple(row.tobytes() for row in array), tuple(array.shape[1:]))
 
 
 def to_compare(prediction: Prediction, task: Task) -> Arrays:

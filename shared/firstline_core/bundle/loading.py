@@ -5,27 +5,39 @@ A loaded model computes the task's outputs from the bundle's input. It is synchr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline_core.bundle.manifest import Manifest, Model, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
 from firstline_core.processing.boxes import InputSize
-from firstline_core.processing.compile import Preprocess, Step, compile_preprocess
-from firstline_core.processing.decoding import PreparedTensor
+from firstline_core.processing.compile import Preprocess, Step, check_needs, compile_preprocess
+from firstline_core.processing.decoding import PreparedRows
 from firstline_core.processing.image_header import NO_COST, ImageCost
-from firstline_core.processing.steps import CenterCrop, Decode, Graph, InputSpec, Layout, Resize, Windows
-from firstline_core.processing.trial import trial_input
+from firstline_core.processing.steps import (
+    CenterCrop,
+    Decode,
+    Graph,
+    InputSpec,
+    Layout,
+    ModelInput,
+    PreStep,
+    Resize,
+    Tokenize,
+    Windows,
+)
+from firstline_core.processing.trial import trial_input, typical_row
 from firstline_core.processing.windows import WINDOWS, combine_windows
 from firstline_core.protocol.tensors import shown
-from firstline_core.runtime.base import RowByRow, Runtime, fits, pick_port
+from firstline_core.runtime.base import RowByRow, Runtime, cast_feed, fits, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.tasks.base import ModelOutputs, Postprocess, Prediction, Scores, Task
@@ -34,28 +46,45 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import (
     DATATYPES,
     PROBABILITIES,
+    Array,
     Arrays,
     InferRequest,
     Tensor,
+    TensorSpec,
     all_finite,
     row_count,
 )
 
+_NAMES_SHOWN = 20
+# Kinds of numbers by the kind that they may become; see `cast_feed`.
+_CONVERTED_FROM = {"f": "fiu", "i": "iu", "u": "iu"}
 _HIGHEST = np.finfo(np.float32).max
 
 log = logger(__name__)
 
 
-def declared_input(request: InferRequest, manifest: Manifest) -> Tensor:
-    """Returns the request's tensor for the bundle's one input.
+def declared_inputs(request: InferRequest, manifest: Manifest, needed: Sequence[str]) -> Arrays:
+    """Returns the request's inputs by name, in the manifest's order.
+
+    Args:
+        request: from a client.
+        manifest: of its bundle.
+        needed: names of the inputs without which no answer is possible.
 
     Raises:
-        InvalidTensorError: the request has other inputs, or names an output that the bundle does not have.
+        InvalidTensorError: an input is missing, unknown, repeated or has another number of rows than the others, or
+            the request names an output that the bundle does not have.
     """
-    name = manifest.input.name
-    if len(request.inputs) != 1 or request.inputs[0].name != name:
-        given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
-        raise InvalidTensorError(f"Model '{manifest.name}' takes one input, '{name}'; the request has: {given}.")
+    given, inputs = dict[str, Array](), dict[str, Array]()  # loops, because comprehensions are calls before Python 3.12
+    for tensor in request.inputs:
+        given[tensor.name] = tensor.array
+    for spec in manifest.inputs:
+        if spec.name in given:
+            inputs[spec.name] = given[spec.name]
+    if len(inputs) != len(request.inputs) or not inputs.keys() >= set(needed):
+        raise _other_inputs(request, manifest, needed)
+    if len(inputs) > 1:
+        _check_rows(inputs)
     if request.outputs:
         names = [spec.name for spec in manifest.task.outputs]
         for output in request.outputs:
@@ -63,7 +92,113 @@ def declared_input(request: InferRequest, manifest: Manifest) -> Tensor:
                 raise InvalidTensorError(
                     f"Model '{manifest.name}' has no output {shown(output.name)}; it has: {', '.join(names)}."
                 )
-    return request.inputs[0]
+    return inputs
+
+
+def _other_inputs(request: InferRequest, manifest: Manifest, needed: Sequence[str]) -> InvalidTensorError:
+    known = [spec.name for spec in manifest.inputs]
+    sent = ", ".join([shown(tensor.name) for tensor in request.inputs[:_NAMES_SHOWN]])
+    if len(known) == 1:
+        return InvalidTensorError(f"Model '{manifest.name}' takes one input, '{known[0]}'; the request has: {sent}.")
+    enough = "" if len(needed) == len(known) else f" ({', '.join(map(repr, needed))} at least)"
+    return InvalidTensorError(
+        f"Model '{manifest.name}' takes the inputs {', '.join(map(repr, known))}{enough}, each once; the request has: "
+        f"{sent}."
+    )
+
+
+def _check_rows(inputs: Arrays) -> None:
+    first, *others = inputs
+    rows = inputs[first].shape[:1]
+    for name in others:
+        if inputs[name].shape[:1] != rows:
+            raise InvalidTensorError(
+                f"Input '{first}' has shape {list(inputs[first].shape)} and input '{name}' {list(inputs[name].shape)}; "
+                "all inputs of a request have the same number of rows, their first axis."
+            )
+
+
+class LoadedInput(Struct, frozen=True, eq=False):
+    """An input of a loaded model.
+
+    Attributes:
+        spec: the bundle's input that feeds it.
+        port: the model's input.
+        pre: from one to the other.
+        takes_pixels: whether encoded images may also be sent as pixels, UINT8 [rows, height, width, channels].
+        side: names of the arrays for the postprocessing that this input gives, see `processing/compile.py`.
+    """
+
+    spec: InputSpec
+    port: TensorSpec
+    pre: Preprocess
+    takes_pixels: bool
+    side: tuple[str, ...]
+
+    def check(self, inputs: Arrays) -> Tensor:
+        """Returns the bundle's input in its declared datatype.
+
+        Raises:
+            InvalidTensorError: it is absent, or not as declared.
+        """
+        spec = self.spec
+        array = inputs.get(spec.name)
+        if array is None:
+            raise InvalidTensorError(f"The model needs input '{spec.name}'; it was given: {', '.join(inputs)}.")
+        if array.ndim == 0 or array.shape[0] == 0:
+            raise InvalidTensorError(f"Input '{spec.name}' has no rows; send at least one.")
+        tensor = Tensor(spec.name, array)
+        if self.takes_pixels and spec.kind == "image" and array.dtype == np.uint8:
+            return tensor  # pixels of any size: preprocessing checks their axes
+        if array.dtype != (dtype := DATATYPES[spec.datatype]):
+            tensor = self._converted(tensor, dtype)
+        if not fits(array.shape, spec.shape):
+            raise InvalidTensorError(
+                f"Input '{spec.name}' has shape {list(array.shape)}, but the model takes {_sizes(spec.shape)}."
+            )
+        if dtype.kind == "f" and not all_finite(tensor.array):
+            raise self._not_finite(tensor)
+        return tensor
+
+    def _converted(self, tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:
+        """Returns numbers in the declared datatype: floats of another width, whole numbers as wider ones or floats."""
+        spec = self.spec
+        target = DATATYPES[spec.datatype].kind
+        if target not in _CONVERTED_FROM or tensor.array.dtype.kind not in _CONVERTED_FROM[target]:
+            alternative = " (encoded images) or UINT8 pixels" if self.takes_pixels and spec.kind == "image" else ""
+            raise InvalidTensorError(
+                f"Input '{spec.name}' is {spec.datatype}{alternative}, but was sent as {tensor.datatype}."
+            )
+        if target == "f" and tensor.array.dtype.kind == "f" and not all_finite(tensor.array):
+            raise self._not_finite(tensor)
+        return Tensor(spec.name, cast_feed(spec.name, tensor.array, dtype, "Input"))
+
+    def _not_finite(self, tensor: Tensor) -> InvalidTensorError:
+        finite = np.isfinite(tensor.array)
+        row = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
+        return InvalidTensorError(f"Row {row} of input '{tensor.name}' has NaN or infinity; send finite numbers.")
+
+    def prepare(self, tensor: Tensor, cost: ImageCost | None, model: str) -> Arrays:
+        """Returns the rows of the model's input, and the side arrays, by name.
+
+        Args:
+            tensor: from `check`.
+            cost: of its images; None to read their headers now.
+            model: id, for messages.
+
+        Raises:
+            InvalidTensorError: the rows do not fit the model.
+        """
+        (rows, side), port = self.pre.run(tensor, cost, self.side), self.port
+        if port.datatype == "BYTES":
+            rows = rows.reshape(len(rows), *(1,) * (len(port.shape) - 1))  # [n] or [n, 1] strings
+        shape = rows.shape if self.pre.windows is None else rows.shape[1:]
+        if not fits(shape, port.shape):
+            raise InvalidTensorError(
+                f"Input '{tensor.name}' becomes rows of shape {list(shape[1:])}, but model '{model}' takes "
+                f"{_sizes(port.shape[1:])}."
+            )
+        return {port.name: rows, **side}
 
 
 class LoadedModel:
@@ -75,7 +210,8 @@ class LoadedModel:
         batch: of the model, see `Model.batch`; `run` obeys it.
         task: of the bundle.
         declared: the declaration that the outputs satisfy.
-        input: of the model, for which `prepare` makes rows.
+        inputs: of the model, for which `prepare` makes rows.
+        input_names: of the bundle's inputs that the model reads.
         output_names: of the model's outputs that `run` reads.
         passed_over: of an edge variant: the preferred variants that do not load here, each with the reason.
         batch_s: measured seconds of batches by number of rows; empty without measurements.
@@ -90,7 +226,7 @@ class LoadedModel:
         model: Model,
         manifest: Manifest,
         runtime: Runtime,
-        pre: Preprocess,
+        inputs: tuple[LoadedInput, ...],
         post: Postprocess,
         resources: ExitStack[None],
     ) -> None:
@@ -100,60 +236,78 @@ class LoadedModel:
         self.task = manifest.task
         self.runtime = runtime
         self.declared = manifest.outputs_of(model)
-        self._spec = manifest.input
-        self._dtype = DATATYPES[manifest.input.datatype]
-        self._floats = self._dtype.kind == "f"
-        self._pixels_pass = any(isinstance(step, Decode) for step in model.preprocess)
-        self._pre, self._post = pre, post
-        self.decodes_images = pre.decoder is not None
-        self.input = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True)
+        self.inputs = inputs
+        self.input_names = model.input_names
+        self._decoders = tuple([each for each in inputs if each.pre.decoder is not None])
+        self.decodes_images = bool(self._decoders)
+        self._post = post
         self.output_names = post.reads
         self._resources = resources
 
-    def prepare(self, tensor: Tensor, cost: ImageCost | None = None) -> Arrays:
-        """Preprocesses a bundle input into rows for `run`.
+    def prepare(self, inputs: Arrays, cost: ImageCost | None = None) -> Arrays:
+        """Preprocesses the bundle's inputs into rows for `run`.
+
+        Numbers are converted to the declared datatype if they keep their values within rounding: floats of another
+        width, whole numbers of another width or as floats.
 
         Args:
-            tensor: as declared in the manifest; encoded images may also be pixels, UINT8 [rows, height, width,
-                channels].
-            cost: from `image_cost`, of this tensor; None to read the headers of its images now.
+            inputs: by name, as declared in the manifest; others than those that the model reads are ignored. Encoded
+                images may also be pixels, UINT8 [rows, height, width, channels].
+            cost: from `image_cost`, of these inputs; None to read the headers of the images now.
 
         Returns:
             The model's inputs by name, and the arrays that its postprocessing needs, such as `GEOMETRY`. If clips are
             cut into windows, the input is (rows, windows, ...).
 
         Raises:
-            InvalidTensorError: not this bundle's input; the message names the row if possible.
+            InvalidTensorError: not this bundle's inputs; the message names the row if possible.
             PayloadTooLargeError: an image over a limit.
         """
-        if isinstance(tensor, PreparedTensor):
-            if self.input.name in tensor.rows:
-                return tensor.rows
-            if tensor.sent is None:
-                raise InvalidTensorError(f"These rows were prepared for a model without an input '{self.input.name}'.")
-            tensor = tensor.sent  # the same model on another executor may name its input otherwise
-        self._check(tensor)
-        if cost is None and self._pre.decoder is not None:
-            cost = self._pre.decoder.cost(tensor)
-        rows, side = self._pre.run(tensor, cost, self._post.needs)
-        shape = rows.shape if self._pre.windows is None else rows.shape[1:]
-        if not fits(shape, self.input.shape):
-            raise InvalidTensorError(
-                f"Input '{tensor.name}' becomes rows of shape {list(shape[1:])}, but model '{self.model.id}' "
-                f"takes {_sizes(self.input.shape[1:])}."
-            )
-        return {self.input.name: rows, **side}
+        if isinstance(inputs, PreparedRows):
+            if not [each for each in self.inputs if each.port.name not in inputs]:
+                return inputs
+            if inputs.sent is None:
+                raise InvalidTensorError(
+                    f"These rows were prepared for a model without an input '{self.inputs[0].port.name}'."
+                )
+            inputs = inputs.sent  # the same model on another executor may name its inputs otherwise
+        if cost is None and self._decoders:
+            cost = self.image_cost(inputs)
+        rows: dict[str, Array] = {}
+        decoded = 0
+        for each in self.inputs:
+            of_input = cost
+            if cost is not None and cost.parts and each.pre.decoder is not None:
+                of_input, decoded = cost.parts[decoded], decoded + 1
+            rows |= each.prepare(each.check(inputs), of_input, self.model.id)
+        return rows
 
-    def image_cost(self, tensor: Tensor) -> ImageCost:
-        """Returns what decoding the rows of a bundle input costs, from their headers; `NO_COST` for numbers.
+    def image_cost(self, inputs: Arrays) -> ImageCost:
+        """Returns what decoding the rows of a request costs, from their headers; `NO_COST` for numbers.
 
         Raises:
             InvalidTensorError, PayloadTooLargeError: see `prepare`, as far as the headers tell.
         """
-        if self._pre.decoder is None or tensor.array.dtype.kind not in "Ou":  # `prepare` refuses others
-            return NO_COST
-        self._check(tensor)
-        return self._pre.decoder.cost(tensor)
+        costs = [each.pre.decoder.cost(each.check(inputs)) for each in self._decoders if each.pre.decoder is not None]
+        return ImageCost.joined(costs) if costs else NO_COST
+
+    def trial_inputs(self) -> Arrays | None:
+        """Returns one row of zeros of each of the bundle's inputs that the model reads; None for free sizes."""
+        return self._made_up(trial_input)
+
+    def typical_inputs(self) -> Arrays | None:
+        """Returns one row in the form that clients send, see `typical_row`; None for free sizes."""
+        return self._made_up(typical_row)
+
+    def _made_up(self, make: Callable[[InputSpec, Sequence[PreStep], tuple[int, ...]], Array | None]) -> Arrays | None:
+        made: dict[str, Array] = {}
+        for each, declared in zip(self.inputs, self.model.inputs, strict=True):
+            if each.spec.name not in made:
+                row = make(each.spec, declared.preprocess, each.port.shape)
+                if row is None:
+                    return None
+                made[each.spec.name] = row
+        return made
 
     def run(self, rows: Arrays) -> Arrays:
         """Runs the model.
@@ -170,9 +324,9 @@ class LoadedModel:
         """
         return self._checked(self.compute(rows)).outputs
 
-    def predict(self, tensor: Tensor) -> Prediction:
+    def predict(self, inputs: Arrays) -> Prediction:
         """Prepares and runs, see `prepare` and `run`; with the evidence for scores."""
-        return self._checked(self.compute(self.prepare(tensor)))
+        return self._checked(self.compute(self.prepare(inputs)))
 
     def finish(self, raw: Arrays, rows: Arrays) -> Arrays:
         """Postprocesses the outputs of a model that ran elsewhere, like `run`.
@@ -200,37 +354,15 @@ class LoadedModel:
 
     def feeds(self, rows: Arrays) -> Arrays:
         """Returns the part of the rows from `prepare` that the model itself takes."""
-        feed = rows[self.input.name]
-        return {self.input.name: feed.reshape(-1, *feed.shape[2:]) if WINDOWS in rows else feed}
+        feeds: dict[str, Array] = {}
+        for each in self.inputs:
+            feed = rows[each.port.name]
+            feeds[each.port.name] = feed.reshape(-1, *feed.shape[2:]) if WINDOWS in rows else feed
+        return feeds
 
     def close(self) -> None:
         """Frees the model and its graphs; calling it twice is harmless."""
         self._resources.close()
-
-    def _check(self, tensor: Tensor) -> None:
-        spec = self._spec
-        if tensor.name != spec.name:
-            raise InvalidTensorError(f"The model's input is '{spec.name}', not '{tensor.name}'.")
-        if tensor.array.ndim == 0 or tensor.array.shape[0] == 0:
-            raise InvalidTensorError(f"Input '{spec.name}' has no rows; send at least one.")
-        if self._pixels_pass and spec.datatype == "BYTES" and tensor.datatype == "UINT8":
-            return  # pixels of any size: preprocessing checks their axes
-        if tensor.datatype != spec.datatype:
-            alternative = " (encoded images) or UINT8 pixels" if self._pixels_pass else ""
-            raise InvalidTensorError(
-                f"Input '{spec.name}' is {spec.datatype}{alternative}, but was sent as {tensor.datatype}."
-            )
-        if not fits(tensor.shape, spec.shape):
-            raise InvalidTensorError(
-                f"Input '{spec.name}' has shape {list(tensor.shape)}, but the model takes {_sizes(spec.shape)}."
-            )
-        if self._floats and not all_finite(tensor.array):
-            raise self._not_finite(tensor)
-
-    def _not_finite(self, tensor: Tensor) -> InvalidTensorError:
-        finite = np.isfinite(tensor.array)
-        row = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
-        return InvalidTensorError(f"Row {row} of input '{tensor.name}' has NaN or infinity; send finite numbers.")
 
 
 def _sizes(shape: tuple[int, ...]) -> str:
@@ -277,7 +409,7 @@ def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedM
     runtime = load_runtime(bundle.file(model.artefact), model.runtime, options)
     loaded = load_around(runtime, bundle, model, options)
     try:
-        _warm_up(loaded, bundle.manifest.input)
+        _warm_up(loaded)
     except ModelLoadError:
         loaded.close()
         raise
@@ -302,6 +434,9 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
             resources.callback(graph.close)
             return _graph_step(_batched(graph, model), step.artefact.file)
 
+        def compile_steps(steps: Sequence[PreStep], spec: InputSpec) -> Preprocess:
+            return compile_preprocess(steps, spec, load_graph, options.images, bundle.read)
+
         post = bundle.manifest.task.postprocess(
             ModelOutputs(
                 f"Model '{model.id}'",
@@ -314,13 +449,11 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
             )
         )
         post = _of_windows(post, model, bundle.manifest.task)
-        pre = compile_preprocess(model.preprocess, bundle.manifest.input, load_graph, options.images, bundle.read)
-        pre.check(post.needs)
         loaded = LoadedModel(
             model=model,
             manifest=bundle.manifest,
             runtime=_batched(runtime, model),
-            pre=pre,
+            inputs=_loaded_inputs(bundle.manifest, model, runtime, compile_steps, post.needs),
             post=post,
             resources=resources,
         )
@@ -330,9 +463,11 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
 
 def _of_windows(post: Postprocess, model: Model, task: Task) -> Postprocess:
     """Returns a postprocessing that combines the answers to a clip's windows into one answer for the clip."""
-    steps = [step for step in model.preprocess if isinstance(step, Windows)]
+    steps = [step for step in model.presteps if isinstance(step, Windows)]
     if not steps:
         return post
+    if len(model.inputs) > 1:
+        raise ModelLoadError("Preprocessing: windows need a model with one input.")
     combine = steps[0].combine
     if post.needs or any(spec.datatype != "FP32" for spec in task.outputs):
         raise ModelLoadError(f"Preprocessing: windows cannot combine the outputs of the task {task.kind}.")
@@ -356,17 +491,57 @@ def _of_windows(post: Postprocess, model: Model, task: Task) -> Postprocess:
     return post._replace(run=run)
 
 
+Compile = Callable[[Sequence[PreStep], InputSpec], Preprocess]
+
+
+def _loaded_inputs(
+    manifest: Manifest, model: Model, runtime: Runtime, compile_steps: Compile, needs: tuple[str, ...]
+) -> tuple[LoadedInput, ...]:
+    """Returns a model's inputs with their preprocessing.
+
+    Raises:
+        ModelLoadError: an input of the model gets no data, or the steps do not fit.
+    """
+    what = f"Model '{model.id}'"
+    inputs: list[LoadedInput] = []
+    for declared in model.inputs:
+        spec, port = manifest.input(declared.name), pick_port(runtime.inputs, declared.tensor, what, "input")
+        pre = compile_steps(declared.preprocess, spec)
+        gives_text = spec.kind == "text" and not any(isinstance(step, Tokenize) for step in declared.preprocess)
+        if (port.datatype == "BYTES") != gives_text:
+            raise ModelLoadError(
+                f"{what}: its input '{port.name}' is {port.datatype}, and the bundle's input '{spec.name}' is of kind "
+                f"{spec.kind}; strings come from a text input without tokenize, and numbers do not."
+            )
+        takes_pixels = any(isinstance(step, Decode) for step in declared.preprocess)
+        side = tuple([name for name in needs if pre.gives(name)])
+        inputs.append(LoadedInput(spec, port, pre, takes_pixels, side))
+    fed = [each.port.name for each in inputs]
+    if unfed := [spec.name for spec in runtime.inputs if spec.name not in fed]:
+        raise ModelLoadError(
+            f"{what} has {len(runtime.inputs)} inputs, and {', '.join(map(repr, unfed))} get no data; feed each from "
+            "an input of the bundle, or export the model so that its graph holds them as constants."
+        )
+    check_needs([each.pre for each in inputs], needs)
+    return tuple(inputs)
+
+
 def _image_size(model: Model, runtime: Runtime) -> InputSize:
     """Returns the size of the images that a model takes."""
-    shape = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True).shape
-    channels_first = any(isinstance(step, Layout) and step.to == "NCHW" for step in model.preprocess)
+    image = next((each for each in model.inputs if _has_image_steps(each)), model.inputs[0])
+    shape = pick_port(runtime.inputs, image.tensor, f"Model '{model.id}'", "input").shape
+    channels_first = any(isinstance(step, Layout) and step.to == "NCHW" for step in image.preprocess)
     height, width = (shape[2:] if channels_first else shape[1:3]) if len(shape) == 4 else (-1, -1)
     if min(height, width) < 1:
-        last = [step for step in model.preprocess if isinstance(step, CenterCrop | Resize)][-1:]
+        last = [step for step in image.preprocess if isinstance(step, CenterCrop | Resize)][-1:]
         if not last or isinstance(last[0], CenterCrop):
             raise ModelLoadError(f"Model '{model.id}' takes images of any size; add resize to its preprocessing.")
         width, height = last[0].width, last[0].height
     return InputSize(width, height)
+
+
+def _has_image_steps(declared: ModelInput) -> bool:
+    return any(isinstance(step, Decode | CenterCrop | Resize) for step in declared.preprocess)
 
 
 def load_edge(
@@ -461,9 +636,9 @@ def _graph_step(graph: Runtime, file: str) -> Step:
     return lambda array: graph.run({feed: array})[output]
 
 
-def _warm_up(loaded: LoadedModel, spec: InputSpec) -> None:
+def _warm_up(loaded: LoadedModel) -> None:
     """Runs zeros through processing and model. The first run also includes the runtimes' lazy initialisation."""
-    trial = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
+    trial = loaded.trial_inputs()
     try:
         if trial is not None:
             loaded.compute(loaded.prepare(trial))

@@ -14,7 +14,16 @@ import msgspec
 from msgspec import Meta, Struct
 
 from firstline_core.errors import IntegrityError
-from firstline_core.processing.steps import Graph, InputSpec, LabelOffset, PostStep, PreStep, Softmax, WithFile
+from firstline_core.processing.steps import (
+    Graph,
+    InputSpec,
+    LabelOffset,
+    ModelInput,
+    PostStep,
+    PreStep,
+    Softmax,
+    WithFile,
+)
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
@@ -60,9 +69,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         id: unique in the bundle, e.g. "edge-int8" or "full".
         runtime: that loads it.
         precision: as measured on the artefact, for people ("fp32", "int8").
-        preprocess: from the bundle's input to the model's, in order.
+        inputs: of the model, each with its preprocessing.
         postprocess: from the model's output to the bundle's, in order.
-        input: name of the model's input; "" if it has only one.
         output: name of the model's output; "" if it has only one.
         measured: figures measured on this artefact, e.g. {"accuracy": 0.97}.
         certificate: of an edge variant. It may be void: see `certificate_problem`.
@@ -75,19 +83,33 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     artefact: Artefact
     runtime: Literal["onnx", "tflite"]
     precision: str
-    preprocess: tuple[PreStep, ...] = ()
+    inputs: Annotated[tuple[ModelInput, ...], Meta(min_length=1)]
     postprocess: tuple[PostStep, ...] = ()
-    input: str = ""
     output: str = ""
     measured: dict[str, float] = {}
     certificate: Certificate | None = None
     provenance: Provenance | None = None
     batch: Literal[1] | None = None
 
+    def __post_init__(self) -> None:
+        tensors = [each.tensor for each in self.inputs]
+        if len(tensors) > 1 and ("" in tensors or len(set(tensors)) != len(tensors)):
+            raise ValueError(f"model '{self.id}' has several inputs, so each names another `tensor`, got {tensors}")
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Returns the names of the bundle's inputs that this model reads, each once."""
+        return tuple(dict.fromkeys([each.name for each in self.inputs]))
+
+    @property
+    def presteps(self) -> tuple[PreStep, ...]:
+        """Returns the preprocessing steps of all inputs."""
+        return tuple([step for each in self.inputs for step in each.preprocess])
+
     @property
     def artefacts(self) -> tuple[Artefact, ...]:
         """Returns every file that this model needs."""
-        steps = (*self.preprocess, *self.postprocess)
+        steps = (*self.presteps, *self.postprocess)
         return (self.artefact, *(step.artefact for step in steps if isinstance(step, WithFile)))
 
     @property
@@ -105,9 +127,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         fields: list[object] = [
             self.artefact.sha256,
             self.runtime,
-            self.preprocess,
+            self.inputs,
             self.postprocess,
-            self.input,
             self.output,
         ]
         if self.batch is not None:
@@ -179,6 +200,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         task: kind of the answers, with its configuration, such as the labels of a classifier.
+        inputs: all that clients may send. A model reads some of them, see `Model.inputs`.
         edge: variants in order of preference; a device takes the first that it can load.
         full: the full model, if the bundle has one.
         golden: the data of the device's self-test; None if the bundle has none.
@@ -188,7 +210,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     version: Annotated[int, Meta(ge=1)]
     task: Task
-    input: InputSpec
+    inputs: Annotated[tuple[InputSpec, ...], Meta(min_length=1)]
     edge: tuple[Model, ...]
     full: Model | None = None
     policy: Policy = Policy()
@@ -202,6 +224,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a bundle needs an edge variant or a full model")
         if len(set(ids)) != len(ids):
             raise ValueError(f"model ids must differ, got {', '.join(ids)}")
+        self._check_inputs()
         kinds = (*self.task.score_kinds, "learned", *(("graph",) if self.task.graph_scores else ()))
         if self.policy.score.kind not in kinds:
             raise ValueError(f"policy.score.kind of this task is one of {', '.join(kinds)}")
@@ -216,6 +239,18 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
                 )
         if self.full is not None and self.full.certificate is not None:
             raise ValueError("a certificate belongs to an edge variant; the full model needs none")
+
+    def _check_inputs(self) -> None:
+        names = [spec.name for spec in self.inputs]
+        if len(set(names)) != len(names):
+            raise ValueError(f"names of inputs must differ, got {', '.join(names)}")
+        for model in self.models:
+            for name in model.input_names:
+                if name not in names:
+                    raise ValueError(f"model '{model.id}' reads input '{name}'; the bundle has: {', '.join(names)}")
+        read = {name for model in self.models for name in model.input_names}
+        if unread := [name for name in names if name not in read]:
+            raise ValueError(f"no model reads input '{unread[0]}'; remove it")
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -232,8 +267,18 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(dict.fromkeys(files))
 
     @property
-    def input_spec(self) -> TensorSpec:
-        return TensorSpec(self.input.name, self.input.datatype, self.input.shape)
+    def input_tensors(self) -> tuple[TensorSpec, ...]:
+        """Returns the declarations of the inputs, as V2 lists them."""
+        return tuple([spec.tensor for spec in self.inputs])
+
+    @property
+    def full_inputs(self) -> tuple[str, ...]:
+        """Returns the names of the inputs that the full model reads; of all inputs if the bundle has none."""
+        return self.full.input_names if self.full is not None else tuple([spec.name for spec in self.inputs])
+
+    def input(self, name: str) -> InputSpec:
+        """Returns one of the inputs."""
+        return next(spec for spec in self.inputs if spec.name == name)
 
     @property
     def labels(self) -> tuple[str, ...]:

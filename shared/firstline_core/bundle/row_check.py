@@ -17,7 +17,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError
 from firstline_core.processing.steps import Graph
 from firstline_core.runtime.row_operators import RowOperator, find_row_operator
-from firstline_core.types import Array, Arrays, Tensor, join_rows, row_count, slice_rows
+from firstline_core.types import Array, Arrays, join_rows, row_count, slice_rows, take_rows
 
 TOLERANCE = 1e-3
 """Largest difference of two outputs that agree, see `Task.difference`."""
@@ -69,32 +69,32 @@ class RowCheck(NamedTuple):
         return f"Model '{model}' answers row {row} differently ({how}) when it {when}{cause}."
 
 
-def check_model_rows(bundle: Bundle, loaded: LoadedModel, tensor: Tensor, *, limit_s: float = 2.0) -> RowCheck:
+def check_model_rows(bundle: Bundle, loaded: LoadedModel, inputs: Arrays, *, limit_s: float = 2.0) -> RowCheck:
     """Checks a loaded model, as the manifest says that it runs, with its processing.
 
     Args:
         bundle: has the model's files, in which the cause of a difference is looked for.
         loaded: the model.
-        tensor: inputs of the bundle; rows that differ in their magnitudes show more.
+        inputs: of the bundle, by name; rows that differ in their magnitudes show more.
         limit_s: limits the first of four passes over the rows; fewer rows run if they take longer.
 
     Raises:
-        InvalidTensorError: the tensor does not fit the bundle.
+        InvalidTensorError: the inputs do not fit the bundle.
         InferenceError: the model fails on a single row.
     """
 
-    def answer(part: Array) -> Arrays:
-        prediction = loaded.compute(loaded.prepare(Tensor(tensor.name, part)))
+    def answer(positions: Array) -> Arrays:
+        prediction = loaded.compute(loaded.prepare(take_rows(inputs, positions.tolist())))
         return {**prediction.outputs, **prediction.evidence}
 
-    found = check_rows(answer, tensor.array, loaded.task.difference, limit_s=limit_s)
+    found = check_rows(answer, np.arange(row_count(inputs)), loaded.task.difference, limit_s=limit_s)
     if found.depends_on == "nothing":
         return found
     model = loaded.model
     files = [(bundle.file(model.artefact), model.runtime)]
     files += [
         (bundle.file(step.artefact), "onnx")
-        for step in (*model.preprocess, *model.postprocess)
+        for step in (*model.presteps, *model.postprocess)
         if isinstance(step, Graph)
     ]
     operators = (find_row_operator(file, runtime, found.depends_on) for file, runtime in files)

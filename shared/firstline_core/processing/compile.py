@@ -64,6 +64,13 @@ GraphLoader = Callable[[Graph], Step]
 _LATER_BYTES = 8  # of each value in the steps after the image steps: FP32, and a copy in another layout
 
 
+_MISSING = {
+    GEOMETRY: "Preprocessing: boxes and masks are mapped back to images, so it needs decode or resize.",
+    STANDARDIZATION: "Preprocessing: unstandardize and a tolerance in units of the scale need standardize as the first "
+    "step.",
+}
+
+
 class Prepared(NamedTuple):
     """The result of a preprocessing.
 
@@ -106,7 +113,7 @@ class Preprocess(NamedTuple):
         Args:
             tensor: a checked bundle input.
             cost: from `decoder.cost`, of this tensor; None to read the headers now.
-            needs: names of the side arrays, which `check` accepts: `GEOMETRY` and `STANDARDIZATION`.
+            needs: names of the side arrays, that it `gives`: `GEOMETRY` and `STANDARDIZATION`.
 
         Returns:
             (rows, ...); with `windows` (rows, windows, ...), and `WINDOWS` as a side array.
@@ -129,19 +136,24 @@ class Preprocess(NamedTuple):
             array, side[STANDARDIZATION] = standardize(array)
         return Prepared(self.array_steps(array), side)
 
-    def check(self, needs: Collection[str]) -> None:
-        """Checks that `run` gives these side arrays.
+    def gives(self, side: str) -> bool:
+        """Returns whether `run` can give this side array."""
+        return self.images is not None if side == GEOMETRY else side == STANDARDIZATION and self.standardizes
 
-        Raises:
-            ModelLoadError: a step is missing.
-        """
-        if GEOMETRY in needs and self.images is None:
+
+def check_needs(inputs: Sequence[Preprocess], needs: Collection[str]) -> None:
+    """Checks that exactly one of a model's inputs gives each side array.
+
+    Raises:
+        ModelLoadError: a step is missing, or several inputs have it.
+    """
+    for side in needs:
+        givers = sum(each.gives(side) for each in inputs)
+        if givers == 0:
+            raise ModelLoadError(_MISSING[side])
+        if givers > 1:
             raise ModelLoadError(
-                "Preprocessing: boxes and masks are mapped back to images, so it needs decode or resize."
-            )
-        if STANDARDIZATION in needs and not self.standardizes:
-            raise ModelLoadError(
-                "Preprocessing: unstandardize and a tolerance in units of the scale need standardize as the first step."
+                f"Preprocessing: {givers} inputs have the steps that the postprocessing refers to; one may have them."
             )
 
 
@@ -166,8 +178,8 @@ def compile_preprocess(
     """
     if any(isinstance(step, AudioStep) for step in steps):
         return _compile_audio(steps, spec, load_graph, limits)
-    if any(isinstance(step, TextStep) for step in steps):
-        return _compile_text(steps, spec, read_file)
+    if spec.kind == "text" or any(isinstance(step, TextStep) for step in steps):
+        return _compile_text(steps or (DecodeText(),), spec, read_file)
     image_steps = [step for step in steps if isinstance(step, Decode | CenterCrop | Resize)]
     array_steps = [step for step in steps if not isinstance(step, Decode | CenterCrop | Resize)]
     if list(steps) != [*image_steps, *array_steps]:
@@ -177,10 +189,15 @@ def compile_preprocess(
     decodes = [step for step in image_steps if isinstance(step, Decode)]
     if len(decodes) > 1 or (decodes and image_steps[0] is not decodes[0]):
         raise ModelLoadError("Preprocessing: decode comes first, and once.")
-    if spec.datatype == "BYTES" and not decodes:
-        raise ModelLoadError(f"Preprocessing: input '{spec.name}' is BYTES, so decode comes first, or decode_audio.")
-    if spec.datatype not in {"BYTES", "UINT8"} and image_steps:
-        raise ModelLoadError(f"Preprocessing: input '{spec.name}' is {spec.datatype}; image steps need BYTES or UINT8.")
+    if spec.kind == "image" and not decodes:
+        raise ModelLoadError(f"Preprocessing: input '{spec.name}' is an encoded image, so decode comes first.")
+    if spec.kind == "audio":
+        raise ModelLoadError(f"Preprocessing: input '{spec.name}' is encoded audio, so decode_audio comes first.")
+    if spec.kind != "image" and spec.datatype != "UINT8" and image_steps:
+        raise ModelLoadError(
+            f"Preprocessing: input '{spec.name}' is of kind {spec.kind}, {spec.datatype}; image steps need an image or "
+            "UINT8."
+        )
     channels = CHANNELS[decodes[0].mode] if decodes else spec.shape[-1] if len(spec.shape) > 1 else -1
     standardizes = bool(array_steps) and isinstance(array_steps[0], Standardize)
     if (image_steps and standardizes) or any(isinstance(step, Standardize) for step in array_steps[1:]):

@@ -21,7 +21,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import DeadlineExceededError, PayloadTooLargeError, QueueFullError
 from firstline_core.processing.image_header import ImageCost
 from firstline_core.runtime.priority import use_low_priority_in_thread
-from firstline_core.types import Arrays, Tensor
+from firstline_core.types import Array, Arrays, row_count
 
 LIGHT_PIXELS = 65_536
 """Decoding so many takes a millisecond at most."""
@@ -39,34 +39,30 @@ _REMEMBERED = 1024  # callers whose turns are known
 _T = TypeVar("_T")
 
 
-class PreparedTensor(Tensor, frozen=True, eq=False):
-    """The rows that a model's preprocessing returned for a request, in place of its tensor.
+class PreparedRows(dict[str, Array]):
+    """The rows that a model's preprocessing returned for a request, in place of its inputs; by the model's inputs.
 
     Args:
-        rows: the model's inputs by name; `array` is one of them.
-        sent: the tensor of the request, for servers that preprocess it themselves.
+        rows: the model's inputs by name.
+        sent: the inputs of the request, for servers that preprocess them themselves; None for rows of several requests.
     """
 
-    rows: Arrays
-    sent: Tensor | None = None
-
-    @staticmethod
-    def of(name: str, rows: Arrays, sent: Tensor | None = None) -> PreparedTensor:
-        """Returns prepared rows under the name of the bundle's input."""
-        return PreparedTensor(name, next(iter(rows.values())), rows, sent)
+    def __init__(self, rows: Arrays, sent: Arrays | None = None) -> None:
+        super().__init__(rows)
+        self.sent = sent
 
 
-def as_sent(tensor: Tensor) -> Tensor:
-    """Returns a request's tensor as it came, whether it was prepared here or not."""
-    return (tensor.sent or tensor) if isinstance(tensor, PreparedTensor) else tensor
+def as_sent(inputs: Arrays) -> Arrays:
+    """Returns a request's inputs as they came, whether they were prepared here or not."""
+    return inputs.sent or inputs if isinstance(inputs, PreparedRows) else inputs
 
 
 class Preparing(Protocol):
     """The part of a loaded model that decoding needs."""
 
-    def image_cost(self, tensor: Tensor) -> ImageCost: ...
+    def image_cost(self, inputs: Arrays) -> ImageCost: ...
 
-    def prepare(self, tensor: Tensor, cost: ImageCost) -> Arrays: ...
+    def prepare(self, inputs: Arrays, cost: ImageCost) -> Arrays: ...
 
 
 def is_light(cost: ImageCost) -> bool:
@@ -265,48 +261,49 @@ class ImageDecoding:
         self.budget = MemoryBudget(memory_bytes)
         self._clock = clock
 
-    async def cost(self, model: Preparing, tensor: Tensor, size_bytes: int, principal: str) -> ImageCost:
+    async def cost(self, model: Preparing, inputs: Arrays, size_bytes: int, principal: str) -> ImageCost:
         """Returns what decoding a request's images costs, from their headers.
 
         Args:
             model: that gets the images.
-            tensor: of the request.
-            size_bytes: of the tensor; many headers are read in a thread.
+            inputs: of the request.
+            size_bytes: of the inputs; many headers are read in a thread.
             principal: the caller.
 
         Raises:
             InvalidTensorError, PayloadTooLargeError: see `LoadedModel.image_cost`.
         """
-        if size_bytes <= _INLINE_BYTES or len(tensor.array) <= 1 or not tensor.array.dtype.hasobject:
-            return model.image_cost(tensor)
-        return await asyncio.wrap_future(self._threads.submit(principal, partial(model.image_cost, tensor)))
+        encoded = any(array.dtype.hasobject for array in inputs.values())
+        if size_bytes <= _INLINE_BYTES or row_count(inputs) <= 1 or not encoded:
+            return model.image_cost(inputs)
+        return await asyncio.wrap_future(self._threads.submit(principal, partial(model.image_cost, inputs)))
 
     @asynccontextmanager
     async def prepared(
-        self, model: Preparing, tensor: Tensor, cost: ImageCost, principal: str, deadline_s: float | None
-    ) -> AsyncIterator[Tensor]:
+        self, model: Preparing, inputs: Arrays, cost: ImageCost, principal: str, deadline_s: float | None
+    ) -> AsyncIterator[Arrays]:
         """Decodes large images, and holds their memory until the end of the `with`.
 
         Args:
             model: that gets the images.
-            tensor: of the request.
-            cost: of this tensor, from `cost`.
+            inputs: of the request.
+            cost: of these inputs, from `cost`.
             principal: the caller.
             deadline_s: of the request, on the clock.
 
         Yields:
-            The prepared rows, or the same tensor if its images are small.
+            The prepared rows, or the same inputs if their images are small.
 
         Raises:
             RequestError: an image cannot be decoded.
             CapacityError: the memory was not free in time.
         """
         if is_light(cost):
-            yield tensor
+            yield inputs
             return
-        work = partial(self._prepare, model, tensor, cost, deadline_s)
+        work = partial(self._prepare, model, inputs, cost, deadline_s)
         async with self.done(work, cost.memory_bytes, principal, deadline_s) as rows:
-            yield PreparedTensor.of(tensor.name, rows, tensor)
+            yield PreparedRows(rows, inputs)
 
     @asynccontextmanager
     async def done(
@@ -347,9 +344,9 @@ class ImageDecoding:
         """Waits for images that are being decoded, and drops the others."""
         self._threads.close()
 
-    def _prepare(self, model: Preparing, tensor: Tensor, cost: ImageCost, deadline_s: float | None) -> Arrays:
+    def _prepare(self, model: Preparing, inputs: Arrays, cost: ImageCost, deadline_s: float | None) -> Arrays:
         if deadline_s is not None and self._clock.monotonic_s() >= deadline_s:
             raise DeadlineExceededError(
                 "The request's deadline passed before its images were decoded; allow more time."
             )
-        return model.prepare(tensor, cost)
+        return model.prepare(inputs, cost)

@@ -153,17 +153,27 @@ class ImageCost:
     """The cost of processing the images, or the audio clips, of a request.
 
     Args:
-        images: one for each row; none if there is nothing to process.
-        clips: the same, of an input of audio.
+        images: one for each row of each image input; none if there is nothing to process.
+        clips: the same, of inputs of audio.
+        parts: the cost of each input that is decoded, if there are several.
     """
 
     images: tuple[MeasuredImage, ...] = ()
     clips: tuple[MeasuredClip, ...] = ()
+    parts: tuple[ImageCost, ...] = ()
+
+    @staticmethod
+    def joined(parts: Sequence[ImageCost]) -> ImageCost:
+        """Returns the cost of all inputs of a request that are decoded, of which there is at least one."""
+        if len(parts) == 1:
+            return parts[0]
+        images = [image for part in parts for image in part.images]
+        return ImageCost(tuple(images), tuple([clip for part in parts for clip in part.clips]), tuple(parts))
 
     @property
     def rows(self) -> Sequence[MeasuredImage | MeasuredClip]:
-        """Returns the cost of each row; nothing if there is nothing to process."""
-        return self.images or self.clips
+        """Returns the cost of each row of each input; nothing if there is nothing to process."""
+        return (*self.images, *self.clips)
 
     @property
     def pixels(self) -> int:
@@ -178,6 +188,8 @@ class ImageCost:
 
     def take(self, rows: Sequence[int]) -> ImageCost:
         """Returns the cost of some of the rows, in the given order."""
+        if self.parts:
+            return ImageCost.joined([part.take(rows) for part in self.parts])
         if not self.rows:
             return self
         return ImageCost(

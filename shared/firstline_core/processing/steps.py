@@ -5,11 +5,13 @@ Order and meaning follow model cards: decode, crop, resize, scale, layout; then 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from firstline_core.storage.artefact import Artefact
+from firstline_core.types import TensorSpec
 
 Positive = Annotated[int, Meta(ge=1, le=16384)]
 Byte = Annotated[int, Meta(ge=0, le=255)]
@@ -22,20 +24,56 @@ CHANNELS: dict[Mode, int] = {"RGB": 3, "BGR": 3, "L": 1}
 """Number of channels by image mode."""
 
 
+Kind = Literal["image", "audio", "text", "tensor"]
+"""What an input holds: an encoded image, an encoded recording or UTF-8 text in each row, or numbers."""
+
+Datatype = Literal[
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "FP32",
+    "FP64",
+    "BYTES",
+]
+
+
 class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """The bundle's input as clients see it. BYTES [-1] means encoded images, one a row."""
+    """An input of the bundle, as clients see it.
+
+    Attributes:
+        shape: -1 for the rows, then the other axes; -1 for any size. Images, audio and text are BYTES [-1].
+    """
 
     name: Annotated[str, Meta(min_length=1)]
-    datatype: Literal["BYTES", "FP32", "UINT8", "INT8", "INT32", "INT64", "FP16", "FP64"]
+    datatype: Datatype
     shape: tuple[int, ...]
+    kind: Kind = "tensor"
 
     def __post_init__(self) -> None:
         if self.name.startswith("edge/"):
             raise ValueError(f"input name {self.name!r} begins with edge/, which names the edge outputs of audits")
         if not self.shape or self.shape[0] != -1 or any(size < 1 and size != -1 for size in self.shape):
             raise ValueError(f"input shape needs -1 (the rows) and then sizes of at least 1, got {list(self.shape)}")
-        if self.datatype == "BYTES" and self.shape != (-1,):
-            raise ValueError(f"a BYTES input has shape [-1], one encoded image a row, got {list(self.shape)}")
+        if self.kind == "tensor":
+            if self.datatype == "BYTES":
+                raise ValueError(f"input {self.name!r} is BYTES: say which kind, image, audio or text")
+        elif self.datatype != "BYTES" or self.shape != (-1,):
+            raise ValueError(
+                f"input {self.name!r} is of kind {self.kind}: its datatype is BYTES and its shape [-1], one a row, "
+                f"got {self.datatype} {list(self.shape)}"
+            )
+
+    @property
+    def tensor(self) -> TensorSpec:
+        """Returns the declaration of V2."""
+        return TensorSpec(self.name, self.datatype, self.shape)
 
 
 class Decode(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="decode"):
@@ -446,3 +484,30 @@ PostStep = (
 
 WithFile = Graph | Tokenize | Ctc
 """The steps that need a file of the bundle."""
+
+
+def decoded_kind(steps: Iterable[object]) -> Literal["image", "audio", "text"] | None:
+    """Returns the kind of the encoded input that steps decode; None if they decode nothing."""
+    for step in steps:
+        match step:
+            case Decode():
+                return "image"
+            case DecodeAudio():
+                return "audio"
+            case DecodeText():
+                return "text"
+    return None
+
+
+class ModelInput(Struct, frozen=True, forbid_unknown_fields=True):
+    """An input of a model, and the steps that compute it from an input of the bundle.
+
+    Attributes:
+        name: of the bundle's input; one may feed several inputs of a model.
+        tensor: name of the model's input; "" if it has only one.
+        preprocess: from the bundle's input to the model's, in order.
+    """
+
+    name: Annotated[str, Meta(min_length=1)]
+    tensor: str = ""
+    preprocess: tuple[PreStep, ...] = ()

@@ -14,8 +14,6 @@ from firstline_core.processing.steps import (
     CenterCrop,
     Crop,
     Decode,
-    DecodeAudio,
-    DecodeText,
     InputSpec,
     Layout,
     Mono,
@@ -25,35 +23,35 @@ from firstline_core.processing.steps import (
     Resize,
     Windows,
 )
-from firstline_core.types import DATATYPES, Tensor
+from firstline_core.types import DATATYPES, Array
 
 _WORDS = b"please book a table for two at the old harbour tonight"
 _MAGNITUDES = np.array([1.0, 0.5, 0.1])
 
 
-def trial_input(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[int, ...]) -> Tensor | None:
-    """Returns one row of zeros that fits the model after the steps; None for free sizes.
+def trial_input(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[int, ...]) -> Array | None:
+    """Returns one row of zeros, or a short text, that fits the model after the steps; None for free sizes.
 
     Args:
         spec: the bundle's input.
         steps: the model's preprocessing.
         model_shape: of the model's own input, -1 where a size is free.
     """
-    if any(isinstance(step, DecodeAudio) for step in steps):
-        return bytes_tensor(spec.name, [_clip(steps, model_shape, b"\0")])
-    if any(isinstance(step, DecodeText) for step in steps):
-        return bytes_tensor(spec.name, [_WORDS])
-    if spec.datatype != "BYTES":
+    if spec.kind == "audio":
+        return bytes_rows([_clip(steps, model_shape, b"\0")])
+    if spec.kind == "text":
+        return bytes_rows([_WORDS])
+    if spec.kind == "tensor":
         shape = (1, *spec.shape[1:])
-        return Tensor(spec.name, np.zeros(shape, DATATYPES[spec.datatype])) if min(shape) > 0 else None
-    size = _image_size(steps, model_shape)
+        return np.zeros(shape, DATATYPES[spec.datatype]) if min(shape) > 0 else None
+    size = _image_size(steps, model_shape) if spec.kind == "image" else None
     if size is None or min(size) <= 0:
         return None
     channels = next((CHANNELS[step.mode] for step in steps if isinstance(step, Decode)), 3)
-    return Tensor(spec.name, np.zeros((1, *size, channels), np.uint8))
+    return np.zeros((1, *size, channels), np.uint8)
 
 
-def typical_row(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[int, ...]) -> Tensor | None:
+def typical_row(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[int, ...]) -> Array | None:
     """Returns one row in the form that clients send; None for free sizes.
 
     An image is a PNG of noise in the model's input size: decoding it costs as much as a photograph. A clip is a
@@ -64,25 +62,25 @@ def typical_row(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[in
         steps: the model's preprocessing.
         model_shape: of the model's own input, -1 where a size is free.
     """
-    if any(isinstance(step, DecodeAudio) for step in steps):
-        return bytes_tensor(spec.name, [_clip(steps, model_shape, os.urandom(1 << 16))])
+    if spec.kind == "audio":
+        return bytes_rows([_clip(steps, model_shape, os.urandom(1 << 16))])
     trial = trial_input(spec, steps, model_shape)
-    if trial is None or spec.datatype != "BYTES" or trial.array.dtype.hasobject:
+    if trial is None or spec.kind != "image":
         return trial
     from PIL import Image
 
     # Not numpy.random, which takes 3 MB of memory.
-    pixels = np.frombuffer(os.urandom(trial.array.size), np.uint8).reshape(trial.shape[1:])
+    pixels = np.frombuffer(os.urandom(trial.size), np.uint8).reshape(trial.shape[1:])
     stream = io.BytesIO()
     Image.fromarray(pixels.squeeze()).save(stream, format="PNG")
-    return bytes_tensor(spec.name, [stream.getvalue()])
+    return bytes_rows([stream.getvalue()])
 
 
-def bytes_tensor(name: str, rows: Sequence[bytes]) -> Tensor:
-    """Returns rows of bytes as a tensor."""
+def bytes_rows(rows: Sequence[bytes]) -> Array:
+    """Returns rows of BYTES."""
     array = np.empty(len(rows), dtype=np.object_)
     array[:] = rows
-    return Tensor(name, array)
+    return array
 
 
 def made_up_files(encoded: bytes, rows: int) -> list[bytes]:

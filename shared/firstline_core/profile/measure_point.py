@@ -20,15 +20,14 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct, field
 
-from firstline_core.bundle.golden import read_golden, tensor_of
+from firstline_core.bundle.golden import inputs_of, read_golden
 from firstline_core.bundle.loading import LoadedModel, load_model
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, parse_manifest
+from firstline_core.bundle.manifest import MANIFEST_NAME, Model, parse_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError, ModelLoadError, ProtocolError
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Measured
 from firstline_core.hardware.sensors import Sensors, available_memory
-from firstline_core.processing.trial import typical_row
 from firstline_core.profile import scenarios
 from firstline_core.profile.meters import EnergyMeter, heat_up, peak, reset_peak, waited_s
 from firstline_core.profile.profile import (
@@ -50,7 +49,7 @@ from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.onnx import providers as onnx_providers
 from firstline_core.runtime.priority import use_lowest_priority
 from firstline_core.runtime.select import CPU, RuntimeOptions
-from firstline_core.types import Arrays, InferRequest, Tensor, payload_bytes
+from firstline_core.types import Arrays, payload_bytes, row_count
 
 _SHARES = {"query": 0.25, "loaded": 0.35, "light": 0.1, "mixed": 0.25, "operators": 0.05}
 """Shares of a point's seconds; the scenarios that a service meets most have the most samples."""
@@ -103,15 +102,15 @@ class _TimedQuery:
         prepare, run: seconds of the parts of each query, in their order.
     """
 
-    def __init__(self, loaded: LoadedModel, tensor: Tensor) -> None:
+    def __init__(self, loaded: LoadedModel, inputs: Arrays) -> None:
         self._loaded = loaded
-        self._tensor = tensor
+        self._inputs = inputs
         self.prepare: list[float] = []
         self.run: list[float] = []
 
     def __call__(self) -> None:
         began_s = time.perf_counter()
-        rows = self._loaded.prepare(self._tensor)
+        rows = self._loaded.prepare(self._inputs)
         prepared_s = time.perf_counter()
         self._loaded.compute(rows)
         self.run.append(time.perf_counter() - prepared_s)
@@ -138,8 +137,8 @@ def measure(job: Job) -> Point:
     loaded = load_model(bundle, model, _options(key, model))
     load_s = time.perf_counter() - load_s
     with closing(loaded):
-        tensor = queried(bundle, loaded, key.batch)
-        query = _TimedQuery(loaded, tensor)
+        inputs = queried(bundle, loaded, key.batch)
+        query = _TimedQuery(loaded, inputs)
         scenarios.single_stream(query, job.seconds * _SHARES["query"] / 4)
         meter = EnergyMeter(tree, job.joules_per_core_s)
         warm, processor_s = len(query.run), time.process_time()
@@ -154,10 +153,10 @@ def measure(job: Job) -> Point:
         light_load = _light_load(query, mean_s, job.seconds * _SHARES["light"]) if key.of_one_row else None
         peak_bytes = peak(before_bytes)
         mixed_load = _mixed_load(bundle, query, mean_s, job)
-        prepared, output = loaded.prepare(tensor), loaded.predict(tensor).outputs
+        prepared, output = loaded.prepare(inputs), loaded.predict(inputs).outputs
     found_operators, absent = _operators(bundle, model, loaded, prepared, job)
     warm_queries, queued = scenarios.steady_from(whole, median_s), under_load.of(waited=True)
-    received_bytes = InferRequest(bundle.manifest.name, (tensor,), "").size_bytes
+    received_bytes = payload_bytes(inputs.values())
     seconds = time.perf_counter() - began_s
     return Point(
         key=key,
@@ -202,20 +201,21 @@ def _options(key: Key, model: Model) -> RuntimeOptions:
     return RuntimeOptions((provider,), key.threads)
 
 
-def queried(bundle: Bundle, loaded: LoadedModel, rows: int) -> Tensor:
+def queried(bundle: Bundle, loaded: LoadedModel, rows: int) -> Arrays:
     """Returns a query: the bundle's golden inputs, repeated; noise if it has none."""
-    manifest: Manifest = bundle.manifest
-    golden = manifest.golden
+    golden = bundle.manifest.golden
+    one: Arrays | None = None
     if golden is not None and bundle.file(golden.artefact).is_file():
-        one: Tensor | None = tensor_of(read_golden(bundle, golden.artefact), manifest.input)
-    else:
-        one = typical_row(manifest.input, loaded.model.preprocess, loaded.input.shape)
+        one = inputs_of(read_golden(bundle, golden.artefact), bundle.manifest)
+    if one is None or not set(loaded.input_names) <= set(one):
+        one = loaded.typical_inputs()
     if one is None:
         raise ModelLoadError(
             f"Model '{loaded.model.id}' takes inputs of any size, so that none is typical; "
             "give the bundle golden inputs."
         )
-    return Tensor(one.name, np.ascontiguousarray(one.array[np.arange(rows) % len(one.array)]))
+    positions = np.arange(rows) % row_count(one)
+    return {name: np.ascontiguousarray(one[name][positions]) for name in loaded.input_names}
 
 
 def _light_load(query: _TimedQuery, query_s: float, seconds: float) -> UsualTimes | None:

@@ -74,7 +74,7 @@ async def read_request(
             limits=limits,
         )
 
-    json_bytes = 0 if metadata.inputs[0].datatype == "BYTES" else len(body)
+    json_bytes = 0 if _takes_file(metadata) else len(body)
     request = await run_decoder(decode, json_bytes, compressed=header(headers, "Content-Encoding") is not None)
     return request if trace is None else replace(request, trace=trace)
 
@@ -92,8 +92,9 @@ def request_from_file(
 ) -> InferRequest:
     """Builds the request of a plain body for a model.
 
-    If the first input of the model is BYTES, the body is its only element. Otherwise the body is JSON: an array of
-    numbers, with or without the axis of rows, or an object with such arrays by input.
+    If the model has one input of BYTES, the body is its only element. Otherwise, and for a model with several inputs if
+    the body begins with `{`, it is JSON: an array of numbers or texts, with or without the axis of rows, or an object
+    with such arrays by input.
 
     Args:
         model: the bundle's name.
@@ -118,11 +119,16 @@ def request_from_file(
             "The body is a multipart form; send the file itself as the body, as `curl --data-binary @FILE` does."
         )
     preferences = params.preferences(params.from_query(query), now_s)
-    inputs = (
-        (_file_tensor(metadata, body),)
-        if metadata.inputs[0].datatype == "BYTES"
-        else _json_tensors(metadata, body, limits)
-    )
+    is_object = len(metadata.inputs) > 1 and body.lstrip()[:1] == b"{"
+    if _takes_file(metadata) and not is_object:
+        inputs: tuple[Tensor, ...] = (_file_tensor(metadata, body),)
+    elif len(metadata.inputs) > 1 and not is_object:
+        names = ", ".join(spec.name for spec in metadata.inputs)
+        raise InvalidTensorError(
+            f"Model '{metadata.name}' takes several inputs ({names}); send a JSON object with an array for each."
+        )
+    else:
+        inputs = _json_tensors(metadata, body, limits)
     return InferRequest(
         model=model,
         inputs=inputs,
@@ -164,13 +170,13 @@ def answer_json(response: InferResponse, results: Sequence[dict[str, Any]] | Non
     return reply | (results[0] if len(results) == 1 else {"results": list(results)})
 
 
+def _takes_file(metadata: ModelMetadata) -> bool:
+    """Returns whether one input of the model can be a file: an image, audio or text."""
+    return sum(spec.datatype == "BYTES" for spec in metadata.inputs) == 1
+
+
 def _file_tensor(metadata: ModelMetadata, body: bytes) -> Tensor:
-    first = metadata.inputs[0]
-    if len(metadata.inputs) != 1:
-        names = ", ".join(spec.name for spec in metadata.inputs)
-        raise InvalidTensorError(
-            f"Model '{metadata.name}' takes several inputs ({names}); use /v2/models/{metadata.name}/infer."
-        )
+    first = next(spec for spec in metadata.inputs if spec.datatype == "BYTES")
     shape = tuple(1 if size == -1 else size for size in first.shape) or (1,)
     if math.prod(shape) != 1:
         raise InvalidTensorError(
@@ -186,12 +192,16 @@ def _json_tensors(metadata: ModelMetadata, body: bytes, limits: Limits) -> tuple
     names = [spec.name for spec in metadata.inputs]
     parsed = parse_json(body, limits)
     values = parsed if isinstance(parsed, dict) else {names[0]: parsed}
-    unknown = [name for name in values if name not in names]
-    missing = [name for name in names if name not in values]
-    if unknown or missing:
-        fault = f"has no input {shown(unknown[0])}" if unknown else f"needs input '{missing[0]}'"
+    # A model that needs fewer of them checks which are missing.
+    unknown, given = [name for name in values if name not in names], [name for name in names if name in values]
+    if unknown or not given:
+        fault = f"has no input {shown(unknown[0])}" if unknown else f"needs input '{names[0]}'"
         raise InvalidTensorError(f"Model '{metadata.name}' {fault}; its inputs: {', '.join(names)}.")
-    inputs = tuple(Tensor(spec.name, _json_array(spec, values[spec.name], limits)) for spec in metadata.inputs)
+    inputs = tuple(
+        Tensor(spec.name, _json_array(spec, values[spec.name], limits))
+        for spec in metadata.inputs
+        if spec.name in given
+    )
     rows = {tensor.shape[0] for tensor in inputs}
     if len(rows) > 1:
         raise InvalidTensorError(f"The inputs have {sorted(rows)} rows; all share the first axis.")

@@ -98,22 +98,31 @@ class Decision:
     demanded: bool = True
 
 
-def before(route: Route, privacy: Privacy, *, holds_model: bool, size_bytes: int, limit_bytes: int) -> Decision | None:
+def before(
+    route: Route, privacy: Privacy, *, holds_model: bool, size_bytes: int, limit_bytes: int, partial: bool = False
+) -> Decision | None:
     """Decides without the edge model's answer; returns None if the answer is needed.
 
     Args:
         route: of the request.
         privacy: of the request.
         holds_model: whether this device has an edge variant of the bundle loaded.
-        size_bytes: payload of the request.
+        size_bytes: payload of the request that the edge model reads.
         limit_bytes: the largest payload that this device processes.
+        partial: whether the request lacks inputs of the full model, which then cannot answer.
 
     Raises:
         RequestError: no tier may answer: the request is heavy, but bound to this device.
     """
     heavy = not holds_model or size_bytes > limit_bytes
-    if route is _AUTO and privacy is _ANY and not heavy:  # most requests
+    if route is _AUTO and privacy is _ANY and not heavy and not partial:  # most requests
         return None
+    if partial and (heavy or route is Route.CLOUD):
+        cause = "route=cloud" if route is Route.CLOUD else f"its payload is over this device's limit of {limit_bytes}"
+        raise RequestError(
+            f"The request has only the inputs of this device's model, and {cause} asks for the full model; send the "
+            "full model's inputs too."
+        )
     if heavy and (privacy is Privacy.LOCAL_ONLY or route is Route.EDGE):
         bound = "privacy=local_only" if privacy is Privacy.LOCAL_ONLY else "route=edge"
         cause = (
@@ -130,9 +139,7 @@ def before(route: Route, privacy: Privacy, *, holds_model: bool, size_bytes: int
         return Decision(Tier.CLOUD, Reason.HEAVY)
     if route is Route.CLOUD:
         return Decision(Tier.CLOUD, Reason.REQUESTED)
-    if route is Route.EDGE:
-        return Decision(Tier.EDGE, Reason.REQUESTED)
-    return None
+    return Decision(Tier.EDGE, Reason.REQUESTED if route is Route.EDGE else Reason.PARTIAL_INPUTS)
 
 
 def threshold_in_use(

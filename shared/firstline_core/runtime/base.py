@@ -133,11 +133,17 @@ def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     )
 
 
-def cast_feed(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
+def cast_feed(name: str, array: Array, dtype: np.dtype[Any], what: str = "Model input") -> Array:
     """Returns the array in the model's dtype, C-contiguous, if the cast loses no meaning.
 
     Floats may change their width and integers may become floats if none becomes infinite. Integers may change their
     width if every value fits; floats do not become integers.
+
+    Args:
+        name: of the input.
+        array: to cast.
+        dtype: the model's.
+        what: stands before the name in messages.
 
     Raises:
         InvalidTensorError: a cast that would lose meaning.
@@ -149,7 +155,7 @@ def cast_feed(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
             cast = np.ascontiguousarray(array, dtype=dtype)
         if not np.can_cast(array.dtype, dtype) and (np.isinf(cast) & np.isfinite(array)).any():
             raise InvalidTensorError(
-                f"Model input '{name}' takes {dtype}, up to {float(np.finfo(dtype).max):g}, but was fed values up to "
+                f"{what} '{name}' takes {dtype}, up to {float(np.finfo(dtype).max):g}, but was fed values up to "
                 f"{float(np.abs(array[np.isfinite(array)].astype(np.float64)).max()):g}."
             )
         return cast
@@ -157,11 +163,11 @@ def cast_feed(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
         limits = np.iinfo(dtype)
         if array.size and not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
             raise InvalidTensorError(
-                f"Model input '{name}' takes {dtype}, from {limits.min} to {limits.max}, but was fed values from "
+                f"{what} '{name}' takes {dtype}, from {limits.min} to {limits.max}, but was fed values from "
                 f"{int(array.min())} to {int(array.max())}."
             )
         return np.ascontiguousarray(array, dtype=dtype)
-    raise InvalidTensorError(f"Model input '{name}' takes {dtype}, but was fed {array.dtype}.")
+    raise InvalidTensorError(f"{what} '{name}' takes {dtype}, but was fed {array.dtype}.")
 
 
 def _names(names: Iterable[str]) -> str:

@@ -30,6 +30,7 @@ _DATATYPES = {
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",
 }
+_INPUT_DATATYPES = _DATATYPES | {"tensor(string)": "BYTES"}
 
 
 def check_providers(providers: tuple[str, ...], setting: str) -> None:
@@ -133,15 +134,20 @@ class OnnxRuntime:
         self._session: Any = self._open(ort, model, path, providers, options)
         self.provider: str = self._session.get_providers()[0]
         nodes = self._session.get_inputs()
-        if unreadable := [f"'{node.name}' ({node.type})" for node in nodes if node.type not in _DATATYPES]:
+        if unreadable := [f"'{node.name}' ({node.type})" for node in nodes if node.type not in _INPUT_DATATYPES]:
             raise ModelLoadError(
-                f"{path}: inputs must be tensors of numbers; these are not: {', '.join(unreadable)}. Export the model "
-                "with numbers as input, without the step that encodes text or categories."
+                f"{path}: inputs must be tensors of numbers or strings; these are not: {', '.join(unreadable)}. Export "
+                "the model with a tensor for each input."
             )
         self.inputs = tuple(_specs(nodes))
         found = self._session.get_outputs()
         self.outputs = tuple(_specs(node for node in found if node.type in _DATATYPES))
         _refuse_maps(found, self.outputs, path)
+        if not self.outputs and (labels := [f"'{node.name}'" for node in found if node.type == "tensor(string)"]):
+            raise ModelLoadError(
+                f"{path}: its only outputs are strings, {', '.join(labels)}; export the model with its probabilities "
+                "as an output."
+            )
         if not self.inputs or not self.outputs or any(not spec.shape for spec in self.inputs):
             raise ModelLoadError(f"{path}: a model needs inputs with rows on the first axis, and a tensor as output.")
         self._output_names = [spec.name for spec in self.outputs]
@@ -303,7 +309,7 @@ def _specs(nodes: Any) -> list[TensorSpec]:
     return [
         TensorSpec(
             node.name,
-            _DATATYPES[node.type],
+            _INPUT_DATATYPES[node.type],
             tuple(size if isinstance(size, int) else -1 for size in node.shape),
         )
         for node in nodes

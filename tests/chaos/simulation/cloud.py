@@ -21,7 +21,7 @@ from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, DEFAULT_LIMITS
 from firstline_core.tasks.picture import Drawing
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, ModelKey, Tensor
+from firstline_core.types import PROBABILITIES, Arrays, InferRequest, InferResponse, ModelKey
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.records import AUDITS
@@ -63,7 +63,7 @@ class SimulatedExecutor(ExecutorWithoutFiles):
         self._rng = rng
         self._book = book
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         self.running += 1
         try:
             await self._clock.sleep(self._plan.service_s * self._rng.uniform(0.5, 1.5))
@@ -74,7 +74,7 @@ class SimulatedExecutor(ExecutorWithoutFiles):
             self._book.failed += 1
             failure: list[Outcome] = [InferenceError("The full model's runtime failed.")]
             return failure * len(inputs)
-        return [{PROBABILITIES: full_says(tensor.array[:, 0])} for tensor in inputs]
+        return [{PROBABILITIES: full_says(each["x"][:, 0])} for each in inputs]
 
 
 class Cloud:

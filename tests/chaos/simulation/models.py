@@ -19,7 +19,7 @@ from firstline_core.bundle.loading import Prediction
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import Clock
-from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.steps import InputSpec, ModelInput
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, Array, AuditNote, InferRequest, ModelKey, Tensor
@@ -44,14 +44,14 @@ def edge_says(values: Array) -> Array:
 
 def _manifest(name: str, digit: str) -> Manifest:
     edge, full = (
-        Model(file, Artefact(f"{file}.onnx", digit * 63 + last, 1), "onnx", "fp32")
+        Model(file, Artefact(f"{file}.onnx", digit * 63 + last, 1), "onnx", "fp32", (ModelInput(INPUT),))
         for file, last in (("edge", "a"), ("full", "b"))
     )
     manifest = Manifest(
         name=name,
         version=1,
         task=Classification(("yes", "no")),
-        input=InputSpec(INPUT, "FP32", (-1, 1)),
+        inputs=(InputSpec(INPUT, "FP32", (-1, 1)),),
         edge=(edge,),
         full=full,
         policy=Policy(threshold=THRESHOLD),

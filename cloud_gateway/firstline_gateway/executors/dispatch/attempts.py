@@ -27,7 +27,7 @@ from firstline_core.errors import (
 )
 from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import ModelKey, Tensor
+from firstline_core.types import Arrays, ModelKey, row_count
 from firstline_gateway.executors.base import Outcome, SplitsBatches
 from firstline_gateway.executors.dispatch.forecast import RunningBatch, earliest_completion
 from firstline_gateway.executors.dispatch.member import Member
@@ -53,12 +53,12 @@ class Work:
     """One batch, as `Executor.run` takes it."""
 
     key: ModelKey
-    inputs: Sequence[Tensor]
+    inputs: Sequence[Arrays]
     deadlines_s: Sequence[float | None]
 
     def rows(self, positions: Sequence[int]) -> int:
         """Returns the rows of some of its requests, at least 1."""
-        return max(1, sum([len(self.inputs[at].array) for at in positions]))
+        return max(1, sum([row_count(self.inputs[at]) for at in positions]))
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import OverheadTimes
-from firstline_core.types import ModelKey, Tensor
+from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.base import ExecutionReport, Executor, ExecutorReport, ModelOnExecutor, Outcome
 from firstline_gateway.executors.dispatch.attempts import Attempt, Attempts, BatchRun, Work
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
@@ -102,7 +102,7 @@ class Dispatcher:
         return self._local.loop_times(key) if self._local is not None else None
 
     def run_on_loop(
-        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
     ) -> list[Outcome] | Awaitable[list[Outcome]]:
         """Runs a batch of a quick model in this turn of the event loop; see `loop_times`.
 
@@ -131,7 +131,7 @@ class Dispatcher:
         return run.ended.result() if run.ended.done() else self._follow(run)
 
     def run_on(
-        self, member: Member, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+        self, member: Member, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
     ) -> BatchRun:
         """Starts a batch on one executor, whose slot is taken from now on."""
         work = Work(key, inputs, deadlines_s)
@@ -142,7 +142,7 @@ class Dispatcher:
         self._follow(run)
         return run
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         """Runs a batch now, on the executor with the earliest predicted completion.
 
         Raises:

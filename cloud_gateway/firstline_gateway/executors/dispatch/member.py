@@ -11,7 +11,7 @@ from typing import Literal
 
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.runtime.batch_times import LoopTimes
-from firstline_core.types import ModelKey, Tensor
+from firstline_core.types import Arrays, ModelKey, row_count
 from firstline_gateway.executors.base import Executor, InProcess, PreparesHere
 from firstline_gateway.executors.dispatch.forecast import (
     Candidate,
@@ -429,14 +429,14 @@ class Member:
             placed.health.answered()
             placed.forecast.observe(running, now_s)
 
-    def answered_on_loop(self, key: ModelKey, inputs: Sequence[Tensor], started_s: float, now_s: float) -> None:
+    def answered_on_loop(self, key: ModelKey, inputs: Sequence[Arrays], started_s: float, now_s: float) -> None:
         """Records a batch that started and ended in one turn of the event loop: it says nothing about the slots."""
         placed = self.models[key]
         self.outcomes["answered"] += 1
         placed.health.answered()
         placed.health.used(now_s)
         if placed.costs.energy_j or placed.costs.power_w:
-            rows = sum(len(tensor.array) for tensor in inputs)
+            rows = sum(row_count(each) for each in inputs)
             self.energy.spend(placed.costs.energy_of(rows, now_s - started_s), now_s)
 
     def failure_share(self, key: ModelKey) -> float | None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import quote
 
+import numpy as np
 import orjson
 
 from firstline_core.bundle.loading import LoadedModel, load_around
@@ -78,12 +79,13 @@ class RemoteModel(Protocol):
         """Returns what is wrong with the model of a server with these replies; "" if nothing is."""
         ...
 
-    def needs_thread(self, tensor: Tensor) -> bool:
+    @property
+    def needs_thread(self) -> bool:
         """Returns whether `prepare` may take milliseconds, and needs a thread."""
         ...
 
-    def prepare(self, tensor: Tensor) -> Arrays:
-        """Returns the rows to send for a request's input.
+    def prepare(self, inputs: Arrays) -> Arrays:
+        """Returns the rows to send for a request's inputs.
 
         Raises:
             RequestError: they cannot be made of it.
@@ -126,11 +128,10 @@ class FirstlineModel:
                 return self._other(entry.get("full_model_digest"))
         return f"There is no version {key.version} of '{key.name}'."
 
-    def needs_thread(self, tensor: Tensor) -> bool:
-        return False
+    needs_thread = False
 
-    def prepare(self, tensor: Tensor) -> Arrays:
-        return {tensor.name: as_sent(tensor).array}
+    def prepare(self, inputs: Arrays) -> Arrays:
+        return as_sent(inputs)
 
     def encode(self, rows: Arrays, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
         request = InferRequest(
@@ -204,20 +205,21 @@ class V2Model:
             return "It takes or gives something else than it does on another server."
         return ""
 
-    def needs_thread(self, tensor: Tensor) -> bool:
-        return bool(self._served.full.preprocess)
+    @property
+    def needs_thread(self) -> bool:
+        return bool(self._served.full.presteps)
 
-    def prepare(self, tensor: Tensor) -> Arrays:
+    def prepare(self, inputs: Arrays) -> Arrays:
         loaded = self._known()
-        name, dtype = loaded.input.name, DATATYPES[loaded.input.datatype]
-        rows = loaded.prepare(tensor)
-        return {**rows, name: cast_feed(name, rows[name], dtype)}
+        rows = loaded.prepare(inputs)
+        ports = [each.port for each in loaded.inputs]
+        return {**rows, **{port.name: _sendable(port, rows[port.name]) for port in ports}}
 
     def encode(self, rows: Arrays, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
         loaded = self._known()
         request = InferRequest(
             model=self._served.key.name,
-            inputs=(Tensor(loaded.input.name, rows[loaded.input.name]),),
+            inputs=_tensors(loaded.feeds(rows)),
             request_id="",
             id=request_id,
             outputs=tuple(RequestedOutput(name, binary=True) for name in loaded.output_names),
@@ -249,6 +251,15 @@ class _Elsewhere:
 
     def close(self) -> None:
         """Nothing is held here."""
+
+
+def _sendable(port: TensorSpec, rows: Array) -> Array:
+    """Returns rows in the datatype that a model's input takes; texts as bytes."""
+    if port.datatype != "BYTES":
+        return cast_feed(port.name, rows, DATATYPES[port.datatype])
+    texts = np.empty(rows.size, object)
+    texts[:] = [text.encode() for text in rows.flat]
+    return texts.reshape(rows.shape)
 
 
 def _tensors(arrays: Arrays) -> tuple[Tensor, ...]:

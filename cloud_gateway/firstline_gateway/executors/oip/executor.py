@@ -14,7 +14,7 @@ from dataclasses import replace
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import EngineUnavailableError
-from firstline_core.types import ModelKey, Tensor
+from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.base import ExecutionReport, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
@@ -120,7 +120,7 @@ class OipExecutor:
         """Returns whether another server can take a model's batches and is not ejected for it."""
         return any(member.takes_now(key) for member in self._members if member.executor is not server)
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         if problem := self.problem_with(key):
             raise EngineUnavailableError(
                 f"No server that runs model '{key.name}' answers; send the request again later. {problem}",

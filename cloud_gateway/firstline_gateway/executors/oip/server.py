@@ -37,7 +37,7 @@ from firstline_core.protocol.http_client import HttpReply
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.telemetry.trace import CURRENT
-from firstline_core.types import Arrays, ModelKey, Tensor, join_rows, row_count, slice_rows
+from firstline_core.types import Arrays, ModelKey, join_rows, row_count, slice_rows
 from firstline_gateway.executors.base import ExecutionReport, Outcome
 from firstline_gateway.executors.local import Group, Prepared, joined_rows, prepare_batch, split_results
 from firstline_gateway.executors.oip.dialects import RemoteModel
@@ -171,16 +171,16 @@ class OipServer:
         await self.transport.close()
         return True
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         return await self._run_unless_closed(key, inputs, deadlines_s, may_split=True)
 
     async def run_whole(
-        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
     ) -> list[Outcome]:
         return await self._run_unless_closed(key, inputs, deadlines_s, may_split=False)
 
     async def _run_unless_closed(
-        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None], *, may_split: bool
+        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None], *, may_split: bool
     ) -> list[Outcome]:
         if self._is_closed:
             raise NotReadyError(_CLOSING)
@@ -200,7 +200,7 @@ class OipServer:
         self,
         key: ModelKey,
         model: RemoteModel,
-        inputs: Sequence[Tensor],
+        inputs: Sequence[Arrays],
         deadlines_s: Sequence[float | None],
         *,
         may_split: bool,
@@ -213,7 +213,7 @@ class OipServer:
             spent.input_s = perf_counter() - started_s
             return found
 
-        if any(map(model.needs_thread, inputs)):
+        if model.needs_thread:
             prepared = await asyncio.get_running_loop().run_in_executor(self._threads, prepare)
         else:
             prepared = prepare()
@@ -223,7 +223,7 @@ class OipServer:
         )
         for found in await asyncio.gather(*groups):
             outcomes |= found
-        rows = sum(len(tensor.array) for tensor in inputs)
+        rows = sum(row_count(each) for each in inputs)
         self._overhead[key].add(len(inputs), rows, spent.input_s, spent.output_s)
         return [outcomes[position] for position in range(len(inputs))]
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from firstline_core.errors import ConfigError, InferenceError, LinkDownError, RemoteTimeoutError
-from firstline_core.types import Tensor
+from firstline_core.types import Arrays
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.ray.deployment import Deployment, State
 from firstline_gateway.executors.ray.replica import Replica
@@ -72,7 +72,7 @@ class RayCluster:
         return str(await self._call(name, "fingerprint", _HEALTH_TIMEOUT_S))
 
     async def run(
-        self, name: str, inputs: Sequence[Tensor], left_s: Sequence[float | None], timeout_s: float
+        self, name: str, inputs: Sequence[Arrays], left_s: Sequence[float | None], timeout_s: float
     ) -> list[Outcome]:
         outcomes: list[Outcome] = await self._call(name, "run", timeout_s, list(inputs), list(left_s))
         return outcomes

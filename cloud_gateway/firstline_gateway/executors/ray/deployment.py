@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from firstline_core.protocol.limits import ImageLimits
-from firstline_core.types import Tensor
+from firstline_core.types import Arrays
 from firstline_gateway import __version__
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.models.repository import ServedModel
@@ -83,13 +83,13 @@ class Cluster(Protocol):
         ...
 
     async def run(
-        self, name: str, inputs: Sequence[Tensor], left_s: Sequence[float | None], timeout_s: float
+        self, name: str, inputs: Sequence[Arrays], left_s: Sequence[float | None], timeout_s: float
     ) -> list[Outcome]:
         """Has one replica run a batch.
 
         Args:
             name: of the deployment.
-            inputs: one tensor for each request.
+            inputs: of each request, by name.
             left_s: seconds until each deadline, or None; clocks differ between machines.
             timeout_s: the longest that it may take.
 

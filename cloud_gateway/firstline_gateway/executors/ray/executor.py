@@ -21,7 +21,7 @@ from firstline_core.errors import (
 )
 from firstline_core.processing.decoding import as_sent
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import ModelKey, Tensor
+from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.base import ExecutionReport, Outcome
 from firstline_gateway.executors.ray.deployment import Cluster, Deployment
 from firstline_gateway.models.repository import ServedModel
@@ -111,7 +111,7 @@ class RayExecutor:
             repeats={("retry",): float(self._retries)},
         )
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 (a coroutine runs in a task)
         self._batches.add(task)
@@ -120,7 +120,7 @@ class RayExecutor:
         finally:
             self._batches.discard(task)
 
-    async def _run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+    async def _run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         name, problem = self._models[key].name, ""
         for attempt in range(_ATTEMPTS):
             if problem := self.problem_with(key):
@@ -144,7 +144,7 @@ class RayExecutor:
         raise _unavailable(key, problem)
 
     async def _call(
-        self, name: str, inputs: Sequence[Tensor], left_s: Sequence[float | None], timeout_s: float
+        self, name: str, inputs: Sequence[Arrays], left_s: Sequence[float | None], timeout_s: float
     ) -> list[Outcome]:
         call = asyncio.ensure_future(self._cluster.run(name, [*map(as_sent, inputs)], left_s, timeout_s))
         self._calls[name].add(call)

@@ -13,7 +13,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ModelLoadError
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions, check_options
-from firstline_core.types import Tensor
+from firstline_core.types import Arrays
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.local import run_batch
 from firstline_gateway.executors.ray.deployment import Deployment
@@ -42,7 +42,7 @@ class Replica:
         self._model = load_model(bundle, full, options)
         self._threads = ThreadPoolExecutor(deployment.replica_cores, thread_name_prefix="session")
 
-    async def run(self, inputs: Sequence[Tensor], left_s: Sequence[float | None]) -> list[Outcome]:
+    async def run(self, inputs: Sequence[Arrays], left_s: Sequence[float | None]) -> list[Outcome]:
         """Runs a batch; the deadlines are put on this machine's clock."""
         now_s = SYSTEM_CLOCK.monotonic_s()
         deadlines_s = [None if left is None else now_s + left for left in left_s]

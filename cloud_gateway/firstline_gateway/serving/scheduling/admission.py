@@ -27,7 +27,7 @@ from typing import NamedTuple
 from firstline_core.errors import DeadlineExceededError, QueueFullError
 from firstline_core.routing.quantiles import DecayedQuantiles
 from firstline_core.telemetry.wording import counted
-from firstline_core.types import InferRequest, ModelKey
+from firstline_core.types import Arrays, InferRequest, ModelKey, payload_bytes
 from firstline_gateway.executors.dispatch.forecast import BatchForecast, CompletionForecast, Times
 from firstline_gateway.serving.scheduling.queue import AUDIT_LEVEL, PendingQueue, PendingRequest, Weights, level_of
 
@@ -104,16 +104,21 @@ class Admission:
         if item.predicted_s < math.inf and item.level != AUDIT_LEVEL and not item.waited_for_budget:
             self.margin.learn(item.predicted_s, now_s)
 
-    def new_request(self, key: ModelKey, request: InferRequest, now_s: float) -> PendingRequest:
+    def new_request(
+        self, key: ModelKey, request: InferRequest, now_s: float, inputs: Arrays | None = None
+    ) -> PendingRequest:
         """Returns a new request with its place in the order; one of the other methods then admits it.
 
         Args:
             key: its model.
             request: with its deadline on the clock of `now_s`.
             now_s: the present.
+            inputs: see `PendingRequest`; None for those of the request.
         """
         latest_s = now_s + self._bounds.seconds if request.deadline_s is None else request.deadline_s
-        return PendingRequest(key, request, now_s, level_of(request), due_s=latest_s, latest_s=latest_s)
+        return PendingRequest(
+            key, request, now_s, level_of(request), due_s=latest_s, latest_s=latest_s, inputs=inputs or request.arrays
+        )
 
     def check_start(self, item: PendingRequest, now_s: float, alone_s: float, ended_s: float) -> None:
         """Admits a request that starts at once.
@@ -146,7 +151,7 @@ class Admission:
             DeadlineExceededError: the model takes longer than the request allows.
         """
         self.shares.note(item.request.principal, item.level, now_s)
-        item.size_bytes = item.request.size_bytes
+        item.size_bytes = payload_bytes(item.inputs.values())
         rows, times = item.rows, backlog.completion.times
         batch_rows = self._likely_batch_rows(item.key, rows, item.latest_s - now_s, times)
         batches = backlog.completion.of(batch_rows)

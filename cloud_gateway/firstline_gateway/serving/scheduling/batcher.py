@@ -137,10 +137,15 @@ class Batcher:
                 waits_s, requests = waits_s + waiting * wait_s, requests + waiting
         return waits_s / requests if requests else 0.0
 
-    async def submit(self, key: ModelKey, request: InferRequest) -> Arrays:
+    async def submit(self, key: ModelKey, request: InferRequest, inputs: Arrays | None = None) -> Arrays:
         """Waits for the request's turn and returns its rows, (rows, classes) in their order.
 
         A caller that is cancelled takes its request out of the queue.
+
+        Args:
+            key: its model.
+            request: with its deadline.
+            inputs: that the model reads, by name, or the rows prepared from them; None for those of the request.
 
         Raises:
             QueueFullError: it would wait too long, or too much waits already; `retry_after_s` says when to come back.
@@ -153,7 +158,7 @@ class Batcher:
         if not self._is_turn_ending:  # also if it is refused: the snapshot is of this turn
             self._end_turn_soon()
         is_alone = self._comes_alone and not self._new and not self._queue
-        item, place = self._admit(key, request, now_s, may_start=is_alone)
+        item, place = self._admit(key, request, now_s, inputs, may_start=is_alone)
         if place is not None:
             self._start([item], place, now_s)
         try:
@@ -178,14 +183,14 @@ class Batcher:
     # Admission.
 
     def _admit(
-        self, key: ModelKey, request: InferRequest, now_s: float, *, may_start: bool
+        self, key: ModelKey, request: InferRequest, now_s: float, inputs: Arrays | None, *, may_start: bool
     ) -> tuple[PendingRequest, Placement | LoopTimes | None]:
         """Admits a request.
 
         Returns:
             The request, and where to start it at once; None if it is in the queue.
         """
-        item = self._admission.new_request(key, request, now_s)
+        item = self._admission.new_request(key, request, now_s, inputs)
         weights: Weights = {}
         place: Placement | LoopTimes | None = self._loop_now(item, now_s)
         if place is None:
@@ -462,7 +467,7 @@ class Batcher:
 
     def _run(self, items: Sequence[PendingRequest], place: Placement | LoopTimes, now_s: float) -> None:
         key = items[0].key
-        inputs, deadlines_s = [item.request.inputs[0] for item in items], [item.request.deadline_s for item in items]
+        inputs, deadlines_s = [item.inputs for item in items], [item.request.deadline_s for item in items]
         batch = _Batch(key, items, _rows(items), now_s)
         self._on_batch(batch.rows)
         if isinstance(place, LoopTimes):

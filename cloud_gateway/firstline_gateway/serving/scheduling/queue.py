@@ -59,6 +59,7 @@ class PendingRequest:
         predicted_s: its predicted completion; infinite if there is no prediction.
         delays_s: by how much requests behind it complete later.
         waited_for_budget: whether it waited for something that is not predicted: a budget.
+        inputs: that the model reads, by name, or the rows prepared from them.
         expiry: ends it at its deadline.
         answered: its outcome.
 
@@ -78,6 +79,7 @@ class PendingRequest:
     predicted_s: float = float("inf")
     delays_s: float = 0.0
     waited_for_budget: bool = False
+    inputs: Arrays = field(default_factory=dict)
     expiry: Timer | None = None
     answered: asyncio.Future[Arrays] = field(default_factory=_future)
     rows: int = field(init=False)

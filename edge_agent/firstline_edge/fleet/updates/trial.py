@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from firstline_core.bundle.golden import deviation, read_golden, tensor_of, to_compare
-from firstline_core.bundle.manifest import Golden
+from firstline_core.bundle.golden import deviation, inputs_of, read_golden, to_compare
+from firstline_core.bundle.manifest import Golden, Manifest
 from firstline_core.bundle.row_check import check_model_rows
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError, IntegrityError, SelfTestError
@@ -142,10 +142,10 @@ def self_test(device_model: DeviceModel, running: DeviceModel | None) -> None:
         if device_model.manifest.edge:
             raise SelfTestError(f"{name} does not run here: {device_model.problem}")
         return
-    if running is not None and not _accepts_same_input(device_model.manifest.input, running.manifest.input):
+    if running is not None and not _accepts_same_inputs(device_model.manifest, running.manifest):
         raise SelfTestError(
-            f"{name} takes {_described(device_model.manifest.input)}, and what runs takes "
-            f"{_described(running.manifest.input)}: all that applications send would be refused. Give a bundle that "
+            f"{name} takes {_described(device_model.manifest)}, and what runs takes "
+            f"{_described(running.manifest)}: all that applications send would be refused. Give a bundle that "
             "takes something else another name."
         )
     if device_model.manifest.golden is not None:
@@ -162,10 +162,10 @@ def _test_golden_rows(name: str, bundle: Bundle, edge: EdgeModel, golden: Golden
     """Runs the golden rows alone, together, in another order and twice, and compares them with their answers."""
     try:
         answers = read_golden(bundle, golden.artefact)
-        tensor = tensor_of(answers, bundle.manifest.input)
-        prediction = edge.loaded.predict(tensor)
+        inputs = inputs_of(answers, bundle.manifest)
+        prediction = edge.loaded.predict(inputs)
         edge.score(prediction.outputs, prediction.evidence)
-        check = check_model_rows(bundle, edge.loaded, tensor)
+        check = check_model_rows(bundle, edge.loaded, inputs)
     except IntegrityError:
         raise
     except FirstlineError as error:
@@ -184,13 +184,20 @@ def _test_golden_rows(name: str, bundle: Bundle, edge: EdgeModel, golden: Golden
         )
 
 
-def _accepts_same_input(now: InputSpec, before: InputSpec) -> bool:
+def _accepts_same_inputs(now: Manifest, before: Manifest) -> bool:
     """Returns whether callers of the running bundle can call this one unchanged."""
+    sent = {spec.name: spec for spec in before.inputs}
+    return sent.keys() == {spec.name for spec in now.inputs} and all(
+        _accepts(spec, sent[spec.name]) for spec in now.inputs
+    )
+
+
+def _accepts(now: InputSpec, before: InputSpec) -> bool:
     sizes = len(now.shape) == len(before.shape) and all(
         size in (-1, previous) for size, previous in zip(now.shape, before.shape, strict=True)
     )
-    return (now.name, now.datatype) == (before.name, before.datatype) and sizes
+    return (now.datatype, now.kind) == (before.datatype, before.kind) and sizes
 
 
-def _described(spec: InputSpec) -> str:
-    return f"'{spec.name}' {spec.datatype} {list(spec.shape)}"
+def _described(manifest: Manifest) -> str:
+    return ", ".join(f"'{spec.name}' {spec.datatype} {list(spec.shape)}" for spec in manifest.inputs)

@@ -9,12 +9,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from firstline_core.bundle.golden import GoldenAnswers, deviation, encode_golden, read_golden, tensor_of
+from firstline_core.bundle.golden import (
+    GoldenAnswers,
+    GoldenInput,
+    deviation,
+    encode_golden,
+    golden_input,
+    inputs_of,
+    read_golden,
+)
 from firstline_core.bundle.manifest import Golden, Manifest, Model, encode_manifest, parse_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import IntegrityError
 from firstline_core.fleet.target import Use, target_fields
-from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.steps import InputSpec, ModelInput
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, Arrays, TensorSpec
@@ -25,8 +33,8 @@ BARE = Manifest(
     name="m",
     version=1,
     task=Classification(("yes", "no")),
-    input=InputSpec("x", "FP32", (-1, 2)),
-    edge=(Model("edge", FILE, "onnx", "fp32"),),
+    inputs=(InputSpec("x", "FP32", (-1, 2)),),
+    edge=(Model("edge", FILE, "onnx", "fp32", (ModelInput("x"),)),),
 )
 WITH = msgspec.structs.replace(BARE, golden=Golden(GOLDEN, 0.02))
 
@@ -45,11 +53,11 @@ def test_every_variant_needs_the_golden_answers() -> None:
 def test_golden_answers_are_read_and_compared(tmp_path: Path) -> None:
     rows = np.array([[1, 2], [3, 4]], np.float32)
     stored = {"edge": {PROBABILITIES: [[0.25, 0.75], [0.5, 0.5]]}}
-    answers = GoldenAnswers(tuple(row.tobytes() for row in rows), stored, (2,))
+    answers = GoldenAnswers({"x": golden_input(rows)}, stored)
     (tmp_path / "golden.json").write_bytes(encode_golden(answers))
     found = read_golden(Bundle(tmp_path, WITH), GOLDEN)
     assert found == answers
-    assert tensor_of(found, WITH.input).array.tolist() == rows.tolist()
+    assert inputs_of(found, WITH)["x"].tolist() == rows.tolist()
     said = np.array([[0.25, 0.75], [0.45, 0.55]], np.float32)
     assert deviation(found, "edge", {PROBABILITIES: said}, WITH.task) == pytest.approx(0.05)
     assert deviation(found, "other", {PROBABILITIES: said}, WITH.task) is None
@@ -68,23 +76,27 @@ class Text(msgspec.Struct, frozen=True):
 
 def test_text_is_compared_too(tmp_path: Path) -> None:
     said = {"text": np.array([b"\xff\x00", b""], object), "lengths": np.zeros((2, 0), np.int64)}
-    answers = GoldenAnswers((b"", b""), {"edge": {name: array.tolist() for name, array in said.items()}})
+    answers = GoldenAnswers(
+        {"x": GoldenInput((b"", b""))}, {"edge": {name: array.tolist() for name, array in said.items()}}
+    )
     (tmp_path / "golden.json").write_bytes(encode_golden(answers))
     found = read_golden(Bundle(tmp_path, WITH), GOLDEN)
     assert deviation(found, "edge", said, Text()) == 0
     assert deviation(found, "edge", said | {"text": said["text"][::-1]}, Text()) == 1
-    damaged = GoldenAnswers((b"",), {"edge": {"text": ["?", 1], "lengths": [[], []]}})
+    damaged = GoldenAnswers({"x": GoldenInput((b"",))}, {"edge": {"text": ["?", 1], "lengths": [[], []]}})
     assert deviation(damaged, "edge", said, Text()) == float("inf")
 
 
 @pytest.mark.parametrize("stored", [{}, {"other": [[1, 0]]}, {PROBABILITIES: [[1], [1, 2]]}, {PROBABILITIES: ["a"]}])
 def test_stored_answers_of_another_form_differ_infinitely(stored: dict[str, list[Any]]) -> None:
-    answers = GoldenAnswers((b"",), {"edge": stored})
+    answers = GoldenAnswers({"x": GoldenInput((b"",))}, {"edge": stored})
     said = {PROBABILITIES: np.array([[1, 0]], np.float32)}
     assert deviation(answers, "edge", said, WITH.task) == float("inf")
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"inputs": [], "outputs": {}}', b'{"inputs": ["%"], "outputs": {}}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"inputs": [], "outputs": {}}', b'{"inputs": {"x": {"rows": ["%"]}}, "outputs": {}}']
+)
 def test_an_invalid_file_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(IntegrityError):
         read_golden(Bundle(tmp_path, WITH), GOLDEN)
@@ -95,4 +107,4 @@ def test_an_invalid_file_is_refused(tmp_path: Path, content: bytes) -> None:
 
 def test_inputs_of_another_shape_are_refused() -> None:
     with pytest.raises(IntegrityError, match="shape"):
-        tensor_of(GoldenAnswers((b"1234567",), {}, (2,)), WITH.input)
+        inputs_of(GoldenAnswers({"x": GoldenInput((b"1234567",), (2,))}, {}), WITH)

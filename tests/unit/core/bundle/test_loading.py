@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.images import encode, images
+from support.images import by_name, encode, images
 from support.impure_models import dynamically_quantised
 from support.sample_bundles import COLOURS, NUMBERS, colour_bundle, detector_bundle, number_bundle, solid
 from support.sample_models import average_colours
@@ -49,7 +49,7 @@ EYE = np.eye(2, dtype=np.float32)
 
 
 def probabilities(loaded: LoadedModel, tensor: Tensor) -> Array:
-    return loaded.predict(tensor).outputs[PROBABILITIES]
+    return loaded.predict(by_name(tensor)).outputs[PROBABILITIES]
 
 
 def test_encoded_images_to_probabilities(tmp_path: Path) -> None:
@@ -64,16 +64,16 @@ def test_encoded_images_to_probabilities(tmp_path: Path) -> None:
 def test_boxes_of_a_detector_lie_in_the_original_image(tmp_path: Path) -> None:
     loaded = load_edge(detector_bundle(tmp_path), OPTIONS)
     large, small = (encode(np.full((side, side, 3), 255, np.uint8)) for side in (80, 8))
-    rows = loaded.prepare(images(large, small))
+    rows = loaded.prepare(by_name(images(large, small)))
     assert set(rows) == {"x", GEOMETRY}
-    prediction = loaded.predict(images(large, small))
+    prediction = loaded.predict(by_name(images(large, small)))
     outputs, evidence = prediction.outputs, prediction.evidence
     # Both pictures are 8x8 pixels from the fifth column on: half of their pixels are padding.
     assert outputs["boxes"][:, 0].tolist() == [[0, 20, 40, 60], [0, 2, 4, 6]]
     assert outputs["classes"].tolist() == [[1, -1], [1, -1]] and outputs["count"].tolist() == [1, 1]
     assert set(evidence) == {"candidate_boxes", "candidate_scores", "candidate_classes"}
     np.testing.assert_allclose(load_scorer(detector_bundle(tmp_path), OPTIONS)(outputs, evidence), 0.5)
-    joined = join_rows([loaded.prepare(images(small)), loaded.prepare(images(large))])
+    joined = join_rows([loaded.prepare(by_name(images(small))), loaded.prepare(by_name(images(large)))])
     assert loaded.run(joined)["boxes"][:, 0].tolist() == [[0, 2, 4, 6], [0, 20, 40, 60]]
 
 
@@ -87,13 +87,15 @@ def test_boxes_of_a_detector_lie_in_the_original_image(tmp_path: Path) -> None:
 )
 def test_steps_that_do_not_fit_a_detector_are_refused(tmp_path: Path, post: tuple[PostStep, ...], message: str) -> None:
     with pytest.raises((ModelLoadError, InferenceError), match=message):
-        load_edge(detector_bundle(tmp_path, *post), OPTIONS).predict(images(encode(np.full((8, 8, 3), 255, np.uint8))))
+        load_edge(detector_bundle(tmp_path, *post), OPTIONS).predict(
+            by_name(images(encode(np.full((8, 8, 3), 255, np.uint8))))
+        )
 
 
 def test_the_size_of_a_detector_s_images_is_known_or_declared(tmp_path: Path) -> None:
     free = ("height", "width")
     loaded = load_edge(detector_bundle(tmp_path, BoxRows("fractions"), Suppress(0.3), size=free), OPTIONS)
-    outputs = loaded.predict(images(encode(np.full((8, 16, 3), 255, np.uint8)))).outputs
+    outputs = loaded.predict(by_name(images(encode(np.full((8, 16, 3), 255, np.uint8))))).outputs
     assert outputs["count"].tolist() == [0]  # a box of fractions from 2 to 8 lies outside of the image
 
 
@@ -129,29 +131,29 @@ TWO_IMAGES = images(*[encode(np.full((8, 16, 3), value, np.uint8)) for value in 
 def test_only_the_outputs_that_a_detector_s_steps_name_are_read(tmp_path: Path, batch: int | None) -> None:
     loaded = load_edge(detr_bundle(tmp_path, "n", batch=batch), OPTIONS)
     assert loaded.output_names == ("logits", "boxes")
-    assert loaded.predict(TWO_IMAGES).outputs["count"].tolist() == [1, 1]
+    assert loaded.predict(by_name(TWO_IMAGES)).outputs["count"].tolist() == [1, 1]
 
 
 def test_the_input_of_a_detector_may_have_the_name_geometry(tmp_path: Path) -> None:
-    expected = load_edge(detector_bundle(tmp_path), OPTIONS).predict(TWO_IMAGES).outputs["boxes"]
+    expected = load_edge(detector_bundle(tmp_path), OPTIONS).predict(by_name(TWO_IMAGES)).outputs["boxes"]
     renamed = onnx.load(tmp_path / "boxes.onnx")
     for node in renamed.graph.node:
         node.input[:] = ["geometry" if name == "x" else name for name in node.input]
     renamed.graph.input[0].name = "geometry"
     onnx.save(renamed, tmp_path / "renamed.onnx")
     before = open_bundle(tmp_path).manifest
-    steps = {"preprocess": before.edge[0].preprocess, "postprocess": before.edge[0].postprocess}
+    steps = {"preprocess": before.edge[0].presteps, "postprocess": before.edge[0].postprocess}
     variant = model(tmp_path / "renamed.onnx", tmp_path, **steps)
     bundle = write_manifest(tmp_path, [variant], (), task=before.task, policy=before.policy)
-    np.testing.assert_array_equal(load_edge(bundle, OPTIONS).predict(TWO_IMAGES).outputs["boxes"], expected)
+    np.testing.assert_array_equal(load_edge(bundle, OPTIONS).predict(by_name(TWO_IMAGES)).outputs["boxes"], expected)
 
 
 def test_a_detector_gives_one_row_for_each_image(tmp_path: Path) -> None:
     loaded = load_edge(detr_bundle(tmp_path, 1), OPTIONS)
     with pytest.raises(InferenceError, match=r"'logits' has shape \[1, 1, 2\] for 2 rows; export the model"):
-        loaded.predict(TWO_IMAGES)
+        loaded.predict(by_name(TWO_IMAGES))
     alone = load_edge(detr_bundle(tmp_path, 1, batch=1), OPTIONS)
-    assert alone.predict(TWO_IMAGES).outputs["count"].tolist() == [1, 1]
+    assert alone.predict(by_name(TWO_IMAGES)).outputs["count"].tolist() == [1, 1]
 
 
 def test_a_detector_whose_steps_name_no_output_of_it_is_refused(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_a_detector_whose_steps_name_no_output_of_it_is_refused(tmp_path: Path) 
 
 def test_a_decoder_does_not_belong_to_a_classifier(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", EYE)
-    bundle = write_manifest(tmp_path, [model(path, tmp_path, postprocess=(Yolox(),))], ["a", "b"], input=NUMBERS)
+    bundle = write_manifest(tmp_path, [model(path, tmp_path, postprocess=(Yolox(),))], ["a", "b"], inputs=(NUMBERS,))
     with pytest.raises(ModelLoadError, match="yolox does not belong"):
         load_edge(bundle, OPTIONS)
 
@@ -176,10 +178,10 @@ def test_a_row_without_finite_outputs_is_an_error(tmp_path: Path) -> None:
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 2])],
         [],
     )
-    bundle = write_manifest(tmp_path, [model(path, tmp_path)], ["a", "b"], input=NUMBERS)
+    bundle = write_manifest(tmp_path, [model(path, tmp_path)], ["a", "b"], inputs=(NUMBERS,))
     loaded = load_edge(bundle, OPTIONS)  # the trial's zeros have none either, which says nothing against the model
     with pytest.raises(InferenceError, match="'log' gave NaN or infinity for 2 of 3 rows"):
-        loaded.predict(Tensor("x", np.array([[1, -1], [1, 1], [0, 1]], np.float32)))
+        loaded.predict(by_name(Tensor("x", np.array([[1, -1], [1, 1], [0, 1]], np.float32))))
     well = np.full((1, 2), np.exp(0.5), np.float32)
     np.testing.assert_allclose(probabilities(loaded, Tensor("x", well)), [[0.5, 0.5]], rtol=1e-6)
 
@@ -187,7 +189,7 @@ def test_a_row_without_finite_outputs_is_an_error(tmp_path: Path) -> None:
 def test_prepared_rows_of_several_requests_run_together(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path), OPTIONS)
     one, two = images(encode(solid(0))), Tensor("image", np.stack([solid(1), solid(2)]))
-    together = loaded.run(join_rows([loaded.prepare(one), loaded.prepare(two)]))
+    together = loaded.run(join_rows([loaded.prepare(by_name(one)), loaded.prepare(by_name(two))]))
     alone = np.concatenate([probabilities(loaded, one), probabilities(loaded, two)])
     np.testing.assert_allclose(together[PROBABILITIES], alone, rtol=1e-6)
 
@@ -195,8 +197,10 @@ def test_prepared_rows_of_several_requests_run_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (Tensor("other", np.zeros((1, 2), np.float32)), "input is 'x', not 'other'"),
-        (Tensor("x", np.zeros((1, 2), np.float64)), "'x' is FP32, but was sent as FP64"),
+        (Tensor("other", np.zeros((1, 2), np.float32)), "needs input 'x'; it was given: other"),
+        (Tensor("x", np.zeros((1, 2), np.bool_)), "'x' is FP32, but was sent as BOOL"),
+        (Tensor("x", np.full((1, 2), 1e39)), "Input 'x' takes float32, up to 3.4"),
+        (Tensor("x", np.full((1, 2), np.nan)), "Row 0 of input 'x' has NaN"),
         (Tensor("x", np.zeros((1, 3), np.float32)), r"shape \[1, 3\], but the model takes \[any, 2\]"),
         (Tensor("x", np.zeros(2, np.float32)), r"shape \[2\]"),
         (Tensor("x", np.float32(1).reshape(())), "no rows"),
@@ -208,36 +212,36 @@ def test_prepared_rows_of_several_requests_run_together(tmp_path: Path) -> None:
 def test_an_unsuitable_input_is_refused(tmp_path: Path, tensor: Tensor, message: str) -> None:
     loaded = load_edge(number_bundle(tmp_path), OPTIONS)
     with pytest.raises(InvalidTensorError, match=message):
-        loaded.prepare(tensor)
+        loaded.prepare(by_name(tensor))
 
 
 def test_an_image_input_takes_bytes_or_pixels_only(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path), OPTIONS)
     with pytest.raises(InvalidTensorError, match=r"BYTES \(encoded images\) or UINT8 pixels, but was sent as FP32"):
-        loaded.prepare(Tensor("image", np.zeros((1, 4, 4, 3), np.float32)))
+        loaded.prepare(by_name(Tensor("image", np.zeros((1, 4, 4, 3), np.float32))))
     two_axes = Tensor("image", images(encode(solid(0))).array.reshape(1, 1))
     with pytest.raises(InvalidTensorError, match=r"shape \[1, 1\], but the model takes \[any\]"):
-        loaded.prepare(two_axes)
+        loaded.prepare(by_name(two_axes))
 
 
 def test_rows_of_a_wrong_shape_never_join_a_batch(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path, resize=False), OPTIONS)
-    (rows,) = loaded.prepare(images(encode(solid(0, 4)))).values()
+    (rows,) = loaded.prepare(by_name(images(encode(solid(0, 4))))).values()
     assert rows.shape == (1, 3, 4, 4)
     with pytest.raises(InvalidTensorError, match=r"rows of shape \[3, 6, 6\], but model 'colours' takes \[3, 4, 4\]"):
-        loaded.prepare(images(encode(solid(0, 6))))
+        loaded.prepare(by_name(images(encode(solid(0, 6)))))
 
 
 def test_the_first_run_detects_a_wrong_label_file(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path, labels=("red", "green"), resize=False, size="side"), OPTIONS)
     with pytest.raises(InferenceError, match=r"gave \[1, 3\] for 1 rows, but the bundle has 2 labels"):
-        loaded.predict(images(encode(solid(0))))
+        loaded.predict(by_name(images(encode(solid(0)))))
 
 
 def test_the_label_offset_drops_the_background(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", np.array([[0.7, 0.1, 0.2], [0.7, 0.2, 0.1]], np.float32))
     declared = model(path, tmp_path, postprocess=(LabelOffset(1),))
-    loaded = load_edge(write_manifest(tmp_path, [declared], ["a", "b"], input=NUMBERS), OPTIONS)
+    loaded = load_edge(write_manifest(tmp_path, [declared], ["a", "b"], inputs=(NUMBERS,)), OPTIONS)
     np.testing.assert_allclose(probabilities(loaded, Tensor("x", np.array([[1, 0]], np.float32))), [[0.1, 0.2]])
 
 
@@ -255,8 +259,8 @@ def test_predicts_from_several_threads(tmp_path: Path) -> None:
 def test_a_label_offset_applies_to_logits(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", np.eye(2, 3, dtype=np.float32))
     steps = (Softmax(), LabelOffset())
-    bundle = write_manifest(tmp_path, [model(path, tmp_path, postprocess=steps)], ["a", "b"], input=NUMBERS)
-    found = load_edge(bundle, OPTIONS).predict(Tensor("x", np.array([[3.0, 1.0]], np.float32)))
+    bundle = write_manifest(tmp_path, [model(path, tmp_path, postprocess=steps)], ["a", "b"], inputs=(NUMBERS,))
+    found = load_edge(bundle, OPTIONS).predict(by_name(Tensor("x", np.array([[3.0, 1.0]], np.float32))))
     np.testing.assert_allclose(found.evidence[LOGITS], [[1, 0]])
     (edge,) = bundle.manifest.edge
     assert edge.shows_logits
@@ -282,13 +286,13 @@ def test_unsuitable_steps_are_refused_at_load(tmp_path: Path) -> None:
 
 def test_several_outputs_need_a_name(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", EYE, softmax=True)
-    unnamed = write_manifest(tmp_path, [model(path, tmp_path)], ["a", "b"], input=NUMBERS)
+    unnamed = write_manifest(tmp_path, [model(path, tmp_path)], ["a", "b"], inputs=(NUMBERS,))
     with pytest.raises(ModelLoadError, match="2 outputs, 'logits', 'probabilities'; name one of them as `output`"):
         load_edge(unnamed, OPTIONS)
-    wrong = write_manifest(tmp_path, [model(path, tmp_path, output="scores")], ["a", "b"], input=NUMBERS)
+    wrong = write_manifest(tmp_path, [model(path, tmp_path, output="scores")], ["a", "b"], inputs=(NUMBERS,))
     with pytest.raises(ModelLoadError, match="no output 'scores'; it has 'logits', 'probabilities'"):
         load_edge(wrong, OPTIONS)
-    named = write_manifest(tmp_path, [model(path, tmp_path, output="probabilities")], ["a", "b"], input=NUMBERS)
+    named = write_manifest(tmp_path, [model(path, tmp_path, output="probabilities")], ["a", "b"], inputs=(NUMBERS,))
     found = probabilities(load_edge(named, OPTIONS), Tensor("x", EYE))
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
 
@@ -299,12 +303,12 @@ def test_graphs_of_the_bundle_before_and_after_the_model(tmp_path: Path) -> None
     path = linear(tmp_path / "m.onnx", EYE)
     steps = Graph(artefact(before, tmp_path)), Graph(artefact(after, tmp_path))
     declared = model(path, tmp_path, preprocess=(steps[0],), postprocess=(steps[1],))
-    bundle = write_manifest(tmp_path, [declared], ["a", "b"], input=NUMBERS)
+    bundle = write_manifest(tmp_path, [declared], ["a", "b"], inputs=(NUMBERS,))
     loaded = load_edge(bundle, OPTIONS)
     np.testing.assert_allclose(probabilities(loaded, Tensor("x", np.array([[1, 9]], np.float32))), [[0.9, 0.1]])
     loaded.close()
     with pytest.raises(InferenceError, match="closed"):
-        loaded.predict(Tensor("x", EYE))
+        loaded.predict(by_name(Tensor("x", EYE)))
     after.unlink()
     with pytest.raises(ModelLoadError, match=r"has no after\.onnx"):
         load_model(bundle, declared, OPTIONS)
@@ -338,13 +342,14 @@ def test_batch_1_runs_every_part_row_by_row(tmp_path: Path, part: str) -> None:
     found = {}
     for batch in (None, 1):
         declared = model(path, tmp_path, batch=batch, **steps[part])
-        loaded = load_edge(write_manifest(tmp_path, [declared], ["a", "b", "c"], input=spec), OPTIONS)
-        prepared = [loaded.prepare(Tensor("x", rows.array[i : i + 1])) for i in range(3)]
+        loaded = load_edge(write_manifest(tmp_path, [declared], ["a", "b", "c"], inputs=(spec,)), OPTIONS)
+        prepared = [loaded.prepare(by_name(Tensor("x", rows.array[i : i + 1]))) for i in range(3)]
         alone = np.concatenate([loaded.compute(row).outputs[PROBABILITIES] for row in prepared])
-        together = loaded.compute(loaded.prepare(rows)).outputs[PROBABILITIES]
+        together = loaded.compute(loaded.prepare(by_name(rows))).outputs[PROBABILITIES]
         found[batch] = float(np.abs(together - alone).max())
         with pytest.raises(InvalidTensorError, match="no rows"):
-            loaded.run({loaded.input.name: np.zeros((0, loaded.input.shape[1]), np.float32)})
+            port = loaded.inputs[0].port
+            loaded.run({port.name: np.zeros((0, port.shape[1]), np.float32)})
     assert found[1] == 0
     assert found[None] is not None and found[None] > 0.1
 
@@ -355,7 +360,7 @@ def test_the_first_variant_that_loads_is_used(tmp_path: Path, caplog: pytest.Log
     absent, good = linear(tmp_path / "absent.onnx", EYE), linear(tmp_path / "good.onnx", EYE)
     variants = [model(path, tmp_path) for path in (absent, broken, good)]
     absent.unlink()
-    bundle = write_manifest(tmp_path, variants, ["a", "b"], input=NUMBERS)
+    bundle = write_manifest(tmp_path, variants, ["a", "b"], inputs=(NUMBERS,))
     loaded = load_edge(bundle, OPTIONS)
     assert loaded.model.id == "good"
     first, second = loaded.passed_over
@@ -378,7 +383,7 @@ def test_the_first_variant_that_loads_is_used(tmp_path: Path, caplog: pytest.Log
 
 def test_a_bundle_without_edge_variants_is_refused(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", EYE)
-    bundle = write_manifest(tmp_path, [], ["a", "b"], input=NUMBERS, full=model(path, tmp_path))
+    bundle = write_manifest(tmp_path, [], ["a", "b"], inputs=(NUMBERS,), full=model(path, tmp_path))
     with pytest.raises(ModelLoadError, match="declares no edge variant"):
         load_edge(bundle, OPTIONS)
     assert bundle.manifest.full is not None
@@ -405,7 +410,7 @@ def test_the_energy_score_uses_the_input_of_the_softmax(tmp_path: Path) -> None:
     bundle = number_bundle(tmp_path, policy=Policy(Score("energy", temperature=2.0)))
     score = load_scorer(bundle, OPTIONS)
     rows = np.array([[3.0, 1.0], [0.0, 0.0]], np.float32)
-    found = load_edge(bundle, OPTIONS).predict(Tensor("x", rows))
+    found = load_edge(bundle, OPTIONS).predict(by_name(Tensor("x", rows)))
     np.testing.assert_allclose(
         score(found.outputs, found.evidence), 2 * np.log(np.exp(rows / 2).sum(axis=1)), rtol=1e-6
     )

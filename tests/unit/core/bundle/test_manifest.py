@@ -20,7 +20,7 @@ from firstline_core.bundle.manifest import (
     parse_manifest,
 )
 from firstline_core.errors import IntegrityError
-from firstline_core.processing.steps import Decode, Graph, InputSpec, Resize, Scale, Softmax
+from firstline_core.processing.steps import Decode, Graph, InputSpec, ModelInput, PreStep, Resize, Scale, Softmax
 from firstline_core.routing.certificate import EventPromise
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
@@ -30,11 +30,19 @@ from firstline_core.types import TensorSpec
 
 FILE = Artefact("models/edge.onnx", "a" * 64, 10)
 GRAPH = Artefact("graph.onnx", "b" * 64, 20)
-EDGE = Model("edge", FILE, "onnx", "fp32", (Decode(), Resize(8, 8), Scale()), (Softmax(),))
-FULL = Model("full", Artefact("full.onnx", "c" * 64, 30), "onnx", "fp32", (Decode(), Graph(GRAPH)))
-MANIFEST = Manifest("digits", 3, Classification(("a", "b")), InputSpec("image", "BYTES", (-1,)), (EDGE,), FULL)
+
+
+def fed(*steps: PreStep) -> tuple[ModelInput, ...]:
+    return (ModelInput("image", preprocess=steps),)
+
+
+EDGE = Model("edge", FILE, "onnx", "fp32", fed(Decode(), Resize(8, 8), Scale()), (Softmax(),))
+FULL = Model("full", Artefact("full.onnx", "c" * 64, 30), "onnx", "fp32", fed(Decode(), Graph(GRAPH)))
+MANIFEST = Manifest(
+    "digits", 3, Classification(("a", "b")), (InputSpec("image", "BYTES", (-1,), "image"),), (EDGE,), FULL
+)
 LEARNED = {"weights": [1.0, -1.0], "bias": 0.5}
-BARE = msgspec.to_builtins(Model("bare", FILE, "onnx", "fp32", (Decode(), Resize(8, 8))))
+BARE = msgspec.to_builtins(Model("bare", FILE, "onnx", "fp32", fed(Decode(), Resize(8, 8))))
 
 
 def changed(**fields: Any) -> bytes:
@@ -42,7 +50,7 @@ def changed(**fields: Any) -> bytes:
 
 
 def test_the_specifications_that_clients_see() -> None:
-    assert MANIFEST.input_spec == TensorSpec("image", "BYTES", (-1,))
+    assert MANIFEST.input_tensors == (TensorSpec("image", "BYTES", (-1,)),)
     assert MANIFEST.task.outputs == (TensorSpec("probabilities", "FP32", (-1, 2)),)
     assert MANIFEST.labels == ("a", "b")
     assert MANIFEST.full_digest == FULL.digest
@@ -109,12 +117,15 @@ def test_every_file_is_listed_once() -> None:
         ({"policy": {"score": {"temperature": 0}}}, "temperature"),
         ({"policy": {"score": {"temperature": 1e-40}}}, r">= 0\.01 - at `\$\.policy\.score\.temperature"),
         ({"policy": {"score": {"temperature": 101}}}, r"<= 100\.0 - at `\$\.policy\.score\.temperature"),
-        ({"input": {"name": "", "datatype": "BYTES", "shape": [-1]}}, r"length >= 1 - at `\$\.input\.name"),
-        ({"input": {"name": "x", "datatype": "FP32", "shape": []}}, "input shape needs -1"),
-        ({"input": {"name": "x", "datatype": "FP32", "shape": [1, 4]}}, "input shape needs -1"),
-        ({"input": {"name": "edge/x", "datatype": "FP32", "shape": [-1, 4]}}, "begins with edge/"),
-        ({"input": {"name": "x", "datatype": "FP32", "shape": [-1, 0]}}, "at least 1"),
-        ({"input": {"name": "x", "datatype": "BYTES", "shape": [-1, 1]}}, r"BYTES input has shape \[-1\]"),
+        ({"inputs": [{"name": "", "datatype": "BYTES", "shape": [-1]}]}, r"length >= 1 - at `\$\.inputs\["),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": []}]}, "input shape needs -1"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4]}]}, "input shape needs -1"),
+        ({"inputs": [{"name": "edge/x", "datatype": "FP32", "shape": [-1, 4]}]}, "begins with edge/"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 0]}]}, "at least 1"),
+        (
+            {"inputs": [{"name": "x", "datatype": "BYTES", "shape": [-1, 1], "kind": "image"}]},
+            r"kind image: .* its shape \[-1\]",
+        ),
     ],
 )
 def test_an_invalid_field_is_named_in_the_error(fields: dict[str, Any], message: str) -> None:
@@ -146,12 +157,12 @@ def test_a_huge_file_is_not_parsed() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        Model("edge", GRAPH, "onnx", "fp32", EDGE.preprocess, EDGE.postprocess),
-        Model("edge", FILE, "tflite", "fp32", EDGE.preprocess, EDGE.postprocess),
-        Model("edge", FILE, "onnx", "fp32", (Decode(), Resize(8, 8, "bicubic"), Scale()), EDGE.postprocess),
-        Model("edge", FILE, "onnx", "fp32", EDGE.preprocess, ()),
-        Model("edge", FILE, "onnx", "fp32", EDGE.preprocess, EDGE.postprocess, output="logits"),
-        Model("edge", FILE, "onnx", "fp32", EDGE.preprocess, EDGE.postprocess, batch=1),
+        Model("edge", GRAPH, "onnx", "fp32", EDGE.inputs, EDGE.postprocess),
+        Model("edge", FILE, "tflite", "fp32", EDGE.inputs, EDGE.postprocess),
+        Model("edge", FILE, "onnx", "fp32", fed(Decode(), Resize(8, 8, "bicubic"), Scale()), EDGE.postprocess),
+        Model("edge", FILE, "onnx", "fp32", EDGE.inputs, ()),
+        Model("edge", FILE, "onnx", "fp32", EDGE.inputs, EDGE.postprocess, output="logits"),
+        Model("edge", FILE, "onnx", "fp32", EDGE.inputs, EDGE.postprocess, batch=1),
     ],
 )
 def test_the_digest_changes_with_everything_that_changes_answers(other: Model) -> None:
@@ -162,7 +173,7 @@ def test_the_digest_does_not_change_with_names_and_figures() -> None:
     certified = with_certificate(EDGE, MANIFEST)
     assert certified.certificate is not None
     assert certified.digest == EDGE.digest
-    renamed = Model("other", FILE, "onnx", "float", EDGE.preprocess, EDGE.postprocess, measured={"accuracy": 1.0})
+    renamed = Model("other", FILE, "onnx", "float", EDGE.inputs, EDGE.postprocess, measured={"accuracy": 1.0})
     assert renamed.digest == EDGE.digest
 
 

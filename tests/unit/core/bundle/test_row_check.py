@@ -19,7 +19,7 @@ from firstline_core.processing.steps import Graph, InputSpec, Softmax
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
-from firstline_core.types import PROBABILITIES, Array, Arrays, Tensor
+from firstline_core.types import PROBABILITIES, Array, Arrays
 
 MakeModel = Callable[[Path], Path]
 OPTIONS = RuntimeOptions()
@@ -29,9 +29,9 @@ ROWS = np.random.default_rng(0).random((40, 4)) * np.resize([1, 0.1, 4], 40)[:, 
 
 def check(folder: Path, file: Path, **fields: Any) -> RowCheck:
     declared = model(file, folder, **fields)
-    bundle = write_manifest(folder, [declared], ["a", "b", "c"], input=InputSpec("x", "FP32", (-1, 4)))
-    with closing(load_model(bundle, declared, OPTIONS)) as loaded:
-        return check_model_rows(bundle, loaded, Tensor("x", ROWS.astype(np.float32)))
+    bundle = write_manifest(folder, [declared], ["a", "b", "c"], inputs=(InputSpec("x", "FP32", (-1, 4)),))
+    with closing(load_model(bundle, bundle.manifest.edge[0], OPTIONS)) as loaded:
+        return check_model_rows(bundle, loaded, {"x": ROWS.astype(np.float32)})
 
 
 @pytest.mark.parametrize(("make", "operator"), DEPENDENT_ON_BATCH.items())
@@ -58,9 +58,9 @@ def test_answers_left_to_chance_are_found(tmp_path: Path, make: MakeModel, opera
 
 def test_a_tflite_operator_of_chance_is_named(tmp_path: Path) -> None:
     declared = model(noisy_tflite(tmp_path / "m.tflite"), tmp_path)
-    bundle = write_manifest(tmp_path, [declared], ["a", "b", "c"], input=InputSpec("x", "FP32", (-1, 3)))
-    with closing(load_model(bundle, declared, OPTIONS)) as loaded:
-        found = check_model_rows(bundle, loaded, Tensor("x", np.ones((9, 3), np.float32)))
+    bundle = write_manifest(tmp_path, [declared], ["a", "b", "c"], inputs=(InputSpec("x", "FP32", (-1, 3)),))
+    with closing(load_model(bundle, bundle.manifest.edge[0], OPTIONS)) as loaded:
+        found = check_model_rows(bundle, loaded, {"x": np.ones((9, 3), np.float32)})
     assert found.depends_on == "run"
     assert found.sentence("m").endswith(
         "alone a second time: RANDOM_UNIFORM draws random numbers; export the model "

@@ -27,7 +27,7 @@ from firstline_core.processing.steps import (
 from firstline_core.processing.windows import WINDOWS, combine_windows
 from firstline_core.protocol.limits import ImageLimits
 
-AUDIO = InputSpec("audio", "BYTES", (-1,))
+AUDIO = InputSpec("audio", "BYTES", (-1,), "audio")
 START = (DecodeAudio(), Mono(), Resample(8000))
 
 

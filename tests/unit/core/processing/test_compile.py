@@ -13,7 +13,7 @@ from support.images import encode, images
 from support.sample_bundles import IMAGES
 
 from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
-from firstline_core.processing.compile import compile_postprocess, compile_preprocess, softmax
+from firstline_core.processing.compile import check_needs, compile_postprocess, compile_preprocess, softmax
 from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.standardize import STANDARDIZATION
 from firstline_core.processing.steps import (
@@ -310,7 +310,7 @@ def test_a_graph_is_a_step() -> None:
         ((Resize(4, 4), Decode()), IMAGES, "decode comes first"),
         ((Decode(), Decode()), IMAGES, "decode comes first, and once"),
         ((Decode(), Scale(), Resize(4, 4)), IMAGES, "come before scale"),
-        ((Decode(),), NUMBERS, "image steps need BYTES or UINT8"),
+        ((Decode(),), NUMBERS, "image steps need an image or UINT8"),
         ((Decode(), Scale((0.0,), (0.0,))), IMAGES, "no std of 0"),
         ((Decode(), Scale((), (1.0,))), IMAGES, "0 means"),
         ((Decode(), Scale((1.0, 2.0), (1.0, 2.0, 3.0))), IMAGES, "2 means and 3 stds"),
@@ -344,7 +344,7 @@ def test_standardize_comes_first(steps: Any) -> None:
 @pytest.mark.parametrize("needs", [GEOMETRY, STANDARDIZATION])
 def test_a_missing_step_is_named(needs: str) -> None:
     with pytest.raises(ModelLoadError, match=r"so it needs decode|need standardize"):
-        compile_preprocess((), NUMBERS, no_graph).check((needs,))
+        check_needs([compile_preprocess((), NUMBERS, no_graph)], (needs,))
 
 
 def test_softmax_is_stable_and_right() -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
-from support.images import images
+from support.images import by_name, images
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, QueueFullError
@@ -17,13 +17,13 @@ from firstline_core.processing.decoding import (
     FairThreads,
     ImageDecoding,
     MemoryBudget,
-    PreparedTensor,
+    PreparedRows,
 )
 from firstline_core.processing.image_header import ImageCost, ImageHeader, MeasuredImage
-from firstline_core.types import Arrays, Tensor
+from firstline_core.types import Arrays
 
 MIB = 1 << 20
-PICTURE = images(b"picture")
+PICTURE = by_name(images(b"picture"))
 
 
 def cost_of(pixels: int, working_bytes: int) -> ImageCost:
@@ -40,15 +40,15 @@ class Model:
         self.go, self.began = threading.Event(), threading.Event()
         self.threads: list[str] = []
 
-    def image_cost(self, tensor: Tensor) -> ImageCost:
+    def image_cost(self, inputs: Arrays) -> ImageCost:
         self.threads.append(threading.current_thread().name)
         return HEAVY
 
-    def prepare(self, tensor: Tensor, cost: ImageCost) -> Arrays:
+    def prepare(self, inputs: Arrays, cost: ImageCost) -> Arrays:
         self.threads.append(threading.current_thread().name)
         self.began.set()
         self.go.wait()
-        if tensor.name == "bad":
+        if "bad" in inputs:
             raise InvalidTensorError("It is broken.")
         return {"x": np.zeros((1, 2))}
 
@@ -68,8 +68,8 @@ def decoding(model: Model) -> Iterator[ImageDecoding]:
     made.close()
 
 
-async def prepare(decoding: ImageDecoding, model: Model, cost: ImageCost = HEAVY, tensor: Tensor = PICTURE) -> Tensor:
-    async with decoding.prepared(model, tensor, cost, "a", None) as prepared:
+async def prepare(decoding: ImageDecoding, model: Model, cost: ImageCost = HEAVY, inputs: Arrays = PICTURE) -> Arrays:
+    async with decoding.prepared(model, inputs, cost, "a", None) as prepared:
         return prepared
 
 
@@ -81,36 +81,36 @@ async def test_a_small_image_is_left_to_its_model(decoding: ImageDecoding, model
 async def test_tiny_images_that_become_large_are_counted(decoding: ImageDecoding, model: Model) -> None:
     model.go.set()
     prepared = await prepare(decoding, model, cost=cost_of(790, LIGHT_BYTES + 1))
-    assert isinstance(prepared, PreparedTensor)
+    assert isinstance(prepared, PreparedRows)
 
 
 async def test_many_tiny_images_are_prepared_in_a_thread(decoding: ImageDecoding, model: Model) -> None:
     model.go.set()
     few, many = (ImageCost(cost_of(1, 100).images * count) for count in (8, 10))
     assert await prepare(decoding, model, cost=few) is PICTURE
-    assert isinstance(await prepare(decoding, model, cost=many), PreparedTensor)
+    assert isinstance(await prepare(decoding, model, cost=many), PreparedRows)
 
 
 async def test_a_large_image_is_prepared_in_a_thread_of_its_own(decoding: ImageDecoding, model: Model) -> None:
     model.go.set()
     prepared = await prepare(decoding, model)
-    assert isinstance(prepared, PreparedTensor)
-    assert prepared.shape == (1, 2)
-    assert list(prepared.rows) == ["x"] and prepared.rows["x"] is prepared.array
+    assert isinstance(prepared, PreparedRows)
+    assert prepared["x"].shape == (1, 2)
+    assert list(prepared) == ["x"] and prepared.sent is PICTURE
     assert model.threads[0].startswith("images")
     assert decoding.budget.held_bytes == 0
 
 
 async def test_many_headers_are_read_in_a_thread(decoding: ImageDecoding, model: Model) -> None:
     await decoding.cost(model, PICTURE, 100, "a")
-    await decoding.cost(model, images(*[b"picture"] * 100), 70_000, "a")
+    await decoding.cost(model, by_name(images(*[b"picture"] * 100)), 70_000, "a")
     assert [name.startswith("images") for name in model.threads] == [False, True]
 
 
 async def test_an_error_returns_the_memory(decoding: ImageDecoding, model: Model) -> None:
     model.go.set()
     with pytest.raises(InvalidTensorError):
-        await prepare(decoding, model, tensor=images(b"", name="bad"))
+        await prepare(decoding, model, inputs=by_name(images(b"", name="bad")))
     await asyncio.sleep(0)
     assert decoding.budget.held_bytes == 0
 
@@ -135,7 +135,7 @@ async def test_one_caller_leaves_a_thread_to_one_who_comes_later(model: Model) -
     await asyncio.to_thread(model.began.wait)
     other.go.set()
     async with decoding.prepared(other, PICTURE, HEAVY, "polite", None) as prepared:
-        assert isinstance(prepared, PreparedTensor)
+        assert isinstance(prepared, PreparedRows)
         assert not any(task.done() for task in greedy)
     model.go.set()
     await asyncio.gather(*greedy)

@@ -15,7 +15,7 @@ from firstline_core.types import Tensor
 
 pytest.importorskip("tokenizers", reason="the extra text is not installed")
 
-TEXT = InputSpec("text", "BYTES", (-1,))
+TEXT = InputSpec("text", "BYTES", (-1,), "text")
 FILE = Artefact("tokenizer.json", "0" * 64, 1)
 VOCABULARY = {"[PAD]": 5, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "go": 6, "##ing": 7, "stop": 8}
 BARE: dict[str, Any] = {

@@ -9,17 +9,17 @@ import pytest
 
 from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import Manifest, Model, Policy, Score, certificate_problem, valid_certificate
-from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.steps import InputSpec, ModelInput
 from firstline_core.routing.certificate import EventPromise, GroupCertificate, Histogram
 from firstline_core.routing.policy import Decision, covered, threshold_in_use
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import Reason, Tier
 
-PLAIN = Model("edge", Artefact("edge.onnx", "a" * 64, 1), "onnx", "fp32")
-FULL = Model("full", Artefact("full.onnx", "b" * 64, 1), "onnx", "fp32")
+PLAIN = Model("edge", Artefact("edge.onnx", "a" * 64, 1), "onnx", "fp32", (ModelInput("x"),))
+FULL = Model("full", Artefact("full.onnx", "b" * 64, 1), "onnx", "fp32", (ModelInput("x"),))
 BARE = Manifest(
-    "m", 1, Classification(("a", "b")), InputSpec("x", "FP32", (-1, 1)), (PLAIN,), FULL, Policy(threshold=0.99)
+    "m", 1, Classification(("a", "b")), (InputSpec("x", "FP32", (-1, 1)),), (PLAIN,), FULL, Policy(threshold=0.99)
 )
 EDGE = with_certificate(PLAIN, BARE)
 MANIFEST = msgspec.structs.replace(BARE, edge=(EDGE,))

@@ -141,7 +141,7 @@ def test_weights_in_another_file_are_found_inside_of_branches(tmp_path: Path) ->
         load(path)
 
 
-def test_inputs_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+def test_outputs_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     path = write_graph(
         tmp_path / "m.onnx",
         [helper.make_node("Identity", ["text"], ["y"])],
@@ -149,7 +149,9 @@ def test_inputs_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         [helper.make_tensor_value_info("y", TensorProto.STRING, ["n"])],
         [],
     )
-    with pytest.raises(ModelLoadError, match=r"'text' \(tensor\(string\)\)\. Export the model with numbers"):
+    with pytest.raises(
+        ModelLoadError, match="its only outputs are strings, 'y'; export the model with its probabilities"
+    ):
         load(path)
 
 

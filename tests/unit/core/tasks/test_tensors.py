@@ -68,7 +68,7 @@ def test_the_manifest_holds_the_loss_graph_and_the_digest_covers_it(tmp_path: Pa
         [model(path, tmp_path)],
         (),
         task=task,
-        input=InputSpec("x", "FP32", (-1, 2)),
+        inputs=(InputSpec("x", "FP32", (-1, 2)),),
         policy=Policy(Score("none")),
     )
     assert parse_manifest(encode_manifest(bundle.manifest)).task == task
@@ -88,7 +88,7 @@ def test_a_device_without_onnxruntime_refuses_a_loss_graph(
         [model(path, tmp_path)],
         (),
         task=task,
-        input=InputSpec("x", "FP32", (-1, 2)),
+        inputs=(InputSpec("x", "FP32", (-1, 2)),),
         policy=Policy(Score("none")),
     )
     tensor = Tensor("x", np.array([[1, 2]], np.float32))
@@ -114,7 +114,7 @@ def test_a_loss_graph_that_does_not_fit_is_refused_at_load(tmp_path: Path) -> No
         [model(path, tmp_path)],
         (),
         task=task,
-        input=InputSpec("x", "FP32", (-1, 2)),
+        inputs=(InputSpec("x", "FP32", (-1, 2)),),
         policy=Policy(Score("none")),
     )
     with pytest.raises(ModelLoadError, match="loss graph does not fit its outputs: it has an input 'edge/depth', but"):
@@ -137,7 +137,7 @@ def test_a_score_graph_reads_the_outputs_by_name(tmp_path: Path) -> None:
         [model(path, tmp_path)],
         (),
         task=TASK,
-        input=InputSpec("x", "FP32", (-1, 2)),
+        inputs=(InputSpec("x", "FP32", (-1, 2)),),
         policy=Policy(Score("graph", graph=artefact)),
     )
     score = load_scorer(bundle, RuntimeOptions())
@@ -155,7 +155,7 @@ def test_steps_apply_to_a_single_output(tmp_path: Path) -> None:
         [edge],
         (),
         task=Tensors((DEPTH,)),
-        input=InputSpec("x", "FP32", (-1, 2)),
+        inputs=(InputSpec("x", "FP32", (-1, 2)),),
         policy=Policy(Score("none")),
     )
     loaded = load_model(bundle, edge, RuntimeOptions())

@@ -34,7 +34,7 @@ def held() -> Iterator[DeviceModel]:
 
 
 def row(probabilities: tuple[float, float], score: float) -> Row:
-    return Row(0, b"", ModelOutput({PROBABILITIES: np.array([probabilities], np.float32)}, score))
+    return Row(0, b"", b"", ModelOutput({PROBABILITIES: np.array([probabilities], np.float32)}, score))
 
 
 def decided(router: TierRouter, held: DeviceModel, seen: Row) -> tuple[Tier, bool]:
@@ -48,7 +48,7 @@ def test_each_class_has_its_threshold(held: DeviceModel) -> None:
     assert decided(router, held, row(YES, math.nextafter(0.6, 0))) == (Tier.CLOUD, False)
     assert decided(router, held, row(NO, 1.0)) == (Tier.CLOUD, False)
     assert (router.threshold(held), router.threshold(held, "yes"), router.threshold(held, "no")) == (0.6, 0.6, math.inf)
-    assert router.verdict(held, Row(0, b"")).reason is Reason.HEAVY
+    assert router.verdict(held, Row(0, b"", b"")).reason is Reason.HEAVY
 
 
 def test_a_raised_threshold_is_covered(held: DeviceModel) -> None:

@@ -23,9 +23,9 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks import classification
-from firstline_core.types import PROBABILITIES, InferRequest, Tensor
+from firstline_core.types import PROBABILITIES, InferRequest, Tensor, take_rows
 from firstline_edge.models import loading
-from firstline_edge.models.loading import bundle_paths, load_bundle, open_models, quickest_ms, sample_input
+from firstline_edge.models.loading import bundle_paths, load_bundle, open_models, quickest_ms
 from firstline_edge.models.models import DeviceModel, Models, Pace
 from firstline_edge.models.workers import Workers
 
@@ -66,7 +66,7 @@ def test_a_learned_score_and_value_are_computed_with_the_answer(tmp_path: Path, 
     assert plain.edge is not None
     assert taught.edge is not None
     assert taught.edge.digest != plain.edge.digest
-    tensor = sample_input(taught.manifest, taught.edge.loaded)
+    tensor = taught.edge.loaded.typical_inputs()
     assert tensor is not None
     (one,), (other,) = taught.edge.run(tensor), plain.edge.run(tensor)
     margin = classification.margin(one.outputs[PROBABILITIES])[0]
@@ -84,7 +84,7 @@ def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path
     models = open_models([tmp_path], here(workers))
     held = models.find("digits")
     assert held.edge is not None
-    tensor = sample_input(held.manifest, held.edge.loaded)
+    tensor = held.edge.loaded.typical_inputs()
     assert tensor is not None
     (output,) = held.edge.run(tensor)
     assert output.score is not None and output.score > 1  # of which one minus the score would be worth nothing
@@ -103,7 +103,7 @@ def test_other_load_does_not_count_as_model_time(workers: Workers, monkeypatch: 
         nonlocal now_s
         now_s += next(taken_s)
 
-    measured = quickest_ms(held.manifest, held.edge.loaded, run, 5)
+    measured = quickest_ms(held.edge.loaded, run, 5)
     assert measured[0] == pytest.approx(0.4)
     models.close()
 
@@ -130,7 +130,7 @@ def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_ag
     assert held.edge is not None
     edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
     asked = InferRequest("digits", (images(b"x" * 100),), "")
-    sample = sample_input(held.manifest, held.edge.loaded)
+    sample = held.edge.loaded.typical_inputs()
     assert sample is not None
     for _ in range(3):  # not for a moment's sake
         edge.run(sample, measured_s=0.0)
@@ -194,8 +194,8 @@ def test_rows_are_scored_one_by_one(workers: Workers) -> None:
     models = open_models([DIGITS], here(workers))
     held = models.find("digits")
     assert held.edge is not None
-    sample = sample_input(held.manifest, held.edge.loaded)
-    one, two = held.edge.run(images(*sample.array, *sample.array))
+    sample = held.edge.loaded.typical_inputs()
+    one, two = held.edge.run(take_rows(sample, [0, 0]))
     np.testing.assert_array_equal(one.outputs[PROBABILITIES], two.outputs[PROBABILITIES])
     assert one.score == two.score and one.score is not None and 0 <= one.score <= 1
     models.close()

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from support.images import encode
+from support.images import by_name, encode
 from support.sample_models import first_column_graph, linear_model, one_box, reversing_graph, two_inputs
 
 from bench.support.onnx_models import write_graph
@@ -21,7 +21,7 @@ from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.inspect import verify
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
-from firstline_core.bundle.golden import deviation, read_golden, tensor_of
+from firstline_core.bundle.golden import deviation, inputs_of, read_golden
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import MANIFEST_NAME, Policy, encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -77,7 +77,7 @@ def test_a_detector_becomes_a_bundle_with_golden_answers(tmp_path: Path) -> None
     assert bundle.manifest.golden is not None
     golden = read_golden(bundle, bundle.manifest.golden.artefact)
     with closing(load_edge(bundle, _OPTIONS)) as loaded:
-        outputs = loaded.predict(tensor_of(golden, bundle.manifest.input)).outputs
+        outputs = loaded.predict(inputs_of(golden, bundle.manifest)).outputs
     assert outputs["count"].tolist() == [1]
     assert deviation(golden, "edge", outputs, loaded.task) == 0
     assert [check.outcome for check in verify(bundle.path)] == ["ok"] * 4
@@ -220,7 +220,9 @@ def test_graphs_are_copied_and_run(tmp_path: Path) -> None:
     turned = create_bundle(replace(spec, policy=PolicySpec(column, 1.0, 0.5)), tmp_path / "turned")
 
     rows = Tensor("image", np.random.default_rng(3).random((5, 6), np.float32))
-    first, second = (load_model(bundle, bundle.manifest.edge[0], _OPTIONS).predict(rows) for bundle in (plain, turned))
+    first, second = (
+        load_model(bundle, bundle.manifest.edge[0], _OPTIONS).predict(by_name(rows)) for bundle in (plain, turned)
+    )
     np.testing.assert_allclose(first.outputs[PROBABILITIES], second.outputs[PROBABILITIES][:, ::-1])
     np.testing.assert_allclose(
         load_scorer(turned, _OPTIONS)(second.outputs, second.evidence), second.outputs[PROBABILITIES][:, 0]
@@ -275,7 +277,7 @@ def test_independent_labels_need_no_sum(tmp_path: Path) -> None:
         create_bundle(spec, tmp_path / "out")
     bundle = create_bundle(replace(spec, independent_labels=True), tmp_path / "out", warn=warnings.append)
     with closing(load_edge(bundle, RuntimeOptions())) as loaded:
-        np.testing.assert_allclose(loaded.predict(likely).outputs[PROBABILITIES], [[0.880797] * 3], rtol=1e-5)
+        np.testing.assert_allclose(loaded.predict(by_name(likely)).outputs[PROBABILITIES], [[0.880797] * 3], rtol=1e-5)
     assert warnings == []
     assert verify(bundle.path)[1].outcome == "ok"
 
@@ -286,7 +288,7 @@ def test_independent_labels_need_no_sum(tmp_path: Path) -> None:
         closing(load_edge(open_bundle(bundle.path), RuntimeOptions())) as loaded,
         pytest.raises(InferenceError, match=r"sums to 2\.64, outside of 0\.85 to 1\.05"),
     ):
-        loaded.predict(likely)
+        loaded.predict(by_name(likely))
     check = verify(bundle.path)[1]
     assert check.outcome == "failed" and "`independent_labels = true`" in check.detail
 
@@ -390,7 +392,7 @@ def test_golden_answers_are_those_of_each_variant(digits: BundleSpec, tmp_path: 
     assert sorted(answers.outputs) == ["edge-onnx-fp32", "edge-tflite-fp32", "edge-tflite-int8"]
     for model in made.manifest.edge:
         loaded = load_model(made, model, _OPTIONS)
-        outputs = loaded.predict(tensor_of(answers, made.manifest.input)).outputs
+        outputs = loaded.predict(inputs_of(answers, made.manifest)).outputs
         found = deviation(answers, model.id, outputs, loaded.task)
         assert found is not None and found < 1e-6
         loaded.close()

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support.images import encode
+from support.images import by_name, encode
 from support.sample_bundles import detector_bundle, number_bundle
 from support.sample_models import linear_model
 from typer.testing import CliRunner
@@ -42,7 +42,7 @@ def test_figures_match_the_parts() -> None:
     batch = Tensor("image", np.array(images, object))
     assert bundle.manifest.full is not None
     models = load_edge(bundle, RuntimeOptions()), load_model(bundle, bundle.manifest.full, RuntimeOptions())
-    edge, full = (model.predict(batch).outputs[PROBABILITIES] for model in models)
+    edge, full = (model.predict(by_name(batch)).outputs[PROBABILITIES] for model in models)
     policy = bundle.manifest.policy
     kept = score("margin", edge, temperature=policy.score.temperature) >= policy.threshold
     sizes = np.array([len(image) for image in images])

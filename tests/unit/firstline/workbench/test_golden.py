@@ -12,7 +12,7 @@ from support.sample_models import linear_model
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.golden import _listed, read_inputs
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
-from firstline_core.bundle.golden import LIMIT_BYTES, ROWS_LIMIT, deviation, read_golden, tensor_of
+from firstline_core.bundle.golden import LIMIT_BYTES, ROWS_LIMIT, deviation, inputs_of, read_golden
 from firstline_core.bundle.loading import load_model
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
@@ -39,9 +39,9 @@ def test_golden_rows_are_read_from_npy_files(spec: BundleSpec, tmp_path: Path) -
     files = [rows_at(tmp_path / "a.npy", rows[:2]), rows_at(tmp_path / "b.npy", np.asfortranarray(rows[2:]))]
     made = create_bundle(spec, tmp_path / "bundle", golden=files)
     answers = read_golden(made, made.manifest.golden.artefact)
-    assert tensor_of(answers, made.manifest.input).array.tolist() == rows.tolist()
+    assert inputs_of(answers, made.manifest).array.tolist() == rows.tolist()
     loaded = load_model(made, made.manifest.edge[0], RuntimeOptions())
-    outputs = loaded.predict(tensor_of(answers, made.manifest.input)).outputs
+    outputs = loaded.predict(inputs_of(answers, made.manifest)).outputs
     found = deviation(answers, "edge", outputs, made.manifest.task)
     assert found is not None and found < 1e-6
     turned = {name: array[::-1] for name, array in outputs.items()}
@@ -94,7 +94,7 @@ def test_unreadable_golden_image_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "image.png"
     with file.open("wb") as stream:
         stream.truncate(LIMIT_BYTES + 1)
-    spec = InputSpec("image", "BYTES", (-1,))
+    spec = InputSpec("image", "BYTES", (-1,), "image")
     with pytest.raises(ConfigError, match="give a smaller one"):
         read_inputs([file], spec)
     file.write_bytes(b"x" * (LIMIT_BYTES // 2))
@@ -102,7 +102,7 @@ def test_unreadable_golden_image_is_refused(tmp_path: Path) -> None:
 
 
 def test_golden_images_come_from_folders_or_archives(tmp_path: Path) -> None:
-    spec = InputSpec("image", "BYTES", (-1,))
+    spec = InputSpec("image", "BYTES", (-1,), "image")
     images = tmp_path / "data" / "images"
     (images / "deep").mkdir(parents=True)
     (images / ".hidden").write_bytes(b"no image")
@@ -129,7 +129,7 @@ def test_too_large_archive_is_refused(tmp_path: Path) -> None:
         for name in "ab":
             written.writestr(name, bytes(LIMIT_BYTES // 2 + 1))
     with pytest.raises(ConfigError, match="golden inputs have more than"):
-        read_inputs([archive], InputSpec("image", "BYTES", (-1,)))
+        read_inputs([archive], InputSpec("image", "BYTES", (-1,), "image"))
 
 
 def test_too_large_golden_answers_are_refused(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_memory_is_that_of_the_returned_arrays(with_logits: bool) -> None:
     tracemalloc.start()
     try:
         observed = observe(
-            [model], (open_bundle(_DIGITS / "bundle").manifest.input,), dataset, with_evidence=[model] * with_logits
+            [model], (open_bundle(_DIGITS / "bundle").manifest.inputs[0],), dataset, with_evidence=[model] * with_logits
         )
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -55,7 +55,7 @@ def test_memory_is_that_of_the_returned_arrays(with_logits: bool) -> None:
 def test_answers_are_those_of_the_model_to_each_image() -> None:
     bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 20)
     model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
-    observed = observe([model], (bundle.manifest.input,), dataset, with_evidence=[model])
+    observed = observe([model], (bundle.manifest.inputs[0],), dataset, with_evidence=[model])
     images = list(dataset.contents())
     expected = model.predict(Tensor("image", np.array(images, object)))
     [answers] = observed.answers

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.images import by_name
 
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
@@ -159,7 +160,7 @@ def test_output_of_unknown_rank_is_tried(tmp_path: Path) -> None:
     model.graph.initializer.extend(numbers)
     bundle = create_bundle(_spec(_saved(tmp_path, model)), tmp_path / "out")
     loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
-    assert loaded.predict(Tensor("x", _ROWS)).outputs[PROBABILITIES].argmax(axis=1).tolist() == [0, 1, 0]
+    assert loaded.predict(by_name(Tensor("x", _ROWS))).outputs[PROBABILITIES].argmax(axis=1).tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("postprocess", ["", "binary"])
@@ -171,7 +172,7 @@ def test_one_sigmoid_is_a_classifier_of_two_labels(tmp_path: Path, postprocess: 
     loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     high = 1 / (1 + np.exp(-6.0))
     np.testing.assert_allclose(
-        loaded.predict(Tensor("x", _ROWS[:1])).outputs[PROBABILITIES], [[1 - high, high]], atol=1e-6
+        loaded.predict(by_name(Tensor("x", _ROWS[:1]))).outputs[PROBABILITIES], [[1 - high, high]], atol=1e-6
     )
     assert [sentence.split(";")[0] for sentence in warnings] == (
         [] if postprocess else ["mine.onnx: its one output is read as the probability of the second label, 'b'"]
@@ -187,7 +188,7 @@ def test_one_logit_needs_its_own_step(tmp_path: Path) -> None:
     loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     high = 1 / (1 + np.exp(-6.0))
     np.testing.assert_allclose(
-        loaded.predict(Tensor("x", _ROWS[:1])).outputs[PROBABILITIES], [[1 - high, high]], atol=1e-6
+        loaded.predict(by_name(Tensor("x", _ROWS[:1]))).outputs[PROBABILITIES], [[1 - high, high]], atol=1e-6
     )
 
 

@@ -27,7 +27,7 @@ from firstline.workbench.inspect import verify
 from firstline.workbench.row_checks import noise
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
 from firstline.workbench.step_syntax import parse_postprocess
-from firstline_core.bundle.golden import deviation, read_golden, tensor_of
+from firstline_core.bundle.golden import deviation, inputs_of, read_golden
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -112,7 +112,7 @@ def test_verify_refuses_and_corrects_a_bundle(tmp_path: Path) -> None:
     assert after.manifest.golden is not None
     answers = read_golden(after, after.manifest.golden.artefact)
     with closing(load_model(after, after.manifest.edge[0], RuntimeOptions())) as loaded:
-        outputs = loaded.predict(tensor_of(answers, after.manifest.input)).outputs
+        outputs = loaded.predict(inputs_of(answers, after.manifest)).outputs
     found = deviation(answers, "edge", outputs, after.manifest.task)
     assert found is not None and found < 1e-6
     again = run("bundle", "verify", out, "--out", tmp_path / "third", code=0)

@@ -15,7 +15,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.base import LOOP_LIMIT_S
 from firstline_core.runtime.batch_times import WINDOW, LoopTimes
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Arrays, ModelKey, Tensor
+from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.serving.scheduling.admission import Bounds
@@ -46,8 +46,8 @@ async def test_as_many_batches_run_side_by_side_as_there_are_sessions() -> None:
     model = Meeting(3)
     executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=3, max_batch_rows=4)
     assert executor.slots == 3
-    tensor = Tensor("x", np.ones((1, 1), np.float32))
-    answers = await asyncio.gather(*(asyncio.wrap_future(executor.run(M, [tensor], [None])) for _ in range(3)))
+    inputs = {"x": np.ones((1, 1), np.float32)}
+    answers = await asyncio.gather(*(asyncio.wrap_future(executor.run(M, [inputs], [None])) for _ in range(3)))
     assert [outcome["probabilities"].tolist() for (outcome,) in answers] == [[[2]]] * 3
     assert await executor.close(10)
     assert model.closed
@@ -56,8 +56,8 @@ async def test_as_many_batches_run_side_by_side_as_there_are_sessions() -> None:
 async def test_closing_waits_for_its_timeout_and_reports_running_batches() -> None:
     model = Meeting(2)
     executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4)
-    tensor = Tensor("x", np.ones((1, 1), np.float32))
-    running = executor.run(M, [tensor], [None])
+    inputs = {"x": np.ones((1, 1), np.float32)}
+    running = executor.run(M, [inputs], [None])
     while not model.met:  # noqa: ASYNC110 (it is in another thread)
         await asyncio.sleep(0.001)
     assert not await executor.close(0)
@@ -78,9 +78,9 @@ async def test_a_real_bundle_answers_each_request_with_its_own_rows(tmp_path: Pa
     running = executor.run(
         ModelKey("digits", 1),
         [
-            Tensor("image", encoded),
-            Tensor("image", np.array([b"not an image"], dtype=np.object_)),
-            Tensor("image", np.repeat(encoded, 4)),
+            {"image": encoded},
+            {"image": np.array([b"not an image"], dtype=np.object_)},
+            {"image": np.repeat(encoded, 4)},
         ],
         [None, None, None],
     )
@@ -140,7 +140,7 @@ async def test_failed_batches_are_not_measurements() -> None:
     model = Taking(clock, 0.005, 0.0001)
     executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4, clock=clock)
     for _ in range(2 * WINDOW):
-        running = executor.run(M, [Tensor("x", np.full((1, 1), -1.0, np.float32))], [None])
+        running = executor.run(M, [{"x": np.full((1, 1), -1.0, np.float32)}], [None])
         await asyncio.wrap_future(running)
     assert executor.loop_times(M).measured == {1: 0.005}
     assert await executor.close(10)

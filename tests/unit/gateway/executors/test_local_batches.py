@@ -14,12 +14,12 @@ from firstline_core.errors import (
     InferenceError,
     InvalidTensorError,
 )
-from firstline_core.types import Arrays, Tensor, row_count, slice_rows
+from firstline_core.types import Arrays, row_count, slice_rows
 from firstline_gateway.executors.local import run_batch
 
 
-def tensors(*rows: list[float]) -> list[Tensor]:
-    return [Tensor("x", np.array(values, np.float32).reshape(-1, 1)) for values in rows]
+def tensors(*rows: list[float]) -> list[Arrays]:
+    return [{"x": np.array(values, np.float32).reshape(-1, 1)} for values in rows]
 
 
 def test_all_rows_run_together_and_come_back_to_their_requests() -> None:
@@ -59,10 +59,10 @@ class Poisoned(Doubler):
         super().__init__()
         self._prepares, self._runs = prepares, runs
 
-    def prepare(self, tensor: Tensor) -> Arrays:
-        if (tensor.array == self._prepares).any():
+    def prepare(self, inputs: Arrays) -> Arrays:
+        if (inputs["x"] == self._prepares).any():
             raise MemoryError
-        return super().prepare(tensor)
+        return super().prepare(inputs)
 
     def run(self, rows: Arrays) -> Arrays:
         if (rows["x"] == self._runs).any():
@@ -82,9 +82,9 @@ def test_a_request_that_expires_during_preparation_is_skipped() -> None:
     clock = SimulatedClock()
 
     class Slow(Doubler):
-        def prepare(self, tensor: Tensor) -> Arrays:
+        def prepare(self, inputs: Arrays) -> Arrays:
             asyncio.run(clock.advance(1))
-            return super().prepare(tensor)
+            return super().prepare(inputs)
 
     model = Slow()
     outcomes = run_batch(model, tensors([1], [2], [3]), 8, [None, 1.0, 9.0], clock)
@@ -94,7 +94,7 @@ def test_a_request_that_expires_during_preparation_is_skipped() -> None:
 
 def test_rows_of_different_shapes_run_in_groups_of_their_own() -> None:
     model = Doubler()
-    mixed = [Tensor("x", np.full((2, width), width, np.float32)) for width in (1, 3, 1)]
+    mixed = [{"x": np.full((2, width), width, np.float32)} for width in (1, 3, 1)]
     narrow, wide, also_narrow = run_batch(model, mixed, max_rows=8)
     assert wide["probabilities"].shape == (2, 3)
     assert narrow["probabilities"].tolist() == also_narrow["probabilities"].tolist() == [[2], [2]]

@@ -53,16 +53,15 @@ def test_the_least_recently_used_answers_are_evicted() -> None:
 
 
 def test_a_key_depends_on_the_answer_and_the_principal(served: ServedModel) -> None:
-    asked = request_of(1.0, 2.0)
-    array = asked.inputs[0].array
+    array = np.array([[1.0], [2.0]], np.float32)
+    asked = replace(request_of(1.0), inputs=(Tensor("image", array),))
     others = [
-        request_of(1.0, 3.0),
+        replace(asked, inputs=(Tensor("image", array + 1),)),
         replace(asked, principal="application:b"),
-        replace(asked, inputs=(Tensor("y", array),)),
-        replace(asked, inputs=(Tensor("x", array.reshape(1, 2)),)),
-        replace(asked, inputs=(Tensor("x", array.view(np.int32)),)),
-        replace(asked, inputs=(Tensor("x", np.array([b"ab", b"c"], np.object_)),)),
-        replace(asked, inputs=(Tensor("x", np.array([b"a", b"bc"], np.object_)),)),
+        replace(asked, inputs=(Tensor("image", array.reshape(1, 2)),)),
+        replace(asked, inputs=(Tensor("image", array.view(np.int32)),)),
+        replace(asked, inputs=(Tensor("image", np.array([b"ab", b"c"], np.object_)),)),
+        replace(asked, inputs=(Tensor("image", np.array([b"a", b"bc"], np.object_)),)),
     ]
     keys = {key_of(each, served) for each in (asked, *others)}
     assert len(keys) == 1 + len(others)

@@ -17,7 +17,14 @@ from support.updates import bundle_at
 
 from bench.support.bundles import artefact, model, write_manifest
 from firstline.workbench.golden import answered_golden, read_inputs
-from firstline_core.bundle.golden import GOLDEN_NAME, GoldenAnswers, encode_golden, read_golden
+from firstline_core.bundle.golden import (
+    GOLDEN_NAME,
+    GoldenAnswers,
+    GoldenInput,
+    encode_golden,
+    golden_input,
+    read_golden,
+)
 from firstline_core.bundle.manifest import MANIFEST_NAME, Golden, encode_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
@@ -43,7 +50,9 @@ def held_with(
 ) -> DeviceModel:
     """A model whose two classes are always as likely, and what its maker says of that."""
     bundle_at(folder, 1)
-    answers = GoldenAnswers((np.zeros(4, np.float32).tobytes(),), {"edge": {PROBABILITIES: [list(outputs)]}}, shape)
+    answers = GoldenAnswers(
+        {"x": GoldenInput((np.zeros(4, np.float32).tobytes(),), shape)}, {"edge": {PROBABILITIES: [list(outputs)]}}
+    )
     (folder / GOLDEN_NAME).write_bytes(encode_golden(answers))
     manifest = open_bundle(folder).manifest
     manifest = msgspec.structs.replace(manifest, golden=Golden(artefact(folder / GOLDEN_NAME, folder), 0.01))
@@ -80,8 +89,8 @@ def test_a_model_with_another_input_fails(tmp_path: Path, workers: Workers) -> N
     held = held_with(tmp_path / "a", workers, (0.5, 0.5))
 
     def taking(**changes: object) -> DeviceModel:
-        spec = msgspec.structs.replace(held.manifest.input, **changes)
-        manifest = msgspec.structs.replace(held.manifest, input=spec)
+        spec = msgspec.structs.replace(held.manifest.inputs[0], **changes)
+        manifest = msgspec.structs.replace(held.manifest, inputs=(spec,))
         return DeviceModel(dataclasses.replace(held.bundle, manifest=manifest), held.edge)
 
     for before in (taking(name="image"), taking(datatype="UINT8"), taking(shape=(-1, 5)), taking(shape=(-1, -1))):
@@ -102,10 +111,10 @@ def detector_at(folder: Path, workers: Workers, score: float, golden_score: floa
     made = detector_bundle(folder, BoxRows(), Suppress(golden_score))
     picture = folder / "golden.png"
     picture.write_bytes(_grey(0.3 + brighter))
-    golden = answered_golden(made, read_inputs([picture], made.manifest.input), RuntimeOptions())
+    golden = answered_golden(made, read_inputs([picture], made.manifest), RuntimeOptions())
     if brighter:
         answers = read_golden(made, golden.artefact)
-        darker = msgspec.structs.replace(answers, inputs=(_grey(0.3),))
+        darker = msgspec.structs.replace(answers, inputs={"image": GoldenInput((_grey(0.3),))})
         (folder / GOLDEN_NAME).write_bytes(encode_golden(darker))
         golden = Golden(artefact(folder / GOLDEN_NAME, folder), golden.tolerance)
     detector_bundle(folder, BoxRows(), Suppress(score), golden=golden)
@@ -132,11 +141,11 @@ def impure_bundle(
     folder.mkdir()
     edge = model(write(folder / "edge.onnx"), folder, batch=batch, postprocess=(Softmax(),))
     rows = np.random.default_rng(1).standard_normal((16, 4)).astype(np.float32) * 2
-    golden = GoldenAnswers(tuple(row.tobytes() for row in rows), {}, (4,))
+    golden = GoldenAnswers({"x": golden_input(rows)}, {})
     (folder / GOLDEN_NAME).write_bytes(encode_golden(golden))
     spec = InputSpec("x", "FP32", (-1, 4))
     write_manifest(
-        folder, [edge], ("a", "b", "c"), input=spec, golden=Golden(artefact(folder / GOLDEN_NAME, folder), 0.01)
+        folder, [edge], ("a", "b", "c"), inputs=(spec,), golden=Golden(artefact(folder / GOLDEN_NAME, folder), 0.01)
     )
     return load_bundle(folder, RuntimeOptions(), workers)
 

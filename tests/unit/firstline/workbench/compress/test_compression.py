@@ -89,7 +89,7 @@ def _digest() -> str:
     return dataset.digest(_IMAGE, dataset.truth(open_bundle(_DIGITS / "bundle").manifest.task))
 
 
-_IMAGE = (InputSpec("image", "BYTES", (-1,)),)
+_IMAGE = (InputSpec("image", "BYTES", (-1,), "image"),)
 
 
 def _images(count: int, seed: int = 1) -> Any:

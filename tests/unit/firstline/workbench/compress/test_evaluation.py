@@ -81,7 +81,7 @@ def _data(folder: Path, *contents: bytes) -> Dataset:
 def _rows(bundle: Bundle, dataset: Dataset, limit: int | None = None) -> np.ndarray:
     model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     try:
-        return preprocessed_rows(model, dataset, (bundle.manifest.input,), limit)
+        return preprocessed_rows(model, dataset, (bundle.manifest.inputs[0],), limit)
     finally:
         model.close()
 
@@ -113,7 +113,7 @@ def test_mapped_rows_use_little_memory(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "data/images")  # a file's reader makes room for the largest image that there may be
     dataset = open_dataset(tmp_path / "data")
     model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
-    inputs = (bundle.manifest.input,)
+    inputs = (bundle.manifest.inputs[0],)
     try:
         wanted = preprocessed_rows(model, dataset, inputs)
         tracemalloc.start()
@@ -135,7 +135,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     try:
         with pytest.raises(OSError, match="No space left"):
             preprocessed_rows(
-                model, _data(tmp_path / "data", encode(solid(0))), (bundle.manifest.input,), place=Path("/dev/full")
+                model, _data(tmp_path / "data", encode(solid(0))), (bundle.manifest.inputs[0],), place=Path("/dev/full")
             )
     finally:
         model.close()

@@ -11,7 +11,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.tasks.classification import LABEL, Classification
 
-IMAGE = (InputSpec("image", "BYTES", (-1,)),)
+IMAGE = (InputSpec("image", "BYTES", (-1,), "image"),)
 TEN = Classification(tuple(f"class {number}" for number in range(10)))
 
 

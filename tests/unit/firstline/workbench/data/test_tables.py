@@ -22,7 +22,7 @@ from firstline_core.tasks.classification import LABEL, Classification
 CARAT, WINDOW, COLOR = (
     InputSpec("carat", "FP32", (-1, 1)),
     InputSpec("window", "FP32", (-1, 2)),
-    InputSpec("color", "BYTES", (-1,)),
+    InputSpec("color", "BYTES", (-1,), "text"),
 )
 CUTS = Classification(("Fair", "Good", "Ideal"))
 ROWS = [
@@ -74,7 +74,7 @@ def test_columns_are_inputs_of_their_names(tmp_path: Path, write: Callable[[Path
 def test_table_in_a_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("text,label,group\nhello there,1,a\nbye,-1,\n")
     found = open_dataset(tmp_path)
-    assert [row["text"].array[0] for _, row in found.rows((InputSpec("text", "BYTES", (-1,)),))] == [
+    assert [row["text"].array[0] for _, row in found.rows((InputSpec("text", "BYTES", (-1,), "text"),))] == [
         b"hello there",
         b"bye",
     ]

@@ -15,7 +15,7 @@ from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InferenceError, InvalidTensorError, NotReadyError
-from firstline_core.types import Arrays, ModelKey, Tensor
+from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.base import ModelOnExecutor, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
@@ -56,11 +56,11 @@ class Far(ExecutorWithoutFiles):
         self.goes_on.set()
         self.batches = 0
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         self.batches += 1
         await self._clock.sleep(0.01)
         await self.goes_on.wait()
-        return [doubled(tensor) for tensor in inputs]
+        return [doubled(each) for each in inputs]
 
 
 class Site:
@@ -172,7 +172,7 @@ async def test_a_batch_beyond_the_memory_runs_elsewhere(batch_bytes: float, here
 
 async def test_memory_is_extrapolated_beyond_the_profiled_rows() -> None:
     site = Site(Costs(memory_bytes={1: 400 * MIB}), memory_mib=MODEL_MIB + 500)
-    inputs = [Tensor("x", np.ones((2, 1), np.float32))]
+    inputs = [{"x": np.ones((2, 1), np.float32)}]
     ran = site.dispatcher.run_on_loop(M, inputs, [None])
     assert site.model.runs == []
     assert not isinstance(ran, list)

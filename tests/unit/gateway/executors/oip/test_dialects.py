@@ -12,12 +12,12 @@ import orjson
 import pytest
 from msgspec import structs
 from support.gateway import DIGITS
-from support.images import encode, grey, images
+from support.images import by_name, encode, grey, images
 
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelMismatchError, ProtocolError
-from firstline_core.processing.decoding import PreparedTensor
+from firstline_core.processing.decoding import PreparedRows
 from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import DEFAULT_LIMITS
@@ -70,8 +70,8 @@ def reply(
 def test_the_model_gets_prepared_rows_and_its_output_is_finished_here(served: ServedModel) -> None:
     model = made(served)
     picture = images(encode(np.arange(64, dtype=np.uint8).reshape(8, 8)))
-    assert model.needs_thread(picture)
-    rows = model.prepare(picture)
+    assert model.needs_thread
+    rows = model.prepare(by_name(picture))
     encoded = model.encode(rows, "r", 12.5, 10.0)
     asked = decode_request("digits", encoded.body, encoded.header_length, now_s=20.0)
     assert (asked.inputs[0].name, asked.id) == ("pixels", "r")
@@ -90,17 +90,17 @@ def test_it_is_the_same_as_the_model_in_this_process(served: ServedModel) -> Non
     here = load_model(bundle, bundle.manifest.full, RuntimeOptions())
     picture = images(encode(np.arange(64, dtype=np.uint8).reshape(8, 8) * 3))
     model = made(served)
-    rows = model.prepare(picture)
-    logits = here.runtime.run({here.input.name: rows["pixels"]})[here.output_names[0]]
+    rows = model.prepare(by_name(picture))
+    logits = here.runtime.run({here.inputs[0].port.name: rows["pixels"]})[here.output_names[0]]
     found = model.read(reply(logits), "r", rows)[PROBABILITIES]
-    assert np.array_equal(found, here.predict(picture).outputs[PROBABILITIES])
+    assert np.array_equal(found, here.predict(by_name(picture)).outputs[PROBABILITIES])
     here.close()
 
 
 def test_only_servers_without_the_processing_get_prepared_rows(served: ServedModel) -> None:
     model, picture = made(served), images(grey())
-    prepared = PreparedTensor.of(picture.name, model.prepare(picture), picture)
-    np.testing.assert_array_equal(model.prepare(prepared)["pixels"], prepared.array)
+    prepared = PreparedRows(model.prepare(by_name(picture)), by_name(picture))
+    np.testing.assert_array_equal(model.prepare(prepared)["pixels"], prepared["pixels"])
     assert FirstlineModel(served, DEFAULT_LIMITS).prepare(prepared)["image"] is picture.array
 
 
@@ -110,21 +110,21 @@ def test_rows_for_an_input_of_another_name_are_prepared_again(served: ServedMode
     assert bundle.manifest.full is not None
     model = made(served)
     with closing(load_model(bundle, bundle.manifest.full, RuntimeOptions())) as here:
-        own, remote = here.prepare(picture), model.prepare(picture)
+        own, remote = here.prepare(by_name(picture)), model.prepare(by_name(picture))
         assert (set(own), set(remote)) == ({"image"}, {"pixels"})
-        by_here, by_model = (PreparedTensor.of("image", rows, picture) for rows in (own, remote))
+        by_here, by_model = (PreparedRows(rows, by_name(picture)) for rows in (own, remote))
         np.testing.assert_array_equal(model.prepare(by_here)["pixels"], remote["pixels"])
         expected = here.run(own)[PROBABILITIES]
-        for batch in ([by_model], [by_model, by_model], [by_here, by_model], [by_model, by_here, picture]):
+        for batch in ([by_model], [by_model, by_model], [by_here, by_model], [by_model, by_here, by_name(picture)]):
             for outcome in run_batch(here, batch, max_rows=8):
                 np.testing.assert_allclose(outcome[PROBABILITIES], expected, rtol=1e-5)
         with pytest.raises(InvalidTensorError, match="for a model without an input 'image'"):
-            here.prepare(PreparedTensor.of("image", remote))
+            here.prepare(PreparedRows(remote))
 
 
 def test_a_bad_input_is_refused_before_it_travels(served: ServedModel) -> None:
     with pytest.raises(InvalidTensorError, match="Row 0"):
-        made(served).prepare(images(b"no image"))
+        made(served).prepare(by_name(images(b"no image")))
 
 
 @pytest.mark.parametrize(

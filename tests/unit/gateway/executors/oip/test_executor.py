@@ -65,7 +65,7 @@ class Site:
         return await self.until(self.begin(*requests, timeouts_s=[timeout_s] * len(requests)))
 
     def begin(self, *requests: tuple[float, ...], timeouts_s: list[float | None]) -> asyncio.Task[list[Outcome]]:
-        inputs = [Tensor("x", np.array(values, np.float32).reshape(-1, 1)) for values in requests]
+        inputs = [{"x": np.array(values, np.float32).reshape(-1, 1)} for values in requests]
         now_s = self.clock.monotonic_s()
         due_s = [None if each is None else now_s + each for each in timeouts_s]
         return asyncio.ensure_future(self._outcomes(inputs, due_s))
@@ -452,9 +452,9 @@ async def test_batches_that_closing_cuts_off_are_not_retried() -> None:
 class Ponderous(FirstlineModel):
     """A model whose requests and answers take this process a while."""
 
-    def prepare(self, tensor: Tensor) -> Arrays:
+    def prepare(self, inputs: Arrays) -> Arrays:
         time.sleep(0.002)
-        return super().prepare(tensor)
+        return super().prepare(inputs)
 
     def encode(self, rows: Arrays, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
         time.sleep(0.003)

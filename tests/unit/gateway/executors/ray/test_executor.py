@@ -23,7 +23,7 @@ from firstline_core.errors import (
     RemoteTimeoutError,
 )
 from firstline_core.protocol.limits import ImageLimits
-from firstline_core.types import ModelKey, Tensor
+from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.ray.deployment import Deployment, State, deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
@@ -70,7 +70,7 @@ class FakeCluster:
         return self.deployed[name].fingerprint
 
     async def run(
-        self, name: str, inputs: Sequence[Tensor], left_s: Sequence[float | None], timeout_s: float
+        self, name: str, inputs: Sequence[Arrays], left_s: Sequence[float | None], timeout_s: float
     ) -> list[Outcome]:
         self._reach()
         self.lefts.append(list(left_s))
@@ -82,7 +82,7 @@ class FakeCluster:
             raise self.breaks
         if self.seconds >= timeout_s:
             raise RemoteTimeoutError("no answer")
-        return [each.array.astype(np.float32) for each in inputs]
+        return [next(iter(each.values())).astype(np.float32) for each in inputs]
 
     async def close(self) -> None:
         self.closed = True
@@ -114,7 +114,7 @@ class Site:
         await self.clock.advance(1.0)
 
     async def ask(self, *values: float, timeout_s: float | None = None) -> list[Outcome]:
-        inputs = [Tensor("x", np.array([[value]], np.float32)) for value in values]
+        inputs = [{"x": np.array([[value]], np.float32)} for value in values]
         due_s = None if timeout_s is None else self.clock.monotonic_s() + timeout_s
         return await self.until(self.executor.run(M, inputs, [due_s] * len(values)))
 

@@ -12,7 +12,7 @@ from support.gateway import GatedExecutor, doubled, request_of, served_as
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, PayloadTooLargeError
 from firstline_core.runtime.batch_times import LoopTimes
-from firstline_core.types import Arrays, AuditNote, ModelKey, Tensor
+from firstline_core.types import Arrays, AuditNote, ModelKey, row_count
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
@@ -36,13 +36,13 @@ class Here(GatedExecutor):
         self.forgets = False
 
     def run_on_loop(
-        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
     ) -> list[Outcome]:
         if self.breaks:
             raise ZeroDivisionError
-        self.here.append((key, [value for tensor in inputs for value in tensor.array[:, 0].tolist()]))
+        self.here.append((key, [value for each in inputs for value in each["x"][:, 0].tolist()]))
         self.clock._now_s += self.takes_s
-        self.times[key].observe(sum(len(tensor.array) for tensor in inputs), self.takes_s, self.clock.monotonic_s())
+        self.times[key].observe(sum(map(row_count, inputs)), self.takes_s, self.clock.monotonic_s())
         return [InvalidTensorError("negative") if (each.array < 0).any() else doubled(each) for each in inputs]
 
     def loop_times(self, key: ModelKey) -> LoopTimes:

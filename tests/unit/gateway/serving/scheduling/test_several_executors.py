@@ -25,7 +25,7 @@ from firstline_core.errors import (
     PayloadTooLargeError,
     QueueFullError,
 )
-from firstline_core.types import Arrays, ModelKey, Tensor
+from firstline_core.types import Arrays, ModelKey, row_count
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
@@ -58,14 +58,14 @@ class Gains(ExecutorWithoutFiles):
     def seconds(self, rows: int) -> float:
         return (0.004 + self._row_s * rows) / self.speed
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        rows = sum(len(tensor.array) for tensor in inputs)
+    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        rows = sum(map(row_count, inputs))
         self.batches.append(rows)
         async with self._free:
             await self._clock.sleep(1000.0 if self.stopped else self.seconds(rows))
         if self.error is not None:
             raise self.error
-        return [doubled(tensor) for tensor in inputs]
+        return [doubled(each) for each in inputs]
 
 
 class Bench:
@@ -556,8 +556,8 @@ async def test_an_ejected_executor_is_tried_while_it_runs_other_models() -> None
     bench.members[0].displace(FRUGAL.key)
     bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 0.001, slots=2)
     eject(bench.members[1], FRUGAL.key)
-    tensor = request_of(1.0).inputs[0]
-    long = bench.engine.run_on(bench.members[1], SERVED.key, [tensor], [None]).ended
+    inputs = request_of(1.0).arrays
+    long = bench.engine.run_on(bench.members[1], SERVED.key, [inputs], [None]).ended
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     bench.executors[1].speed = 1.0
