@@ -57,13 +57,17 @@ class Classification(Prediction):
         label: the most likely class.
         probability: of that class.
         top: the most likely classes with their probabilities, best first.
+        labels: of the answer: of independent labels any number, else `label` alone.
     """
 
     label: str
     probability: float
     top: tuple[tuple[str, float], ...]
+    labels: tuple[str, ...]
 
     def __str__(self) -> str:
+        if self.labels != (self.label,):
+            return ", ".join(self.labels) or "no label"
         return f"{self.label} ({100 * self.probability:.4g} %)"
 
 
@@ -341,6 +345,7 @@ def _classification(row: Mapping[str, Any], common: dict[str, Any]) -> Classific
         label=row["label"],
         probability=float(row["probability"]),
         top=tuple((entry["label"], float(entry["probability"])) for entry in row["top"]),
+        labels=tuple(row.get("labels", (row["label"],))),
     )
 
 

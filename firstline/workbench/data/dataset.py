@@ -156,6 +156,8 @@ class Dataset:
         if LABEL in specs and specs[LABEL].datatype == "INT64":
             labels = self._labels(task.labels)
             return None if labels is None else {**labels, **self._order({TIME, SEQUENCE} & set(specs))}
+        if LABEL in specs and specs[LABEL].datatype == "BOOL":
+            return self._label_sets(task.labels)
         found = {name: self._truth_column(spec, alone=len(specs) == 1) for name, spec in specs.items()}
         return found if all(array is not None for array in found.values()) and found else None  # type: ignore[return-value]
 
@@ -248,6 +250,20 @@ class Dataset:
                     f"{where} calls '{name}' label {label}, but in the bundle it is label {expected}; correct the "
                     "bundle's labels or the label offset."
                 )
+        return {LABEL: found}
+
+    def _label_sets(self, labels: Sequence[str]) -> Arrays | None:
+        """Returns which labels each sample has, BOOL (n, labels): numbers or names, separated by semicolons."""
+        if self.table is None or not self._has(self.label_column):
+            return None
+        cells = self._column(self.label_column)
+        positions = {label: position for position, label in enumerate(labels)}
+        found = np.zeros((len(self.samples), len(labels)), np.bool_)
+        for position, sample in enumerate(self.samples):
+            for part in filter(None, map(str.strip, _text(cells[sample.row]).split(";"))):
+                label = _label_of(part, positions, len(labels), self.table.where(sample.row))
+                if label != UNLABELLED:
+                    found[position, label] = True
         return {LABEL: found}
 
     def _boxes(self, task: Task) -> Arrays | None:

@@ -60,12 +60,16 @@ _LEAST_SUM, _MOST_SUM = 0.85, 1.05
 _HALF_STEP = 1 / 512
 # Rounding of 32-bit arithmetic: a dequantised 255 x (1 / 255) is slightly above 1.
 _SLACK = 1e-6
+# Least probability of an independent label that is in the answer.
+_LEAST_OF_SET = 0.5
 
 
 class Classification(
     Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="classification"
 ):
     """A classifier: `probabilities` FP32 [-1, labels] in the order of the labels.
+
+    The answer is the likeliest label. With independent labels it is the set of those with a probability of 0.5 or more.
 
     Args:
         labels: at least two.
@@ -99,6 +103,8 @@ class Classification(
 
     @property
     def truth(self) -> tuple[TensorSpec, ...]:
+        if self.independent:
+            return (TensorSpec(LABEL, "BOOL", (-1, len(self.labels))),)
         return (TensorSpec(LABEL, "INT64", (-1,)),)
 
     @property
@@ -143,19 +149,24 @@ class Classification(
         return Postprocess((name,), run)
 
     def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
+        if self.independent:
+            return set_score(kind, outputs[PROBABILITIES], temperature=temperature)
         return score(kind, outputs[PROBABILITIES], evidence.get(LOGITS), temperature=temperature)
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
-        return (
-            ""
-            if kind != "energy" or _shows_logits(steps)
-            else "needs logits: a softmax and no graph in its postprocessing"
-        )
+        if kind != "energy":
+            return ""
+        if self.independent:
+            return "needs labels that exclude each other; there are margin, max_probability, entropy and learned"
+        return "" if _shows_logits(steps) else "needs logits: a softmax and no graph in its postprocessing"
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
-        return features(outputs[PROBABILITIES])
+        return (set_features if self.independent else features)(outputs[PROBABILITIES])
 
     def supposed_losses(self, outputs: Arrays, evidence: Arrays) -> Scores:
+        """Returns 1 - the probability of the answer: of the label, or of the set if all labels are independent."""
+        if self.independent:
+            return np.asarray(1 - _sides(outputs[PROBABILITIES], 1.0).prod(axis=1), np.float32)
         supposed: Scores = 1 - max_probability(outputs[PROBABILITIES])
         return supposed
 
@@ -163,25 +174,33 @@ class Classification(
         return [self.labels[label] for label in outputs[PROBABILITIES].argmax(axis=1).tolist()]
 
     def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
-        likeliest = outputs[PROBABILITIES].argmax(axis=1)
-        found: NDArray[np.int64] = (likeliest[:, None] == np.arange(len(self.labels))).astype(np.int64)
-        return found
+        return self._answers(outputs).astype(np.int64)
 
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
+        """Returns 1 where the label or the set of labels differs, else 0."""
+        if self.independent:
+            return np.asarray((self._answers(edge) != self._answers(full)).any(axis=1), np.float32)
         return losses(edge[PROBABILITIES], full[PROBABILITIES])
 
     def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
         direction, label = event_of(name, self.labels)
-        ours, theirs = (outputs[PROBABILITIES].argmax(axis=1) == label for outputs in (edge, full))
+        ours, theirs = (self._answers(outputs)[:, label] for outputs in (edge, full))
         counts, found = (theirs, ours) if direction == MISSED else (ours, theirs)
         return Event(counts, (counts & ~found).astype(np.float32))
 
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
+        if self.independent:
+            return np.asarray((self._answers(outputs) != truth[LABEL]).any(axis=1), np.float32)
         wrong: Scores = (outputs[PROBABILITIES].argmax(axis=1) != truth[LABEL]).astype(np.float32)
         return wrong
 
     def summary(self, outputs: Arrays, evidence: Arrays, truth: Arrays) -> dict[str, float]:
-        """Returns the accuracy of the labelled rows, and the mean F1 of the labels that occur in them."""
+        """Returns the accuracy of the labelled rows, and the mean F1 of the labels that occur in them.
+
+        An answer with independent labels is right if the whole set is.
+        """
+        if self.independent:
+            return _set_summary(self._answers(outputs), truth[LABEL])
         known = truth[LABEL] != UNLABELLED
         if not known.any():
             raise ConfigError("The accuracy needs labelled rows; the data has none.")
@@ -193,12 +212,20 @@ class Classification(
         return {"accuracy": float((said == true).mean()), "f1": float(f1[occurs > 0].mean())}
 
     def describe(self, outputs: Arrays, row: int, view: View = WHOLE) -> dict[str, Any]:
-        """Returns the likeliest label, its probability, and as `top` the five likeliest ones."""
-        return labelled(outputs[PROBABILITIES][row], self.labels)
+        """Returns the likeliest label, its probability, and as `top` the five likeliest ones.
+
+        Independent labels that are in the answer are listed in `labels`, and there may be none.
+        """
+        found = labelled(outputs[PROBABILITIES][row], self.labels)
+        if self.independent:
+            found["labels"] = [self.labels[label] for label in np.flatnonzero(self._answers(outputs)[row]).tolist()]
+        return found
 
     def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
-        """Returns a copy of the image with the likeliest label and its probability in the top left corner."""
+        """Returns a copy of the image with the labels of the answer in the top left corner."""
         found = self.describe(outputs, row)
+        if self.independent:
+            return caption(image, ", ".join(found["labels"]) or "none")
         return caption(image, f"{found['label']} {found['probability']:.2f}")
 
     def difference(self, expected: Arrays, actual: Arrays) -> float:
@@ -207,6 +234,20 @@ class Classification(
         if wanted.shape != found.shape or not (np.isfinite(wanted).all() and np.isfinite(found).all()):
             return float("inf")
         return float(np.abs(wanted.astype(np.float64) - found).max(initial=0))
+
+    def _answers(self, outputs: Arrays) -> NDArray[np.bool_]:
+        """Returns the labels of each answer, (n, labels)."""
+        probabilities = outputs[PROBABILITIES]
+        if self.independent:
+            return np.asarray(probabilities >= _LEAST_OF_SET, np.bool_)
+        return np.asarray(probabilities.argmax(axis=1)[:, None] == np.arange(len(self.labels)), np.bool_)
+
+
+def _set_summary(said: NDArray[np.bool_], true: NDArray[np.bool_]) -> dict[str, float]:
+    f1 = 2 * (said & true).sum(axis=0) / np.maximum(said.sum(axis=0) + true.sum(axis=0), 1)
+    occurs = true.any(axis=0)
+    whole = float((said == true).all(axis=1).mean())
+    return {"accuracy": whole, "f1": float(f1[occurs].mean()) if occurs.any() else 0.0}
 
 
 def _shows_logits(steps: Sequence[PostStep]) -> bool:
@@ -430,3 +471,55 @@ def features(probabilities: Probabilities) -> NDArray[np.float32]:
     if rows.shape[1] <= _CLASSES_AT_MOST:
         found.append(np.eye(rows.shape[1], dtype=np.float32)[probabilities.argmax(axis=-1)])
     return np.column_stack(found).astype(np.float32, copy=False)
+
+
+def set_score(kind: str, probabilities: Probabilities, *, temperature: float = 1.0) -> Scores:
+    """Scores answers of independent labels: each label is in the answer, or is not.
+
+    - `margin`: the smallest distance of a probability from 0.5, times 2.
+    - `max_probability`: the smallest probability of a label's decision.
+    - `entropy`: 1 - the mean entropy of the decisions in bits.
+
+    Args:
+        kind: of the score; "energy" needs labels that exclude each other.
+        probabilities: (n, labels) float32, each label by itself.
+        temperature: divides the log-odds.
+
+    Returns:
+        (n,) float32, in [0, 1].
+
+    Raises:
+        InvalidTensorError: the score needs labels that exclude each other.
+    """
+    if kind == "energy":
+        raise InvalidTensorError("The score 'energy' needs labels that exclude each other.")
+    sides = _sides(probabilities, temperature)
+    if kind == "entropy":
+        others = np.maximum(1 - sides, _LEAST)
+        entropies = -(sides * np.log2(sides) + others * np.log2(others))
+        return np.asarray(np.clip(1 - entropies.mean(axis=1), 0, 1), np.float32)
+    least = sides.min(axis=1)
+    return np.asarray(least if kind == "max_probability" else 2 * least - 1, np.float32)
+
+
+def set_features(probabilities: Probabilities) -> NDArray[np.float32]:
+    """Returns the inputs of the score of independent labels, as many as `features`.
+
+    The scores `margin` and `entropy`, the logarithms of the two lowest probabilities of a decision, and for up to 64
+    labels which of them are in the answer.
+    """
+    sides = _sides(probabilities, 1.0)
+    lowest = np.sort(np.partition(sides, 1, axis=1)[:, :2], axis=1)
+    found = [2 * lowest[:, 0] - 1, set_score("entropy", probabilities), np.log(lowest)]
+    if probabilities.shape[1] <= _CLASSES_AT_MOST:
+        found.append(probabilities >= _LEAST_OF_SET)
+    return np.column_stack(found).astype(np.float32, copy=False)
+
+
+def _sides(probabilities: Probabilities, temperature: float) -> NDArray[np.float32]:
+    """Returns the probability of the decision about each label, at least 0.5, with divided log-odds."""
+    sides = np.clip(np.maximum(probabilities, 1 - probabilities), _LEAST_OF_SET, 1 - _LEAST)
+    if temperature == 1:
+        return np.asarray(sides, np.float32)
+    odds = ((1 - sides) / sides).astype(np.float64) ** (1 / temperature)
+    return np.asarray(1 / (1 + odds), np.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError
+from firstline_core.processing.steps import Softmax
 from firstline_core.tasks.base import check_outputs
 from firstline_core.tasks.classification import (
     LOGITS,
@@ -274,3 +277,42 @@ def test_features_by_hand() -> None:
 
 def test_many_classes_have_no_one_hot_features() -> None:
     assert features(np.full((2, 1000), 0.001, np.float32)).shape == (2, MEASURES)
+
+
+TAGS = Classification(("dog", "cat", "bird"), independent=True)
+
+
+def tags(*rows: list[float]) -> dict[str, Any]:
+    return {PROBABILITIES: np.array(rows, np.float32)}
+
+
+def test_an_answer_of_independent_labels_is_a_set() -> None:
+    edge, full = tags([0.9, 0.6, 0.1], [0.9, 0.6, 0.1], [0, 0, 0]), tags([0.5, 0.9, 0.4], [0.9, 0.4, 0.1], [0, 0.4, 0])
+    assert TAGS.loss(edge, full).tolist() == [0, 1, 0]
+    missed, invented = TAGS.event("missed cat", edge, full), TAGS.event("invented cat", edge, full)
+    assert (missed.counts.tolist(), missed.loss.tolist()) == ([True, False, False], [0, 0, 0])
+    assert (invented.counts.tolist(), invented.loss.tolist()) == ([True, True, False], [0, 1, 0])
+    assert TAGS.occurrences(edge).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 0]]
+    assert TAGS.describe(edge, 0)["labels"] == ["dog", "cat"] and TAGS.describe(edge, 2)["labels"] == []
+    assert "labels" not in Classification(("a", "b")).describe(tags([0.9, 0.1]), 0)
+
+
+def test_scores_of_independent_labels_are_of_the_least_certain_one() -> None:
+    found = tags([0.9, 0.3, 0.02], [0.5, 1, 0])
+    assert TAGS.score("max_probability", found, {}) == pytest.approx([0.7, 0.5])
+    assert TAGS.score("margin", found, {}) == pytest.approx([0.4, 0])
+    assert TAGS.score("margin", found, {}, temperature=2) == pytest.approx([0.2087, 0], abs=1e-3)
+    assert TAGS.score("entropy", tags([0.5, 0.5, 0.5], [1, 0, 1]), {}) == pytest.approx([0, 1], abs=1e-5)
+    assert TAGS.supposed_losses(found, {}) == pytest.approx([1 - 0.9 * 0.7 * 0.98, 0.5], abs=1e-5)
+    assert TAGS.features(found, {}).shape == (2, TAGS.feature_count)
+    assert "labels that exclude each other" in TAGS.unscored("energy", (Softmax(),))
+    with pytest.raises(InvalidTensorError, match="labels that exclude each other"):
+        TAGS.score("energy", found, {})
+
+
+def test_the_quality_of_sets() -> None:
+    outputs, truth = tags([0.9, 0.6, 0.1], [0.9, 0.1, 0.1]), {"label": np.array([[1, 1, 0], [1, 1, 0]], np.bool_)}
+    assert TAGS.truth_loss(outputs, truth).tolist() == [0, 1]
+    assert TAGS.summary(outputs, {}, truth) == pytest.approx({"accuracy": 0.5, "f1": (1 + 2 / 3) / 2})
+    [spec] = TAGS.truth
+    assert (spec.datatype, spec.shape) == ("BOOL", (-1, 3))

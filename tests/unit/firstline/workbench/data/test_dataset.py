@@ -9,6 +9,7 @@ from firstline.workbench.data import files
 from firstline.workbench.data.dataset import Dataset, open_dataset
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
+from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.classification import LABEL, Classification
 
 IMAGE = (InputSpec("image", "BYTES", (-1,), "image"),)
@@ -242,3 +243,26 @@ def test_columns_accompany_files(tmp_path: Path) -> None:
     ((_, row),) = open_dataset(folder).rows(inputs)
     assert row["image"].array[0] == b"first"
     assert row["age"].array.tolist() == [[7.0]]
+
+
+def test_sets_of_independent_labels_are_read(tmp_path: Path) -> None:
+    text = "file,label\na.png,dog; cat\nb.png,\nc.png,2\n"
+    folder = _folder(tmp_path, text, dict.fromkeys(("a.png", "b.png", "c.png"), b"x"))
+    task = Classification(("cat", "bird", "dog"), independent=True)
+    found = open_dataset(folder).required_truth(task)[LABEL]
+    assert found.tolist() == [[True, False, True], [False] * 3, [False, False, True]]
+    with pytest.raises(ConfigError, match=r"labels\.csv:2 has label 'dog'"):
+        open_dataset(folder).required_truth(Classification(("cat", "bird"), independent=True))
+
+
+def test_times_and_groups_order_anomalies(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("x,label,time,group\n1,normal,2026-01-01T00:00:10,b\n2,anomaly,2026-01-01T00:00:20+00:00,a\n")
+    found = open_dataset(table).required_truth(Anomaly())
+    assert found["label"].tolist() == [0, 1] and found["sequence"].tolist() == [1, 0]
+    assert found["time"][1] - found["time"][0] == 10
+    table.write_text("x,label,time\n1,0,noon\n")
+    with pytest.raises(ConfigError, match=r"table\.csv:2 has the time 'noon'"):
+        open_dataset(table).required_truth(Anomaly())
+    table.write_text("x,label\n1,0\n")
+    assert set(open_dataset(table).required_truth(Anomaly())) == {"label"}
