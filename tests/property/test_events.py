@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from firstline_core.routing.binomial import cdf
 from firstline_core.routing.certification import Start, certify
-from firstline_core.routing.contracts import EventRows, EventsResult, certify_events, event_starts
+from firstline_core.routing.contracts import EventRows, EventsResult, certify_events, event_starts, first_rows
 
 _EPSILON = 0.1
 _SCORES = 12  # different scores, of which the last is the highest
@@ -125,7 +125,7 @@ def test_one_event_is_certified_like_its_rows_alone(seed: int, starts: Any, grad
     scores = np.round(random.random(300), 2)
     losses = (random.random(300) < 0.15 * (1 - scores)) * (random.random(300) if graded else 1)
     found = certify_events({"missed": EventRows(scores, losses, 0.1, 0.1)}, starts=starts, seed=seed)
-    alone = certify(scores, losses, 0.1, 0.1, starts=starts, seed=seed)
+    alone = certify(scores, losses, 0.1, 0.1, starts=starts, seed=seed, fewest_rows=first_rows(0.1, 0.1))
     assert (found.certified, found.threshold, found.n, found.n_needed) == (
         alone.certified, alone.threshold, alone.n, alone.n_needed,
     )  # fmt: skip

@@ -109,10 +109,10 @@ def start_shares(rows: int, fewest_rows: int = FEWEST_ROWS) -> tuple[tuple[float
     return tuple((share if share >= fewest else max(fewest, _MAIN), of_delta) for share, of_delta in START_SHARES)
 
 
-def ranks(rows: int) -> dict[int, float]:
+def ranks(rows: int, fewest_rows: int = FEWEST_ROWS) -> dict[int, float]:
     """Returns the number of rows that each start keeps, with its share of delta."""
     at: dict[int, float] = {}
-    for kept, share in start_shares(rows):
+    for kept, share in start_shares(rows, fewest_rows):
         rank = _rank(kept, rows)
         at[rank] = at.get(rank, 0.0) + share
     return at
@@ -187,6 +187,7 @@ def certify(
     select_fraction: float = 0.0,
     seed: int = 0,
     starts: Sequence[Start] | None = None,
+    fewest_rows: int = FEWEST_ROWS,
 ) -> CertificationResult:
     """Finds the loosest threshold that the rows certify.
 
@@ -200,6 +201,7 @@ def certify(
         select_fraction: share of the rows that only places the starts; 0 certifies on all rows.
         seed: of the split, of tie-breaking at a start, and of the order of bets.
         starts: instead of a selection part; they must not come from these rows.
+        fewest_rows: minimum number of rows of a start.
 
     Raises:
         ConfigError: arguments out of range, or of different lengths.
@@ -208,10 +210,13 @@ def certify(
     if select_fraction:
         check_share("the selection fraction", select_fraction)
         selection, rest = split(len(score_array), select_fraction, seed)
-        starts = starts_at(score_array[selection], start_shares(len(rest))) if starts is None else starts
+        starts = starts_at(score_array[selection], start_shares(len(rest), fewest_rows)) if starts is None else starts
         score_array, loss_array = score_array[rest], loss_array[rest]
     check_starts(starts or ())
-    return _certify(score_array, loss_array, epsilon, delta, starts, seed=seed)
+    tests = RiskTests.of(score_array, loss_array, epsilon, delta, seed=seed)
+    if starts is None:
+        return _certify(tests, _at_ranks(tests.descending, tests.n, fewest_rows))
+    return _certify(tests, _at_thresholds(tests.descending, starts))
 
 
 def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -278,7 +283,7 @@ def _at_thresholds(descending: Floats, starts: Sequence[Start]) -> _Hypotheses:
     return _Hypotheses(kept, thresholds, np.ones(len(kept), np.bool_), sorted(places))
 
 
-def _at_ranks(descending: Floats, rows: int) -> _Hypotheses:
+def _at_ranks(descending: Floats, rows: int, fewest_rows: int) -> _Hypotheses:
     """Returns the hypotheses from ranks of the most certain rows, ties in the given order, through every score.
 
     A start within the cell of the highest scores keeps the whole cell, which makes it a threshold. So does a start that
@@ -289,14 +294,14 @@ def _at_ranks(descending: Floats, rows: int) -> _Hypotheses:
     ends = np.append(np.flatnonzero(np.diff(descending)) + 1, len(descending))
     cells = cells_of(descending)
     surest = int(np.searchsorted(-cells, -cells[0], side="right"))
-    starts = {rank: min(max(rank, surest), len(descending)) for rank in ranks(rows)}
+    starts = {rank: min(max(rank, surest), len(descending)) for rank in ranks(rows, fewest_rows)}
     cuts = [rank for rank in starts.values() if surest < rank < len(descending)]
     kept = np.concatenate([ends, np.array(cuts, np.intp)])
     whole = np.arange(len(kept)) < len(ends)
     order = np.lexsort((~whole, kept))
     kept, whole = kept[order], whole[order]
     places: dict[int, float] = {}
-    for rank, share in ranks(rows).items():
+    for rank, share in ranks(rows, fewest_rows).items():
         begun = starts[rank]
         at = int(np.searchsorted(kept, begun, side="right")) - 1 if begun in cuts else int(np.searchsorted(kept, begun))
         places[at] = min(places.get(at, 0.0) + share, 1.0)
@@ -390,12 +395,8 @@ class RiskTests:
         return self.losses[:kept][np.argsort(self.random_order[:kept])]
 
 
-def _certify(
-    scores: Floats, losses: Floats, epsilon: float, delta: float, starts: Sequence[Start] | None, *, seed: int
-) -> CertificationResult:
-    tests = RiskTests.of(scores, losses, epsilon, delta, seed=seed)
-    n, descending = tests.n, tests.descending
-    hypotheses = _at_ranks(descending, n) if starts is None else _at_thresholds(descending, starts)
+def _certify(tests: RiskTests, hypotheses: _Hypotheses) -> CertificationResult:
+    n, descending, delta = tests.n, tests.descending, tests.delta
     kept, places = hypotheses.kept, hypotheses.places
     proven = [
         (at, rejected.level)
@@ -405,7 +406,7 @@ def _certify(
     ]
     if not proven:
         needed = [tests.missing(int(kept[at]), share * delta) for at, share in places]
-        least = min(needed, default=binomial.rows_needed(0, epsilon, delta))
+        least = min(needed, default=binomial.rows_needed(0, tests.epsilon, delta))
         return CertificationResult(False, None, 0.0, None, n, max(int(least), 1))
     at, level = proven[-1]
     rows = int(kept[at])

@@ -324,7 +324,8 @@ def certify_events(
                 "aside with --select 0.1."
             )
         ((name, rows),) = events.items()
-        found = certify(rows.scores, rows.losses, rows.epsilon, rows.delta, seed=seed)
+        fewest = first_rows(rows.epsilon, rows.delta)
+        found = certify(rows.scores, rows.losses, rows.epsilon, rows.delta, seed=seed, fewest_rows=fewest)
         few = 0 if found.certified else _too_few(found.n, rows.epsilon, rows.delta)
         only = EventResult(rows.epsilon, rows.delta, found.n, found.kept, found.risk_upper, few)
         return EventsResult(
@@ -400,13 +401,17 @@ def _too_few(rows: int, epsilon: float, delta: float) -> int:
     return max(binomial.rows_needed(0, epsilon, delta) - rows, 0)
 
 
+def first_rows(epsilon: float, delta: float) -> int:
+    """Returns how many rows of an event are tested first: as many as prove the promise with one error among them."""
+    return binomial.rows_needed(1, epsilon, MAIN_SHARE * delta)
+
+
 def event_starts(
     scores: Sequence[ArrayLike], rows: Sequence[int], bounds_of: Sequence[tuple[float, float]]
 ) -> tuple[Start, ...]:
     """Returns the thresholds where testing of several events starts.
 
-    Each of them keeps, of every event's rows, the share with which `certify` starts, and about as many rows as prove
-    the promise with one error among them.
+    Each of them keeps, of every event's rows, the share with which `certify` starts, and about `first_rows` of them.
 
     Args:
         scores: for each event, those of its rows in the part that decides.
@@ -417,7 +422,7 @@ def event_starts(
     lowest = min((float(one[-1]) for one in descending if len(one)), default=None)
     if lowest is None:
         return ()
-    fewest = [binomial.rows_needed(1, epsilon, MAIN_SHARE * delta) for epsilon, delta in bounds_of]
+    fewest = [first_rows(epsilon, delta) for epsilon, delta in bounds_of]
     shares_of = zip(*(start_shares(count, least) for count, least in zip(rows, fewest, strict=True)), strict=True)
     found: dict[float, float] = {}
     for shares in shares_of:
