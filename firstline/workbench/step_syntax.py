@@ -64,6 +64,17 @@ USAGE: Mapping[str, tuple[str, str]] = {
     "layout": ("layout:NHWC|NCHW", "order of the axes"),
     "flatten": ("flatten", "all axes but the rows' into one"),
     "graph": ("graph:FILE.onnx", "an ONNX graph with one input and one output"),
+    "detrend": ("detrend[:linear|constant]", "signals minus their best line, or their mean"),
+    "welch": (
+        "welch:RATE:SAMPLES[:HOP]",
+        "power spectral density by windows of SAMPLES; HOP is half of it unless named",
+    ),
+    "band_energies": ("band_energies:RATE:EDGES", "mean power of signals between edges in hertz, such as 0/10/50/100"),
+    "envelope": ("envelope", "amplitude of signals over time"),
+    "mel": (
+        "mel:RATE:SAMPLES:HOP[:BANDS][:LOW][:HIGH][:log=false][:frames=last]",
+        "logarithms of energies in mel bands (40 unless named), [frames, bands] unless frames=last",
+    ),
     "decode_text": (
         "decode_text[:NFC|NFD|NFKC|NFKD][:lower=true][:strip=true]",
         "UTF-8 bytes to text, normalised where named",
@@ -132,6 +143,10 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "decode": ("mode", "background", "bits"),
     "center_crop": ("fraction",),
     "resize": ("size", "filter", "letterbox", "pad", "rounding"),
+    "detrend": ("kind",),
+    "welch": ("rate_hz", "samples", "hop"),
+    "band_energies": ("rate_hz", "edges_hz"),
+    "mel": ("rate_hz", "samples", "hop", "bands", "low_hz", "high_hz", "log", "frames"),
     "decode_text": ("form", "lower", "strip"),
     "tokenize": ("file", "part", "length", "pad", "truncate"),
     "ctc": ("file", "blank", "axes"),
@@ -176,11 +191,26 @@ _BY_NAME = frozenset(
         "lower",
         "strip",
         "truncate",
+        "log",
+        "frames",
     }
 )
 _AUDIO = ("decode_audio", "mono", "resample", "crop", "pad", "windows")
+_SIGNALS = ("detrend", "welch", "band_energies", "envelope", "mel")
 _TEXT = ("decode_text", "tokenize")
-_BEFORE = ("decode", "center_crop", "resize", *_AUDIO, *_TEXT, "standardize", "scale", "layout", "flatten", "graph")
+_BEFORE = (
+    "decode",
+    "center_crop",
+    "resize",
+    *_AUDIO,
+    *_TEXT,
+    *_SIGNALS,
+    "standardize",
+    "scale",
+    "layout",
+    "flatten",
+    "graph",
+)
 _DETECTION = ("yolox", "fastestdet", "yolo", "detr", "ssd", "box_rows", "class_map", "suppress")
 _AFTER = (
     "softmax",
@@ -201,7 +231,9 @@ _AFTER = (
 )
 _NUMBERS = {
     "fraction": float,
-    "rate_hz": int,
+    "bands": int,
+    "low_hz": float,
+    "high_hz": float,
     "samples": int,
     "hop": int,
     "length": int,
@@ -216,7 +248,7 @@ _NUMBERS = {
     "floor": float,
     "limit": int,
 }
-_SWITCHES = ("objectness", "lower", "strip", "truncate")
+_SWITCHES = ("objectness", "lower", "strip", "truncate", "log")
 _NO_FILE = Artefact("file", "0" * 64, 0)
 _INTEGERS = ("background", "strides", "indices", "columns")
 _COCO_UNUSED = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
@@ -298,7 +330,9 @@ def _named(op: str, position: int, argument: str, text: str) -> tuple[str, str]:
 
 def _value(op: str, name: str, value: str, text: str) -> object:
     try:
-        if name in ("mean", "std"):
+        if name == "rate_hz":
+            return int(value) if value.isdecimal() else float(value)
+        if name in ("mean", "std", "edges_hz"):
             return tuple(float(part) for part in value.split("/"))
         if name in _INTEGERS:
             return tuple(int(part) for part in value.split("/"))

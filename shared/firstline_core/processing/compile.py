@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, absent_package
 from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.image_header import ImageCost
+from firstline_core.processing.signals import compile_signal
 from firstline_core.processing.standardize import STANDARDIZATION, standardize
 from firstline_core.processing.steps import (
     CHANNELS,
     AudioStep,
+    BandEnergies,
     Binary,
     CenterCrop,
     Columns,
@@ -27,11 +29,14 @@ from firstline_core.processing.steps import (
     Decode,
     DecodeAudio,
     DecodeText,
+    Detrend,
+    Envelope,
     Flatten,
     Graph,
     InputSpec,
     LabelOffset,
     Layout,
+    Mel,
     Mono,
     Pad,
     PostStep,
@@ -40,10 +45,12 @@ from firstline_core.processing.steps import (
     Resize,
     Scale,
     Sigmoid,
+    SignalStep,
     Softmax,
     Standardize,
     TextStep,
     Tokenize,
+    Welch,
     Windows,
 )
 from firstline_core.processing.text import TextProcessing
@@ -335,13 +342,15 @@ def _array_steps(steps: Sequence[PreStep], channels: int, load_graph: GraphLoade
     for position, step in enumerate(steps):
         match step:
             case Scale():
-                moved = any(isinstance(before, Layout | Flatten | Graph) for before in steps[:position])
+                moved = any(isinstance(before, Layout | Flatten | Graph | SignalStep) for before in steps[:position])
                 functions.append(_scale(step, channels, moved=moved))
             case Layout():
                 if step.to == "NCHW":
                     functions.append(_to_channels_first)
             case Flatten():
                 functions.append(_flatten)
+            case Detrend() | Welch() | BandEnergies() | Envelope() | Mel():
+                functions.append(compile_signal(step))
             case Graph():
                 functions.append(load_graph(step))
     return functions
@@ -359,7 +368,9 @@ def _scale(step: Scale, channels: int, *, moved: bool) -> Step:
         )
     wide = max(sizes)
     if wide > 1 and moved:
-        raise ModelLoadError("Preprocessing: scale by channel comes before layout, flatten and graph.")
+        raise ModelLoadError(
+            "Preprocessing: scale by channel comes before layout, flatten, graph and steps for signals."
+        )
     if wide > 1 and channels not in (-1, wide):
         raise ModelLoadError(f"Preprocessing: scale has {wide} channels, but the input has {channels}.")
     if wide == 1:  # scalars are faster than arrays of one

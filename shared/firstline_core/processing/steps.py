@@ -298,6 +298,93 @@ class Windows(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", t
 AudioStep = DecodeAudio | Mono | Resample | Crop | Pad | Windows
 
 
+Rate = Annotated[float, Meta(gt=0, le=1e9)]
+"""Samples of each channel in a second."""
+
+_MOST_OVERLAP = 64
+
+
+def _check_hop(samples: int, hop: int) -> None:
+    if hop * _MOST_OVERLAP < samples:
+        raise ValueError(f"'hop' is at least 1/{_MOST_OVERLAP} of 'samples'")
+
+
+class Detrend(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="detrend"):
+    """Subtracts the best line, or the mean, from each channel of [n, samples] or [n, samples, channels]."""
+
+    kind: Literal["linear", "constant"] = "linear"
+
+
+class Welch(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="welch"):
+    """Computes the power spectral density of each channel: [n, samples // 2 + 1] or [n, samples // 2 + 1, channels].
+
+    Attributes:
+        rate_hz: of the signal.
+        samples: length of a window.
+        hop: samples from the start of a window to the start of the next one; 0 for half a window.
+    """
+
+    rate_hz: Rate
+    samples: Positive
+    hop: Annotated[int, Meta(ge=0, le=16384)] = 0
+
+    def __post_init__(self) -> None:
+        if self.hop:
+            _check_hop(self.samples, self.hop)
+
+
+class BandEnergies(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="band_energies"):
+    """Computes the mean power of each channel in bands of frequency: [n, bands] or [n, bands, channels].
+
+    Attributes:
+        rate_hz: of the signal.
+        edges_hz: of the bands, which follow each other; the highest edge belongs to no band.
+    """
+
+    rate_hz: Rate
+    edges_hz: Annotated[tuple[Annotated[float, Meta(ge=0, le=1e9)], ...], Meta(min_length=2, max_length=1025)]
+
+    def __post_init__(self) -> None:
+        if any(high <= low for low, high in zip(self.edges_hz[:-1], self.edges_hz[1:], strict=True)):
+            raise ValueError("each of 'edges_hz' is above the one before")
+
+
+class Envelope(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="envelope"):
+    """Computes the amplitude of each channel over time (Hilbert), in the shape of the signal."""
+
+
+class Mel(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="mel"):
+    """Computes energies in mel bands over time, from power spectra of Hann windows: [n, frames, bands] and channels.
+
+    Attributes:
+        rate_hz: of the signal.
+        samples: length of a window; only whole windows count.
+        hop: samples from the start of a window to the start of the next one.
+        bands: number of bands, on HTK's mel scale.
+        low_hz: lower edge of the first band.
+        high_hz: upper edge of the last band; 0 for half the rate.
+        log: whether the natural logarithm is taken, of at least 1e-10.
+        frames: whether the result is [frames, bands] (first) or [bands, frames] (last).
+    """
+
+    rate_hz: Rate
+    samples: Positive
+    hop: Positive
+    bands: Annotated[int, Meta(ge=1, le=512)] = 40
+    low_hz: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    high_hz: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    log: bool = True
+    frames: Literal["first", "last"] = "first"
+
+    def __post_init__(self) -> None:
+        _check_hop(self.samples, self.hop)
+        if not self.low_hz < (self.high_hz or self.rate_hz / 2) <= self.rate_hz / 2:
+            raise ValueError("'low_hz' is below 'high_hz', which is at most half of 'rate_hz'")
+
+
+SignalStep = Detrend | Welch | BandEnergies | Envelope | Mel
+
+
 class DecodeText(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="decode_text"):
     """Decodes UTF-8 bytes to text.
 
@@ -461,7 +548,9 @@ class Suppress(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", 
 BoxDecoder = Yolox | FastestDet | Yolo | Detr | Ssd | BoxRows
 """The first step after a detector; then come any `class_map`, and `suppress`."""
 
-PreStep = Decode | CenterCrop | Resize | AudioStep | TextStep | Standardize | Scale | Layout | Flatten | Graph
+PreStep = (
+    Decode | CenterCrop | Resize | AudioStep | SignalStep | TextStep | Standardize | Scale | Layout | Flatten | Graph
+)
 PostStep = (
     Softmax
     | Sigmoid
