@@ -28,6 +28,7 @@ from firstline.cli.command import command, command_line, run_command_line
 from firstline.cli.console import console
 from firstline.cli.demo import demo
 from firstline.cli.infer import infer_command
+from firstline.cli.pair import pair_command
 from firstline.cli.run import run_command
 
 app = command_line()
@@ -46,6 +47,7 @@ command(app, "compress")(compress.compress_command)
 command(app, "profile")(profile.profile_command)
 command(app, "predict")(predict.predict_command)
 command(app, "split")(split.split_command)
+command(app, "pair")(pair_command)
 command(app, "infer")(infer_command)
 command(app, "run")(run_command)
 command(app, "console")(console)

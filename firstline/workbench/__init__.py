@@ -16,6 +16,7 @@ Recognise model files
     trial         one run on one image, before anything is known
     recognition   the families of models, and the steps that feed and read them
     decodings     lets data decide what a file does not tell
+    pairing/      from two model files to a certified bundle
 
 Certify
     evidence      the answers of both models to a data set, on this machine or on a device

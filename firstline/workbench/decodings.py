@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,8 +35,9 @@ from firstline_core.tasks.detection import Detection, detections
 from firstline_core.types import PROBABILITIES, Arrays, join_rows
 
 _INPUT = InputSpec("image", "BYTES", (-1,), "image")
-_BUDGET_S = 20.0  # of all decodings of one choice
+_BUDGET_S = 15.0  # of all decodings of one choice
 _FEWEST_IMAGES = 8
+_IMAGES = 48  # that a decision begins with; it takes more while they do not settle it
 _CONFIDENT = 0.4  # score from which a detection counts as confident
 _MOST_OBJECTS = 40  # confident detections that an image may plausibly have
 _OVERLAP = 0.5
@@ -66,6 +67,7 @@ class Trials:
         self._runtime = runtime_of(file)
         self._images = list(images)
         self._outputs: dict[tuple[str, str], Arrays] = {}
+        self._row_s: float | None = None
 
     @property
     def task(self) -> AnyTask:
@@ -95,11 +97,17 @@ class Trials:
 
     def affordable(self, reading: Reading, decodings: int) -> int:
         """Returns the number of images on which this many decodings run in the time that a choice may take."""
-        self.outputs(reading, 1)
-        begin_s = time.perf_counter()
-        self.outputs(reading, min(3, len(self._images)))
-        row_s = (time.perf_counter() - begin_s) / 2
-        return max(min(_FEWEST_IMAGES, len(self._images)), min(len(self._images), int(_BUDGET_S / decodings / row_s)))
+        if self._row_s is None:
+            self.outputs(reading, 1)
+            begin_s, count = time.perf_counter(), min(4, len(self._images))
+            self.outputs(reading, count)
+            self._row_s = (time.perf_counter() - begin_s) / max(count - 1, 1)
+        most = int(_BUDGET_S / decodings / max(self._row_s, 1e-6))
+        return min(len(self._images), max(_FEWEST_IMAGES, most))
+
+    def use(self, count: int) -> None:
+        """Leaves out all images after the first `count`."""
+        del self._images[count:]
 
     def _model(self, reading: Reading) -> Model:
         steps: tuple[Any, ...] = parse_preprocess(reading.preprocess)
@@ -145,7 +153,7 @@ class Decision:
 
 
 def decide(
-    trials: Trials, reading: Reading, choice: Choice, *, truth: Arrays | None = None, other: Arrays | None = None
+    trials: Trials, reading: Reading, choice: Choice, *, truth: Arrays | None = None, others: Sequence[Arrays] = ()
 ) -> Decision:
     """Tries the values of a choice, and compares them image by image.
 
@@ -154,29 +162,45 @@ def decide(
         reading: with other choices made, or at their preferred values.
         choice: one of its choices.
         truth: labels of the trials' images, in the form of the task; None without labels.
-        other: the outputs of the other model for them; None if its own decoding is not settled.
+        others: the outputs of the other model for them, in each way in which it may be decoded; the one that agrees
+            best counts. Without any, the model itself is the judge.
     """
-    values = choice.values
-    count = trials.affordable(reading, len(values))
+    judge: Judge = "labels" if truth is not None else "the other model" if others else "the model itself"
+    most = trials.affordable(reading, len(choice.values))
+    count = min(_IMAGES, most)
+    while True:
+        rows = _rows(trials, reading, choice, count, others if truth is None else (truth,))
+        if not rows:
+            return Decision(choice, choice.values[0], sure=False, why="no way of decoding fits the model")
+        decision = _compared(choice, rows, judge)
+        if judge == "the model itself" and choice.field in ("scaling", "decoder") and not choice.known:
+            # A wrong range or activation can make a model surer than the right one.
+            decision = replace(decision, sure=False, why=f"nothing but {judge} speaks for: {decision.why}")
+        if decision.sure or count == most:
+            return decision
+        count = min(2 * count, most)
+
+
+def _rows(
+    trials: Trials, reading: Reading, choice: Choice, count: int, references: Sequence[Arrays]
+) -> dict[str, NDArray[np.float64]]:
+    """Returns the figure of each image by value; values that do not fit the model are left out."""
     rows: dict[str, NDArray[np.float64]] = {}
-    judge: Judge = "labels" if truth is not None else "the other model" if other is not None else "the model itself"
-    reference = truth if truth is not None else other
-    for value in values:
+    for value in choice.values:
         try:
             outputs = trials.outputs(reading.with_value(choice, value), count)
         except FirstlineError:
-            continue  # this way does not fit the model
-        if reference is not None:
-            rows[value] = similarity(trials.task, outputs, {name: array[:count] for name, array in reference.items()})
-        else:
+            continue
+        if not references:
             rows[value] = information(trials.task, outputs)
-    if not rows:
-        return Decision(choice, values[0], sure=False, why="no way of decoding fits the model")
-    return _compared(choice, rows, judge)
+            continue
+        first = ({name: array[:count] for name, array in reference.items()} for reference in references)
+        rows[value] = max((similarity(trials.task, outputs, reference) for reference in first), key=_mean)
+    return rows
 
 
 def _compared(choice: Choice, rows: Mapping[str, NDArray[np.float64]], judge: Judge) -> Decision:
-    figures = {value: float(np.nanmean(found)) if np.isfinite(found).any() else 0.0 for value, found in rows.items()}
+    figures = {value: _mean(found) for value, found in rows.items()}
     preferred = next(value for value in choice.values if value in rows)
     best = max(figures, key=lambda value: figures[value])
     meaning, shown = choice.meaning, f"{figures[best]:.3f}"
@@ -195,7 +219,13 @@ def _compared(choice: Choice, rows: Mapping[str, NDArray[np.float64]], judge: Ju
     errors = _standard_errors(rows[best], rows[preferred])
     gain = f"({shown} against {figures[preferred]:.3f} of the usual way, {meaning(preferred)})"
     if errors >= (_CLEAR_AGAINST_CONVENTION if choice.known else _CLEAR):
-        return Decision(choice, best, sure=True, why=f"{meaning(best)}: {judge} decides {gain}", figures=figures)
+        return Decision(
+            choice,
+            best,
+            sure=True,
+            why=f"{meaning(best)}: settled by {judge} {gain}",
+            figures=figures,
+        )
     if errors < _CLEAR or _alike(figures[best], figures[preferred]):
         same = _alike(figures[best], figures[preferred])
         if choice.known or same:
@@ -203,6 +233,10 @@ def _compared(choice: Choice, rows: Mapping[str, NDArray[np.float64]], judge: Ju
             return Decision(choice, preferred, sure=True, why=why, figures=figures)
     why = f"{meaning(best)} or {meaning(preferred)}: {judge} cannot tell {gain}"
     return Decision(choice, preferred, sure=False, why=why, figures=figures)
+
+
+def _mean(found: NDArray[np.float64]) -> float:
+    return float(np.nanmean(found)) if np.isfinite(found).any() else 0.0
 
 
 def _alike(one: float, other: float) -> bool:

@@ -411,7 +411,7 @@ def _detr(file: ModelFile, image: _Image, outputs: Sequence[_Output]) -> Iterato
         scaling="imagenet" if softmax else "unit",
         choices=(
             _choice("scaling", *(("imagenet", "unit") if softmax else ("unit", "imagenet"))),
-            *(() if known else (_choice("decoder", *decoders),)),
+            *(() if known or columns in (80, 92) else (_choice("decoder", *decoders, known=False),)),
             _choice("mode", "RGB", "BGR"),
             _choice("geometry", "squash", "corner", "center"),
         ),

@@ -107,3 +107,97 @@ def grid_rows(classes: int, boxes: int, *, objectness: bool, decoded: bool = Tru
 
 def sigmoid_inverse(probability: float) -> float:
     return float(np.log(probability / (1 - probability)))
+
+
+NAMES = {"names": str({0: "cat", 1: "dog", 2: "owl"}), "author": "Ultralytics", "task": "detect", "imgsz": "[96, 96]"}
+
+
+def yolov5(path: Path) -> Path:
+    return constant_outputs(path, {"output": grid_rows(80, 3, objectness=True)[None]})
+
+
+def yolov8(path: Path) -> Path:
+    return constant_outputs(path, {"output0": grid_rows(80, 1, objectness=False).T[None]})
+
+
+def yolov8_with_names(path: Path) -> Path:
+    rows = grid_rows(3, 1, objectness=False).T[None]
+    return constant_outputs(path, {"output0": rows}, shape=("b", 3, "h", "w"), metadata=NAMES)
+
+
+def yolo11_in_fractions(path: Path) -> Path:
+    rows = grid_rows(80, 1, objectness=False)
+    rows[:, :4] /= SIDE
+    return constant_outputs(path, {"output0": rows.T[None]}, shape=(1, SIDE, SIDE, 3))
+
+
+def yolox(path: Path) -> Path:
+    return constant_outputs(path, {"output": grid_rows(80, 1, objectness=True, decoded=False)[None]})
+
+
+def yolox_decoded(path: Path) -> Path:
+    return constant_outputs(path, {"output": grid_rows(80, 1, objectness=True)[None]})
+
+
+def end_to_end(path: Path) -> Path:
+    rows = np.zeros((1, 300, 6), np.float32)
+    rows[0, 0] = [*BOX, 0.9, LABEL]
+    return constant_outputs(path, {"output0": rows}, metadata=NAMES)
+
+
+def detr(path: Path) -> Path:
+    logits = np.full((1, 100, 92), -5, np.float32)
+    logits[..., 91] = 5
+    logits[0, 0, [3, 91]] = [5, -5]  # COCO's category 3 is the third of its 80 classes
+    boxes = np.full((1, 100, 4), 0.1, np.float32)
+    boxes[0, 0] = np.array(center_box()) / SIDE
+    return constant_outputs(path, {"logits": logits, "pred_boxes": boxes})
+
+
+def rt_detr(path: Path) -> Path:
+    logits = np.full((1, 300, 80), sigmoid_inverse(0.001), np.float32)
+    logits[0, 0, LABEL] = sigmoid_inverse(0.9)
+    boxes = np.full((1, 300, 4), 0.1, np.float32)
+    boxes[0, 0] = np.array(center_box()) / SIDE
+    return constant_outputs(path, {"logits": logits, "pred_boxes": boxes})
+
+
+def queries_in_one_output(path: Path) -> Path:
+    rows = np.full((1, 300, 84), 0.001, np.float32)
+    rows[0, 0, :4] = np.array(center_box()) / SIDE
+    rows[0, 0, 4 + LABEL] = 0.9
+    return constant_outputs(path, {"output0": rows})
+
+
+def tensorflow(path: Path) -> Path:
+    boxes, scores, classes = np.zeros((1, 10, 4), np.float32), np.zeros((1, 10), np.float32), np.ones((1, 10))
+    boxes[0, 0], scores[0, 0], classes[0, 0] = np.array(BOX)[[1, 0, 3, 2]] / SIDE, 0.9, 3
+    outputs: dict[str, Any] = {
+        "detection_boxes": boxes,
+        "detection_classes": classes.astype(np.float32),
+        "detection_scores": scores,
+        "num_detections": np.ones(1, np.float32),
+    }
+    return constant_outputs(path, outputs, shape=(1, "h", "w", 3), dtype=TensorProto.UINT8)
+
+
+def efficient_nms(path: Path) -> Path:
+    boxes, scores = np.zeros((1, 10, 4), np.float32), np.zeros((1, 10), np.float32)
+    classes = np.zeros((1, 10), np.int32)
+    boxes[0, 0], scores[0, 0], classes[0, 0] = BOX, 0.9, LABEL
+    outputs: dict[str, Any] = {
+        "num_dets": np.ones((1, 1), np.int32),
+        "det_boxes": boxes,
+        "det_scores": scores,
+        "det_classes": classes,
+    }
+    return constant_outputs(path, outputs)
+
+
+def fastestdet(path: Path) -> Path:
+    values = np.zeros((1, 85, 6, 6), np.float32)
+    x, y, width, height = center_box()
+    values[0, 0, 2, 3], values[0, 5 + LABEL, 2, 3] = 0.9, 0.9
+    values[0, 1:3, 2, 3] = np.arctanh([x / 16 - 3, y / 16 - 2])
+    values[0, 3:5, 2, 3] = [sigmoid_inverse(width / SIDE), sigmoid_inverse(height / SIDE)]
+    return constant_outputs(path, {"758": values})

@@ -1,0 +1,118 @@
+"""`firstline pair`: from two model files and data to a certified bundle, and if asked to running tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from firstline.cli.command import EXIT_FAILED, print_report
+from firstline.cli.command import Report as Printed
+from firstline.cli.options import ThreadsOption
+from firstline.cli.output import Output, OutputOption, progress, warn
+from firstline.cli.promises import promises_text
+from firstline.cli.run import PortOption, serve
+from firstline.workbench.bundle import refuse_overwriting
+from firstline.workbench.certify import Certification, PromisesResult, write_certified
+from firstline.workbench.data.dataset import open_dataset
+from firstline.workbench.pairing.measuring import Measured, certify_pair, measure_pair
+from firstline.workbench.pairing.pair import BUNDLE, EDGE, FULL, PairSpec, create_pair, read_pair, split
+from firstline.workbench.pairing.report import PairReport, accepted_rows, draw_disagreements, report_of, summary_lines
+from firstline.workbench.promises import EXAMPLE
+from firstline.workbench.spec import read_labels
+from firstline_core.errors import ConfigError
+from firstline_core.runtime.select import RuntimeOptions
+
+
+def pair_command(
+    *,
+    edge: Annotated[Path | None, typer.Option(help="Edge model, .onnx or .tflite.")] = None,
+    full: Annotated[Path | None, typer.Option(help="Full model, .onnx or .tflite.")] = None,
+    data: Annotated[Path, typer.Option(help="Data of the kind that will be asked, with or without labels.")],
+    promise: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help=f"What to certify, such as '{EXAMPLE}'; may be repeated. Default: 5% at 90% of disagreement, or of "
+            "missing what the full model reports most often.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for recipe, labels, bundle and pictures.")] = Path("pair"),
+    name: Annotated[str, typer.Option(help="Name of the bundle; derived from the files by default.")] = "",
+    labels: Annotated[
+        Path | None, typer.Option(help="Text file, one label a line; found in or near the models by default.")
+    ] = None,
+    choose: Annotated[
+        list[str] | None,
+        typer.Option(metavar="edge|full=N", help="Number on a contact sheet, for each question in its order."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use this many samples, spread evenly.")] = None,
+    threads: ThreadsOption = 1,
+    force: Annotated[bool, typer.Option("--force", help="Replace the bundle in the output folder.")] = False,
+    require: Annotated[bool, typer.Option("--require", help="Exit with 1 if nothing is certified.")] = False,
+    serve_it: Annotated[
+        bool, typer.Option("--serve", help="Serve the bundle afterwards, as firstline run does.")
+    ] = False,
+    port: PortOption = 0,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Make a bundle from an edge model, a full model and data: recognise, compare, certify and report.
+
+    Both models' families are recognised. What the files do not tell, the data decides; if it cannot, a contact sheet
+    shows the possible decodings and --choose picks one. An edge model that does not fit the full model is refused. One
+    model alone becomes a bundle of one tier.
+    """
+    files = {role: file for role, file in ((EDGE, edge), (FULL, full)) if file is not None}
+    if not files:
+        raise ConfigError("Name --edge FILE, --full FILE or both.")
+    spec = PairSpec(
+        files, out, name, read_labels(labels) if labels is not None else (), _chosen(choose or (), files), force
+    )
+    options = RuntimeOptions(threads=threads)
+    deciding, rest = split(open_dataset(data, limit))
+    refuse_overwriting(out / BUNDLE, force)
+    pair = read_pair(spec, deciding, options, show=lambda sentence: typer.echo(sentence, err=True))
+    bundle = create_pair(spec, pair, options, warn)
+    with progress("Running both models" if len(files) > 1 else "Running the model") as bar:
+        measured = measure_pair(bundle, rest, options, bar)
+    certification = certify_pair(measured, promise or ()) if len(files) > 1 else None
+    if certification is not None and certification.certificate is not None:
+        bundle = write_certified(bundle, certification, out / BUNDLE, force=True)
+    report = report_of(pair, measured, certification, out / BUNDLE)
+    draw_disagreements(measured, accepted_rows(measured, certification), out / "disagreements")
+    text = list(_text(report, measured, certification, out, served=serve_it))
+    failed = require and not report.certified
+    print_report(Printed(report, text, EXIT_FAILED if failed else 0), output)
+    if serve_it:
+        serve(bundle, port, output)
+
+
+def _chosen(arguments: list[str] | tuple[str, ...], files: dict[str, Path]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for argument in arguments:
+        role, _, number = argument.partition("=")
+        if role not in files or not number.isdigit():
+            raise ConfigError(f"--choose {argument[:80]!a} is not in the form edge=N or full=N.")
+        found.setdefault(role, []).append(int(number))
+    return found
+
+
+def _text(
+    report: PairReport, measured: Measured, certification: Certification | None, out: Path, *, served: bool
+) -> Iterator[str]:
+    yield from summary_lines(report, measured)
+    if certification is not None:
+        result = certification.result
+        if isinstance(result, PromisesResult):
+            yield from promises_text(result)
+        elif certification.certificate is not None:
+            yield f"Certified: {certification.certificate.promise}."
+        else:
+            yield f"Not certified on {result.n} rows; every input goes to the full model."
+        if (out / "disagreements").is_dir():
+            yield f"Pictures of disagreements, edge at the left: {out / 'disagreements'}."
+    yield f"The recipe with all assumptions: {out / 'recipe.toml'}."
+    if not served:
+        yield f"Next: firstline run {out / BUNDLE}"

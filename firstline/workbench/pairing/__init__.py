@@ -1,0 +1,10 @@
+"""From two model files to a certified bundle, see `pair.py`.
+
+labels            the labels of the bundle, and how each model's own classes become them
+settling          makes the choices that the files leave open, by data or by a person
+contact_sheet     pictures from which a person chooses
+agreement         refuses an edge model that does not fit its full model, and proposes operating scores
+recipe            writes the recipe
+pair              all of it, in order
+report            share at the edge, bytes, latency, quality and pictures of disagreements
+"""

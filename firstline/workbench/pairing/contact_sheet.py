@@ -1,0 +1,62 @@
+"""Contact sheets: one image with the decodings of a model drawn on it, each with its number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from firstline.workbench.decodings import Decision, Trials
+from firstline.workbench.infer import upright_image
+from firstline.workbench.recognition import Reading
+from firstline_core.errors import FirstlineError
+from firstline_core.tasks.drawing import COLOURS, write
+from firstline_core.types import Arrays, slice_rows
+
+_WIDTH = 640
+_COLUMNS = 2
+
+
+def write_contact_sheet(file: Path, trials: Trials, reading: Reading, decision: Decision) -> tuple[str, ...]:
+    """Writes a picture that shows what each value of a choice finds in the image on which they differ most.
+
+    Args:
+        file: PNG to write.
+        trials: of the model.
+        reading: with the other choices made.
+        decision: that a person has to make.
+
+    Returns:
+        The values in the order of their numbers, from 1.
+    """
+    choice = decision.choice
+    found: dict[str, Arrays] = {}
+    for value in choice.values:
+        try:
+            found[value] = trials.outputs(reading.with_value(choice, value), 8)
+        except FirstlineError:
+            continue
+    row = _most_different(trials, list(found.values()))
+    picture = upright_image(trials.images[row], "the image")
+    picture = picture.resize((_WIDTH, max(1, round(_WIDTH * picture.height / picture.width))))
+    original = upright_image(trials.images[row], "the image")
+    panels = []
+    for number, (value, outputs) in enumerate(found.items(), 1):
+        drawn = trials.task.draw(original, slice_rows(outputs, row, row + 1), 0).resize(picture.size)
+        write(drawn, (0, drawn.height - 40), f"{number}: {choice.meaning(value)}", COLOURS[1])
+        panels.append(drawn)
+    columns = min(_COLUMNS, len(panels))
+    lines = -(-len(panels) // columns)
+    sheet = Image.new("RGB", (columns * picture.width, lines * picture.height), "white")
+    for position, panel in enumerate(panels):
+        sheet.paste(panel, (position % columns * picture.width, position // columns * picture.height))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(file)
+    return tuple(found)
+
+
+def _most_different(trials: Trials, found: list[Arrays]) -> int:
+    """Returns the row in which the decodings differ most often."""
+    total = sum(trials.task.loss(found[0], other) for other in found[1:])
+    return int(np.argmax(total)) if isinstance(total, np.ndarray) else 0

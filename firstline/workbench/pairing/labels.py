@@ -1,0 +1,145 @@
+"""The labels of the bundle, and how each model's own classes become them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from firstline.workbench.recognition import COCO, Reading
+from firstline.workbench.spec import read_labels
+from firstline_core.errors import ConfigError
+
+_NAMES = ("*label*.txt", "*classes*.txt", "*.names")
+_BACKGROUND = "background"
+_LEAST_SHARE = 0.5  # of a model's own labels that the bundle has too
+
+
+class Labelled(NamedTuple):
+    """The labels of a bundle.
+
+    Attributes:
+        labels: in the order of the task.
+        source: where they are from, in words.
+        readings: with steps that turn each model's own classes into them.
+        assumptions: sentences, by role.
+    """
+
+    labels: tuple[str, ...]
+    source: str
+    readings: dict[str, Reading]
+    assumptions: dict[str, str]
+
+
+def label_files(folders: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
+    """Returns the label files in some folders, with their labels."""
+    found: dict[Path, tuple[str, ...]] = {}
+    for folder in folders:
+        for file in sorted(file for name in _NAMES for file in folder.glob(name)):
+            try:
+                found.setdefault(file, read_labels(file))
+            except ConfigError:
+                continue
+    return found
+
+
+def label(readings: Mapping[str, Reading], given: tuple[str, ...], nearby: Mapping[Path, tuple[str, ...]]) -> Labelled:
+    """Chooses the labels, and adapts the readings.
+
+    Args:
+        readings: by role, "edge" or "full"; all of one task.
+        given: by the user; () if there are none.
+        nearby: label files next to the models and the data, which are used if their number fits.
+
+    Raises:
+        ConfigError: a model has other classes.
+    """
+    task = next(iter(readings.values())).task
+    labels, source = _chosen(readings, given, nearby, task)
+    adapted, assumptions = {}, {}
+    for role, reading in readings.items():
+        fit = _detector if task == "detection" else _classifier
+        adapted[role], assumptions[role] = fit(role, reading, labels)
+    return Labelled(labels, source, adapted, assumptions)
+
+
+def _chosen(
+    readings: Mapping[str, Reading], given: tuple[str, ...], nearby: Mapping[Path, tuple[str, ...]], task: str
+) -> tuple[tuple[str, ...], str]:
+    by_preference = [readings[role] for role in ("full", "edge") if role in readings]
+    if given:
+        return _without_background(given, task, by_preference), "the labels file"
+    own = [reading for reading in by_preference if reading.labels]
+    # Labels of another number than the model's classes are of something else.
+    fitting = [reading for reading in own if not reading.classes or len(reading.labels) == reading.classes]
+    if fitting and (task != "detection" or not _unused(fitting[0].labels)):
+        return _without_background(fitting[0].labels, task, by_preference), f"the metadata of the {fitting[0].family}"
+    counts = {reading.classes for reading in by_preference if reading.classes}
+    for file, labels in nearby.items():
+        plain = _without_background(labels, task, by_preference)
+        if len(plain) in counts and not _unused(plain):
+            return plain, str(file)
+    for file, labels in nearby.items():
+        if task == "classification" and len(labels) + 1 in counts:
+            return labels, str(file)
+    if task == "detection" and (not counts or counts & {80, 90, 91}):
+        return COCO, "COCO's 80 classes, which such detectors usually have"
+    if not counts:
+        raise ConfigError("The number of classes is not known; give the labels with --labels FILE.")
+    return tuple(str(number) for number in range(min(counts))), "the numbers of the classes, as no names were found"
+
+
+def _unused(labels: Sequence[str]) -> bool:
+    """Whether some rows are placeholders, as in lists of COCO's category ids."""
+    return any(set(label) <= set("?-") or label.lower() in ("n/a", "unused") for label in labels)
+
+
+def _without_background(labels: tuple[str, ...], task: str, readings: Sequence[Reading]) -> tuple[str, ...]:
+    """Returns the labels of a classifier without the class that no image is."""
+    outputs = {reading.classes for reading in readings}
+    dropped = task == "classification" and labels[:1] and labels[0].lower() == _BACKGROUND and len(labels) in outputs
+    return labels[1:] if dropped else labels
+
+
+def _classifier(role: str, reading: Reading, labels: tuple[str, ...]) -> tuple[Reading, str]:
+    """Returns a classifier's reading with the steps from its outputs to the labels."""
+    if reading.classes == len(labels):
+        return reading, ""
+    if reading.classes == len(labels) + 1:
+        decoder = ",".join(step for step in (reading.decoder, "label_offset:1") if step)
+        return replace(reading, decoder=decoder), "its first output is a background class, which is dropped"
+    raise ConfigError(
+        f"The {role} model has {reading.classes} outputs and there are {len(labels)} labels; give the labels of the "
+        "model, one a line, with --labels FILE."
+    )
+
+
+def _detector(role: str, reading: Reading, labels: tuple[str, ...]) -> tuple[Reading, str]:
+    """Returns a detector's reading with the step from its classes to the labels."""
+    if reading.labels == labels:
+        return reading, ""
+    if reading.labels:
+        positions = {name: position for position, name in enumerate(labels)}
+        found = [positions.get(name, -1) for name in reading.labels]
+        known = [number for number in found if number >= 0]
+        used = [name for name in reading.labels if not _unused([name])]
+        if len(known) < _LEAST_SHARE * min(len(used), len(labels)):
+            raise ConfigError(
+                f"The {role} model's own labels are {', '.join(used[:5])}, ..., and the bundle's "
+                f"{', '.join(labels[:5])}, ...; both models need the same classes, or names given with --labels FILE."
+            )
+        chosen = replace(reading, class_map="/".join(map(str, found)), choices=_without(reading, "class_map"))
+        return chosen, f"its {len(used)} classes become the bundle's labels by their names"
+    if reading.classes in (0, len(labels)) or reading.class_map:
+        return reading, ""
+    if reading.classes in (90, 91) and labels == COCO:
+        return replace(reading, class_map=f"coco{reading.classes}"), f"its {reading.classes} classes are COCO's ids"
+    raise ConfigError(
+        f"The {role} model has {reading.classes} classes and there are {len(labels)} labels; give the labels of the "
+        "model, one a line, with --labels FILE."
+    )
+
+
+def _without(reading: Reading, field: str) -> tuple:  # type: ignore[type-arg]
+    return tuple(choice for choice in reading.choices if choice.field != field)

@@ -1,0 +1,273 @@
+"""From two model files and data to a bundle: recognise, decide, compare, create. `certify.py` and `report.py` go on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from firstline.workbench.bundle import create_bundle
+from firstline.workbench.data.dataset import Dataset
+from firstline.workbench.decodings import Trials
+from firstline.workbench.infer import upright_image
+from firstline.workbench.model_file import ModelFile, read_model_file
+from firstline.workbench.pairing.agreement import check_agreement, propose_score
+from firstline.workbench.pairing.labels import Labelled, label, label_files
+from firstline.workbench.pairing.recipe import Described, recipe_text
+from firstline.workbench.pairing.settling import Judges, Settled
+from firstline.workbench.recognition import Reading, recognise
+from firstline.workbench.spec import read_recipe
+from firstline.workbench.trial import trial_outputs
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks import AnyTask
+from firstline_core.tasks.classification import Classification
+from firstline_core.tasks.detection import Detection
+from firstline_core.types import Array, Arrays
+
+EDGE, FULL = "edge", "full"
+BUNDLE = "bundle"
+"""Folder of the bundle below the output folder."""
+
+_MOST_DECIDING, _FEWEST_DECIDING, _DECIDING_SHARE = 384, 48, 0.2
+_LEAST_SURE = 0.5
+_LOW_SCORE = 0.05
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class PairSpec:
+    """What a pair is made of.
+
+    Attributes:
+        files: model files by role, "edge" and "full"; one of them may be absent.
+        out: folder for the recipe, the bundle and pictures.
+        name: of the bundle; "" derives it from the models' files.
+        labels: given by the user; () to find them.
+        chosen: numbers on contact sheets, by role.
+        force: replaces a bundle in the output folder.
+    """
+
+    files: Mapping[str, Path]
+    out: Path
+    name: str = ""
+    labels: tuple[str, ...] = ()
+    chosen: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    force: bool = False
+
+    def places(self, data: Path) -> list[Path]:
+        """Returns the folders where label files may be: those of the models and above, and the data's."""
+        folders = [folder for file in self.files.values() for folder in file.absolute().parents[:2]]
+        return list(dict.fromkeys([*folders, data]))
+
+    @property
+    def bundle_name(self) -> str:
+        if self.name:
+            return self.name
+        stems = [file.stem for file in self.files.values()]
+        return (_NAME.sub("-", "-".join(dict.fromkeys(stems))).strip("-.") or "pair")[:64]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPair:
+    """Models whose families and steps are known.
+
+    Attributes:
+        task: of all of them.
+        labels_source: where the labels are from, in words.
+        models: by role, with notes about what was assumed.
+        agreement: of both models, as a sentence; "" for one model.
+    """
+
+    task: AnyTask
+    labels_source: str
+    models: Mapping[str, Described]
+    agreement: str
+
+
+def split(dataset: Dataset) -> tuple[Dataset, Dataset]:
+    """Returns the samples that decide how the models are read, and the others, which certify and are reported.
+
+    A certificate needs rows that decided nothing. Samples of one group, such as a clip, stay together. A data set that
+    cannot be divided decides and is reported as a whole.
+    """
+    count = min(_MOST_DECIDING, max(_FEWEST_DECIDING, round(_DECIDING_SHARE * len(dataset))))
+    if 2 * count > len(dataset):
+        count = len(dataset) // 2
+    if not count:
+        return dataset, dataset
+    if dataset.groups:
+        taken: dict[str, int] = {}
+        for group in dataset.groups:
+            if sum(taken.values()) < count or group in taken:
+                taken[group] = taken.get(group, 0) + 1
+        deciding = tuple(sample for sample in dataset.samples if sample.group in taken)
+    else:
+        deciding = dataset.some(count).samples
+    chosen = set(deciding)
+    rest = tuple(sample for sample in dataset.samples if sample not in chosen)
+    return (replace(dataset, samples=deciding), replace(dataset, samples=rest)) if rest else (dataset, dataset)
+
+
+def read_pair(
+    spec: PairSpec, dataset: Dataset, options: RuntimeOptions, show: Callable[[str], None] = lambda sentence: None
+) -> ReadPair:
+    """Recognises the models, lets the data decide what their files do not tell, and compares them.
+
+    Args:
+        spec: the files.
+        dataset: that decides, see `split`.
+        options: how the models run.
+        show: receives each step.
+
+    Raises:
+        OpenQuestionError: a person has to choose from a contact sheet.
+        ConfigError: a model is of no known family, or the models do not fit each other or the data.
+        FirstlineError: a model does not load or run.
+    """
+    images = list(dataset.contents())
+    files = {role: read_model_file(file, options) for role, file in spec.files.items()}
+    raw = {role: _raw(spec.files[role], file, images[0]) for role, file in files.items()}
+    found = {role: recognise(file, raw[role]) for role, file in files.items()}
+    nearby = label_files(spec.places(dataset.path))
+    readings = _of_one_task(files, found, {len(spec.labels), *map(len, nearby.values())})
+    labelled = label(readings, spec.labels, nearby)
+    task = task_of(labelled)
+    for role, reading in labelled.readings.items():
+        show(f"{role}: {reading.family} ({reading.sure:.0%} sure): {'; '.join(reading.assumptions)}.")
+    trials = {role: Trials(spec.files[role], task, images, options) for role in files}
+    count = min(trials[role].affordable(labelled.readings[role], 1) for role in files)
+    for each in trials.values():
+        each.use(count)
+    all_labels = dataset.truth(task)
+    truth = None if all_labels is None else {name: array[:count] for name, array in all_labels.items()}
+    settled = Judges(truth, spec.chosen, spec.out).settle_all(trials, labelled.readings)
+    for role, one in settled.items():
+        for decision in one.decisions:
+            show(f"{role}: {decision.why}.")
+    agreement = ""
+    if len(settled) > 1:
+        agreement = check_agreement(task, settled[EDGE].outputs, settled[FULL].outputs, raw[EDGE] or {})
+        show(f"Edge and full model on {count} images: {agreement}.")
+    described = {role: _described(spec.files[role], one, labelled.assumptions[role]) for role, one in settled.items()}
+    if isinstance(task, Detection):
+        described = _with_scores(task, trials, described, truth, show)
+    return ReadPair(task, labelled.source, described, agreement)
+
+
+def create_pair(
+    spec: PairSpec, pair: ReadPair, options: RuntimeOptions, warn: Callable[[str], None] = lambda sentence: None
+) -> Bundle:
+    """Writes the recipe with its labels, and creates the bundle from them.
+
+    Args:
+        spec: the output folder.
+        pair: its models.
+        options: how the models run.
+        warn: receives warnings of `create_bundle`.
+
+    Raises:
+        ConfigError: the output folder cannot be written, or holds something else.
+        FirstlineError: the models fail on a trial run.
+    """
+    task = pair.task
+    score = "product" if isinstance(task, Detection) else task.score_kinds[0]
+    text = recipe_text(spec.bundle_name, task.kind, pair.labels_source, pair.models, score)
+    recipe = spec.out / "recipe.toml"
+    try:
+        spec.out.mkdir(parents=True, exist_ok=True)
+        (spec.out / "labels.txt").write_text("\n".join(task.labels) + "\n")
+        recipe.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"{spec.out} cannot be written: {error.strerror}.") from error
+    return create_bundle(read_recipe(recipe), spec.out / BUNDLE, force=spec.force, warn=warn, options=options)
+
+
+def task_of(labelled: Labelled) -> AnyTask:
+    """Returns the task of a pair."""
+    kind = next(iter(labelled.readings.values())).task
+    return Detection(labels=labelled.labels) if kind == "detection" else Classification(labels=labelled.labels)
+
+
+def _raw(file: Path, described: ModelFile, image: bytes) -> dict[str, Array] | None:
+    found = trial_outputs(file, described, upright_image(image, "The first image of the data"))
+    return None if found is None else dict(found)
+
+
+def _of_one_task(
+    files: Mapping[str, ModelFile], found: Mapping[str, list[Reading]], label_counts: Collection[int]
+) -> dict[str, Reading]:
+    """Returns the surest readings of both models that are of one task.
+
+    Args:
+        files: by role.
+        found: readings by role.
+        label_counts: sizes of the known lists of labels: a classifier of that many classes is likely.
+
+    Raises:
+        ConfigError: a model is of no known family, nothing shows what it is, or the tasks differ.
+    """
+    for role, readings in found.items():
+        if not readings:
+            raise ConfigError(_unknown(role, files[role]))
+    tasks = set.intersection(*({reading.task for reading in readings} for readings in found.values()))
+    if not tasks:
+        kinds = ", ".join(f"the {role} model is a {readings[0].family}" for role, readings in found.items())
+        raise ConfigError(f"Both models need the same task: {kinds}.")
+    chosen = {role: next(reading for reading in readings if reading.task in tasks) for role, readings in found.items()}
+    for role, reading in chosen.items():
+        if reading.sure < _LEAST_SURE and not {reading.classes, reading.classes - 1} & set(label_counts):
+            raise ConfigError(
+                f"The {role} model {files[role].name} may be a {reading.family}, but that is a guess: "
+                f"{'; '.join(reading.assumptions)}. Write a recipe for `firstline bundle create` if it is one."
+            )
+    return chosen
+
+
+def _unknown(role: str, file: ModelFile) -> str:
+    inputs, outputs = (
+        ", ".join(f"'{spec.name}' {spec.datatype} {list(spec.shape)}" for spec in specs[:4])
+        for specs in (file.inputs, file.outputs)
+    )
+    return (
+        f"The {role} model {file.name} is of no family that `firstline pair` knows (inputs {inputs}; outputs {outputs}"
+        "). Describe it in a recipe "
+        "for `firstline bundle create`, or export it with its boxes decoded and its suppression inside."
+    )
+
+
+def _described(file: Path, settled: Settled, labels_note: str) -> Described:
+    notes = [*settled.reading.assumptions, *([labels_note] if labels_note else [])]
+    return Described(file, settled.reading, [*notes, *(decision.why for decision in settled.decisions)])
+
+
+def _with_scores(
+    task: Detection,
+    trials: Mapping[str, Trials],
+    described: Mapping[str, Described],
+    truth: Arrays | None,
+    show: Callable[[str], None],
+) -> dict[str, Described]:
+    """Returns the detectors with the operating scores of the best F1: the full model's against labels, then the edge's.
+
+    Without labels the full model keeps the usual score of its family.
+    """
+    chosen: dict[str, Described] = {}
+    reference, against = truth, "the labels"
+    for role in (FULL, EDGE):
+        if role not in described:
+            continue
+        one = described[role]
+        reading = one.reading
+        if reference is not None:
+            every = trials[role].outputs(replace(reading, score=_LOW_SCORE))
+            proposed = propose_score(task, every, reference, reading.score, against)
+            reading = replace(reading, score=proposed.score)
+            show(f"{role}: {proposed.why}")
+            one = Described(one.file, reading, [*one.notes, proposed.why])
+        chosen[role] = one
+        if role == FULL:
+            reference, against = trials[FULL].outputs(reading), "the full model"
+    return {role: chosen[role] for role in (EDGE, FULL) if role in chosen}

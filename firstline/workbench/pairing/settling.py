@@ -1,0 +1,106 @@
+"""Makes the choices that model files leave open: by data if it is clear, else by a person from a contact sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from firstline.workbench.decodings import Decision, Trials, decide
+from firstline.workbench.pairing.contact_sheet import write_contact_sheet
+from firstline.workbench.recognition import Choice, Reading
+from firstline_core.errors import ConfigError
+from firstline_core.types import Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A reading without open choices.
+
+    Attributes:
+        reading: with all choices made.
+        decisions: how they were made.
+        outputs: for the images of the trials.
+    """
+
+    reading: Reading
+    decisions: tuple[Decision, ...]
+    outputs: Arrays
+
+
+class OpenQuestionError(ConfigError):
+    """A choice that a person has to make from a contact sheet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judges:
+    """What settles choices.
+
+    Attributes:
+        truth: labels of the trials' images; None without any.
+        chosen: numbers that a person has chosen, by role, in the order of the questions.
+        folder: takes contact sheets.
+    """
+
+    truth: Arrays | None
+    chosen: Mapping[str, Sequence[int]]
+    folder: Path
+
+    def settle_all(self, trials: Mapping[str, Trials], readings: Mapping[str, Reading]) -> dict[str, Settled]:
+        """Settles the models of a pair; the one with fewer unknown properties comes first, and judges the other.
+
+        Args:
+            trials: by role.
+            readings: by role.
+
+        Raises:
+            OpenQuestionError: a person has to choose; names the contact sheet.
+            FirstlineError: a model does not run with its steps.
+        """
+        order = sorted(readings, key=lambda role: (_unknown(readings[role]), role != "full"))
+        settled: dict[str, Settled] = {}
+        for role in order:
+            others = [one.outputs for one in settled.values()]
+            if not others and len(order) > 1 and self.truth is None and _unknown(readings[role]):
+                others = [trials[order[1]].outputs(way) for way in _ways(readings[order[1]])]
+            settled[role] = self._settle(role, trials[role], readings[role], others)
+        return settled
+
+    def _settle(self, role: str, trials: Trials, reading: Reading, others: Sequence[Arrays]) -> Settled:
+        decisions: list[Decision] = []
+        chosen = list(self.chosen.get(role, ()))
+        for choice in reading.choices:
+            decision = decide(trials, reading, choice, truth=self.truth, others=others)
+            if not decision.sure:
+                sheet = self.folder / f"contact-{role}-{choice.field}.png"
+                values = write_contact_sheet(sheet, trials, reading, decision)
+                decision = _asked(role, decision, values, chosen, sheet)
+            decisions.append(decision)
+            reading = reading.with_value(choice, decision.value)
+        return Settled(reading, tuple(decisions), trials.outputs(reading))
+
+
+def _unknown(reading: Reading) -> int:
+    return sum(not choice.known for choice in reading.choices)
+
+
+def _ways(reading: Reading) -> list[Reading]:
+    """Returns the reading with each range of pixels that it may have."""
+    open_ones = [choice for choice in reading.choices if choice.field == "scaling" and not choice.known]
+    return [reading.with_value(choice, value) for choice in open_ones for value in choice.values] or [reading]
+
+
+def _asked(role: str, decision: Decision, values: Sequence[str], chosen: list[int], sheet: Path) -> Decision:
+    """Returns the decision with the value that a person chose from the contact sheet."""
+    if not chosen:
+        listed = "; ".join(f"{number}: {Choice.meaning(value)}" for number, value in enumerate(values, 1))
+        raise OpenQuestionError(
+            f"The {role} model needs your choice: {decision.why}. Look at {sheet}, and repeat the command with "
+            f"--choose {role}=N ({listed})."
+        )
+    number = chosen.pop(0)
+    if not 1 <= number <= len(values):
+        raise ConfigError(f"--choose {role}={number}: {sheet} has the numbers 1 to {len(values)}.")
+    value = values[number - 1]
+    why = f"{Choice.meaning(value)}: chosen from {sheet.name}"
+    return Decision(decision.choice, value, sure=True, why=why, figures=decision.figures)

@@ -1,0 +1,119 @@
+"""`firstline pair` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from support import detector_graphs
+from support.sample_models import average_colours
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline_core.bundle.store import open_bundle
+
+COLOURS = ("red", "green", "blue")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder with a model of colours, its labels, and 160 labelled images."""
+    average_colours(tmp_path / "colours.onnx", size=4)
+    (tmp_path / "labels.txt").write_text("\n".join(COLOURS))
+    images = tmp_path / "data" / "images"
+    images.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    lines = ["file,label"]
+    for number in range(160):
+        pixels = rng.integers(0, 40, (8, 8, 3), np.uint8)
+        pixels[..., number % 3] += rng.integers(10, 200, dtype=np.uint8)
+        Image.fromarray(pixels).save(images / f"{number:03}.png")
+        lines.append(f"{number:03}.png,{number % 3}")
+    (tmp_path / "data" / "labels.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def _run(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["pair", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def test_two_files_become_a_certified_bundle(site: Path) -> None:
+    model, out = site / "colours.onnx", site / "out"
+    arguments = ("--edge", model, "--full", model, "--data", site / "data", "--out", out, "--name", "colours")
+    found = json.loads(_run(*arguments, "-o", "json").stdout)
+    assert set(found) == {
+        *("bundle", "task", "family", "certified", "contracts", "share_at_edge", "quality", "bytes_sent", "latency_ms"),
+    }
+    assert (found["bundle"], found["task"]) == (str(out / "bundle"), "classification")
+    assert found["family"] == {"edge": "logits classifier", "full": "logits classifier"}
+    assert (found["certified"], found["contracts"][0]["event"], found["contracts"][0]["epsilon"]) == (True, "", 0.05)
+    assert found["share_at_edge"] > 0.3
+    assert found["quality"] == {"edge": 1.0, "full": 1.0, "tiered": 1.0}
+    assert found["latency_ms"]["edge"] > 0
+    manifest = open_bundle(out / "bundle").manifest
+    assert (manifest.name, manifest.version, manifest.labels) == ("colours", 2, COLOURS)
+    assert manifest.edge[0].certificate is not None
+    recipe = (out / "recipe.toml").read_text()
+    assert "# logits classifier" in recipe
+    assert 'labels = "labels.txt"' in recipe
+    assert "exists" in _run(*arguments, code=2).stderr
+
+
+def test_a_promise_that_is_not_proved_fails_where_it_is_required(site: Path) -> None:
+    arguments = ("--edge", site / "colours.onnx", "--full", site / "colours.onnx", "--data", site / "data")
+    result = _run(*arguments, "--out", site / "out", "--promise", "missed red 0.1% at 99%", "--require", code=1)
+    assert "Not proved" in result.stdout
+    assert "more would be needed" in result.stdout
+
+
+def test_a_model_alone_becomes_a_bundle_of_one_tier(site: Path) -> None:
+    result = _run("--edge", site / "colours.onnx", "--data", site / "data", "--out", site / "out", "-o", "json")
+    found = json.loads(result.stdout)
+    assert (found["certified"], found["contracts"], found["share_at_edge"], found["bytes_sent"]) == (False, [], 1.0, 0)
+    assert found["family"] == {"edge": "logits classifier", "full": None}
+    assert open_bundle(site / "out" / "bundle").manifest.full is None
+
+
+def test_a_person_chooses_from_a_contact_sheet_what_nothing_tells(site: Path) -> None:
+    out = site / "out"
+    arguments = ("--full", site / "colours.onnx", "--data", site / "data" / "images", "--out", out)
+    arguments = (*arguments, "--labels", site / "labels.txt")
+    asked = _run(*arguments, code=2).stderr
+    assert f"Look at {out / 'contact-full-scaling.png'}, and repeat the command with --choose full=N (1: " in asked
+    with Image.open(out / "contact-full-scaling.png") as sheet:
+        assert sheet.size == (1280, 1920)
+    assert "has the numbers 1 to 5" in _run(*arguments, "--choose", "full=9", code=2).stderr
+    _run(*arguments, "--choose", "full=3")
+    recipe = (out / "recipe.toml").read_text()
+    assert "pixels from 0 to 1: chosen from contact-full-scaling.png" in recipe
+    assert "scale:0:255" in recipe
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Name --edge FILE, --full FILE or both"),
+        (["--full", "colours.onnx", "--choose", "edge=1"], "is not in the form edge=N or full=N"),
+        (["--full", "labels.txt"], "neither .onnx nor a TFLite file"),
+        (["--full", "nowhere.onnx"], "cannot be read"),
+        (
+            ["--full", "unknown.onnx"],
+            "is of no family that `firstline pair` knows (inputs 'images' FP32 [1, 3, 96",
+        ),
+        (["--edge", "colours.onnx", "--full", "yolo.onnx"], "Both models need the same task"),
+    ],
+)
+def test_what_cannot_become_a_pair_is_refused(
+    site: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(site)
+    detector_graphs.constant_outputs(site / "unknown.onnx", {"depth": np.ones((1, 1, 96, 96), np.float32)})
+    detector_graphs.yolov8(site / "yolo.onnx")
+    assert message in " ".join(_run("--data", "data", *arguments, code=2).stderr.split())

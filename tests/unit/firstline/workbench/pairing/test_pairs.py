@@ -1,0 +1,178 @@
+"""Pairs of models of different exporters, without labels: none is read wrongly, and few need a person's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+from support import detector_graphs
+
+from firstline.workbench.data.dataset import open_dataset
+from firstline.workbench.pairing.pair import PairSpec, ReadPair, create_pair, read_pair
+from firstline.workbench.step_syntax import spell
+from firstline_core.errors import ConfigError
+from firstline_core.runtime.select import RuntimeOptions
+
+OPTIONS = RuntimeOptions(threads=2)
+
+
+class Case(NamedTuple):
+    """A pair: its files and images below the shared data, and the right steps before and after each model."""
+
+    edge: str
+    full: str
+    data: str
+    images: int
+    steps: dict[str, tuple[str, str]]
+
+
+YOLOX = ("decode:BGR,resize:416x416:letterbox=corner:pad=114,scale:0:1,layout:NCHW", "yolox,suppress:0.3")
+CIFAR = "decode:RGB,resize:32x32,"
+IMAGENET = "scale:123.675/116.28/103.53:58.395/57.12/57.375,layout:NCHW"
+
+REAL = {
+    "FastestDet and YOLOX": Case(
+        "coco-cascade/models/fastestdet.onnx",
+        "coco-cascade/models/yolox_nano.onnx",
+        "coco-cascade/dev/images",
+        16,
+        {"edge": ("decode:BGR,resize:352x352,scale:0:255,layout:NCHW", "fastestdet,suppress:0.6"), "full": YOLOX},
+    ),
+    "TensorFlow's SSD and YOLOX": Case(
+        "coco-cascade/models/ssd_mobilenet_v1_quant.tflite",
+        "coco-cascade/models/yolox_nano.onnx",
+        "coco-cascade/dev/images",
+        16,
+        {"edge": ("decode:RGB,resize:300x300,scale:128:128", "ssd,class_map"), "full": YOLOX},
+    ),
+    "YOLOX for TFLite and for ONNX": Case(
+        "coco-cascade/models/yolox_nano_dynamic_range.tflite",
+        "coco-cascade/models/yolox_nano.onnx",
+        "coco-cascade/dev/images",
+        12,
+        {"edge": YOLOX, "full": YOLOX},
+    ),
+    "MobileNets of TensorFlow 1 and 2": Case(
+        "imagenet-cascade/models/mobilenet_v1_0.5_160_quant.tflite",
+        "imagenet-cascade/models/tf2_mobilenet_v2_1.0_224_ptq.tflite",
+        "imagenet-cascade/dev/images",
+        96,
+        {
+            "edge": ("decode:RGB,center_crop:0.875,resize:160x160,scale:128:128", "label_offset:1"),
+            "full": ("decode:RGB,center_crop:0.875,resize:224x224,scale:127:127.5", "label_offset:1"),
+        },
+    ),
+    "MLPerf Tiny and PyTorch": Case(
+        "cifar10-cascade/models/mlperf_resnet8_int8.tflite",
+        "cifar10-cascade/models/resnet56_cifar10.onnx",
+        "cifar10-cascade/dev/images.zip",
+        256,
+        {"edge": (f"{CIFAR}scale:0:1", ""), "full": (f"{CIFAR}{IMAGENET}", "softmax")},
+    ),
+    "MLPerf Tiny in floating point and PyTorch": Case(
+        "cifar10-cascade/models/mlperf_resnet8_float.tflite",
+        "cifar10-cascade/models/resnet20_cifar10.onnx",
+        "cifar10-cascade/dev/images.zip",
+        384,
+        {"edge": (f"{CIFAR}scale:0:1", ""), "full": (f"{CIFAR}{IMAGENET}", "softmax")},
+    ),
+    "two of PyTorch": Case(
+        "cifar10-cascade/models/resnet20_cifar10.onnx",
+        "cifar10-cascade/models/resnet56_cifar10.onnx",
+        "cifar10-cascade/dev/images.zip",
+        384,
+        {"edge": (f"{CIFAR}{IMAGENET}", "softmax"), "full": (f"{CIFAR}{IMAGENET}", "softmax")},
+    ),
+    "two of MLPerf Tiny": Case(
+        "cifar10-cascade/models/mlperf_resnet8_float.tflite",
+        "cifar10-cascade/models/mlperf_resnet_large_int8.tflite",
+        "cifar10-cascade/dev/images.zip",
+        384,
+        {"edge": (f"{CIFAR}scale:0:1", ""), "full": (f"{CIFAR}scale:0:1", "")},
+    ),
+}
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("name", REAL)
+def test_real_pairs_are_read_without_a_question(shared_data: Path, tmp_path: Path, name: str) -> None:
+    case = REAL[name]
+    pair = _pair(tmp_path, shared_data / case.edge, shared_data / case.full, shared_data / case.data, case.images)
+    for role, (before, after) in case.steps.items():
+        reading = pair.models[role].reading
+        assert reading.preprocess == before
+        assert reading.postprocess.split(":")[0] == after.split(":")[0] or reading.postprocess.startswith(after)
+
+
+@pytest.mark.shared_data
+def test_a_detector_that_its_quantisation_broke_is_refused(shared_data: Path, tmp_path: Path) -> None:
+    models = shared_data / "coco-cascade" / "models"
+    data = shared_data / "coco-cascade" / "dev" / "images"
+    with pytest.raises(ConfigError, match=r"ends of a quantised range: one scale was used for boxes and scores"):
+        _pair(tmp_path, models / "yolox_nano_int8.tflite", models / "yolox_nano.onnx", data, 12)
+    assert not (tmp_path / "out" / "bundle").exists()
+
+
+MADE: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Path], tuple[str, str]]] = {
+    "YOLOv5 and YOLOv8": (
+        detector_graphs.yolov5,
+        detector_graphs.yolov8,
+        ("yolo:objectness=true,suppress:0.3", "yolo,suppress:0.3"),
+    ),
+    "YOLO11 for TFLite and DETR": (
+        detector_graphs.yolo11_in_fractions,
+        detector_graphs.detr,
+        ("yolo:unit=fractions,suppress:0.3", "detr:logits:pred_boxes:softmax,class_map:coco91,suppress:0.5:iou=1"),
+    ),
+    "TensorFlow and RT-DETR": (
+        detector_graphs.tensorflow,
+        detector_graphs.rt_detr,
+        (
+            "ssd,class_map:coco91,suppress:0.5:iou=1",
+            "detr:logits:pred_boxes:sigmoid,suppress:0.5:iou=1",
+        ),
+    ),
+    "decoded YOLOX and EfficientNMS": (
+        detector_graphs.yolox_decoded,
+        detector_graphs.efficient_nms,
+        (
+            "yolo:objectness=true,suppress:0.3",
+            "ssd:det_boxes:det_classes:det_scores:num_dets:corners=xyxy:unit=pixels,suppress:0.5:iou=1",
+        ),
+    ),
+    "YOLOv8 and YOLOv10 with names": (
+        detector_graphs.yolov8_with_names,
+        detector_graphs.end_to_end,
+        ("yolo,suppress:0.3", "box_rows:pixels,suppress:0.3:iou=1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_made_pairs_are_read_without_a_question_and_agree(tmp_path: Path, name: str) -> None:
+    make_edge, make_full, steps = MADE[name]
+    data = tmp_path / "images"
+    data.mkdir()
+    side = detector_graphs.SIDE
+    for number in range(8):
+        Image.fromarray(np.full((side, side, 3), 20 * number, np.uint8)).save(data / f"{number}.png")
+    files = make_edge(tmp_path / "edge.onnx"), make_full(tmp_path / "full.onnx")
+    pair = _pair(tmp_path, *files, data, 8)
+    assert tuple(pair.models[role].reading.postprocess for role in ("edge", "full")) == steps
+    assert pair.agreement == "it finds 8 of the 8 objects that the full model finds, and 0 others"
+    bundle = create_pair(_spec(tmp_path, *files), pair, OPTIONS)
+    assert [spell(model.postprocess[:1]).split(":")[0] for model in bundle.manifest.models] == [
+        step.split(",")[0].split(":")[0] for step in steps
+    ]
+
+
+def _pair(folder: Path, edge: Path, full: Path, data: Path, images: int) -> ReadPair:
+    return read_pair(_spec(folder, edge, full), open_dataset(data, images), OPTIONS)
+
+
+def _spec(folder: Path, edge: Path, full: Path) -> PairSpec:
+    return PairSpec({"edge": edge, "full": full}, folder / "out")
