@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -10,9 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from support.digits import predictions
+from support.either_tier import either_tier
 from support.gateway import DIGITS
+from support.images import encode
 from support.needs import program
+from support.sample_bundles import detector_bundle
 
 from bench.support.line import Line, line
 from firstline_core.bundle.store import open_bundle
@@ -86,6 +91,33 @@ def test_streaming_example_prints_both_answers(running: Line, tmp_path: Path, no
     assert done.stdout == f"{in_words(found.edge[row])}, edge: provisional\n{in_words(found.full[row])}, cloud: final\n"
     refused = run(command, running.agent.url, EXAMPLES / "infer.py")
     assert refused.returncode == 1 and "Row 0 of input 'image'" in refused.stderr
+
+
+@pytest.mark.parametrize("language", ["python", "javascript"])
+async def test_detecting_example_prints_and_draws_objects(
+    tmp_path: Path, language: str, request: pytest.FixtureRequest
+) -> None:
+    interpreter, suffix = (sys.executable, "py") if language == "python" else (request.getfixturevalue("node"), "mjs")
+    folder = tmp_path / "models" / "pets"
+    folder.mkdir(parents=True)
+    detector_bundle(folder, name="pets")
+    file, out = tmp_path / "bright.png", tmp_path / "drawn.jpg"
+    file.write_bytes(encode(np.full((80, 80, 3), 255, np.uint8)))
+    async with either_tier("gateway", tmp_path) as (url, _):
+        command = [interpreter, str(EXAMPLES / f"detect.{suffix}")]
+        done = await asyncio.to_thread(run, command, url, file, out, "pets")
+        refused = await asyncio.to_thread(run, command, url, EXAMPLES / "infer.py", out, "pets")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "dog (0.50) at 0,20 to 40,60\n1 in 80x80 pixels, cloud: final\n"
+    with Image.open(out) as drawn:
+        assert (drawn.format, drawn.size, drawn.getpixel((75, 75)) != drawn.getpixel((0, 40))) == (
+            "JPEG",
+            (80, 80),
+            True,
+        )
+    assert refused.returncode == 1 and "Row 0 of input 'image'" in refused.stderr
+    usage = run(command)
+    assert (usage.returncode, usage.stdout, usage.stderr[:7]) == (1, "", "usage: ")
 
 
 def test_refusal_is_printed(running: Line, command: list[str]) -> None:
