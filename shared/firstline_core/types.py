@@ -476,6 +476,7 @@ class ModelMetadata:
 
     Attributes:
         labels: of the classes, in their order; () if the task has none.
+        files: names of the inputs of BYTES that are images or recordings; the others are text.
         task: the manifest's, see `firstline_core/tasks`; None if it is unknown.
     """
 
@@ -485,6 +486,7 @@ class ModelMetadata:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     labels: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     task: object = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 from pathlib import Path
@@ -21,6 +22,20 @@ from firstline_core.types import InferRequest
 
 BRIGHT = encode(np.full((80, 80, 3), 255, np.uint8))
 DARK = encode(np.zeros((80, 80, 3), np.uint8))
+
+
+async def forms_and_json_are_read(client: httpx.AsyncClient) -> None:
+    path, encoded = "/firstline/v1/models/pets/infer", base64.b64encode(BRIGHT).decode()
+    for found in (
+        await client.post(path, files={"file": BRIGHT}),
+        await client.post(path, json={"image": encoded}),
+        await client.post(path, json=f"data:image/png;base64,{encoded}"),
+    ):
+        assert (found.status_code, found.json()["count"], found.json()["width"]) == (200, 1, 80), found.text
+    two = await client.post(path, files=[("image", BRIGHT), ("image", DARK)])
+    assert [each["count"] for each in two.json()["results"]] == [1, 0]
+    refused = await client.post(path, json={"image": "no base64!"})
+    assert refused.status_code == 400 and "is not base64" in refused.json()["error"]
 
 
 async def boxes_are_drawn(client: httpx.AsyncClient) -> None:
@@ -91,6 +106,7 @@ async def test_both_tiers_answer_with_boxes_in_the_original_image(tier: str, tmp
         assert refused.status_code == 400 and "'cow', which 'pets' does not know; it knows cat, dog." in refused.text
 
         await typed_answers_agree(url)
+        await forms_and_json_are_read(client)
         await boxes_are_drawn(client)
 
         encoded = oip.encode_request(InferRequest("pets", (images(BRIGHT, DARK),), ""))

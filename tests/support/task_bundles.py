@@ -38,7 +38,7 @@ def _photos() -> Tensor:
 
 def _with_full(root: Path, path: Path, task: Task, score: str = "", **fields: Any) -> Bundle:
     """A bundle whose edge and full model are the same."""
-    inputs = {name: fields.pop(name) for name in ("input",) if name in fields}
+    inputs = {name: fields.pop(name) for name in ("inputs",) if name in fields}
     edge = model(path, root, id="edge", **fields)
     policy = Policy(Score(score or task.score_kinds[0]), 0.0)
     full = msgspec.structs.replace(edge, id="full")
@@ -48,12 +48,12 @@ def _with_full(root: Path, path: Path, task: Task, score: str = "", **fields: An
 def _classification(root: Path) -> Bundle:
     bundle = number_bundle(root)
     edge = bundle.manifest.edge[0]
-    return write_manifest(root, [edge], ["a", "b"], input=NUMBERS, full=msgspec.structs.replace(edge, id="full"))
+    return write_manifest(root, [edge], ["a", "b"], inputs=(NUMBERS,), full=msgspec.structs.replace(edge, id="full"))
 
 
 def _regression(root: Path) -> Bundle:
     path = linear(root / "m.onnx", np.array([[1, 2, 3], [4, 5, 6]], np.float32))
-    return _with_full(root, path, Regression(("a", "b", "c"), absolute=1), "small_values", input=NUMBERS)
+    return _with_full(root, path, Regression(("a", "b", "c"), absolute=1), "small_values", inputs=(NUMBERS,))
 
 
 def _segmentation(root: Path) -> Bundle:
@@ -94,7 +94,7 @@ def _tensors(root: Path) -> Bundle:
         [numpy_helper.from_array(np.array([1]), "axis"), numpy_helper.from_array(np.array([1, *large[1:]]), "shape")],
     )
     declared = tuple(DeclaredTensor(name.lower(), name, large) for name in kinds)
-    return _with_full(root, path, Tensors(declared, absolute=0.1), input=NUMBERS)
+    return _with_full(root, path, Tensors(declared, absolute=0.1), inputs=(NUMBERS,))
 
 
 TASKS: Mapping[str, tuple[Callable[[Path], Bundle], Tensor]] = {
@@ -118,9 +118,9 @@ def write_tasks(folder: Path) -> dict[str, Arrays]:
             root,
             written.edge,
             (),
-            **{field: getattr(written, field) for field in ("task", "input", "full", "policy")},
+            **{field: getattr(written, field) for field in ("task", "inputs", "full", "policy")},
             name=name,
         )
         with closing(load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())) as loaded:
-            expected[name] = loaded.predict(inputs).outputs
+            expected[name] = loaded.predict({inputs.name: inputs.array}).outputs
     return expected

@@ -170,6 +170,7 @@ class Repository:
             inputs=served.manifest.input_tensors,
             outputs=served.manifest.task.outputs,
             labels=served.manifest.labels,
+            files=served.manifest.file_inputs,
             task=served.manifest.task,
         )
 

@@ -282,7 +282,8 @@ class EdgeDataPlane:
             return device_model.metadata
         if not self._links.chain.linked:
             raise self._unknown(model, "")
-        return ModelMetadata(model, (), "", (TensorSpec(PASSED_ON_INPUT, "BYTES", (-1,)),), ())
+        image = TensorSpec(PASSED_ON_INPUT, "BYTES", (-1,))
+        return ModelMetadata(model, (), "", (image,), (), files=(PASSED_ON_INPUT,))
 
     def task(self, model: str, version: str = "") -> Task | None:
         """Returns the task of a model; None if this device does not hold it."""

@@ -271,6 +271,7 @@ class DeviceModel:
             inputs=self.manifest.input_tensors,
             outputs=self.manifest.task.outputs,
             labels=self.manifest.labels,
+            files=self.manifest.file_inputs,
             task=self.manifest.task,
         )
 

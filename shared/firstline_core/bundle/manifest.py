@@ -272,6 +272,11 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         return tuple([spec.tensor for spec in self.inputs])
 
     @property
+    def file_inputs(self) -> tuple[str, ...]:
+        """Returns the names of the inputs that take files: images and recordings."""
+        return tuple([spec.name for spec in self.inputs if spec.kind in ("image", "audio")])
+
+    @property
     def full_inputs(self) -> tuple[str, ...]:
         """Returns the names of the inputs that the full model reads; of all inputs if the bundle has none."""
         return self.full.input_names if self.full is not None else tuple([spec.name for spec in self.inputs])

@@ -10,6 +10,7 @@ V2 messages
     data_plane       the interface of a tier to its transports
     extensions       Triton's repository, model configuration and statistics
     file_inference   inference by file, for callers without tensors
+    file_body        bodies of files, forms and JSON as tensors
 
 HTTP
     http             errors and statuses, headers, bodies and replies, independent of a web framework

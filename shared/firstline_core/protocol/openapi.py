@@ -173,7 +173,11 @@ def file_infer(**query: dict[str, Any]) -> dict[str, Any]:
         *({"name": name, "in": "query", "schema": schema} for name, schema in query.items()),
         *VIEW,
         {"name": "id", "in": "query", "schema": {"type": "string"}, "description": "Your own; the answer repeats it."},
-        body={"application/octet-stream": _BYTES},  # any other type is accepted, too
+        body={  # any other type is read as the file itself
+            "application/octet-stream": _BYTES,
+            "multipart/form-data": {"schema": {"type": "object", "additionalProperties": _BYTES["schema"]}},
+            JSON: {"schema": {}},
+        },
         answer="The answer of the model's task, such as a label, or objects with boxes; or a picture of it.",
         answers={JSON: {"schema": ANY_OBJECT}, "image/jpeg": _BYTES},
     )

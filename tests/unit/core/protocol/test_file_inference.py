@@ -16,7 +16,7 @@ from firstline_core.errors import (
     PayloadTooLargeError,
     RequestError,
 )
-from firstline_core.protocol import file_inference, oip
+from firstline_core.protocol import file_body, oip
 from firstline_core.protocol.file_inference import answer_json, read_request, request_from_file
 from firstline_core.protocol.limits import Limits
 from firstline_core.tasks import describe
@@ -101,11 +101,6 @@ def test_json_for_the_declared_tensors(metadata: ModelMetadata, body: bytes, arr
 def test_a_body_that_does_not_fit(metadata: ModelMetadata, body: bytes, says: str) -> None:
     with pytest.raises(InvalidTensorError, match=says):
         short(metadata, body)
-
-
-def test_a_multipart_form_is_recognised() -> None:
-    with pytest.raises(InvalidTensorError, match="--data-binary"):
-        short(IMAGE, b"--b", "multipart/form-data; boundary=b")
 
 
 def test_over_a_limit() -> None:
@@ -219,7 +214,7 @@ async def test_body_query_and_headers_make_a_request() -> None:
         "m", VECTOR, {}, {"timeout": "1000000"}, b"[1, 2]", principal="app", limits=Limits(), arrived_s=10.0
     )
     assert (request.model, request.principal, request.deadline_s) == ("m", "app", 11.0)
-    with pytest.raises(InvalidTensorError, match="multipart"):
+    with pytest.raises(InvalidTensorError, match="form has no boundary"):
         await read_request(
             "m", IMAGE, {"content-type": "Multipart/form-data"}, {}, b"a", principal="", limits=Limits(), arrived_s=0.0
         )
@@ -235,7 +230,7 @@ async def test_long_decoding_leaves_the_event_loop_to_others(
         threads.append(threading.get_ident())
         return oip.parse_json(*args)
 
-    monkeypatch.setattr(file_inference, "parse_json", parse_json)
+    monkeypatch.setattr(file_body, "parse_json", parse_json)
     with pytest.raises(InvalidTensorError, match="shape"):
         await read_request(
             "m", VECTOR, {}, {}, orjson.dumps([0] * (zeros + 2)), principal="", limits=Limits(), arrived_s=0.0

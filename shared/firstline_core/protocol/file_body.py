@@ -1,0 +1,231 @@
+"""Bodies of the file route as tensors: the file itself, a multipart form, or JSON with files in base64.
+
+Only the declared inputs of the model and the Content-Type decide how a body is read. Inputs of images and recordings
+take files, inputs of text take UTF-8, and all others take JSON numbers.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from email.message import Message
+from email.parser import BytesHeaderParser
+from typing import Any
+
+import numpy as np
+
+from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.protocol import tensors
+from firstline_core.protocol.http import JSON_TYPE
+from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.oip import parse_json
+from firstline_core.protocol.tensors import shown
+from firstline_core.types import Array, ModelMetadata, Tensor, TensorSpec
+
+_FORM_TYPE = "multipart/form-data"
+_HEAD_LIMIT_BYTES = 8192
+
+
+def media_type(content_type: str) -> str:
+    """Returns the type of a Content-Type header without its parameters, in lower case."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def is_file(metadata: ModelMetadata, content_type: str) -> bool:
+    """Returns whether a body is one file, which nothing has to parse."""
+    return _takes_file(metadata) and media_type(content_type) not in {JSON_TYPE, _FORM_TYPE}
+
+
+def read_body(metadata: ModelMetadata, body: bytes, content_type: str, limits: Limits) -> tuple[Tensor, ...]:
+    """Returns the tensors of a body.
+
+    - A multipart form has a field for each input; fields of the same name are rows. A model with one input takes its
+      field under any name.
+    - JSON is an object of values by input, or the value of the only input: an array of numbers or texts, with or
+      without the axis of rows; images and recordings are in base64. A body of numbers is JSON whatever its
+      Content-Type is, and so is a body for a model with several inputs that begins with `{`.
+    - Any other body is the one element of the input of files or text.
+
+    Args:
+        metadata: with the inputs.
+        body: with any Content-Encoding undone; not empty.
+        content_type: the header; curl and tritonclient send none or a wrong one for plain bodies.
+        limits: as for V2.
+
+    Raises:
+        InvalidTensorError: the body does not fit the inputs.
+        PayloadTooLargeError: it has too many rows.
+    """
+    kind = media_type(content_type)
+    if kind == _FORM_TYPE:
+        return _of_form(metadata, form_fields(body, content_type, limits), limits)
+    if kind.startswith("multipart/"):
+        raise InvalidTensorError(f"The body has the type {kind}; send a form as {_FORM_TYPE}, or the file itself.")
+    is_object = len(metadata.inputs) > 1 and body.lstrip()[:1] == b"{"
+    if _takes_file(metadata) and kind != JSON_TYPE and not is_object:
+        return (_files(_file_input(metadata), [body], metadata, limits),)
+    if len(metadata.inputs) > 1 and not is_object:
+        raise InvalidTensorError(
+            f"Model '{metadata.name}' takes several inputs ({_names(metadata)}); send a JSON object with an array for "
+            "each, or a form."
+        )
+    return _of_json(metadata, body, limits)
+
+
+def form_fields(body: bytes, content_type: str, limits: Limits) -> list[tuple[str, bytes]]:
+    """Returns the names and contents of a form's fields, in order (RFC 7578).
+
+    Raises:
+        InvalidTensorError: the body is not a form with this boundary.
+        PayloadTooLargeError: it has too many fields.
+    """
+    header = Message()
+    header["Content-Type"] = content_type
+    boundary = header.get_boundary()
+    if not boundary:
+        raise InvalidTensorError("The Content-Type of the form has no boundary; let your HTTP client write the header.")
+    most = limits.rows + 1
+    _preamble, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("utf-8", "replace"), most + 1)
+    if len(parts) > most:
+        raise PayloadTooLargeError(f"The form has more than {limits.rows} fields; at most {limits.rows} are accepted.")
+    if not parts or not parts[-1].startswith(b"--"):
+        raise InvalidTensorError("The form does not end with its boundary; it was cut off, or the boundary is wrong.")
+    return [_field(part, number) for number, part in enumerate(parts[:-1])]
+
+
+def _field(part: bytes, number: int) -> tuple[str, bytes]:
+    """Returns the name and the content of one part of a form, which begins after its boundary."""
+    head, found, content = part.partition(b"\r\n\r\n")
+    if not found or len(head) > _HEAD_LIMIT_BYTES:
+        raise InvalidTensorError(f"Part {number} of the form has no headers that end, or more than 8 KiB of them.")
+    name = BytesHeaderParser().parsebytes(head.lstrip(b"\r\n \t")).get_param("name", header="content-disposition")
+    if not isinstance(name, str) or not name:
+        raise InvalidTensorError(f"Part {number} of the form has no name in its Content-Disposition.")
+    if not content:
+        raise InvalidTensorError(f"The field {shown(name)} of the form is empty.")
+    return name, content
+
+
+def _of_form(metadata: ModelMetadata, fields: Sequence[tuple[str, bytes]], limits: Limits) -> tuple[Tensor, ...]:
+    by_name: dict[str, list[bytes]] = {}
+    for name, content in fields:
+        by_name.setdefault(name, []).append(content)
+    if len(metadata.inputs) == 1:
+        if len(by_name) != 1:
+            names = ", ".join(map(shown, by_name)) or "none"
+            raise InvalidTensorError(
+                f"Model '{metadata.name}' takes one input, and the form has these fields: {names}. Send one field, and "
+                "parameters in the query."
+            )
+        by_name = {metadata.inputs[0].name: next(iter(by_name.values()))}
+    specs = _known(metadata, by_name)
+    return _of_equal_rows([_of_field(spec, by_name[spec.name], metadata, limits) for spec in specs])
+
+
+def _of_field(spec: TensorSpec, contents: list[bytes], metadata: ModelMetadata, limits: Limits) -> Tensor:
+    if spec.datatype == "BYTES":
+        return _files(spec, contents, metadata, limits)
+    if len(contents) > 1:
+        raise InvalidTensorError(f"The form has several fields '{spec.name}'; send one with a JSON array of rows.")
+    return Tensor(spec.name, _array(spec, parse_json(contents[0], limits), limits))
+
+
+def _of_json(metadata: ModelMetadata, body: bytes, limits: Limits) -> tuple[Tensor, ...]:
+    parsed = parse_json(body, limits)
+    values = parsed if isinstance(parsed, dict) else {metadata.inputs[0].name: parsed}
+    found: list[Tensor] = []
+    for spec in _known(metadata, values):
+        array = _array(spec, values[spec.name], limits)
+        if spec.name in metadata.files:
+            flat = [_decoded(f"Element {at} of input '{spec.name}'", text) for at, text in enumerate(array.flat)]
+            array = _bytes_array(array.shape, flat)
+        found.append(Tensor(spec.name, array))
+    return _of_equal_rows(found)
+
+
+def _known(metadata: ModelMetadata, values: Mapping[str, Any]) -> list[TensorSpec]:
+    """Returns the inputs that have values; a model that needs more of them says which are missing."""
+    unknown = [name for name in values if name not in [spec.name for spec in metadata.inputs]]
+    given = [spec for spec in metadata.inputs if spec.name in values]
+    if unknown or not given:
+        fault = f"has no input {shown(unknown[0])}" if unknown else f"needs input '{metadata.inputs[0].name}'"
+        raise InvalidTensorError(f"Model '{metadata.name}' {fault}; its inputs: {_names(metadata)}.")
+    return given
+
+
+def _of_equal_rows(found: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    rows = {tensor.shape[0] for tensor in found}
+    if len(rows) > 1:
+        raise InvalidTensorError(f"The inputs have {sorted(rows)} rows; all share the first axis.")
+    return tuple(found)
+
+
+def _decoded(where: str, text: bytes) -> bytes:
+    """Returns the content of base64, or of a data URL."""
+    if text.startswith(b"data:"):
+        text = text.partition(b",")[2]
+    try:
+        return b64decode(b"".join(text.split()), validate=True)
+    except binascii.Error as error:
+        raise InvalidTensorError(
+            f"{where} is not base64 ({error}); JSON carries files in base64, and a plain body is the file itself."
+        ) from error
+
+
+def _takes_file(metadata: ModelMetadata) -> bool:
+    """Returns whether one input of the model can be a file: an image, a recording or text."""
+    return sum(spec.datatype == "BYTES" for spec in metadata.inputs) == 1
+
+
+def _file_input(metadata: ModelMetadata) -> TensorSpec:
+    return next(spec for spec in metadata.inputs if spec.datatype == "BYTES")
+
+
+def _names(metadata: ModelMetadata) -> str:
+    return ", ".join(spec.name for spec in metadata.inputs)
+
+
+def _files(spec: TensorSpec, contents: Sequence[bytes], metadata: ModelMetadata, limits: Limits) -> Tensor:
+    """Returns files as rows of one element each."""
+    elements = int(np.prod([size for size in spec.shape[1:] if size != -1]))
+    if elements != 1 or (spec.shape and spec.shape[0] not in (-1, len(contents))):
+        raise InvalidTensorError(
+            f"Input '{spec.name}' takes {abs(int(np.prod(spec.shape)))} elements a row and the body is one; use "
+            f"/v2/models/{metadata.name}/infer."
+        )
+    shape = tensors.parse_shape(f"Input '{spec.name}'", [len(contents), *(1 for _ in spec.shape[1:])], limits)
+    return Tensor(spec.name, _bytes_array(shape, contents))
+
+
+def _bytes_array(shape: tuple[int, ...], elements: Sequence[bytes]) -> Array:
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array.reshape(shape)
+
+
+def _array(spec: TensorSpec, data: object, limits: Limits) -> Array:
+    where = f"Input '{spec.name}'"
+    sizes: list[int] = []
+    level = data
+    while isinstance(level, list):
+        sizes.append(len(level))
+        level = level[0] if level else None
+    actual_shape = list(sizes)
+    if len(sizes) == len(spec.shape) - 1:  # one row, without the axis of rows
+        sizes, data = [1, *sizes], [data]
+    expected = spec.shape[1:]
+    if (
+        not sizes
+        or len(sizes) != len(spec.shape)
+        or sizes[0] == 0
+        or any(expected_size not in (-1, size) for expected_size, size in zip(expected, sizes[1:], strict=True))
+    ):
+        raise InvalidTensorError(
+            f"{where} has shape {actual_shape}; a row takes shape {list(expected)}, rows {list(spec.shape)} "
+            "(-1 is any size)."
+        )
+    shape = tensors.parse_shape(where, sizes, limits)
+    if shape[0] > limits.rows:
+        raise PayloadTooLargeError(f"{where} has {shape[0]} rows; at most {limits.rows} are accepted.")
+    return tensors.from_json(where, spec.datatype, shape, data)
