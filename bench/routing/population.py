@@ -21,7 +21,7 @@ class Population:
     risks: NDArray[np.float64]
 
     @classmethod
-    def of(cls, scores: Scores, losses: NDArray[np.bool_]) -> Population:
+    def of(cls, scores: Scores, losses: NDArray[np.bool_] | NDArray[np.float64]) -> Population:
         values, codes = np.unique(-scores.astype(np.float64), return_inverse=True)
         kept = np.cumsum(np.bincount(codes))
         return cls(-values, kept / len(scores), np.cumsum(np.bincount(codes, weights=losses)) / kept)
