@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, save
 
 OPSET = 17
+ML_OPSET = 3
 IR_VERSION = 10  # older runtimes read it too
 
 
@@ -17,7 +18,9 @@ def write_graph(
     path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: list[Any], *, opset: int = OPSET
 ) -> Path:
     graph = helper.make_graph(nodes, "small", inputs, outputs, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION)
+    opsets = [helper.make_opsetid("", opset)]
+    opsets += [helper.make_opsetid(domain, ML_OPSET) for domain in sorted({node.domain for node in nodes} - {""})]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
     path.parent.mkdir(parents=True, exist_ok=True)
     save(model, path)
     return path

@@ -248,10 +248,10 @@ def _fed(model: ModelSpec, model_id: str, runtime: Runtime, files: _Files, share
         name = shared or decoded_kind(model.preprocess) or port.name
         return {ModelInput(name, model.input, _with_artefacts(model.preprocess, files)): port}
     ports = {port.name: port for port in runtime.inputs}
-    if model.preprocess:
+    if model.preprocess or model.input:
         raise ConfigError(
             f"Model '{model_id}' has the inputs {', '.join(ports)}: write the steps of each in the recipe, in the "
-            "model's table `inputs`."
+            "model's table `inputs`, and no `preprocess` or `input`."
         )
     feeds = {name: model.inputs.get(name, FeedSpec()) for name in ports} | dict(model.inputs)
     return {

@@ -129,7 +129,7 @@ def _noise(row: Array, rows: int, rng: np.random.Generator) -> Array:
         return bytes_rows(made_up_files(row[0], rows))
     if dtype.kind == "f":
         return rng.random(shape, np.float64 if dtype == np.float64 else np.float32).astype(dtype, copy=False)
-    return rng.integers(0, 256 if dtype == np.uint8 else 2, shape, np.int64).astype(dtype)
+    return rng.integers(0, 256 if dtype == np.uint8 else 2, shape, dtype)
 
 
 def data_rows(dataset: Dataset, bundle: Bundle) -> Arrays:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.audio import clip, clips, tone
 from support.either_tier import either_tier
+from support.images import by_name
 
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import linear
@@ -61,11 +62,13 @@ def test_a_clip_is_one_row_whose_windows_are_combined(tmp_path: Path) -> None:
     steps = (DecodeAudio(), Mono(), Resample(8000), Windows(2, 2))
     edge = model(path, tmp_path, preprocess=steps, postprocess=(Softmax(),))
     bundle = write_manifest(tmp_path, [edge], ("no", "yes"), inputs=(InputSpec("audio", "BYTES", (-1,), "audio"),))
-    loaded = load_model(bundle, edge, RuntimeOptions())
+    loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     short, long = clip([0.5, 0.5]), clip([0.5, 0.5, -0.5, -0.5, 0])
-    together = loaded.predict(clips(short, long)).outputs["probabilities"]
+    together = loaded.predict(by_name(clips(short, long))).outputs["probabilities"]
     sure = 1 / (1 + np.exp(-8))
     np.testing.assert_allclose(together[:, 1], [sure, (sure + (1 - sure) + 0.5) / 3], atol=1e-6)
     for row, encoded in enumerate((short, long)):
-        np.testing.assert_array_equal(loaded.predict(clips(encoded)).outputs["probabilities"][0], together[row])
+        np.testing.assert_array_equal(
+            loaded.predict(by_name(clips(encoded))).outputs["probabilities"][0], together[row]
+        )
     loaded.close()

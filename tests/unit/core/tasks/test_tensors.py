@@ -20,7 +20,6 @@ from firstline_core.runtime import onnx
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import check_outputs
 from firstline_core.tasks.tensors import DeclaredTensor, Tensors
-from firstline_core.types import Tensor
 
 DEPTH = DeclaredTensor("depth", "FP32", (-1, 2))
 NAMES = DeclaredTensor("name", "BYTES", (-1,))
@@ -91,10 +90,9 @@ def test_a_device_without_onnxruntime_refuses_a_loss_graph(
         inputs=(InputSpec("x", "FP32", (-1, 2)),),
         policy=Policy(Score("none")),
     )
-    tensor = Tensor("x", np.array([[1, 2]], np.float32))
     if not graph:
         loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
-        assert loaded.predict(tensor).outputs["depth"].tolist() == [[1, 2]]
+        assert loaded.predict({"x": np.array([[1, 2]], np.float32)}).outputs["depth"].tolist() == [[1, 2]]
         loaded.close()
         return
 
@@ -158,8 +156,8 @@ def test_steps_apply_to_a_single_output(tmp_path: Path) -> None:
         inputs=(InputSpec("x", "FP32", (-1, 2)),),
         policy=Policy(Score("none")),
     )
-    loaded = load_model(bundle, edge, RuntimeOptions())
-    outputs = loaded.predict(Tensor("x", np.zeros((3, 2), np.float32))).outputs
+    loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
+    outputs = loaded.predict({"x": np.zeros((3, 2), np.float32)}).outputs
     check_outputs(loaded.declared, outputs, 3)
     assert outputs["depth"].tolist() == [[0.5, 0.5]] * 3
     loaded.close()

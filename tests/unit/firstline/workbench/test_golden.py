@@ -14,11 +14,22 @@ from firstline.workbench.golden import _listed, read_inputs
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
 from firstline_core.bundle.golden import LIMIT_BYTES, ROWS_LIMIT, deviation, inputs_of, read_golden
 from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import ConfigError
-from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.steps import InputSpec, ModelInput
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.classification import Classification
 
 SPEC = InputSpec("image", "FP32", (-1, 5))
+IMAGES = InputSpec("image", "BYTES", (-1,), "image")
+
+
+def taking(*inputs: InputSpec) -> Manifest:
+    model = Model(
+        "edge", Artefact("edge.onnx", "a" * 64, 1), "onnx", "fp32", tuple(ModelInput(each.name) for each in inputs)
+    )
+    return Manifest("m", 1, Classification(("no", "yes")), inputs, (model,))
 
 
 @pytest.fixture
@@ -39,7 +50,7 @@ def test_golden_rows_are_read_from_npy_files(spec: BundleSpec, tmp_path: Path) -
     files = [rows_at(tmp_path / "a.npy", rows[:2]), rows_at(tmp_path / "b.npy", np.asfortranarray(rows[2:]))]
     made = create_bundle(spec, tmp_path / "bundle", golden=files)
     answers = read_golden(made, made.manifest.golden.artefact)
-    assert inputs_of(answers, made.manifest).array.tolist() == rows.tolist()
+    assert next(iter(inputs_of(answers, made.manifest).values())).tolist() == rows.tolist()
     loaded = load_model(made, made.manifest.edge[0], RuntimeOptions())
     outputs = loaded.predict(inputs_of(answers, made.manifest)).outputs
     found = deviation(answers, "edge", outputs, made.manifest.task)
@@ -80,29 +91,29 @@ def test_files_other_than_npy_are_refused(content: bytes, tmp_path: Path) -> Non
     file = tmp_path / "rows.npy"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"is no \.npy file"):
-        read_inputs([file], SPEC)
+        read_inputs([file], taking(SPEC))
 
 
 def test_pickled_rows_are_not_loaded(tmp_path: Path) -> None:
     file = tmp_path / "rows.npy"
     np.save(file, np.array([{"a": 1}], object), allow_pickle=True)
     with pytest.raises(ConfigError, match=r"is no \.npy file"):
-        read_inputs([file], SPEC)
+        read_inputs([file], taking(SPEC))
 
 
 def test_unreadable_golden_image_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "image.png"
     with file.open("wb") as stream:
         stream.truncate(LIMIT_BYTES + 1)
-    spec = InputSpec("image", "BYTES", (-1,), "image")
+    spec = taking(IMAGES)
     with pytest.raises(ConfigError, match="give a smaller one"):
         read_inputs([file], spec)
     file.write_bytes(b"x" * (LIMIT_BYTES // 2))
-    assert len(read_inputs([file], spec).inputs) == 1
+    assert read_inputs([file], spec).rows == 1
 
 
 def test_golden_images_come_from_folders_or_archives(tmp_path: Path) -> None:
-    spec = InputSpec("image", "BYTES", (-1,), "image")
+    spec = taking(IMAGES)
     images = tmp_path / "data" / "images"
     (images / "deep").mkdir(parents=True)
     (images / ".hidden").write_bytes(b"no image")
@@ -114,7 +125,7 @@ def test_golden_images_come_from_folders_or_archives(tmp_path: Path) -> None:
         for file in images.rglob("*.png"):
             written.write(file, file.relative_to(images).as_posix())
     found = read_inputs([images], spec).inputs
-    assert len(found) == ROWS_LIMIT and found[:3] == (b"000", b"002", b"004")
+    assert len(found["image"].rows) == ROWS_LIMIT and found["image"].rows[:3] == (b"000", b"002", b"004")
     assert read_inputs([archive], spec).inputs == found == read_inputs([images.parent], spec).inputs
     with pytest.raises(ConfigError, match=f"There are {ROWS_LIMIT + 1} golden inputs"):
         read_inputs([images, images / "000.png"], spec)
@@ -129,7 +140,7 @@ def test_too_large_archive_is_refused(tmp_path: Path) -> None:
         for name in "ab":
             written.writestr(name, bytes(LIMIT_BYTES // 2 + 1))
     with pytest.raises(ConfigError, match="golden inputs have more than"):
-        read_inputs([archive], InputSpec("image", "BYTES", (-1,), "image"))
+        read_inputs([archive], taking(IMAGES))
 
 
 def test_too_large_golden_answers_are_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import ModelInput
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 _INT8 = _DIGITS / "artefacts/edge_int8.tflite"  # holds 0 to 1
@@ -56,7 +57,8 @@ def test_verify_reports_the_range_too(tmp_path: Path) -> None:
     made = create_bundle(_spec(_INT8, "decode:L,resize:8x8,scale:0:255"), tmp_path / "out")
 
     def verified(steps: str) -> tuple[str, str]:
-        model = msgspec.structs.replace(made.manifest.edge[0], preprocess=parse_preprocess(steps))
+        fed = (ModelInput("image", preprocess=parse_preprocess(steps)),)
+        model = msgspec.structs.replace(made.manifest.edge[0], inputs=fed)
         manifest = msgspec.structs.replace(made.manifest, edge=(model,))
         (tmp_path / "out" / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
         check = verify(open_bundle(tmp_path / "out").path)[1]

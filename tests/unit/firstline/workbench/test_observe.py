@@ -14,7 +14,7 @@ from firstline_core.bundle.loading import Prediction, load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import LOGITS, Classification
-from firstline_core.types import PROBABILITIES, Tensor
+from firstline_core.types import PROBABILITIES, Arrays
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 _CLASSES = 10_000
@@ -27,8 +27,8 @@ class WideModel:
     model = SimpleNamespace(shows_logits=True)
     runtime = SimpleNamespace(provider="CPU")
 
-    def predict(self, tensor: Tensor) -> Prediction:
-        row = np.full((1, _CLASSES), len(tensor.array[0]), np.float32)
+    def predict(self, inputs: Arrays) -> Prediction:
+        row = np.full((1, _CLASSES), len(inputs["image"][0]), np.float32)
         return Prediction({PROBABILITIES: row}, {LOGITS: -row})
 
 
@@ -57,7 +57,7 @@ def test_answers_are_those_of_the_model_to_each_image() -> None:
     model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     observed = observe([model], (bundle.manifest.inputs[0],), dataset, with_evidence=[model])
     images = list(dataset.contents())
-    expected = model.predict(Tensor("image", np.array(images, object)))
+    expected = model.predict({"image": np.array(images, object)})
     [answers] = observed.answers
     assert observed.sizes.tolist() == [len(image) for image in images]
     np.testing.assert_allclose(answers.probabilities, expected.outputs[PROBABILITIES], rtol=1e-4, atol=1e-6)

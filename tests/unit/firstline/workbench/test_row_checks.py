@@ -33,7 +33,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import DATATYPES, Tensor
+from firstline_core.types import DATATYPES
 
 MakeModel = Callable[[Path], Path]
 DIGITS = Path(__file__).parents[4] / "models/digits"
@@ -80,12 +80,12 @@ def test_a_model_that_depends_on_chance_is_refused(tmp_path: Path, make: MakeMod
 
 @pytest.mark.parametrize("datatype", ["UINT8", "INT8", "BOOL", "FP16", "FP32"])
 def test_made_up_rows_are_drawn_in_their_own_type(datatype: str) -> None:
-    row = Tensor("x", np.zeros((1, 64, 64), DATATYPES[datatype]))
+    row = np.zeros((1, 64, 64), DATATYPES[datatype])
     tracemalloc.start()
-    made = noise(row, 256)
+    made = noise({"x": row}, 256)["x"]
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert (made.dtype, len(made)) == (row.array.dtype, 256)
+    assert (made.dtype, len(made)) == (row.dtype, 256)
     assert most_bytes < (4 if datatype == "FP16" else 1.1) * made.nbytes
     assert made.max() > made.min()
 
