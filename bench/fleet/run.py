@@ -28,7 +28,7 @@ from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollout import Stage
 from firstline_gateway.settings.settings import Store
 
-PARTS = ("same", "worse", "alarms", "bad", "devices")
+PARTS = ("same", "worse", "alarms", "detectors", "devices")
 TARGET = "fleet"
 WORSE = Effect(disagreement=0.05)
 ENOUGH = 1000
@@ -58,7 +58,7 @@ CASES = {
 }
 
 
-class BadBundle(NamedTuple):
+class Detector(NamedTuple):
     """A detector without a certificate, which no contract stops: what it does, and what the devices see."""
 
     effect: Effect
@@ -67,12 +67,14 @@ class BadBundle(NamedTuple):
 
 RARE = Scenery({"person": 0.001})
 """One in 1,000 frames holds an object."""
-BAD = {
-    "blind": BadBundle(Effect(blind=tuple(STREET.objects))),
-    "blind, and one in 1,000 frames holds an object": BadBundle(Effect(blind=tuple(RARE.objects)), RARE),
-    "one class lost, which is in one of 50 frames": BadBundle(Effect(blind=("dog",))),
-    "blind at night": BadBundle(Effect(blind=tuple(STREET.objects), at_night=True)),
-    "wrong on one board, which a quarter of the devices have": BadBundle(Effect(wrong=0.9, boards=0.25)),
+UNCHANGED = "changes nothing"
+DETECTORS = {
+    UNCHANGED: Detector(NOTHING),
+    "blind": Detector(Effect(blind=tuple(STREET.objects))),
+    "blind, and one in 1,000 frames holds an object": Detector(Effect(blind=tuple(RARE.objects)), RARE),
+    "one class lost, which is in one of 50 frames": Detector(Effect(blind=("dog",))),
+    "blind at night": Detector(Effect(blind=tuple(STREET.objects), at_night=True)),
+    "wrong on one board, which a quarter of the devices have": Detector(Effect(wrong=0.9, boards=0.25)),
 }
 
 
@@ -101,8 +103,8 @@ def measure(effort: Effort, only: frozenset[str]) -> dict[str, Any]:
         found["five_points_worse"] = _many("five points worse", worse, effort)
     if "alarms" in only:
         found["alarmed"] = _alarms(effort)
-    if "bad" in only:
-        found["bad"] = {name: _bad(name, effort) for name in BAD}
+    if "detectors" in only:
+        found["detectors"] = {name: _detectors(name, effort) for name in DETECTORS}
     if "devices" in only:
         found["devices"] = _simulated(effort)
     return found
@@ -142,16 +144,16 @@ def _alarms(effort: Effort) -> dict[str, Any]:
     }
 
 
-def bad(name: str, seed: int) -> Spread:
-    """Rolls out one of `BAD`; every second fleet has no full model, so that only its objects can tell."""
-    effect, scenery = BAD[name]
+def detector(name: str, seed: int) -> Spread:
+    """Rolls out one of `DETECTORS`; every second fleet has no full model, so that only its objects can tell."""
+    effect, scenery = DETECTORS[name]
     return rolled_out(seed, effect=effect, scenery=replace(scenery, audits_per_hour=0) if seed % 2 else scenery)
 
 
-def _bad(name: str, effort: Effort) -> dict[str, Any]:
+def _detectors(name: str, effort: Effort) -> dict[str, Any]:
     started_s = time.monotonic()
     with ProcessPoolExecutor(effort.processes) as pool:
-        ended = list(pool.map(partial(bad, name), range(effort.rollouts), chunksize=8))
+        ended = list(pool.map(partial(detector, name), range(effort.rollouts), chunksize=8))
     promoted = [each for each in ended if each.promoted]
     progress(f"{name}: {len(promoted)} of {len(ended)} promoted")
     return {
@@ -159,7 +161,8 @@ def _bad(name: str, effort: Effort) -> dict[str, Any]:
         "devices": DEVICES,
         "promoted": len(promoted),
         "promoted_without_full_model": sum(each.promoted for each in ended[1::2]),
-        "stopped_in_stage_1": sum(each.decision == "abort" and each.stage == 0 for each in ended),
+        "aborted": sum(each.decision == "abort" for each in ended),
+        "aborted_in_stage_1": sum(each.decision == "abort" and each.stage == 0 for each in ended),
         "held": sum(each.decision == "hold" for each in ended),
         "reached": sum(each.reached for each in ended) / len(ended) / DEVICES,
         "rules": dict(Counter(each.rule for each in ended)),
@@ -241,9 +244,14 @@ def figures(found: dict[str, Any]) -> list[Figure]:
         name = f"of {bad['alarmed']:,} rollouts of bad bundles that alarm, promoted after the alarm"
         stopped = bad["promoted_after"] == 0 and bad["states"] == {"rolled_back": bad["alarmed"]}
         made.append(_judged(name, bad["promoted_after"] / bad["alarmed"], "0", stopped, bad["alarmed"]))
-    for name, one in found.get("bad", {}).items():
-        share, what = one["promoted"] / one["rollouts"], f"of {one['rollouts']:,} rollouts of a detector: {name}"
-        made.append(_judged(f"{what}, promoted", share, "<= 0.01", share <= 0.01, one["rollouts"]))
+    for name, one in found.get("detectors", {}).items():
+        what = f"of {one['rollouts']:,} rollouts of a detector: {name}"
+        if name == UNCHANGED:
+            share, alpha = one["aborted"] / one["rollouts"], Rules().alpha
+            made.append(_judged(f"{what}, aborted", share, f"<= {alpha:g}", share <= alpha, one["rollouts"]))
+        else:
+            share = one["promoted"] / one["rollouts"]
+            made.append(_judged(f"{what}, promoted", share, "<= 0.01", share <= 0.01, one["rollouts"]))
         made.append(Figure(f"judged: {what}, devices reached", round(one["reached"], 4), "of them"))
     for name, ended in found.get("devices", {}).items():
         made.append(_ended("simulated", name, ended))
