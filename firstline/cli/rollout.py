@@ -338,7 +338,7 @@ def _plan_text(plan: Plan) -> Iterator[str | Table]:
     sent = "-" if plan.bytes is None else f"at most {size(plan.bytes)}"
     complete = "" if plan.earliest_s is None else f"; complete after {_duration(plan.earliest_s)} at the earliest"
     yield f"{counted(plan.devices, 'device')}, {plan.rest} of them held back; {sent}{complete}"
-    yield f"{plan.detects}\n{plan.false_aborts}"
+    yield "\n".join(filter(None, (plan.detects, plan.audits, plan.false_aborts)))
     yield from (f"its start ends rollout {rollout}" for rollout in plan.supersedes)
     yield from (f"mind: {warning}" for warning in (*plan.warnings, plan.unaudited) if warning)
     yield f"abort: {plan.abort}\nrollback: {plan.rollback}"

@@ -10,6 +10,7 @@ import numpy as np
 
 from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
 from firstline_core.telemetry.wording import counted, duration_text
+from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.device_progress import DeviceView, is_reachable
 from firstline_gateway.rollouts.judgement.figures import BEFORE_S, FIGURES, between, classes_of, falls
 from firstline_gateway.rollouts.judgement.statistics import (
@@ -91,6 +92,7 @@ def plan(
         abort="Devices that are done keep the new version, those under way the old one. Those waiting get no offer.",
         rollback="Devices that are done or under way return to the previous version. Those waiting get no offer.",
         warnings=tuple(_warnings(definition, len(devices))),
+        audits=_audits(definition, stages[0], [name for name, _ in devices], view, level=level, now=now),
         unaudited=_unaudited(definition, [view.devices[name] for name, _ in devices], has_full_model=has_full_model),
         sees=sees,
         detects=_detects(stages, definition),
@@ -158,6 +160,40 @@ def _unaudited(definition: Definition, devices: Sequence[DeviceView], *, has_ful
     number = counted(sum(bool(device.audits_off) for device in devices), "device")
     because = f"{' or '.join(off)} is 0 on {number}" if has_full_model else f"{definition.title} has no full model"
     return f"A stage whose edge answers are not audited is held, and {because}.{WITHOUT_AUDITS}"
+
+
+def _audits(
+    definition: Definition, stage: StagePlan, names: Sequence[str], view: View, *, level: float, now: Now
+) -> str:
+    """Returns how many audits the first stage needs, and how many its devices make, in a sentence; "" if it needs none.
+
+    Only audits in which an event can occur count, such as those of frames with objects.
+    """
+    limit = definition.rules.judged.get("disagreement")
+    treated = stage.devices - stage.away
+    if not definition.needs_audits or limit is None or limit.must_detect is None or not treated or not stage.control:
+        return ""
+    end, start = view.totals(names), view.totals_before(names, now.wall_s - BEFORE_S)
+    found = [between(definition.judged_bundle, start.get(name, Totals()), end[name]) for name in names if name in end]
+    periods = [period for period in found if period is not None]
+    telling, audited, disagreed = (
+        sum(getattr(period.counts, name) for period in periods) for name in ("telling_audits", "audited", "disagreed")
+    )
+    hours = sum(period.hours for period in periods)
+    share = max(disagreed / telling if telling else 0.0, limit.must_detect)
+    # The standard error of a difference of shares, if the devices do not differ.
+    reach = smallest_detectable(1.0, level, divisions(treated, stage.control)) / (limit.must_detect - limit.tolerance)
+    if not hours or not math.isfinite(reach):
+        return ""
+    needed = math.ceil(share * (1 - share) * (1 + treated / stage.control) * reach**2)
+    soak_s = definition.stages[stage.stage].soak_s
+    expected = telling / hours * treated * soak_s / 3600
+    return (
+        f"To detect {limit.must_detect:g} more disagreement, the devices of stage {stage.stage + 1} need at least "
+        f"{counted(needed, 'audit')} in which an event can occur, such as of a frame with an object. At the rate of "
+        f"the last day ({telling:,} of {counted(audited, 'audit')}) they make {expected:.3g} "
+        f"in {duration_text(soak_s)}."
+    )
 
 
 def no_device_warning(definition: Definition) -> tuple[str, ...]:

@@ -175,6 +175,8 @@ class Plan(Struct, frozen=True):
         sees: whether a stage can detect any difference from its control group.
         detects: a sentence about the differences that this fleet can detect, and when.
         false_aborts: the probability that a model that changes nothing is aborted, in one sentence.
+        audits: how many audits the first stage needs to detect disagreement, and how many its devices make, in a
+            sentence; "" if it needs none, or if nothing is known of the last day.
         unaudited: why a stage will be held without audits, in one sentence; "" if nothing known prevents them.
         warnings: sentences about what the plan cannot achieve.
     """
@@ -190,6 +192,7 @@ class Plan(Struct, frozen=True):
     sees: bool
     detects: str
     false_aborts: str
+    audits: str = ""
     unaudited: str = ""
     warnings: tuple[str, ...] = ()
 

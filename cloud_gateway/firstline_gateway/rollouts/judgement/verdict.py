@@ -362,6 +362,9 @@ def _why_unaudited(devices: Sequence[Device]) -> str:
     """Returns the reasons why these devices audit nothing, or the conditions of audits if no reason is known."""
     reasons = Counter(device.audits_off for device in devices if device.audits_off)
     why = " and ".join(f"{reason} on {counted(number, 'device')}" for reason, number in sorted(reasons.items()))
+    empty = sum(device.after.counts.audited_empty for device in devices if device.after is not None)
+    if empty and not why:
+        return f"none of {counted(empty, 'audit')} had an object that either model reports"
     return why or (
         "audits need requests that are not local_only, a bundle with a full model, a link, and a budget "
         "(audit.per_hour, audit.max_share)"

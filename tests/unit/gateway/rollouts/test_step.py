@@ -50,6 +50,7 @@ class SimulatedFleet:
     alarm: str = ""
     audited: tuple[int, ...] = ()  # versions of which every answer is audited
     disagreeing: tuple[int, ...] = ()  # versions of which every audit disagrees
+    empty: bool = False  # whether no audit holds an object
     committed_s: dict[str, float] = field(default_factory=dict)
 
     def totals(self, names: Iterable[str]) -> Mapping[str, Totals]:
@@ -64,7 +65,10 @@ class SimulatedFleet:
     def _counts(self, version: int, rows: int) -> ModelCounts:
         audited = rows if version in self.audited else 0
         disagreed = audited if version in self.disagreeing else 0
-        return ModelCounts("cameras", version, rows=rows, kept=rows, audited=audited, disagreed=disagreed)
+        empty = audited if self.empty else 0
+        return ModelCounts(
+            "cameras", version, rows=rows, kept=rows, audited=audited, audited_empty=empty, disagreed=disagreed
+        )
 
     def totals_before(self, names: Iterable[str], at_s: float) -> Mapping[str, Totals]:
         return {name: Totals((), at_s - at_s) for name in names}
@@ -613,6 +617,39 @@ def test_a_stage_with_audits_is_promoted_unseen() -> None:
     for _ in range(3):
         fleet.advance(60)
     assert fleet.rollout.state is RolloutState.COMPLETED, fleet.rollout.sentence
+
+
+def test_a_plan_counts_the_audits_in_which_an_event_can_occur() -> None:
+    fleet = simulated_fleet(40, Stage(0.5, soak_s=8 * 3600), rules=Rules())
+    counts = ModelCounts("cameras", 1, rows=9000, audited=1000, audited_empty=950, disagreed=2)
+    fleet.totals = lambda names: {name: Totals((counts,), 86_400) for name in names}  # type: ignore[method-assign]
+    fleet.totals_before = lambda names, _: {name: Totals() for name in names}  # type: ignore[method-assign]
+    definition = fleet.rollout.definition
+
+    def sentence(definition: Definition) -> str:
+        return plan(definition, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=1).audits
+
+    found = sentence(definition)
+    assert found.startswith("To detect 0.05 more disagreement, the devices of stage 1 need at least ")
+    assert found.endswith("At the rate of the last day (2,000 of 40,000 audits) they make 333 in 8 hours.")
+    for none in (Rules(ignored=("disagreement",)), Rules(limits={"disagreement": Limit(0.01)})):
+        assert sentence(replace(definition, rules=none)) == ""
+
+
+def test_a_stage_whose_audits_hold_no_object_is_held_and_says_so() -> None:
+    fleet = simulated_fleet(1, Stage(1.0, soak_s=60), rules=Rules(promote_unseen=True))
+    fleet.audited, fleet.empty = (1, 2), True
+    fleet.devices = {
+        name: replace(each, model=RunningModel("cameras", 2, "edge", full_digest="f" * 64))
+        for name, each in fleet.devices.items()
+    }
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
+    for _ in range(3):
+        fleet.advance(60)
+    assert fleet.rollout.state is RolloutState.RUNNING
+    assert "No edge answer of edge was audited: none of" in fleet.rollout.sentence
+    assert "had an object that either model reports" in fleet.rollout.sentence
 
 
 def test_a_plan_names_what_prevents_audits() -> None:
