@@ -283,8 +283,8 @@ def certify_command(
     needs_data = edge or tiers.from_agent or tiers.full_from or (out and bundle is None) or score != BEST
     if scores is not None and (needs_data or contract.loss is Loss.HARM or not contract.plain):
         raise ConfigError(
-            "--scores goes with --epsilon, --delta, --select and --seed, and with a bundle also with --out; each "
-            "other option goes with a bundle and --data."
+            "--scores goes with --epsilon, --delta, --select and --seed, and with a bundle also with --out; all "
+            "others go with a bundle and --data."
         )
     contract.check(out)
     terms = Terms(contract.epsilon or 0, contract.delta or 0, contract.loss.value, score, seed, select)

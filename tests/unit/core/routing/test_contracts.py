@@ -188,7 +188,7 @@ def test_events_start_where_each_of_them_has_enough_rows() -> None:
     starts = event_starts([np.arange(100.0), np.arange(40.0)], [600, 80], bounds)
     assert starts[0] == Start(20.0, pytest.approx(0.97))
     assert [start.threshold for start in starts] == [20.0, 0.0]
-    assert event_starts([np.arange(100.0)] * 2, [1000, 1000], bounds)[0].threshold == 80
+    assert [start.threshold for start in event_starts([np.arange(100.0)] * 2, [1000, 1000], bounds)] == [95, 80, 50, 0]
     assert event_starts([np.arange(100.0)] * 2, [1000, 1000], [(0.1, 0.1), (0.01, 0.1)])[0].threshold == 59
     assert event_starts([[], np.arange(10.0)], [3, 90], bounds)[0].threshold == 0
     assert event_starts([[], []], [3, 4], bounds) == ()

@@ -54,7 +54,7 @@ def _bundle(tmp_path: Any) -> Bundle:
     """A bundle of two models of the right names; they never run here."""
     bundle = number_bundle(tmp_path)
     edge, full = bundle.manifest.models[0], msgspec.structs.replace(bundle.manifest.models[0], id="full", precision="x")
-    fields = {name: getattr(bundle.manifest, name) for name in ("name", "version", "input")}
+    fields = {name: getattr(bundle.manifest, name) for name in ("name", "version", "inputs")}
     policy = Policy(Score("minimum_confidence"))
     return Bundle(bundle.path, Manifest(task=_TASK, edge=(edge,), full=full, policy=policy, **fields))
 
@@ -291,7 +291,7 @@ def test_command_says_which_promise_is_missing(tmp_path: Path, frames: Path) -> 
     promise = ("--promise", "missed dog 5% at 90%")
     for more in (("--epsilon", 0.1), ("--by", "class"), ("--contract", "stream"), ("--loss", "harm")):
         assert "leave out --epsilon, --delta" in _run(*data, *promise, *more, code=2).stderr
-    assert "goes with a bundle and --data" in _run("--scores", "-", *promise, code=2).stderr
+    assert "go with a bundle and --data" in _run("--scores", "-", *promise, code=2).stderr
     wrong = _run(*data, *promise, "--score", "margin", code=2).stderr
     assert "no score 'margin' for the task detection; there are: best, bundle, minimum_confidence" in wrong
 
