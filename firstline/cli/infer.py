@@ -12,10 +12,12 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from PIL import Image
 
 from firstline.cli.command import EXIT_FAILED
 from firstline.cli.options import CaOption, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
+from firstline.client.results import Detections, Segmentation, prediction_from
 from firstline.client.sync_client import Client
 from firstline.workbench.infer import files_of, open_models, upright_image
 from firstline_core.bundle.store import open_bundle
@@ -32,6 +34,7 @@ from firstline_core.errors import (
 from firstline_core.protocol.file_inference import answer_json
 from firstline_core.storage.secrets import read_secret
 from firstline_core.tasks import describe
+from firstline_core.tasks.drawing import caption
 from firstline_core.types import Answer, Route
 
 _TOKEN = "FIRSTLINE_TOKEN"  # noqa: S105 (the name of a variable)
@@ -101,11 +104,21 @@ def _opened(model: str, tier: TierOptions, route: Route, draw: Path | None) -> I
         with _opened_bundle(require_bundle(Path(model)), route, draw) as infer:
             yield infer
         return
-    if draw is not None:
-        raise ConfigError("--draw needs a bundle's folder as MODEL; a tier draws on its route for files.")
     token = read_secret(tier.key_file, "--key-file") or os.environ.get(_TOKEN, "")
     with Client(tier.url, token=token, ca_file=str(tier.ca_file or "")) as client:
-        yield lambda file, _name: client.infer_document(model, file, route=route)
+
+        def infer(file: Path, name: Path) -> dict[str, Any]:
+            body = _read(file)
+            document = client.infer_document(model, body, route=route)
+            if draw is not None:
+                found, image = prediction_from(document, tier.url), upright_image(body, str(file))
+                if isinstance(found, Detections | Segmentation):
+                    _save(found.draw(image), draw, name)
+                else:
+                    _save(caption(image, _said(document)), draw, name)
+            return document
+
+        yield infer
 
 
 @contextmanager
@@ -118,12 +131,19 @@ def _opened_bundle(folder: Path, route: Route, draw: Path | None) -> Iterator[In
             body = _read(file)
             response = models.infer(body, route)
             if draw is not None:
-                picture = draw / f"{name}.png"
-                picture.parent.mkdir(parents=True, exist_ok=True)
-                task.draw(upright_image(body, str(file)), response.arrays, 0).save(picture)
+                _save(task.draw(upright_image(body, str(file)), response.arrays, 0), draw, name)
             return answer_json(response, describe(task, response.arrays))
 
         yield infer
+
+
+def _save(picture: Image.Image, folder: Path, name: Path) -> None:
+    file = folder / f"{name}.png"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(file)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror or error}.") from error
 
 
 def _read(file: Path) -> bytes:

@@ -60,9 +60,9 @@ def pair_command(
 ) -> None:
     """Make a bundle from an edge model, a full model and data: recognise, compare, certify and report.
 
-    Both models' families are recognised. What the files do not tell, the data decides; if it cannot, a contact sheet
-    shows the possible decodings and --choose picks one. An edge model that does not fit the full model is refused. One
-    model alone becomes a bundle of one tier.
+    Both models' families are recognised. The data decides the properties that the files leave open; if it cannot, a
+    contact sheet shows the possible decodings and --choose picks one. An edge model that does not fit the full model is
+    refused. One model alone becomes a bundle of one tier.
     """
     files = {role: file for role, file in ((EDGE, edge), (FULL, full)) if file is not None}
     if not files:

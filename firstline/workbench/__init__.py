@@ -12,10 +12,10 @@ Create a bundle
     inspect       summarises a bundle, and verifies and corrects it on this machine
 
 Recognise model files
-    model_file    what a file says about itself: ports, operators, metadata, labels
+    model_file    the description of a file: ports, operators, metadata, labels
     trial         one run on one image, before anything is known
     recognition   the families of models, and the steps that feed and read them
-    decodings     lets data decide what a file does not tell
+    decodings     lets data decide the properties that a file leaves open
     pairing/      from two model files to a certified bundle
 
 Certify

@@ -1,4 +1,4 @@
-"""What a model file says about itself: ports, operators, metadata and labels."""
+"""The description of a model file: ports, operators, metadata and labels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Recognises what a model file computes, from its ports, operators, metadata and one trial run. Pure.
 
-A `Reading` is one way to feed a model and to read its outputs, in the steps of `step_syntax.py`. What the file does not
-tell, such as the order of the colours, is a `Choice`: the family's convention comes first, and data may decide.
+A `Reading` is one way to feed a model and to read its outputs, in the steps of `step_syntax.py`. A `Choice` is a
+property that the file leaves open, such as the order of the colours: the family's convention comes first, and data may
+decide.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Reading:
         score: operating score of a detector.
         inside: whether suppression is inside the model.
         assumptions: sentences about what is assumed.
-        choices: what the file does not tell.
+        choices: properties that the file leaves open.
     """
 
     family: str

@@ -10,14 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from support.images import encode
-from support.sample_bundles import colour_bundle, detector_bundle, solid
+from support.sample_bundles import colour_bundle, detector_bundle
 
 from bench.support.bundles import write_manifest
 from firstline_core.bundle.store import Bundle
 
-PICTURE = encode(solid(2))
+SIDE = 64
+PICTURE = encode(np.full((SIDE, SIDE, 3), 255, np.uint8))
 
 
 def _full_only(folder: Path) -> Bundle:
@@ -55,14 +58,20 @@ def test_a_bundle_is_served_until_ctrl_c(tmp_path: Path, make: object, tiers: se
         asked = [str(picture) if part == "@FILE" else part for part in shlex.split(ready["curl"])]
         assert asked[:3] == ["curl", "--data-binary", str(picture)]
         done = subprocess.run(
-            [*command, "infer", ready["model"], str(picture), "--url", ready["url"], "-o", "json"],
+            [
+                *(*command, "infer", ready["model"], str(picture), "--url", ready["url"]),
+                *("-o", "json", "--draw", str(tmp_path / "drawn")),
+            ],
             capture_output=True,
             text=True,
             check=True,
         )
         answer = json.loads(done.stdout)
         assert answer["file"] == str(picture)
-        assert answer.get("label", "blue") == "blue"
+        assert answer.get("label") or answer["objects"]
+        with Image.open(tmp_path / "drawn" / "picture.png.png") as drawn:
+            assert drawn.size == (SIDE, SIDE)
+            assert len(drawn.getcolors() or ()) > 1
         serving.send_signal(signal.SIGINT)
         _, errors = serving.communicate(timeout=30)
         assert (serving.returncode, errors) == (0, "")

@@ -116,7 +116,7 @@ def propose_score(task: Detection, outputs: Arrays, reference: Arrays, usual: fl
         outputs: with every box from a low score on.
         reference: outputs of the full model, or labelled boxes.
         usual: the family's score, which stays if no other is clearly better.
-        against: what the reference is, for the sentence.
+        against: name of the reference, for the sentence.
     """
     found = {float(score): _f1(task, with_least_score(outputs, float(score)), reference) for score in _GRID}
     best = max(found, key=lambda score: (found[score], -abs(score - usual)))

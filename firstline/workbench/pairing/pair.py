@@ -39,7 +39,7 @@ _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class PairSpec:
-    """What a pair is made of.
+    """The parts of a pair, and where it goes.
 
     Attributes:
         files: model files by role, "edge" and "full"; one of them may be absent.

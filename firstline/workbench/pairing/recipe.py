@@ -20,7 +20,7 @@ class Described:
     Attributes:
         file: of the model.
         reading: how it is fed and read.
-        notes: what was assumed, decided or measured, as sentences.
+        notes: assumptions, decisions and measurements, as sentences.
     """
 
     file: Path

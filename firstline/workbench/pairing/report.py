@@ -23,7 +23,7 @@ _HEIGHT = 480
 
 
 class Contract(Struct, frozen=True):
-    """What is promised of the edge answers, or was not proved.
+    """A promise about the edge answers, proved or not.
 
     Attributes:
         event: such as "missed person"; "" for any disagreement.

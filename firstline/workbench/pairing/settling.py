@@ -34,7 +34,7 @@ class OpenQuestionError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Judges:
-    """What settles choices.
+    """The means by which choices are settled.
 
     Attributes:
         truth: labels of the trials' images; None without any.

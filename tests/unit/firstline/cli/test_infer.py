@@ -111,7 +111,6 @@ def test_the_full_model_answers_where_the_edge_model_is_not_sure(tmp_path: Path)
         (["nowhere", __file__], "nowhere is not a bundle"),
         ([DIGITS, "nowhere.png"], "There is no file nowhere.png"),
         ([DIGITS, __file__, "--key-file", "key"], "--key-file and --ca go with --url"),
-        (["digits", __file__, "--url", "http://127.0.0.1:1", "--draw", "x"], "--draw needs a bundle's folder"),
     ],
 )
 def test_wrong_arguments_are_usage_errors(arguments: list[object], message: str) -> None:
