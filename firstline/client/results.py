@@ -170,6 +170,26 @@ class Anomaly(Prediction):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Embedding(Prediction):
+    """The answer of a model of embeddings.
+
+    Attributes:
+        neighbour: label of the most similar row of the gallery; None if none is similar enough, or without a gallery.
+        similarity: its cosine, or that of the most similar row; None without a gallery.
+        embedding: FP32 (size,); empty with a gallery, whose answers state the neighbour.
+    """
+
+    neighbour: str | None
+    similarity: float | None
+    embedding: NDArray[np.float32]
+
+    def __str__(self) -> str:
+        if self.similarity is None:
+            return f"embedding of {len(self.embedding)} numbers"
+        return f"{self.neighbour or 'unknown'} ({self.similarity:.2f})"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Segmentation(Prediction):
     """The answer of a segmentation model.
 
@@ -371,6 +391,16 @@ def _anomaly(row: Mapping[str, Any], common: dict[str, Any]) -> Anomaly:
     return Anomaly(**common, anomalous=bool(row["anomalous"]), score=float(row["score"]))
 
 
+def _embedding(row: Mapping[str, Any], common: dict[str, Any]) -> Embedding:
+    similarity = row.get("similarity")
+    return Embedding(
+        **common,
+        neighbour=row.get("neighbour"),
+        similarity=None if similarity is None else float(similarity),
+        embedding=np.array(row.get("embedding", []), np.float32),
+    )
+
+
 def _segmentation(row: Mapping[str, Any], common: dict[str, Any]) -> Segmentation:
     return Segmentation(
         **common,
@@ -406,6 +436,8 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Prediction]
     "objects": _detections,
     "values": _values,
     "anomalous": _anomaly,
+    "similarity": _embedding,
+    "embedding": _embedding,
     "mask": _segmentation,
     "outputs": _tensors,
     "top": _classification,

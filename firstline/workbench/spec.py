@@ -306,6 +306,7 @@ class _Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     regression: dict[str, Any] | None = None
     segmentation: dict[str, Any] | None = None
     anomaly: dict[str, Any] | None = None
+    embedding: dict[str, Any] | None = None
     tensors: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     task: dict[str, Any] | None = None

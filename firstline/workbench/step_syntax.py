@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from firstline_core.errors import ConfigError
-from firstline_core.processing.steps import Ctc, Graph, PostStep, PreStep, Tokenize, WithFile
+from firstline_core.processing.steps import Ctc, Gallery, Graph, PostStep, PreStep, Tokenize, WithFile
 from firstline_core.storage.artefact import Artefact
 
 
@@ -32,7 +32,7 @@ class StepOfFile(NamedTuple):
     """
 
     file: Path
-    step: Tokenize | Ctc
+    step: Tokenize | Ctc | Gallery
 
 
 # A path is the file of a graph step.
@@ -100,6 +100,10 @@ USAGE: Mapping[str, tuple[str, str]] = {
         "last, after an anomaly model: its operating score, and the side of anomalies; "
         "N is a typical distance from VALUE",
     ),
+    "gallery": (
+        "gallery:FILE.npy[:least=N]",
+        "last, after a model of embeddings: the most similar row of the file with a cosine of at least N",
+    ),
     "argmax": ("argmax[:NHWC|NCHW]", "after a segmentation: the class of each pixel, from the scores of the classes"),
     "class_scores": (
         "class_scores:OUTPUT[:logits|probabilities][:NHWC|NCHW]",
@@ -161,6 +165,7 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "spread": ("output", "columns"),
     "reconstruction": ("of",),
     "threshold": ("value", "side", "scale"),
+    "gallery": ("file", "least"),
     "argmax": ("layout",),
     "class_scores": ("output", "of", "layout"),
     "label_offset": ("offset",),
@@ -188,6 +193,7 @@ _BY_NAME = frozenset(
         "floor",
         "limit",
         "scale",
+        "least",
         "lower",
         "strip",
         "truncate",
@@ -222,6 +228,7 @@ _AFTER = (
     "unstandardize",
     "reconstruction",
     "threshold",
+    "gallery",
     "argmax",
     "class_scores",
     "label_offset",
@@ -240,6 +247,7 @@ _NUMBERS = {
     "blank": int,
     "offset": int,
     "value": float,
+    "least": float,
     "scale": float,
     "bits": int,
     "pad": int,

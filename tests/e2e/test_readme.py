@@ -68,7 +68,16 @@ def left_for_git(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "page",
-    ["anomaly.md", "bundles.md", "identities.md", "policies.md", "regression.md", "segmentation.md", "storage.md"],
+    [
+        "anomaly.md",
+        "bundles.md",
+        "embedding.md",
+        "identities.md",
+        "policies.md",
+        "regression.md",
+        "segmentation.md",
+        "storage.md",
+    ],
 )
 def test_the_pages_are_true(reader: Reader, page: str) -> None:
     reader.follow((CHECKOUT / "docs" / page).read_text())

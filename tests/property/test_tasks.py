@@ -16,6 +16,7 @@ from firstline_core.processing.masks import IGNORED
 from firstline_core.tasks.anomaly import ANOMALOUS, DISTANCE, SCORE, Anomaly
 from firstline_core.tasks.base import Task, check_outputs
 from firstline_core.tasks.classification import Classification
+from firstline_core.tasks.embedding import EMBEDDING, MARGIN, NEIGHBOUR, OTHER, SIMILARITY, Embedding
 from firstline_core.tasks.regression import SCALE, SPREAD, VALUES, Regression
 from firstline_core.tasks.segmentation import CLASS_BEST, CLASS_IOU, CONFIDENCE, MASK, Segmentation
 from firstline_core.types import Array, Arrays, slice_rows
@@ -66,6 +67,15 @@ def _independent(rng: Rng, rows: int) -> tuple[dict[str, Array], dict[str, Array
     return {"probabilities": rng.uniform(size=(rows, 3)).astype(np.float32)}, {}
 
 
+def _neighbours(rng: Rng, rows: int) -> tuple[dict[str, Array], dict[str, Array]]:
+    outputs = {
+        EMBEDDING: _numbers(rng, rows, 3),
+        NEIGHBOUR: rng.integers(-1, 3, rows),
+        SIMILARITY: rng.uniform(-1, 1, rows).astype(np.float32),
+    }
+    return outputs, {name: rng.uniform(-1, 1, rows).astype(np.float32) for name in (OTHER, MARGIN)}
+
+
 CASES = {
     "independent": Answers(Classification(("a", "b", "c"), independent=True), _independent),
     "classification": Answers(Classification(("a", "b", "c")), _probabilities),
@@ -76,6 +86,7 @@ CASES = {
     "regression-relative": Answers(Regression(("a", "b"), relative=0.2), _values(2, scaled=False), symmetric=False),
     "segmentation": Answers(Segmentation(("background", "cat", "dog"), width=4, height=3, least_share=0.2), _masks),
     "anomaly": Answers(Anomaly(), _decisions),
+    "embedding": Answers(Embedding(3, tolerance=0.2, labels=("ann", "bob", "ann")), _neighbours),
 }
 
 every_task = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -194,6 +194,17 @@ class Threshold(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op",
             raise ValueError("'threshold' needs a finite number")
 
 
+class Gallery(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="gallery"):
+    """Finds the most similar row of a gallery, a .npy file of the bundle: real numbers [rows, columns].
+
+    Attributes:
+        least: cosine from which a row is a neighbour.
+    """
+
+    artefact: Artefact
+    least: Annotated[float, Meta(ge=-1, le=1)] = -1.0
+
+
 class Argmax(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="argmax"):
     """Selects the most probable class of each pixel of a segmentation.
 
@@ -566,12 +577,13 @@ PostStep = (
     | ClassScores
     | Reconstruction
     | Threshold
+    | Gallery
     | BoxDecoder
     | ClassMap
     | Suppress
 )
 
-WithFile = Graph | Tokenize | Ctc
+WithFile = Graph | Tokenize | Ctc | Gallery
 """The steps that need a file of the bundle."""
 
 

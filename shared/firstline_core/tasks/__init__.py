@@ -7,6 +7,7 @@ Modules
     regression          numbers with a tolerance
     segmentation        a class for each pixel
     anomaly             what is not normal
+    embedding           vectors, and their neighbours in a gallery
     installed           tasks by kind, those of other packages included
     tensors             whatever the bundle declares
     text                recognised or transcribed text
@@ -26,6 +27,7 @@ from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification, labelled
 from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.embedding import Embedding
 from firstline_core.tasks.regression import Regression
 from firstline_core.tasks.segmentation import Segmentation
 from firstline_core.tasks.tensors import Tensors
@@ -33,7 +35,7 @@ from firstline_core.tasks.text import Text
 from firstline_core.tasks.view import WHOLE, View, read_view, with_sizes
 from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, InferResponse, Tensor
 
-AnyTask = Classification | Detection | Regression | Segmentation | Anomaly | Tensors | Text
+AnyTask = Classification | Detection | Regression | Segmentation | Anomaly | Embedding | Tensors | Text
 """The tasks of this package. A manifest may also name one of another package, see `installed.py`."""
 
 

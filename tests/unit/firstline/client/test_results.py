@@ -20,6 +20,7 @@ from firstline_core.tasks import AnyTask, answer_json
 from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.embedding import Embedding
 from firstline_core.tasks.regression import Regression
 from firstline_core.tasks.segmentation import Segmentation
 from firstline_core.tasks.text import Text
@@ -63,6 +64,21 @@ def test_an_anomaly_has_a_score() -> None:
     found = read(Anomaly(("fine", "broken")), outputs)
     assert isinstance(found, firstline.Anomaly)
     assert (found.anomalous, found.score, str(found)) == (True, 0.75, "anomalous (0.75)")
+
+
+def test_an_embedding_has_a_neighbour() -> None:
+    outputs = {
+        "embedding": np.array([[3, 4]], np.float32),
+        "neighbour": np.array([1]),
+        "similarity": np.array([0.5], np.float32),
+    }
+    found = read(Embedding(2, labels=("ann", "bob")), outputs)
+    assert isinstance(found, firstline.Embedding)
+    assert (found.neighbour, found.similarity, str(found)) == ("bob", 0.5, "bob (0.50)")
+    alone = read(Embedding(2, tolerance=0.1), {"embedding": outputs["embedding"]})
+    assert isinstance(alone, firstline.Embedding)
+    assert (alone.neighbour, alone.embedding.tolist()) == (None, [3, 4])
+    assert str(alone) == "embedding of 2 numbers"
 
 
 @pytest.mark.parametrize("query", [{}, {"masks": "rle"}])

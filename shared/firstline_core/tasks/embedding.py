@@ -1,0 +1,351 @@
+"""Embeddings: vectors whose direction says what a row is like, and their nearest neighbour in a gallery. Pure.
+
+The output is `embedding` FP32 [n, size]. With a gallery, `neighbour` INT64 [n] follows, the number of the most similar
+row of the gallery, and `similarity` FP32 [n], its cosine. Each model has a gallery of its own, because models need not
+share a space; then only the neighbours are compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.processing.compile import compile_postprocess
+from firstline_core.processing.steps import Columns, Gallery, Graph, Positive, PostStep
+from firstline_core.tasks.base import (
+    MISSED,
+    Event,
+    ModelOutputs,
+    Postprocess,
+    Prediction,
+    Scores,
+    event_names,
+    event_of,
+)
+from firstline_core.tasks.classification import LABEL, UNLABELLED
+from firstline_core.tasks.drawing import caption
+from firstline_core.tasks.view import WHOLE, View
+from firstline_core.types import Array, Arrays, TensorSpec, all_finite, row_count
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+EMBEDDING, NEIGHBOUR, SIMILARITY = "embedding", "neighbour", "similarity"
+"""Outputs FP32 (n, size), INT64 (n,), -1 for none, and FP32 (n,), from -1 to 1."""
+
+OTHER, MARGIN = "other_similarity", "margin"
+"""Evidence FP32 (n,): the cosine of the most similar row with another label, and how much the similarities may change
+before another label, or none, is the answer."""
+
+_MEASURES = 4
+_SLACK = 1e-5  # rounding of 32-bit arithmetic
+_TINY = 1e-12
+_GROUPS_AT_MOST = 256  # with more labels, contracts and rollouts cannot tell them apart
+
+
+class Embedding(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="embedding"):
+    """A model of embeddings.
+
+    Attributes:
+        size: number of the embedding's columns; a shorter one is filled up with zeros, which change no angle.
+        tolerance: cosine distance (1 - cosine) of the models' embeddings above which they differ; 0 if they are not
+            compared.
+        labels: of the gallery's rows, in their order; several rows may have the same. () without a gallery.
+    """
+
+    kind: ClassVar[str] = "embedding"
+    score_kinds: ClassVar[tuple[str, ...]] = ("margin", "similarity", "norm")
+    compares_evidence: ClassVar[bool] = False
+    graph_scores: ClassVar[bool] = False
+    quality: ClassVar[str] = "recall_at_1"
+    higher_is_better: ClassVar[bool] = True
+    needs_event: ClassVar[bool] = False
+    view_options: ClassVar[tuple[str, ...]] = ()
+    in_pixels: ClassVar[bool] = False
+
+    size: Positive
+    tolerance: Annotated[float, Meta(ge=0, le=2)] = 0.0
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.tolerance and not self.labels:
+            raise ValueError("embeddings are compared by a tolerance, or by the labels of a gallery")
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        embedding = TensorSpec(EMBEDDING, "FP32", (-1, self.size))
+        if not self.labels:
+            return (embedding,)
+        return embedding, TensorSpec(NEIGHBOUR, "INT64", (-1,)), TensorSpec(SIMILARITY, "FP32", (-1,))
+
+    @property
+    def evidence(self) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(name, "FP32", (-1,)) for name in (OTHER, MARGIN)) if self.labels else ()
+
+    @property
+    def truth(self) -> tuple[TensorSpec, ...]:
+        """Returns the number of the label, or of a class of the data without a gallery; -1 if it is not known."""
+        return (TensorSpec(LABEL, "INT64", (-1,)),)
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """Returns the different labels; () if there are too many to tell apart."""
+        names = tuple(dict.fromkeys(self.labels))
+        return names if len(names) <= _GROUPS_AT_MOST else ()
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        return event_names(self.group_names)
+
+    @property
+    def digest(self) -> str:
+        """Returns the sha256 over all fields: they change the outputs or the losses."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+    def declared(self, *, rounded: bool, cut: bool) -> Embedding:
+        """Returns this task: the outputs of all models satisfy the same."""
+        return self
+
+    def fault(self, outputs: Arrays) -> str:
+        """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
+        if not all_finite(outputs[EMBEDDING]):
+            return "NaN or infinity in 'embedding'"
+        if not self.labels:
+            return ""
+        neighbour, similarity = outputs[NEIGHBOUR], outputs[SIMILARITY]
+        if ((neighbour < -1) | (neighbour >= len(self.labels))).any():
+            return f"a neighbour outside of -1 to {len(self.labels) - 1}"
+        if not (np.abs(similarity) <= 1 + _SLACK).all():
+            return "a similarity outside of -1 to 1, or NaN"
+        return ""
+
+    def postprocess(self, model: ModelOutputs) -> Postprocess:
+        """Compiles the steps to the embedding, and the search in the gallery after them."""
+        last = model.steps[-1] if model.steps else None
+        gallery = last if isinstance(last, Gallery) else None
+        steps = model.steps if gallery is None else model.steps[:-1]
+        rows_of_gallery: NDArray[np.float32] | None = None
+        if gallery is not None:
+            rows_of_gallery = self._gallery(model.read_file(gallery.artefact), gallery.artefact.file)
+        if not all(isinstance(step, Columns | Graph) for step in steps):
+            raise ModelLoadError("Postprocessing of embeddings: columns and graph, and last gallery.")
+        if (gallery is not None) != bool(self.labels):
+            raise ModelLoadError("Postprocessing of embeddings: gallery goes with the labels of its rows.")
+        name, to_embedding = model.port(model.output), compile_postprocess(steps, model.load_graph)
+        least = gallery.least if gallery is not None else -1.0
+
+        def run(raw: Arrays, rows: Arrays) -> Prediction:
+            found, count = to_embedding(raw[name]), row_count(rows)
+            if len(found) != count or found.shape[1] > self.size:
+                raise InferenceError(
+                    f"{model.what} gave {list(found.shape)} for {count} rows, but embeddings have {self.size} columns."
+                )
+            outputs: dict[str, Array] = {EMBEDDING: np.pad(found, ((0, 0), (0, self.size - found.shape[1])))}
+            if rows_of_gallery is None:
+                return Prediction(outputs, {})
+            if found.shape[1] != rows_of_gallery.shape[1]:
+                raise InferenceError(
+                    f"{model.what} gave {found.shape[1]} columns; its gallery has {rows_of_gallery.shape[1]}."
+                )
+            nearest, evidence = self._search(_unit(found) @ rows_of_gallery.T, least)
+            return Prediction(outputs | nearest, evidence)
+
+        return Postprocess((name,), run)
+
+    def _gallery(self, content: bytes, file: str) -> NDArray[np.float32]:
+        """Returns the rows of a gallery with length 1."""
+        try:
+            rows = np.load(io.BytesIO(content), allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise ModelLoadError(f"The gallery {file} is not a .npy file: {error}.") from error
+        if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype.kind != "f" or not np.isfinite(rows).all():
+            raise ModelLoadError(f"The gallery {file} needs finite numbers [rows, columns], got {_shape(rows)}.")
+        if len(rows) != len(self.labels):
+            raise ModelLoadError(f"The gallery {file} has {len(rows)} rows, but there are {len(self.labels)} labels.")
+        return _unit(rows.astype(np.float32))
+
+    def _search(self, cosines: NDArray[np.float32], least: float) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Returns the outputs and the evidence of a search.
+
+        Args:
+            cosines: (n, rows of the gallery).
+            least: cosine from which a row of the gallery is a neighbour.
+        """
+        numbers = self._label_numbers()
+        best = cosines.argmax(axis=1)
+        similarity = np.clip(cosines.max(axis=1), -1, 1).astype(np.float32)
+        others = np.where(numbers[None] == numbers[best][:, None], -1, cosines).max(axis=1, initial=-1)
+        known = similarity >= least
+        margin = np.where(known, np.minimum(similarity - others, similarity - least), least - similarity)
+        outputs = {NEIGHBOUR: np.where(known, best, -1).astype(np.int64), SIMILARITY: similarity}
+        return outputs, {OTHER: others.astype(np.float32), MARGIN: margin.astype(np.float32)}
+
+    def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
+        """Returns the confidence of each row, in [0, 1].
+
+        - `margin`: half of the similarity that the answer may lose before another label, or none, is nearer.
+        - `similarity`: half of 1 + the cosine of the neighbour; of 1 - the cosine if none is near enough.
+        - `norm`: length of the embedding by 1 + the length. Many models of faces give short embeddings to bad images;
+          it says nothing about models that normalise. It needs no gallery.
+
+        Args:
+            kind: one of `score_kinds`.
+            outputs: canonical outputs.
+            evidence: of the search; `norm` needs none.
+            temperature: without effect, because there are no logits.
+
+        Raises:
+            InvalidTensorError: there is no gallery.
+        """
+        if kind == "norm":
+            norm = np.linalg.norm(outputs[EMBEDDING].astype(np.float64), axis=1)
+            return np.asarray(norm / (1 + norm), np.float32)
+        if MARGIN not in evidence:
+            raise InvalidTensorError(f"The score '{kind}' needs a gallery; this model has none.")
+        if kind == "margin":
+            return np.asarray(np.clip(evidence[MARGIN] / 2, 0, 1), np.float32)
+        signed = np.where(outputs[NEIGHBOUR] >= 0, outputs[SIMILARITY], -outputs[SIMILARITY])
+        return np.asarray(np.clip((1 + signed) / 2, 0, 1), np.float32)
+
+    def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
+        if kind in ("margin", "similarity") and not any(isinstance(step, Gallery) for step in steps):
+            return "needs the step gallery in its postprocessing; without it there are norm and learned"
+        return ""
+
+    @property
+    def feature_count(self) -> int:
+        """Returns the number of columns of `features`."""
+        return _MEASURES
+
+    def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
+        """Returns the inputs of learned scores, (n, feature_count).
+
+        Logarithm of the length, and with a gallery the similarity, that of the best other label, and the margin.
+        """
+        norm = np.linalg.norm(outputs[EMBEDDING].astype(np.float64), axis=1)
+        columns = [np.log(np.maximum(norm, _TINY))]
+        if MARGIN in evidence:
+            columns += [outputs[SIMILARITY], evidence[OTHER], evidence[MARGIN]]
+        else:
+            columns += [np.zeros_like(norm)] * 3
+        return np.column_stack(columns).astype(np.float32)
+
+    def supposed_losses(self, outputs: Arrays, evidence: Arrays) -> Scores:
+        """Returns half of 1 - the score `margin`, or a half without a gallery."""
+        if MARGIN not in evidence:
+            return np.full(len(outputs[EMBEDDING]), 0.5, np.float32)
+        return np.asarray((1 - self.score("margin", outputs, evidence)) / 2, np.float32)
+
+    def groups(self, outputs: Arrays) -> Sequence[str]:
+        """Returns the label of the neighbour; "" without one."""
+        if not self.labels:
+            return [""] * len(outputs[EMBEDDING])
+        return [self.labels[neighbour] if neighbour >= 0 else "" for neighbour in outputs[NEIGHBOUR].tolist()]
+
+    def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
+        found = np.zeros((len(outputs[EMBEDDING]), len(self.group_names)), np.int64)
+        if self.group_names:
+            numbers = self._labels_of(outputs)
+            found[np.flatnonzero(numbers >= 0), numbers[numbers >= 0]] = 1
+        return found
+
+    def loss(self, edge: Arrays, full: Arrays) -> Scores:
+        """Returns 1 where the neighbours have different labels or the embeddings are too far apart, else 0."""
+        lost = np.zeros(len(edge[EMBEDDING]), np.bool_)
+        if self.labels:
+            lost |= self._labels_of(edge) != self._labels_of(full)
+        if self.tolerance:
+            cosine = (_unit(edge[EMBEDDING]).astype(np.float64) * _unit(full[EMBEDDING])).sum(axis=1)
+            lost |= 1 - cosine > self.tolerance
+        return lost.astype(np.float32)
+
+    def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
+        direction, label = event_of(name, self.group_names)
+        counts, other = (full, edge) if direction == MISSED else (edge, full)
+        there = self._labels_of(counts) == label
+        return Event(there, np.asarray(there & (self._labels_of(other) != label), np.float32))
+
+    def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
+        """Returns 1 where the neighbour has another label than the truth.
+
+        Raises:
+            ConfigError: there is no gallery.
+        """
+        if not self.labels:
+            raise ConfigError("Embeddings without a gallery have no right or wrong answer to one row; see recall_at_1.")
+        known = truth[LABEL] != UNLABELLED
+        true = self._label_numbers()[np.where(known, truth[LABEL], 0)]
+        return np.asarray(~known | (self._labels_of(outputs) != true), np.float32)
+
+    def summary(self, outputs: Arrays, evidence: Arrays, truth: Arrays) -> dict[str, float]:
+        """Returns `recall_at_1`: the share of labelled rows whose nearest neighbour has their label.
+
+        The neighbour is of the gallery. Without one, it is the most similar other row of the data, and rows whose label
+        is unique do not count.
+        """
+        known = truth[LABEL] != UNLABELLED
+        if self.labels and known.any():
+            return {"recall_at_1": float(1 - self.truth_loss(outputs, truth)[known].mean())}
+        labels, rows = truth[LABEL][known], _unit(outputs[EMBEDDING][known])
+        right = []
+        for number, row in enumerate(rows):
+            cosines = rows @ row
+            cosines[number] = -np.inf
+            if (labels == labels[number]).sum() > 1:
+                right.append(labels[cosines.argmax()] == labels[number])
+        if not right:
+            raise ConfigError("The recall needs labelled rows, and two of a label without a gallery; there are none.")
+        return {"recall_at_1": float(np.mean(right))}
+
+    def describe(self, outputs: Arrays, row: int, view: View = WHOLE) -> dict[str, Any]:
+        """Returns the label of the neighbour, null if none is near enough, and its similarity; or the embedding."""
+        if not self.labels:
+            return {EMBEDDING: [float(f"{value:.7g}") for value in outputs[EMBEDDING][row].tolist()]}
+        neighbour = int(outputs[NEIGHBOUR][row])
+        return {
+            NEIGHBOUR: self.labels[neighbour] if neighbour >= 0 else None,
+            SIMILARITY: round(float(outputs[SIMILARITY][row]), 4),
+        }
+
+    def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
+        """Returns a copy of the image with the neighbour in the top left corner."""
+        if not self.labels:
+            return image.convert("RGB")
+        found = self.describe(outputs, row)
+        return caption(image, f"{found[NEIGHBOUR] or 'unknown'} {found[SIMILARITY]:.2f}")
+
+    def difference(self, expected: Arrays, actual: Arrays) -> float:
+        """Returns the largest difference of a number, relative to the length of the embedding."""
+        wanted, found = expected[EMBEDDING].astype(np.float64), actual[EMBEDDING]
+        if wanted.shape != found.shape or self.fault(expected) or self.fault(actual):
+            return float("inf")
+        length = np.maximum(np.linalg.norm(wanted, axis=1), _TINY)
+        return float((np.abs(wanted - found).max(axis=1, initial=0) / length).max(initial=0))
+
+    def _label_numbers(self) -> NDArray[np.int64]:
+        """Returns the number of the different label of each row of the gallery."""
+        numbers = {label: number for number, label in enumerate(dict.fromkeys(self.labels))}
+        return np.array([numbers[label] for label in self.labels], np.int64)
+
+    def _labels_of(self, outputs: Arrays) -> NDArray[np.int64]:
+        """Returns the number of the different label of each row's neighbour; -1 without one."""
+        neighbour = outputs[NEIGHBOUR]
+        return np.where(neighbour >= 0, self._label_numbers()[np.maximum(neighbour, 0)], -1)
+
+
+def _shape(rows: object) -> str:
+    return str(list(rows.shape)) if isinstance(rows, np.ndarray) else "an archive"
+
+
+def _unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns the rows with length 1; a row of zeros stays one."""
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.maximum(length, _TINY), np.float32)
