@@ -106,6 +106,11 @@ class Fleet:
             return all(name in counts and counts[name].audited >= audits for name in self.agents)
 
         await until(enough, 60)
+        with self.site.gateway.store.database.reading() as connection:
+            counts = [each.models[-1] for each in totals_of(connection, self.agents).values()]
+        # The edge model reports one label in each row, and in each audit it can at least be invented.
+        assert all(sum(each.objects.values()) == each.rows for each in counts)
+        assert all(sum(each.event_audits.values()) >= each.audited > each.audited_empty == 0 for each in counts)
 
     async def ended(self, rollout: str) -> RolloutSummary:
         """Lets a minute pass before each look, until the rollout ends."""
