@@ -114,7 +114,7 @@ def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:
             f"/v2/repository/models/{served.key.name}/load."
         )
     loaded = load_model(bundle, full, options)
-    loaded.batch_s = measure(loaded)
+    loaded.batch_s, loaded.row_s = measure(loaded), measure_row(loaded)
     return loaded
 
 
@@ -222,6 +222,22 @@ def measure(model: LoadedModel) -> dict[int, float]:
         return calibrate(run)
     except FirstlineError:  # an input of zeros may be none of its own; the first requests tell
         return {}
+
+
+def measure_row(model: LoadedModel) -> float:
+    """Returns the least seconds of some runs of one prepared row, for models of images; 0 if that is not known.
+
+    Args:
+        model: loaded.
+    """
+    inputs = model.trial_inputs()
+    if inputs is None or not model.decodes_images:
+        return 0.0
+    try:
+        rows = model.prepare(inputs)
+        return _least_s(lambda _: model.compute(rows), 1, time.perf_counter, time.perf_counter() + BUDGET_S)
+    except FirstlineError:  # an input of zeros may be none of its own
+        return 0.0
 
 
 def calibrate(run: Callable[[int], object], now_s: Callable[[], float] = time.perf_counter) -> dict[int, float]:

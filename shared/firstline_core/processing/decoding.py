@@ -1,8 +1,8 @@
 """Decodes large images outside of the event loop, within a memory budget per caller and in total.
 
-Small images are decoded where their model runs. Large ones are decoded first, in threads of low priority, so that
-they take neither the event loop nor the places of other requests. A caller whose images fill its part of the budget or
-of the threads waits, and does not delay others.
+Images are decoded where their model runs if that takes little time, also compared with the model. Large ones are
+decoded first, in threads of low priority, so that they take neither the event loop nor the places of other requests. A
+caller whose images fill its part of the budget or of the threads waits, and does not delay others.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from firstline_core.processing.image_header import ImageCost
 from firstline_core.runtime.priority import use_low_priority_in_thread
 from firstline_core.types import Array, Arrays, row_count
 
-LIGHT_PIXELS = 65_536
+LIGHT_PIXELS, _LIGHT_S = 65_536, 0.001
 """Decoding so many takes a millisecond at most."""
+
+_OF_RUN = 2.0  # images may take so many times the model's run
 
 _OVERHEAD_PIXELS = 8192  # are decoded in the time that reading a file of any size takes
 
@@ -60,15 +62,27 @@ def as_sent(inputs: Arrays) -> Arrays:
 class Preparing(Protocol):
     """The part of a loaded model that decoding needs."""
 
+    @property
+    def row_s(self) -> float: ...
+
     def image_cost(self, inputs: Arrays) -> ImageCost: ...
 
     def prepare(self, inputs: Arrays, cost: ImageCost) -> Arrays: ...
 
 
-def is_light(cost: ImageCost) -> bool:
-    """Returns whether images are decoded where their model runs."""
+def is_light(cost: ImageCost, row_s: float = 0.0) -> bool:
+    """Returns whether images are decoded where their model runs.
+
+    A model that runs in threads for longer than its images take is not delayed much by them. Decoded in another thread,
+    they would cost more: the interpreter's lock changes hands, and pixels leave the processor's cache.
+
+    Args:
+        cost: of the images.
+        row_s: seconds of the model's run of a row; 0 if it runs on an event loop, or is not measured.
+    """
     pixels = cost.pixels + _OVERHEAD_PIXELS * (len(cost.rows) - 1)
-    return pixels <= LIGHT_PIXELS and cost.memory_bytes <= LIGHT_BYTES
+    most = LIGHT_PIXELS * max(1.0, _OF_RUN * row_s * len(cost.rows) / _LIGHT_S)
+    return pixels <= most and cost.memory_bytes <= LIGHT_BYTES
 
 
 @dataclass(eq=False, slots=True)
@@ -298,7 +312,7 @@ class ImageDecoding:
             RequestError: an image cannot be decoded.
             CapacityError: the memory was not free in time.
         """
-        if is_light(cost):
+        if is_light(cost, model.row_s):
             yield inputs
             return
         work = partial(self._prepare, model, inputs, cost, deadline_s)

@@ -36,6 +36,8 @@ HEAVY = cost_of(LIGHT_PIXELS + 1, 40 * MIB)
 class Model:
     """Prepares an image when it is let, and notes in which thread."""
 
+    row_s = 0.0
+
     def __init__(self) -> None:
         self.go, self.began = threading.Event(), threading.Event()
         self.threads: list[str] = []
@@ -76,6 +78,18 @@ async def prepare(decoding: ImageDecoding, model: Model, cost: ImageCost = HEAVY
 async def test_a_small_image_is_left_to_its_model(decoding: ImageDecoding, model: Model) -> None:
     assert await prepare(decoding, model, cost=cost_of(LIGHT_PIXELS, MIB)) is PICTURE
     assert not model.threads
+
+
+@pytest.mark.parametrize(
+    ("row_s", "pixels", "left"), [(0.004, 8 * LIGHT_PIXELS, True), (0.003, 8 * LIGHT_PIXELS, False)]
+)
+async def test_an_image_that_takes_little_compared_with_its_model_is_left_to_it(
+    decoding: ImageDecoding, model: Model, row_s: float, pixels: int, left: bool
+) -> None:
+    model.row_s = row_s
+    model.go.set()
+    assert (await prepare(decoding, model, cost_of(pixels, MIB)) is PICTURE) is left
+    assert await prepare(decoding, model, cost_of(pixels, 17 * MIB)) is not PICTURE
 
 
 async def test_tiny_images_that_become_large_are_counted(decoding: ImageDecoding, model: Model) -> None:
