@@ -22,7 +22,7 @@ from firstline.workbench.data.dataset import open_dataset
 from firstline_core.bundle.loading import load_model
 from firstline_core.processing.steps import Decode, InputSpec, Layout, Resize, Scale, Softmax
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import PROBABILITIES, Array, Tensor, join_rows
+from firstline_core.types import PROBABILITIES, Array, Arrays, join_rows
 from firstline_gateway.executors.local import run_batch
 
 _ROWS, _BATCH, _THRESHOLD = 128, 32, 0.9
@@ -37,7 +37,7 @@ def quantised(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return file
 
 
-def answers(file: Path, inputs: list[Tensor], size: int, batch: Literal[1] | None) -> Array:
+def answers(file: Path, inputs: list[Arrays], size: int, batch: Literal[1] | None) -> Array:
     """Probabilities (rows, classes) of requests of one row, `size` of them in each batch of the executor."""
     declared = model(
         file,
@@ -64,7 +64,7 @@ def answers(file: Path, inputs: list[Tensor], size: int, batch: Literal[1] | Non
 def test_a_certificate_describes_what_a_gateway_runs(shared_data: Path, quantised: Path) -> None:
     """The check of `bundle create` writes `batch: 1` for this model; a certificate counts its answers row by row."""
     dataset = open_dataset(shared_data / "cifar10-cascade" / "dev", _ROWS)
-    inputs = [Tensor("image", np.array([encoded], dtype=np.object_)) for encoded in dataset.contents()]
+    inputs = [{"image": np.array([encoded], dtype=np.object_)} for encoded in dataset.contents()]
     assert len(inputs) == _ROWS
     alone = answers(quantised, inputs, 1, None)
 

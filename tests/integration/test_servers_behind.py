@@ -26,7 +26,7 @@ from support.waiting import until
 
 from bench.support.bundles import write_manifest
 from firstline_core.bundle.store import open_bundle
-from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.steps import InputSpec, ModelInput
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ async def test_other_bundle_behind_is_an_error(site: GatewaysBehind) -> None:
     bundle = site.folder / "bundle"
     shutil.copytree(DIGITS, bundle, ignore=shutil.ignore_patterns("edge*"))
     manifest = json.loads((bundle / "manifest.json").read_text())
-    manifest["full"]["preprocess"][1]["filter"] = "nearest"
+    manifest["full"]["inputs"][0]["preprocess"][1]["filter"] = "nearest"
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     with site.gateway("one", bundle=bundle) as one:
         async with near(site, one.url) as client:
@@ -115,7 +115,7 @@ async def test_plain_v2_server_gets_preprocessed_tensors(site: GatewaysBehind) -
     shutil.copy(DIGITS / "full.onnx", there)
     manifest = open_bundle(DIGITS).manifest
     assert manifest.full is not None
-    plain = msgspec.structs.replace(manifest.full, preprocess=())
+    plain = msgspec.structs.replace(manifest.full, inputs=(ModelInput("image"),))
     write_manifest(
         there, [], manifest.labels, name="digits", full=plain, inputs=(InputSpec("image", "FP32", (-1, 8, 8, 1)),)
     )

@@ -254,17 +254,17 @@ def test_recipe_reproduces_the_models(name: str, remade: Path, heldout: Dataset)
 def test_recipe_reproduces_the_bundle(remade: Path) -> None:
     """Names, steps and policy; the files themselves are compared above, and figures below."""
     again, committed = (open_bundle(folder / "bundle").manifest for folder in (remade, DIGITS))
-    assert (again.name, again.version, again.labels, again.input) == (
+    assert (again.name, again.version, again.labels, again.inputs) == (
         committed.name,
         committed.version,
         committed.labels,
-        committed.input,
+        committed.inputs,
     )
     for one, other in zip(again.models, committed.models, strict=True):
-        assert (one.id, one.runtime, one.preprocess, one.postprocess) == (
+        assert (one.id, one.runtime, one.inputs, one.postprocess) == (
             other.id,
             other.runtime,
-            other.preprocess,
+            other.inputs,
             other.postprocess,
         )
         assert one.measured == pytest.approx(other.measured, abs=1.5 / 599)
@@ -289,7 +289,7 @@ def test_every_variant_repeats_its_golden_answers(heldout: Dataset, calibration:
         turned = {name: array[::-1] for name, array in outputs.items()}
         other = deviation(answers, model.id, turned, loaded.task)
         assert other is not None and other > golden.tolerance
-    scans = {np.asarray(Image.open(io.BytesIO(png))).tobytes() for png in answers.inputs}
+    scans = {np.asarray(Image.open(io.BytesIO(png))).tobytes() for png in answers.inputs["image"].rows}
     assert len(scans) == 10
     assert not scans & {scan.tobytes() for part in (heldout, calibration) for scan in part.pixels}
 

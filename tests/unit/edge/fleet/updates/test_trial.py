@@ -15,7 +15,7 @@ from support.impure_models import dropout_in_training, dynamically_quantised, so
 from support.sample_bundles import detector_bundle
 from support.updates import bundle_at
 
-from bench.support.bundles import artefact, model, write_manifest
+from bench.support.bundles import artefact, fed_by, model, write_manifest
 from firstline.workbench.golden import answered_golden, read_inputs
 from firstline_core.bundle.golden import (
     GOLDEN_NAME,
@@ -90,7 +90,8 @@ def test_a_model_with_another_input_fails(tmp_path: Path, workers: Workers) -> N
 
     def taking(**changes: object) -> DeviceModel:
         spec = msgspec.structs.replace(held.manifest.inputs[0], **changes)
-        manifest = msgspec.structs.replace(held.manifest, inputs=(spec,))
+        edge = (fed_by(held.manifest.edge[0], (spec,)),)
+        manifest = msgspec.structs.replace(held.manifest, inputs=(spec,), edge=edge)
         return DeviceModel(dataclasses.replace(held.bundle, manifest=manifest), held.edge)
 
     for before in (taking(name="image"), taking(datatype="UINT8"), taking(shape=(-1, 5)), taking(shape=(-1, -1))):

@@ -16,6 +16,7 @@ from firstline.workbench.compress import student
 from firstline.workbench.compress.student import Lesson, checkpoint_file, start_of, train_student, views
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import ModelInput
 from firstline_core.runtime.select import RuntimeOptions
 
 _DIGITS = Path(__file__).parents[5] / "models/digits/bundle"
@@ -92,9 +93,9 @@ def test_a_student_has_the_input_and_output_of_its_teacher() -> None:
     manifest = open_bundle(_DIGITS).manifest
     assert manifest.full is not None
     edge = manifest.edge[0]
-    alike = msgspec.structs.replace(manifest.full, preprocess=edge.preprocess, postprocess=edge.postprocess)
+    alike = msgspec.structs.replace(manifest.full, inputs=edge.inputs, postprocess=edge.postprocess)
     assert start_of(manifest, alike, edge.id) == edge
-    other = msgspec.structs.replace(alike, preprocess=())
+    other = msgspec.structs.replace(alike, inputs=(ModelInput("image"),))
     for source, wanted, words in (
         (alike, "nobody", "has no model 'nobody'"),
         (alike, "full", "cannot teach itself"),
