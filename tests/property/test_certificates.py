@@ -20,7 +20,7 @@ from firstline_core.bundle.manifest import (
     parse_manifest,
     valid_certificate,
 )
-from firstline_core.processing.steps import Decode, Graph, InputSpec, Resize, Scale, Softmax
+from firstline_core.processing.steps import Decode, Graph, InputSpec, ModelInput, Resize, Scale, Softmax
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
@@ -34,6 +34,11 @@ STEPS: Any = st.lists(
 AFTER: Any = st.lists(st.builds(Softmax) | st.builds(Graph, ARTEFACTS), max_size=2).map(tuple)
 
 
+FED: Any = st.builds(ModelInput, st.just("x"), st.sampled_from(["", "in"]), STEPS).map(lambda fed: (fed,)) | st.tuples(
+    st.builds(ModelInput, st.just("x"), st.just("in"), STEPS), st.builds(ModelInput, st.just("x"), st.just("b"), STEPS)
+)
+
+
 def models(name: str) -> st.SearchStrategy[Model]:
     return st.builds(
         Model,
@@ -41,9 +46,8 @@ def models(name: str) -> st.SearchStrategy[Model]:
         ARTEFACTS,
         st.sampled_from(["onnx", "tflite"]),
         st.just("fp32"),
-        STEPS,
+        FED,
         AFTER,
-        st.sampled_from(["", "in"]),
         st.sampled_from(["", "out"]),
     )
 
@@ -59,7 +63,7 @@ MANIFESTS = st.builds(
     st.just("m"),
     st.integers(1, 9),
     st.just(Classification(("a", "b"))),
-    st.just(InputSpec("x", "BYTES", (-1,), "image")),
+    st.just((InputSpec("x", "BYTES", (-1,), "image"),)),
     models("edge").map(lambda model: (model,)),
     models("full"),
     st.builds(Policy, SCORES, st.floats(0, 1)),

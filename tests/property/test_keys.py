@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from firstline_core.processing import GENERATION
-from firstline_core.types import DATATYPES, Tensor, take_rows
-from firstline_edge.requests.context import content_digests, result_key
+from firstline_core.types import DATATYPES, InferRequest, Tensor, join_rows, slice_rows, take_rows
+from firstline_edge.requests.context import content_digests, result_key, rows_of
 
 NUMERIC = [dtype for name, dtype in DATATYPES.items() if name != "BYTES"]
 
@@ -84,3 +85,54 @@ def test_name_datatype_and_shape_are_part_of_the_key() -> None:
 
 def test_keys_are_full_width() -> None:
     assert len(digests(encoded(b"a"))[0]) == 32
+
+
+COLUMNS: Any = st.dictionaries(
+    st.sampled_from(["a", "b", "c"]), st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=1
+)
+
+
+def columns(of: dict[str, list[int]]) -> dict[str, Any]:
+    """Inputs of three rows, in the order of their names as a manifest has them; c is text."""
+    made = {name: np.array(values, np.int64)[:, None] for name, values in sorted(of.items()) if name != "c"}
+    if "c" in of:
+        made["c"] = np.array([b"x" * value for value in of["c"]], np.object_)
+    return made
+
+
+@given(COLUMNS, COLUMNS, st.sets(st.sampled_from(["a", "b", "c"]), min_size=1))
+def test_rows_of_several_inputs_share_a_key_where_all_that_count_are_equal(
+    one: dict[str, list[int]], other: dict[str, list[int]], names: set[str]
+) -> None:
+    read_of_one, read_of_other = ({key: of[key] for key in of.keys() & names} for of in (one, other))
+    if not read_of_one or not read_of_other:
+        return
+    found, others = content_digests(columns(one), names), content_digests(columns(other), names)
+    for row, digest in enumerate(found):
+        for place, second in enumerate(others):
+            same = {key: values[row] for key, values in read_of_one.items()} == {
+                key: values[place] for key, values in read_of_other.items()
+            }
+            assert (digest == second) == same
+
+
+@given(COLUMNS, st.permutations(range(3)))
+def test_rows_of_several_inputs_are_cut_and_joined_alike(of: dict[str, list[int]], order: list[int]) -> None:
+    inputs, names = columns(of), set(of)
+    together = content_digests(inputs, names)
+    turned = take_rows(inputs, order)
+    assert content_digests(turned, names) == [together[row] for row in order]
+    joined = join_rows([slice_rows(turned, row, row + 1) for row in range(3)])
+    assert list(joined) == list(inputs)
+    assert content_digests(joined, names) == content_digests(turned, names)
+    request = InferRequest("m", tuple(Tensor(name, array) for name, array in inputs.items()), "")
+    assert content_digests(request.take(order).arrays, names) == content_digests(turned, names)
+
+
+@given(COLUMNS)
+def test_a_row_has_a_key_for_each_model(of: dict[str, list[int]]) -> None:
+    inputs = columns(of)
+    edge_names, full_names = list(of)[:1], list(of)
+    rows = rows_of(inputs, edge_names, full_names)
+    assert [row.content for row in rows] == content_digests(inputs, full_names)
+    assert [row.edge_content for row in rows] == content_digests(inputs, edge_names)
