@@ -73,7 +73,9 @@ def measure_pair(
     manifest, score = bundle.manifest, load_scorer(bundle, options)
     with ExitStack() as stack:
         loaded = [stack.enter_context(closing(load_model(bundle, model, options))) for model in manifest.models]
-        observed = observe(loaded, manifest.inputs, dataset, progress, with_evidence=loaded[: len(manifest.edge)])
+        # The score needs the edge's evidence; the quality of some tasks needs both models'.
+        scored = loaded if manifest.task.compares_evidence else loaded[: len(manifest.edge)]
+        observed = observe(loaded, manifest.inputs, dataset, progress, with_evidence=scored)
     edge = observed.answers[0] if manifest.edge else None
     return Measured(
         bundle=bundle,
