@@ -122,13 +122,14 @@ class Trials:
         )
 
     def _bundle(self, reading: Reading) -> Bundle:
+        kinds = self._task.score_kinds
         manifest = Manifest(
             name="trial",
             version=1,
             task=self._task,
             inputs=(_INPUT,),
             edge=(self._model(reading),),
-            policy=Policy(Score(self._task.score_kinds[0])),
+            policy=Policy(Score("few_classes" if "few_classes" in kinds else kinds[0])),
         )
         return Bundle(self._file.parent, manifest)
 
@@ -175,7 +176,9 @@ def decide(
         decision = _compared(choice, rows, judge)
         if judge == "the model itself" and choice.field in ("scaling", "decoder") and not choice.known:
             # A wrong range or activation can make a model surer than the right one.
-            decision = replace(decision, sure=False, why=f"nothing but {judge} speaks for: {decision.why}")
+            decision = replace(
+                decision, sure=False, why=f"only the data's labels or another model could tell: {decision.why}"
+            )
         if decision.sure or count == most:
             return decision
         count = min(2 * count, most)

@@ -61,6 +61,7 @@ laptop, mouse, remote, keyboard, cell phone, microwave, oven, toaster, sink, ref
 scissors, teddy bear, hair drier, toothbrush"""
 COCO = tuple(" ".join(label.split()) for label in _COCO.split(","))
 """The labels of COCO's 80 classes, which most detectors were trained on."""
+_COLON = "\\:"  # in the name of an output
 _STRIDES = (8, 16, 32)
 _MOST_QUERIES = 1000
 
@@ -99,6 +100,7 @@ class Reading:
         output: name of the model's output, "" if the decoder names them.
         mode: order of the colours.
         size: width and height; None for inputs that are no images.
+        padding: further arguments of a letterbox.
         scaling: of pixels, unless `quantised`; "" for an input of bytes.
         quantised: the step that fills the range of a quantised input.
         class_map: names or numbers of the step `class_map`; "" for none.
@@ -119,6 +121,7 @@ class Reading:
     mode: str = "RGB"
     size: tuple[int, int] | None = None
     geometry: str = "squash"
+    padding: str = "pad=114"
     scaling: str = "unit"
     quantised: str = ""
     channels_first: bool = False
@@ -137,7 +140,7 @@ class Reading:
         size = "x".join(map(str, self.size))
         if self.geometry == "crop":
             steps.append("center_crop:0.875")
-        letterbox = f":letterbox={self.geometry}:pad=114" if self.geometry in ("corner", "center") else ""
+        letterbox = f":letterbox={self.geometry}:{self.padding}" if self.geometry in ("corner", "center") else ""
         steps += [f"resize:{size}{letterbox}", self.quantised or _scale(self.scaling, self.mode)]
         if self.channels_first:
             steps.append("layout:NCHW")
@@ -641,7 +644,54 @@ def _activation(file: ModelFile, output: _Output) -> tuple[str, float, str]:
     return "softmax", LIKELY, "no softmax ends the graph, so the outputs are taken as logits"
 
 
-_FAMILIES = (_ssd, _detr, _fastestdet, _box_rows, _yolo, _classifier)
+def _segmentation(file: ModelFile, image: _Image, outputs: Sequence[_Output]) -> Iterator[Reading]:
+    """Yields models that give each pixel a class: as a map of classes, or as scores of the classes."""
+    if image.start.size is None:
+        return
+    least = min(image.start.size) // 8
+    maps = [output for output in outputs if not output.real and len(output.shape) == 2 and min(output.shape) >= least]
+    scores = [output for output in outputs if output.real and len(output.shape) == 3]
+    if len(maps) > 1 or len(scores) > 1 or not maps + scores:
+        return
+    decoder, classes, output = "", 0, maps[0].name if maps else ""
+    if scores:
+        first = scores[0].shape[0] <= min(scores[0].shape[1:])
+        classes = scores[0].shape[0 if first else 2]
+        if maps:
+            decoder = f"class_scores:{scores[0].name.replace(':', _COLON)}"
+        elif classes < 2 or min(scores[0].shape[1:] if first else scores[0].shape[:2]) < least:
+            return
+        else:
+            output = scores[0].name
+            summed = None if scores[0].values is None else scores[0].values.sum(axis=0 if first else -1)
+            probable = summed is not None and bool(np.allclose(summed, 1, atol=0.1))
+            decoder = f"{'' if probable else 'softmax,'}argmax{':NCHW' if first else ''}"
+    tensorflow = file.runtime == "tflite"
+    geometries = ("corner", "squash", "center") if tensorflow else ("squash", "corner", "center")
+    scalings = ("symmetric", "unit", "bytes", "imagenet") if tensorflow else ("imagenet", "unit", "symmetric", "bytes")
+    yield image.reading(
+        "segmentation",
+        "segmentation",
+        SURE if maps or classes == len(file.labels) or classes in (19, 21) else LIKELY,
+        decoder=decoder,
+        output=output,
+        classes=classes,
+        geometry=geometries[0],
+        padding="pad=128:rounding=nearest",
+        scaling=scalings[0],
+        choices=(
+            _choice("scaling", *scalings, known=False),
+            _choice("mode", "RGB", "BGR"),
+            _choice("geometry", *geometries),
+        ),
+        assumptions=(
+            f"a class for each pixel{f' of {classes}' if classes else ''}, "
+            f"{'with' if scores else 'without'} scores for the confidence",
+        ),
+    )
+
+
+_FAMILIES = (_ssd, _detr, _fastestdet, _box_rows, _yolo, _classifier, _segmentation)
 
 
 def _tables(file: ModelFile, outputs: Sequence[_Output]) -> Iterator[Reading]:

@@ -41,7 +41,7 @@ def check_agreement(task: AnyTask, edge: Arrays, full: Arrays, raw: Mapping[str,
         return _check_detectors(task, edge, full, raw)
     if isinstance(task, Classification):
         return _check_classifiers(edge, full)
-    return f"{float(np.mean(task.loss(edge, full) == 0)):.0%} of the edge answers agree with the full model"
+    return _check_others(task, edge, full)
 
 
 def _check_detectors(task: Detection, edge: Arrays, full: Arrays, raw: Mapping[str, Array]) -> str:
@@ -99,6 +99,20 @@ def _check_classifiers(edge: Arrays, full: Arrays) -> str:
         else "Its inputs are prepared wrongly, its labels have another order, or it is another model"
     )
     raise ConfigError(f"The edge model does not fit the full model: {said}. {cause}. No bundle was made.")
+
+
+def _check_others(task: AnyTask, edge: Arrays, full: Arrays) -> str:
+    """Compares each answer with the full model's to the same input and to the next one."""
+    agreement = similarity(task, edge, full)
+    by_chance = similarity(task, edge, {name: np.roll(array, 1, axis=0) for name, array in full.items()})
+    said = f"their answers agree to {float(agreement.mean()):.0%} ({float(by_chance.mean()):.0%} would be chance)"
+    gain = agreement - by_chance
+    if len(gain) < 2 or float(gain.mean()) > 2 * float(gain.std(ddof=1)) / np.sqrt(len(gain)):
+        return said
+    raise ConfigError(
+        f"The edge model does not fit the full model: {said}. Its inputs are prepared wrongly, its classes have "
+        "another order, or it is another model. No bundle was made."
+    )
 
 
 class OperatingScore(NamedTuple):

@@ -59,7 +59,7 @@ def label(readings: Mapping[str, Reading], given: tuple[str, ...], nearby: Mappi
     labels, source = _chosen(readings, given, nearby, task)
     adapted, assumptions = {}, {}
     for role, reading in readings.items():
-        fit = _detector if task == "detection" else _classifier
+        fit = {"detection": _detector, "classification": _classifier}.get(task, _segmentation)
         adapted[role], assumptions[role] = fit(role, reading, labels)
     return Labelled(labels, source, adapted, assumptions)
 
@@ -85,6 +85,8 @@ def _chosen(
             return labels, str(file)
     if task == "detection" and (not counts or counts & {80, 90, 91}):
         return COCO, "COCO's 80 classes, which such detectors usually have"
+    if not counts and len(set(nearby.values())) == 1:
+        return next(iter(nearby.values())), str(next(iter(nearby)))
     if not counts:
         raise ConfigError("The number of classes is not known; give the labels with --labels FILE.")
     return tuple(str(number) for number in range(min(counts))), "the numbers of the classes, as no names were found"
@@ -112,6 +114,16 @@ def _classifier(role: str, reading: Reading, labels: tuple[str, ...]) -> tuple[R
     raise ConfigError(
         f"The {role} model has {reading.classes} outputs and there are {len(labels)} labels; give the labels of the "
         "model, one a line, with --labels FILE."
+    )
+
+
+def _segmentation(role: str, reading: Reading, labels: tuple[str, ...]) -> tuple[Reading, str]:
+    """Returns a segmentation's reading: its classes are the labels."""
+    if reading.classes in (0, len(labels)):
+        return reading, ""
+    raise ConfigError(
+        f"The {role} model has {reading.classes} classes and there are {len(labels)} labels; give the labels of the "
+        "model, the background included, one a line, with --labels FILE."
     )
 
 

@@ -25,6 +25,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks import AnyTask
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.segmentation import Segmentation
 from firstline_core.types import Array, Arrays
 
 EDGE, FULL = "edge", "full"
@@ -173,8 +174,7 @@ def create_pair(
         FirstlineError: the models fail on a trial run.
     """
     task = pair.task
-    score = "product" if isinstance(task, Detection) else task.score_kinds[0]
-    text = recipe_text(spec.bundle_name, task.kind, pair.labels_source, pair.models, score)
+    text = recipe_text(spec.bundle_name, task, pair.labels_source, pair.models, _first_score(task, pair.models))
     recipe = spec.out / "recipe.toml"
     try:
         spec.out.mkdir(parents=True, exist_ok=True)
@@ -187,8 +187,21 @@ def create_pair(
 
 def task_of(labelled: Labelled) -> AnyTask:
     """Returns the task of a pair."""
-    kind = next(iter(labelled.readings.values())).task
+    last = list(labelled.readings.values())[-1]
+    kind = last.task
+    if kind == "segmentation" and last.size is not None:
+        return Segmentation(labels=labelled.labels, width=last.size[0], height=last.size[1])
     return Detection(labels=labelled.labels) if kind == "detection" else Classification(labels=labelled.labels)
+
+
+def _first_score(task: AnyTask, models: Mapping[str, Described]) -> str:
+    """Returns the score that the policy begins with."""
+    if isinstance(task, Detection):
+        return "product"
+    edge = models.get(EDGE)
+    if isinstance(task, Segmentation) and edge is not None and not edge.reading.decoder:
+        return "few_classes"  # a map of classes says nothing else about its confidence
+    return task.score_kinds[0]
 
 
 def _raw(file: Path, described: ModelFile, image: bytes) -> dict[str, Array] | None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firstline.workbench.recognition import Reading
+from firstline_core.tasks import AnyTask
+from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.segmentation import Segmentation
 
 _WIDTH = 110
 
@@ -28,12 +31,12 @@ class Described:
     notes: Sequence[str]
 
 
-def recipe_text(name: str, task: str, labels_source: str, models: Mapping[str, Described], score: str) -> str:
+def recipe_text(name: str, task: AnyTask, labels_source: str, models: Mapping[str, Described], score: str) -> str:
     """Returns a recipe that `firstline bundle create --recipe` reads.
 
     Args:
         name: of the bundle.
-        task: kind of its outputs.
+        task: of the bundle.
         labels_source: where `labels.txt` is from.
         models: by role, "edge" or "full".
         score: that the policy begins with.
@@ -46,8 +49,10 @@ def recipe_text(name: str, task: str, labels_source: str, models: Mapping[str, D
         'labels = "labels.txt"',
         *_comment(f"The labels are from {labels_source}."),
     ]
-    if task == "detection":
-        lines += ["", "[detection]", "k = 100"]
+    if isinstance(task, Detection):
+        lines += ["", "[detection]", f"k = {task.k}"]
+    elif isinstance(task, Segmentation):
+        lines += ["", "[segmentation]", f"width = {task.width}", f"height = {task.height}"]
     for role, described in models.items():
         lines += ["", *_model(role, described)]
     threshold = "1" if len(models) > 1 else "0"

@@ -90,6 +90,24 @@ def test_a_classifier_is_recognised(tmp_path: Path, outputs: Any, family: str, p
 
 
 @pytest.mark.parametrize(
+    ("outputs", "postprocess", "output"),
+    [
+        ({"map": np.zeros((1, 96, 96), np.int64)}, "", "map"),
+        ({"logits": np.ones((1, 21, 24, 24), np.float32)}, "softmax,argmax:NCHW", "logits"),
+        ({"shares": np.full((1, 96, 96, 4), 0.25, np.float32)}, "argmax", "shares"),
+        (
+            {"map": np.zeros((1, 96, 96), np.int64), "cell:scores": np.ones((1, 12, 12, 21), np.float32)},
+            r"class_scores:cell\:scores",
+            "map",
+        ),
+    ],
+)
+def test_a_segmentation_is_recognised(tmp_path: Path, outputs: Any, postprocess: str, output: str) -> None:
+    (found,) = read(detector_graphs.constant_outputs(tmp_path / "model.onnx", outputs))
+    assert (found.task, found.postprocess, found.output) == ("segmentation", postprocess, output)
+
+
+@pytest.mark.parametrize(
     "outputs",
     [
         {"landmarks": np.linspace(-25, 150, 1404, dtype=np.float32)[None]},

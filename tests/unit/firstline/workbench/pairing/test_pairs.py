@@ -31,6 +31,7 @@ class Case(NamedTuple):
 
 
 YOLOX = ("decode:BGR,resize:416x416:letterbox=corner:pad=114,scale:0:1,layout:NCHW", "yolox,suppress:0.3")
+DEEPLAB = "decode:RGB,resize:513x513:letterbox=corner:pad=128:rounding=nearest,scale:128:128"
 CIFAR = "decode:RGB,resize:32x32,"
 IMAGENET = "scale:123.675/116.28/103.53:58.395/57.12/57.375,layout:NCHW"
 
@@ -55,6 +56,13 @@ REAL = {
         "coco-cascade/dev/images",
         12,
         {"edge": YOLOX, "full": YOLOX},
+    ),
+    "two DeepLabs": Case(
+        "pascal-segmentation-cascade/models/deeplabv3_mnv2_dm05_pascal_quant_logits.tflite",
+        "pascal-segmentation-cascade/models/deeplabv3_mnv2_pascal_quant.tflite",
+        "coco-cascade/dev/images",
+        6,
+        {"edge": (DEEPLAB, "class_scores"), "full": (DEEPLAB, "")},
     ),
     "MobileNets of TensorFlow 1 and 2": Case(
         "imagenet-cascade/models/mobilenet_v1_0.5_160_quant.tflite",
