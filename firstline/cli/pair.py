@@ -10,14 +10,13 @@ import typer
 
 from firstline.cli.command import EXIT_FAILED, print_report
 from firstline.cli.command import Report as Printed
-from firstline.cli.options import ThreadsOption
+from firstline.cli.options import DataReading, ThreadsOption
 from firstline.cli.output import Output, OutputOption, progress, warn
 from firstline.cli.promises import promises_text
 from firstline.cli.run import PortOption, serve
 from firstline.workbench.bundle import refuse_overwriting
 from firstline.workbench.certify import Certification, PromisesResult, write_certified
-from firstline.workbench.data.dataset import open_dataset
-from firstline.workbench.pairing.measuring import Measured, certify_pair, measure_pair
+from firstline.workbench.pairing.measuring import Measured, certify_pair, compare, measure_pair
 from firstline.workbench.pairing.pair import BUNDLE, EDGE, FULL, PairSpec, create_pair, read_pair, split
 from firstline.workbench.pairing.report import PairReport, accepted_rows, draw_disagreements, report_of, summary_lines
 from firstline.workbench.promises import EXAMPLE
@@ -28,6 +27,7 @@ from firstline_core.runtime.select import RuntimeOptions
 
 def pair_command(
     *,
+    reading: DataReading,
     edge: Annotated[Path | None, typer.Option(help="Edge model, .onnx or .tflite.")] = None,
     full: Annotated[Path | None, typer.Option(help="Full model, .onnx or .tflite.")] = None,
     data: Annotated[Path, typer.Option(help="Data of the kind that will be asked, with or without labels.")],
@@ -71,10 +71,12 @@ def pair_command(
         files, out, name, read_labels(labels) if labels is not None else (), _chosen(choose or (), files), force
     )
     options = RuntimeOptions(threads=threads)
-    deciding, rest = split(open_dataset(data, limit))
+    deciding, rest = split(reading.open(data, limit))
     refuse_overwriting(out / BUNDLE, force)
     pair = read_pair(spec, deciding, options, show=lambda sentence: typer.echo(sentence, err=True))
     bundle = create_pair(spec, pair, options, warn)
+    if len(files) > 1 and not pair.agreement:
+        compare(measure_pair(bundle, deciding, options), out / BUNDLE)
     with progress("Running both models" if len(files) > 1 else "Running the model") as bar:
         measured = measure_pair(bundle, rest, options, bar)
     certification = certify_pair(measured, promise or ()) if len(files) > 1 else None

@@ -30,6 +30,7 @@ from firstline_core.processing.trial import bytes_rows
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks import AnyTask
+from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import LABEL, UNLABELLED, Classification
 from firstline_core.tasks.detection import Detection, detections
 from firstline_core.types import PROBABILITIES, Arrays, join_rows
@@ -256,7 +257,7 @@ def _standard_errors(better: NDArray[np.float64], worse: NDArray[np.float64]) ->
     return mean / spread if spread > 0 else (np.inf if mean > 0 else 0.0)
 
 
-def similarity(task: AnyTask, outputs: Arrays, reference: Arrays) -> NDArray[np.float64]:
+def similarity(task: Task, outputs: Arrays, reference: Arrays) -> NDArray[np.float64]:
     """Returns how well outputs agree with another model's, or with labels: (n,) in [0, 1], NaN for rows without any."""
     if isinstance(task, Detection):
         return np.array([_matched(outputs, reference, row) for row in range(len(outputs[COUNT]))])
@@ -287,7 +288,7 @@ def _matched(outputs: Arrays, reference: Arrays, row: int) -> float:
     return float(2 * np.minimum(ours.scores[paired], theirs.scores[partner[paired]]).sum() / total)
 
 
-def information(task: AnyTask, outputs: Arrays) -> NDArray[np.float64]:
+def information(task: Task, outputs: Arrays) -> NDArray[np.float64]:
     """Returns how much outputs say without any reference, (n,): confident detections, or sure and diverse classes."""
     if isinstance(task, Detection):
         sure = np.where(outputs[CLASSES] >= 0, np.maximum(outputs[SCORES] - _CONFIDENT, 0) / (1 - _CONFIDENT), 0)

@@ -221,6 +221,14 @@ class _Output(NamedTuple):
         return float(np.abs(self.values[index] if index else self.values).max(initial=0))
 
     @property
+    def probable(self) -> bool:
+        """Whether the values of the trial run are from 0 to 1 and sum to about 1."""
+        if self.values is None or not self.values.size:
+            return False
+        flat = self.values.reshape(-1).astype(np.float64)
+        return bool(flat.min() >= -1e-6 and flat.max() <= 1 + 1e-6 and 0.5 <= flat.sum() <= 1.05)
+
+    @property
     def whole(self) -> bool:
         """Whether all values are whole numbers, and any is above 1."""
         if self.values is None or not self.values.size:
@@ -635,8 +643,7 @@ def _activation(file: ModelFile, output: _Output) -> tuple[str, float, str]:
     inside = any(kind.lower() == "softmax" for kind in last)
     if output.values is not None:
         flat = output.values.reshape(-1).astype(np.float64)
-        probable = flat.min() >= -1e-6 and flat.max() <= 1 + 1e-6 and 0.5 <= flat.sum() <= 1.05
-        if probable:
+        if output.probable:
             return "", SURE, "the outputs are probabilities: a trial run gives numbers from 0 to 1 that sum to 1"
         return "softmax", SURE, f"the outputs are logits: a trial run gives {flat.min():.3g} to {flat.max():.3g}"
     if inside:
@@ -695,5 +702,24 @@ _FAMILIES = (_ssd, _detr, _fastestdet, _box_rows, _yolo, _classifier, _segmentat
 
 
 def _tables(file: ModelFile, outputs: Sequence[_Output]) -> Iterator[Reading]:
-    """Yields models of numbers: classifiers and regression."""
-    yield from ()
+    """Yields classifiers of the columns of a table, or of text: their inputs have the names of the columns."""
+    many = [output for output in outputs if output.real and len(output.shape) == 1 and output.shape[0] >= 2]
+    many = [output for output in many if output.probable] or many
+    if len(many) != 1 or any(len(spec.shape) > 2 for spec in file.inputs):
+        return
+    activation, sure, why = _activation(file, many[0])
+    if activation and not file.labels:
+        sure, why = GUESS, f"{why}; nothing shows that they are classes, so give --labels"
+    texts = [spec.datatype == "BYTES" for spec in file.inputs]
+    columns = ", ".join(f"'{spec.name}'" for spec in file.inputs[:12])
+    yield Reading(
+        "text classifier" if texts == [True] else "table classifier",
+        "classification",
+        sure,
+        file.inputs[0].name if len(file.inputs) == 1 else "",
+        classes=many[0].shape[0],
+        labels=file.labels,
+        decoder=activation,
+        output=many[0].name,
+        assumptions=(f"its inputs are columns of the data: {columns}", why),
+    )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from firstline.workbench.decodings import similarity
 from firstline_core.errors import ConfigError
 from firstline_core.processing.boxes import BOXES, CLASSES, COUNT, SCORES
-from firstline_core.tasks import AnyTask
+from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
 from firstline_core.types import PROBABILITIES, Array, Arrays
@@ -22,7 +22,7 @@ _GRID = np.round(np.arange(0.05, 0.96, 0.05), 2)
 _GAIN = 0.01  # in F1, that a score has to bring to replace the family's usual one
 
 
-def check_agreement(task: AnyTask, edge: Arrays, full: Arrays, raw: Mapping[str, Array]) -> str:
+def check_agreement(task: Task, edge: Arrays, full: Arrays, raw: Mapping[str, Array]) -> str:
     """Compares the answers of both models to the same images.
 
     Args:
@@ -101,7 +101,7 @@ def _check_classifiers(edge: Arrays, full: Arrays) -> str:
     raise ConfigError(f"The edge model does not fit the full model: {said}. {cause}. No bundle was made.")
 
 
-def _check_others(task: AnyTask, edge: Arrays, full: Arrays) -> str:
+def _check_others(task: Task, edge: Arrays, full: Arrays) -> str:
     """Compares each answer with the full model's to the same input and to the next one."""
     agreement = similarity(task, edge, full)
     by_chance = similarity(task, edge, {name: np.roll(array, 1, axis=0) for name, array in full.items()})

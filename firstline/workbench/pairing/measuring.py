@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +16,12 @@ from firstline.workbench.certify import Certification, Terms, certify_bundle, ce
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.observe import Answers, Progress, observe
+from firstline.workbench.pairing.agreement import check_agreement
 from firstline.workbench.promises import EventBound, parse_promises
 from firstline.workbench.selection import EdgeRows
 from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import MISSED
 from firstline_core.types import Arrays
@@ -86,6 +90,24 @@ def measure_pair(
         truth=dataset.truth(manifest.task),
         scores=np.empty(0) if edge is None else edge.scores(score),
     )
+
+
+def compare(measured: Measured, folder: Path) -> str:
+    """Compares both models of a bundle that was made without a comparison; deletes it if they do not fit.
+
+    Args:
+        measured: the bundle on the data that decide.
+        folder: of the bundle.
+
+    Raises:
+        ConfigError: the models do not fit each other.
+    """
+    evidence = measured.evidence
+    try:
+        return check_agreement(measured.bundle.manifest.task, evidence.edge.outputs, evidence.full, {})
+    except ConfigError:
+        shutil.rmtree(folder)
+        raise
 
 
 def certify_pair(measured: Measured, promises: Sequence[str]) -> Certification:

@@ -128,9 +128,9 @@ def read_pair(
         ConfigError: a model is of no known family, or the models do not fit each other or the data.
         FirstlineError: a model does not load or run.
     """
-    images = list(dataset.contents())
+    images = list(dataset.contents()) if dataset.media is not None else []
     files = {role: read_model_file(file, options) for role, file in spec.files.items()}
-    raw = {role: _raw(spec.files[role], file, images[0]) for role, file in files.items()}
+    raw = {role: _raw(spec.files[role], file, images[:1]) for role, file in files.items()}
     found = {role: recognise(file, raw[role]) for role, file in files.items()}
     nearby = label_files(spec.places(dataset.path))
     readings = _of_one_task(files, found, {len(spec.labels), *map(len, nearby.values())})
@@ -138,6 +138,8 @@ def read_pair(
     task = task_of(labelled)
     for role, reading in labelled.readings.items():
         show(f"{role}: {reading.family} ({reading.sure:.0%} sure): {'; '.join(reading.assumptions)}.")
+    if any(reading.size is None for reading in labelled.readings.values()):
+        return ReadPair(task, labelled.source, _of_tables(spec, labelled), "")
     trials = {role: Trials(spec.files[role], task, images, options) for role in files}
     count = min(trials[role].affordable(labelled.readings[role], 1) for role in files)
     for each in trials.values():
@@ -150,7 +152,7 @@ def read_pair(
             show(f"{role}: {decision.why}.")
     agreement = ""
     if len(settled) > 1:
-        agreement = check_agreement(task, settled[EDGE].outputs, settled[FULL].outputs, raw[EDGE] or {})
+        agreement = check_agreement(task, settled[EDGE].outputs, settled[FULL].outputs, raw[EDGE])
         show(f"Edge and full model on {count} images: {agreement}.")
     described = {role: _described(spec.files[role], one, labelled.assumptions[role]) for role, one in settled.items()}
     if isinstance(task, Detection):
@@ -204,9 +206,24 @@ def _first_score(task: AnyTask, models: Mapping[str, Described]) -> str:
     return task.score_kinds[0]
 
 
-def _raw(file: Path, described: ModelFile, image: bytes) -> dict[str, Array] | None:
-    found = trial_outputs(file, described, upright_image(image, "The first image of the data"))
-    return None if found is None else dict(found)
+def _raw(file: Path, described: ModelFile, images: Sequence[bytes]) -> dict[str, Array]:
+    image = upright_image(images[0], "The first image of the data") if images else None
+    return dict(trial_outputs(file, described, image))
+
+
+def _of_tables(spec: PairSpec, labelled: Labelled) -> dict[str, Described]:
+    """Returns models whose inputs are columns of a table, about which nothing is open.
+
+    Raises:
+        ConfigError: one of them takes images.
+    """
+    if any(reading.size is not None for reading in labelled.readings.values()):
+        raise ConfigError("One model takes images and the other one columns of a table; a pair needs the same data.")
+    notes = {
+        role: [*reading.assumptions, *filter(None, [labelled.assumptions[role]])]
+        for role, reading in labelled.readings.items()
+    }
+    return {role: Described(spec.files[role], reading, notes[role]) for role, reading in labelled.readings.items()}
 
 
 def _of_one_task(

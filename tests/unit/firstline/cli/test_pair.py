@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support import detector_graphs
-from support.sample_models import average_colours
+from support.sample_models import average_colours, linear_model
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
@@ -94,6 +94,19 @@ def test_a_person_chooses_from_a_contact_sheet_what_nothing_tells(site: Path) ->
     recipe = (out / "recipe.toml").read_text()
     assert "pixels from 0 to 1: chosen from contact-full-scaling.png" in recipe
     assert "scale:0:255" in recipe
+
+
+def test_models_of_columns_are_paired_on_a_table(tmp_path: Path) -> None:
+    for role, seed in (("edge", 0), ("full", 0), ("other", 5)):
+        linear_model(tmp_path / f"{role}.onnx", pixels=3, classes=3, softmax=True, seed=seed)
+    rows = np.random.default_rng(0).normal(size=(200, 3)).round(3).tolist()
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"image": row}) + "\n" for row in rows))
+    arguments = ("--full", tmp_path / "full.onnx", "--data", tmp_path / "rows.jsonl", "--out", tmp_path / "out")
+    found = json.loads(_run("--edge", tmp_path / "edge.onnx", *arguments, "-o", "json").stdout)
+    assert (found["family"]["edge"], found["certified"], found["quality"]) == ("table classifier", True, None)
+    refused = _run("--edge", tmp_path / "other.onnx", *arguments, "--force", code=2)
+    assert "does not fit the full model" in refused.stderr
+    assert not (tmp_path / "out" / "bundle").exists()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from support import detector_graphs
 from support.detector_graphs import BOX, LABEL, SIDE
+from support.sample_models import linear_model
 
 from firstline.workbench.decodings import Trials
 from firstline.workbench.model_file import read_model_file
@@ -130,6 +131,15 @@ def test_numbers_that_nothing_shows_to_be_classes_are_a_guess(tmp_path: Path, ou
 )
 def test_unknown_families_are_not_guessed(tmp_path: Path, outputs: Any) -> None:
     assert read(detector_graphs.constant_outputs(tmp_path / "model.onnx", outputs)) == []
+
+
+@pytest.mark.parametrize(
+    ("softmax", "family", "sure"), [(True, "table classifier", SURE), (False, "table classifier", 0.4)]
+)
+def test_a_classifier_of_columns_is_recognised(tmp_path: Path, softmax: bool, family: str, sure: float) -> None:
+    (found,) = read(linear_model(tmp_path / "model.onnx", pixels=4, classes=3, softmax=softmax))
+    assert (found.family, found.classes, found.sure, found.preprocess) == ("table classifier", 3, sure, "")
+    assert found.postprocess == ("" if softmax else "softmax")
 
 
 @pytest.mark.shared_data
