@@ -39,6 +39,7 @@ PARTS: Mapping[str, tuple[str, Callable[[Path], Iterable[Figure]]]] = {
     "difficult_cases": ("coco-cascade", difficult_cases.figures),
     "bargain": ("cifar10-cascade", bargain.figures),
     "spoken digits": ("spoken-digits-cascade", classification.spoken_digits),
+    "clinc": ("clinc-cascade", classification.clinc),
     **{f"contract of {pair}": (pair, contracts.figures) for pair in contracts.CASES},
 }
 """The pair of each part, and what measures it in the pair's folder."""

@@ -44,6 +44,14 @@ def spoken_digits(data: Path) -> Iterator[Figure]:
         yield plain(f"{tier}: accuracy on FLAC at 44.1 kHz", _accuracy(answers, labels), "share", 4)
 
 
+def clinc(data: Path) -> Iterator[Figure]:
+    """Yields the accuracy on the sentences of `dev` that have one of the intents."""
+    with (data / "dev" / "labels.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    texts, labels = [row["text"].encode() for row in rows], [int(row["label"]) for row in rows]
+    yield from _figures("clinc-cascade", data, texts, labels, References(0.870, 0.953, 0.845))
+
+
 def read_clips(data: Path) -> tuple[list[bytes], list[int]]:
     """Returns the WAV files of `dev` and their labels."""
     with zipfile.ZipFile(data / "dev" / "audio.zip") as archive, (data / "dev" / "labels.csv").open() as file:

@@ -22,6 +22,7 @@ from firstline.workbench.step_syntax import USAGE, parse_postprocess, parse_prep
 from firstline_core.bundle.manifest import Policy
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.telemetry.wording import counted
 
 # "\b" keeps the lines of a paragraph as they are.
 STEPS_HELP = "\n".join(
@@ -266,7 +267,8 @@ def verify_bundle(
 
 def _summary_text(path: Path, summary: Summary) -> Iterator[str | Table]:
     score = summary.policy.score
-    yield f"{path}: {summary.name} version {summary.version}, {summary.task}, {len(summary.labels)} labels."
+    labels = f", {counted(len(summary.labels), 'label')}" if summary.labels else ""
+    yield f"{path}: {summary.name} version {summary.version}, {summary.task}{labels}."
     for model in summary.models:
         if model.batch is not None:
             yield f"{model.id} has `batch: 1`: it runs with one row at a time."

@@ -80,7 +80,7 @@ USAGE: Mapping[str, tuple[str, str]] = {
         "UTF-8 bytes to text, normalised where named",
     ),
     "tokenize": (
-        "tokenize:FILE.json[:ids|mask|types][:LENGTH][:pad=longest|length][:truncate=true]",
+        "tokenize:FILE.json[:ids|mask|types][:LENGTH][:padding=longest|length][:truncate=true]",
         "after decode_text: numbers of tokens, at most LENGTH (512), padded to the longest row or to LENGTH",
     ),
     "softmax": ("softmax", "after the model: logits to probabilities"),
@@ -152,7 +152,7 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "band_energies": ("rate_hz", "edges_hz"),
     "mel": ("rate_hz", "samples", "hop", "bands", "low_hz", "high_hz", "log", "frames"),
     "decode_text": ("form", "lower", "strip"),
-    "tokenize": ("file", "part", "length", "pad", "truncate"),
+    "tokenize": ("file", "part", "length", "padding", "truncate"),
     "ctc": ("file", "blank", "axes"),
     "confidence": ("output",),
     "resample": ("rate_hz",),
@@ -197,6 +197,7 @@ _BY_NAME = frozenset(
         "lower",
         "strip",
         "truncate",
+        "padding",
         "log",
         "frames",
     }

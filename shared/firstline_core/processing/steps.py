@@ -417,14 +417,14 @@ class Tokenize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", 
         artefact: the file. Its own truncation and padding are not used.
         part: the ids of the tokens; the mask, 1 for tokens and 0 for padding; or their types.
         length: the most tokens that the model takes, those that the tokenizer adds included.
-        pad: all rows to `length`, or to the longest row of the request.
+        padding: all rows to `length`, or to the longest row of the request.
         truncate: whether longer texts are cut; otherwise they are refused.
     """
 
     artefact: Artefact
     part: Literal["ids", "mask", "types"] = "ids"
     length: Annotated[int, Meta(ge=1, le=65536)] = 512
-    pad: Literal["longest", "length"] = "longest"
+    padding: Literal["longest", "length"] = "longest"
     truncate: bool = False
 
 

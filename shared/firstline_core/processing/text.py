@@ -124,7 +124,7 @@ class _Tokenizer:
                     f"Row {row} of input '{name}' has {len(encoding.ids)} tokens; this model takes {step.length}. "
                     "Send a shorter text."
                 )
-        length = step.length if step.pad == "length" else max(1, *(len(encoding.ids) for encoding in encodings))
+        length = step.length if step.padding == "length" else max(1, *(len(encoding.ids) for encoding in encodings))
         filling = self._pad_id if step.part == "ids" else 0
         rows = np.full((len(texts), length), filling, np.int64)
         for row, encoding in enumerate(encodings):

@@ -37,6 +37,7 @@ _Tolerance = Annotated[float, Meta(ge=0, le=1e30)]
 _Graph = Annotated[bytes, Meta(max_length=1 << 20)]
 _MEASURES = 3
 _SHOWN = 8
+_FP32_BYTES, _DIGITS = 4, 7
 
 
 class DeclaredTensor(Struct, frozen=True, forbid_unknown_fields=True):
@@ -246,7 +247,7 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
         return {"loss": float(self.truth_loss(outputs, truth)[known].mean())}
 
     def describe(self, outputs: Arrays, row: int, view: View = WHOLE) -> dict[str, Any]:
-        """Returns `outputs`: nested lists by name, with one row."""
+        """Returns `outputs`: nested lists by name, with one row, in seven digits."""
         return {"outputs": {name: _listed(outputs[name][row : row + 1]) for name in self._specs}}
 
     def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
@@ -347,10 +348,15 @@ def _rows(arrays: Arrays, taken: NDArray[np.bool_]) -> Arrays:
 
 
 def _listed(array: Array) -> Any:
-    if not array.dtype.hasobject:
+    """Returns nested lists, with texts as strings and without the digits that FP32 and FP16 do not hold."""
+    plain: list[Any]
+    if array.dtype.hasobject:
+        plain = [_text(element) for element in array.reshape(-1)]
+    elif array.dtype.kind == "f" and array.dtype.itemsize <= _FP32_BYTES:
+        plain = [float(f"{value:.{_DIGITS}g}") for value in array.reshape(-1).tolist()]
+    else:
         return array.tolist()
-    texts = [_text(element) for element in array.reshape(-1)]
-    return np.array(texts, object).reshape(array.shape).tolist()
+    return np.array(plain, object).reshape(array.shape).tolist()
 
 
 def _text(element: bytes) -> str:

@@ -85,7 +85,7 @@ def test_tokens_have_ids_mask_and_types() -> None:
 
 
 def test_rows_are_padded_to_the_declared_length() -> None:
-    found = run(DecodeText(), Tokenize(FILE, length=7, pad="length"), of=(b"go",))
+    found = run(DecodeText(), Tokenize(FILE, length=7, padding="length"), of=(b"go",))
     assert found.tolist() == [[2, 6, 3, 5, 5, 5, 5]]
 
 
