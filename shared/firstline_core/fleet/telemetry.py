@@ -21,7 +21,7 @@ LATENCY_BOUNDS_MS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
 _Bins = Annotated[tuple[_Count, ...], Meta(max_length=64)]
 GROUPS_LIMIT = 128
-"""Tasks with more groups of classes count none of them."""
+"""Largest number of groups of a task that are counted; a task with more reports no counts by group."""
 _ByGroup = Annotated[dict[Annotated[str, Meta(max_length=256)], _Count], Meta(max_length=2 * GROUPS_LIMIT)]
 
 

@@ -45,7 +45,7 @@ INSTALLATIONS = "installations"
 _SMALLEST = 1e-300  # no p-value is 0, so that logarithms of it are finite
 _SHOWN = 0.001
 _MOST_ZEROS = 9
-_CLASSES_AT_MOST, _BOARDS_AT_MOST = 32, 32  # of a figure
+_CLASSES_AT_MOST, _BOARDS_AT_MOST = 32, 16  # of a figure
 _FEWEST_OF_A_BOARD = 4
 WITHOUT_AUDITS = " To promote without audits, use `firstline rollout promote`, or start with `--ignore disagreement`."
 
@@ -364,7 +364,7 @@ def _why_unaudited(devices: Sequence[Device]) -> str:
     why = " and ".join(f"{reason} on {counted(number, 'device')}" for reason, number in sorted(reasons.items()))
     empty = sum(device.after.counts.audited_empty for device in devices if device.after is not None)
     if empty and not why:
-        return f"none of {counted(empty, 'audit')} had an object that either model reports"
+        return f"neither model reported an object in {counted(empty, 'audit')}"
     return why or (
         "audits need requests that are not local_only, a bundle with a full model, a link, and a budget "
         "(audit.per_hour, audit.max_share)"
