@@ -98,9 +98,9 @@ def measure(
         for model in models:
             stack.callback(model.close)
 
-        with_evidence = (
-            models if manifest.task.compares_evidence else edges if manifest.policy.score.kind == "energy" else ()
-        )
+        # Scores of probabilities alone read no evidence, which may take as much memory as the outputs.
+        outputs_only = manifest.task.graph_scores and manifest.policy.score.kind != "energy"
+        with_evidence = models if manifest.task.compares_evidence else () if outputs_only else edges
         observed = observe(models, manifest.inputs, dataset, progress, with_evidence=with_evidence)
     runs = [_edge_run(manifest, one, one.scores(score)) for one in observed.answers[: len(edges)]]
     return Measured(

@@ -13,14 +13,16 @@ from onnx import TensorProto, helper, numpy_helper
 from support.images import encode, images
 from support.sample_bundles import NUMBERS, detector_bundle, number_bundle
 
-from bench.support.bundles import model, write_manifest
+from bench.support.bundles import artefact, model, write_manifest
 from bench.support.onnx_models import linear, write_graph
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.bundle.store import Bundle
-from firstline_core.processing.steps import Argmax, Decode, Layout, Resize, Scale, Softmax
+from firstline_core.processing.steps import Argmax, Decode, Gallery, Layout, Resize, Scale, Softmax, Threshold
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.base import Task
+from firstline_core.tasks.embedding import Embedding
 from firstline_core.tasks.regression import Regression
 from firstline_core.tasks.segmentation import Segmentation
 from firstline_core.tasks.tensors import DeclaredTensor, Tensors
@@ -70,6 +72,18 @@ def _segmentation(root: Path) -> Bundle:
     return _with_full(root, path, task, preprocess=steps, postprocess=(Softmax(), Argmax("NCHW")))
 
 
+def _anomaly(root: Path) -> Bundle:
+    path = linear(root / "m.onnx", np.array([[1], [1]], np.float32))
+    return _with_full(root, path, Anomaly(), postprocess=(Threshold(0.5),), inputs=(NUMBERS,))
+
+
+def _embedding(root: Path) -> Bundle:
+    path = linear(root / "m.onnx", np.eye(2, dtype=np.float32))
+    np.save(root / "gallery.npy", np.array([[1, -1], [-1, 1]], np.float32))
+    steps = (Gallery(artefact(root / "gallery.npy", root), least=0.1),)
+    return _with_full(root, path, Embedding(3, labels=("left", "right")), postprocess=steps, inputs=(NUMBERS,))
+
+
 def _tensors(root: Path) -> Bundle:
     """Outputs of several datatypes, of 60,000 elements a row."""
     large = (-1, 200, 300)
@@ -102,6 +116,8 @@ TASKS: Mapping[str, tuple[Callable[[Path], Bundle], Tensor]] = {
     "detection": (detector_bundle, _photos()),
     "segmentation": (_segmentation, _photos()),
     "regression": (_regression, _NUMBERS),
+    "anomaly": (_anomaly, _NUMBERS),
+    "embedding": (_embedding, _NUMBERS),
     "tensors": (_tensors, _NUMBERS),
 }
 """What writes a bundle of each task into a folder, and the input of a request for it."""

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.images import by_name, encode
-from support.sample_bundles import detector_bundle, number_bundle
+from support.sample_bundles import NUMBERS, detector_bundle, number_bundle
 from support.sample_models import linear_model
 from typer.testing import CliRunner
 
-from bench.support.bundles import write_manifest
+from bench.support.bundles import model, write_manifest
+from bench.support.onnx_models import linear
 from firstline.cli.app import app
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import Dataset, open_dataset
@@ -21,12 +22,13 @@ from firstline.workbench.report_data import report_data
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_edge, load_model
-from firstline_core.bundle.manifest import Score
+from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.processing.steps import BoxRows, Suppress
+from firstline_core.processing.steps import BoxRows, Columns, Spread, Suppress
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import score
+from firstline_core.tasks.regression import Regression
 from firstline_core.types import PROBABILITIES, Tensor
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
@@ -191,3 +193,16 @@ def test_table_of_numbers_is_evaluated(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('x\n"[2, 1, 4]"\n')
     with pytest.raises(ConfigError, match=r"rows\.csv:2, column 'x', has shape \[3\], and the model takes \[2\]"):
         evaluate(bundle, open_dataset(tmp_path / "rows.csv"))
+
+
+def test_spread_of_a_regression_is_scored(tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx", np.array([[1, 0], [0, 1]], np.float32))
+    edge = model(path, tmp_path, postprocess=(Columns((0,)), Spread(columns=(1,))))
+    full = replace(edge, id="full", postprocess=(Columns((0,)),))
+    policy = Policy(Score("within"), 0.5)
+    task = Regression(absolute=1)
+    bundle = write_manifest(tmp_path, [edge], (), task=task, inputs=(NUMBERS,), full=full, policy=policy)
+    np.savez(tmp_path / "rows.npz", x=np.array([[3, 0.1], [5, 9]], np.float32), values=np.array([[3], [7]], np.float32))
+    found = evaluate(bundle, open_dataset(tmp_path / "rows.npz"))
+    assert found.full is not None and found.full.quality["mae"] == 1
+    assert found.variants[0].tiered.edge_share == 0.5
