@@ -15,6 +15,7 @@ from support.readme import MismatchError, Reader, environ, links, matches, place
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text()
 PROTOCOL = (CHECKOUT / "docs" / "protocol.md").read_text()
+CLIENT = (CHECKOUT / "docs" / "client.md").read_text()
 ANSWERS = (CHECKOUT / "docs" / "answers.md").read_text()
 OPERATING = (CHECKOUT / "docs" / "operating.md").read_text()
 
@@ -36,7 +37,7 @@ def reader(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
 
 def test_the_readme_is_true(reader: Reader) -> None:
     """With the pages that ask the agent and the gateway that the README started."""
-    reader.follow(README, PROTOCOL, ANSWERS, OPERATING)
+    reader.follow(README, PROTOCOL, CLIENT, ANSWERS, OPERATING)
     typed = "\n".join(reader.executed)
     for command in ("edge-agent doctor", "edge-agent explain", "bundle create", "evaluate", "key create", "ask.py"):
         assert command in typed
@@ -72,6 +73,7 @@ def left_for_git(folder: Path) -> set[str]:
         "anomaly.md",
         "audio.md",
         "bundles.md",
+        "detection.md",
         "embedding.md",
         "identities.md",
         "own-task.md",
