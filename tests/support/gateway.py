@@ -26,7 +26,7 @@ from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
-from firstline_core.types import PROBABILITIES, Arrays, InferRequest, ModelKey, Tensor, row_count
+from firstline_core.types import PROBABILITIES, Array, Arrays, InferRequest, ModelKey, Tensor, row_count
 from firstline_gateway.api import sockets
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.executors.base import Executor, Outcome
@@ -51,7 +51,13 @@ def request_of(*values: float, model: str = "m", deadline_s: float | None = None
 
 
 def doubled(inputs: Arrays) -> Arrays:
-    return {PROBABILITIES: (inputs["x"] * 2).astype(np.float32)}
+    return {PROBABILITIES: (only(inputs) * 2).astype(np.float32)}
+
+
+def only(inputs: Arrays) -> Array:
+    """The array of a request's one input."""
+    (array,) = inputs.values()
+    return array
 
 
 class GatedExecutor(ExecutorWithoutFiles):
@@ -65,7 +71,7 @@ class GatedExecutor(ExecutorWithoutFiles):
         self.closed = False
 
     async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        self.batches.append((key, [each["x"][:, 0].tolist() for each in inputs]))
+        self.batches.append((key, [only(each)[:, 0].tolist() for each in inputs]))
         gate: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         self._gates.append(gate)
         self.running += 1
@@ -76,7 +82,7 @@ class GatedExecutor(ExecutorWithoutFiles):
             self.running -= 1
         if error is not None:
             raise error
-        return [InvalidTensorError("a negative row") if (each["x"] < 0).any() else doubled(each) for each in inputs]
+        return [InvalidTensorError("a negative row") if (only(each) < 0).any() else doubled(each) for each in inputs]
 
     @property
     def held(self) -> int:

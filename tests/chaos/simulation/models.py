@@ -22,7 +22,7 @@ from firstline_core.clock import Clock
 from firstline_core.processing.steps import InputSpec, ModelInput
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
-from firstline_core.types import PROBABILITIES, Array, AuditNote, InferRequest, ModelKey, Tensor
+from firstline_core.types import PROBABILITIES, Array, Arrays, AuditNote, InferRequest, ModelKey, Tensor
 from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_gateway.models.repository import Repository, ServedModel
 
@@ -71,11 +71,11 @@ class _Echo:
     decodes_images = False
 
     def __init__(self, model: Model) -> None:
-        self.model, self.digest = model, model.digest
+        self.model, self.digest, self.input_names = model, model.digest, model.input_names
         self.runtime = SimpleNamespace(provider="echo")
 
-    def predict(self, tensor: Tensor) -> Prediction:
-        return Prediction({PROBABILITIES: edge_says(tensor.array[:, 0])}, {})
+    def predict(self, inputs: Arrays) -> Prediction:
+        return Prediction({PROBABILITIES: edge_says(inputs[INPUT][:, 0])}, {})
 
     def close(self) -> None:
         pass

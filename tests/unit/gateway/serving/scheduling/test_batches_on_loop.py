@@ -43,7 +43,7 @@ class Here(GatedExecutor):
         self.here.append((key, [value for each in inputs for value in each["x"][:, 0].tolist()]))
         self.clock._now_s += self.takes_s
         self.times[key].observe(sum(map(row_count, inputs)), self.takes_s, self.clock.monotonic_s())
-        return [InvalidTensorError("negative") if (each.array < 0).any() else doubled(each) for each in inputs]
+        return [InvalidTensorError("negative") if (each["x"] < 0).any() else doubled(each) for each in inputs]
 
     def loop_times(self, key: ModelKey) -> LoopTimes:
         if self.forgets:
