@@ -1,4 +1,4 @@
-"""`firstline run` as a process, and `firstline infer` on the tiers that it starts."""
+"""`firstline run` and `pair --serve` as processes, and `firstline infer` on the tiers that they start."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import shlex
 import signal
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from support.images import encode
-from support.sample_bundles import colour_bundle, detector_bundle
+from support.sample_bundles import colour_bundle, detector_bundle, solid
+from support.sample_models import average_colours
 
 from bench.support.bundles import write_manifest
+from firstline.client.sync_client import Client
 from firstline_core.bundle.store import Bundle
 
 SIDE = 64
@@ -76,6 +79,37 @@ def test_a_bundle_is_served_until_ctrl_c(tmp_path: Path, make: object, tiers: se
         _, errors = serving.communicate(timeout=30)
         assert (serving.returncode, errors) == (0, "")
         assert list(scratch.glob("firstline-run-*")) == []
+    finally:
+        serving.kill()
+        serving.wait()
+
+
+def test_a_pair_of_files_is_served_until_ctrl_c(tmp_path: Path) -> None:
+    average_colours(tmp_path / "colours.onnx", size=4)
+    (tmp_path / "labels.txt").write_text("red\ngreen\nblue\n")
+    (tmp_path / "images").mkdir()
+    for number, level in enumerate(range(40, 240, 2)):
+        pixels = solid(number % 3, 8) // 255 * level
+        (tmp_path / "images" / f"{number:03}.png").write_bytes(encode(pixels.astype(np.uint8)))
+    arguments = ["--edge", "colours.onnx", "--full", "colours.onnx", "--data", "images", "--name", "colours"]
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "firstline", "pair", *arguments, "--serve", "-o", "json"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert serving.stdout is not None
+        lines = iter(serving.stdout.readline, "")
+        report = "".join(takewhile(lambda line: line != "}\n", lines)) + "}"
+        assert json.loads(report)["bundle"] == "pair/bundle"
+        ready = json.loads(next(lines))
+        with Client(ready["url"]) as client:
+            assert client.infer_document("colours", tmp_path / "images" / "001.png")["label"] == "green"
+        serving.send_signal(signal.SIGINT)
+        serving.communicate(timeout=30)
+        assert serving.returncode == 0
     finally:
         serving.kill()
         serving.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from firstline.workbench.recognition import Reading, recognise
 from firstline.workbench.spec import read_recipe
 from firstline.workbench.trial import trial_outputs
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, RequestError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks import AnyTask
 from firstline_core.tasks.classification import Classification
@@ -128,7 +128,7 @@ def read_pair(
         ConfigError: a model is of no known family, or the models do not fit each other or the data.
         FirstlineError: a model does not load or run.
     """
-    images = list(dataset.contents()) if dataset.media is not None else []
+    images = list(_images(dataset)) if dataset.media is not None else []
     files = {role: read_model_file(file, options) for role, file in spec.files.items()}
     raw = {role: _raw(spec.files[role], file, images[:1]) for role, file in files.items()}
     found = {role: recognise(file, raw[role]) for role, file in files.items()}
@@ -204,6 +204,20 @@ def _first_score(task: AnyTask, models: Mapping[str, Described]) -> str:
     if isinstance(task, Segmentation) and edge is not None and not edge.reading.decoder:
         return "few_classes"  # a map of classes says nothing else about its confidence
     return task.score_kinds[0]
+
+
+def _images(dataset: Dataset) -> Iterator[bytes]:
+    """Yields the encoded images of a data set, each of which can be decoded.
+
+    Raises:
+        ConfigError: one cannot; names it.
+    """
+    for sample, content in zip(dataset.samples, dataset.contents(), strict=True):
+        try:
+            upright_image(content, dataset.place_of(sample))
+        except RequestError as error:
+            raise ConfigError(error.message) from error
+        yield content
 
 
 def _raw(file: Path, described: ModelFile, images: Sequence[bytes]) -> dict[str, Array]:

@@ -96,6 +96,14 @@ def test_a_person_chooses_from_a_contact_sheet_what_nothing_tells(site: Path) ->
     assert "scale:0:255" in recipe
 
 
+@pytest.mark.parametrize("content", [b"not an image", "cut"])
+def test_an_image_that_cannot_be_decoded_is_named(site: Path, content: bytes | str) -> None:
+    damaged = site / "data" / "images" / "000.png"
+    damaged.write_bytes(damaged.read_bytes()[:100] if isinstance(content, str) else content)
+    result = _run("--edge", site / "colours.onnx", "--data", site / "data", "--out", site / "out", code=2)
+    assert "000.png" in result.stderr
+
+
 def test_models_of_columns_are_paired_on_a_table(tmp_path: Path) -> None:
     for role, seed in (("edge", 0), ("full", 0), ("other", 5)):
         linear_model(tmp_path / f"{role}.onnx", pixels=3, classes=3, softmax=True, seed=seed)
