@@ -47,6 +47,7 @@ from firstline.workbench.selection import (
     check_score,
     default_fraction,
 )
+from firstline.workbench.sequences import Sequences, find_sequences
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
@@ -340,6 +341,7 @@ def _certify_data(
     check_score(bundle.manifest.task, terms.score, fraction, logits=logits)
     rows_checked = require_independent_rows(bundle, [*variants, *filter(None, [bundle.manifest.full])], dataset)
     certification = contract.certify(bundle, tiers.gather(bundle, dataset, edge), dataset, terms)
+    certification = replace(certification, sequences=find_sequences(dataset))
     _warn(bundle.manifest, certification, learnable=terms.score in (BEST, LEARNED))
     return certification, rows_checked
 
@@ -391,13 +393,25 @@ def _report(
             "selected": selection.used,
             "auroc": selection.aurocs,
             "rows_checked": rows_checked,
+            "sequences": certification.sequences,
         }
+        if certification.sequences is not None:
+            text.append(sequences_sentence(certification.sequences, len(selection.scores)))
         if selection.used:
             text.append(selection_sentence(selection))
         text.append(rows_checked_sentence(rows_checked))
         advice = "; name one with --out" if result.certified else ""
         text.append(written or f"No bundle was written{advice}.")
     return Report(value, text)
+
+
+def sequences_sentence(found: Sequences, rows: int) -> str:
+    """Returns why rows may depend on each other, and how many observations they are then."""
+    return (
+        f"The rows may depend on each other: {found.sign} suggest sequences. Then they count as about "
+        f"{counted(found.effective, 'observation')}, not {rows:,}, and nothing is proved: name the sequence of each "
+        "row in a column `group`; then one row of each sequence is evidence."
+    )
 
 
 def edge_sentence(result: CertificationResult, terms: Terms) -> str:

@@ -21,6 +21,7 @@ Recognise model files
 Certify
     evidence      the answers of both models to a data set, on this machine or on a device
     selection     the decisions on the rows that are set aside: score, temperature, start of testing
+    sequences     signs that samples depend on each other, such as frames of one video
     promises      promises about events in words, and the events without a promise
     certify       proves a contract, and writes the bundle with its certificate
     calibrate     chooses temperature and threshold, without a certificate

@@ -20,6 +20,7 @@ from firstline.workbench.bundle import write_version
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.promises import EventBound, Unpromised, unpromised
 from firstline.workbench.selection import BEST, SELECT_FRACTION, Selection, default_fraction, select
+from firstline.workbench.sequences import Sequences
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
@@ -106,12 +107,14 @@ class Certification:
         selection: the decisions made before testing.
         result: the statistics, certified or not.
         certificate: the variant's certificate; None if nothing is certified.
+        sequences: what suggests that rows depend on each other, although the data has no groups.
     """
 
     variant: Model
     selection: Selection
     result: CertificationResult
     certificate: Certificate | None
+    sequences: Sequences | None = None
 
 
 def certify_bundle(

@@ -281,6 +281,18 @@ def test_detector_is_certified_by_the_command(tmp_path: Path, frames: Path) -> N
     _run(*promise, "--promise", "invented cat 5% at 90%", "--require", code=1)
 
 
+def test_command_says_that_frames_depend_on_each_other(tmp_path: Path, frames: Path) -> None:
+    detector_bundle(tmp_path / "bundle")
+    promise = (tmp_path / "bundle", "--data", frames, "--promise", "missed dog 10% at 90%")
+    assert msgspec.json.decode(_run(*promise, "-o", "json").stdout)["sequences"] is None
+    for number, file in enumerate(sorted(frames.iterdir())):
+        file.rename(frames / f"clip{number % 4}-frame-{number}.png")
+    found = msgspec.json.decode(_run(*promise, "-o", "json").stdout)["sequences"]
+    assert found == {"sign": "names such as 'clip0-frame-0.png'", "effective": 4}
+    text = " ".join(_run(*promise).stdout.split())
+    assert "suggest sequences. Then they count as about 4 observations, not 200" in text
+
+
 def test_command_says_which_promise_is_missing(tmp_path: Path, frames: Path) -> None:
     detector_bundle(tmp_path / "bundle")
     data = (tmp_path / "bundle", "--data", frames)
