@@ -28,7 +28,7 @@ _NEAR_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """What suggests that samples depend on each other.
+    """The reason to believe that samples depend on each other.
 
     Attributes:
         sign: as the subject of a sentence, in the plural.
