@@ -47,6 +47,10 @@ def with_output(
         ConfigError: the output is not a classifier's, or there is another number of labels.
     """
     output = _output(runtime, model, source)
+    if output.datatype == "BYTES":
+        raise ConfigError(
+            f"{source.name}: its output '{output.name}' has strings; export the model with its probabilities as output."
+        )
     if DATATYPES[output.datatype].kind in "b" or output.datatype in ("INT32", "INT64"):
         raise ConfigError(
             f"{source.name}: its output '{output.name}' is {output.datatype}, which are class numbers and no "

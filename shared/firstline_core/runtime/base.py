@@ -86,8 +86,10 @@ def pick_port(
             f"{what} has {len(specs)} {side}s, {names}; a bundle feeds one. Export the model with one {side}, and let "
             "its graph compute the others from it or hold them as constants."
         )
-    if not name and len(specs) == 1:
-        return specs[0]
+    # Labels as strings may accompany the output of a classifier.
+    numbers = [spec for spec in specs if side == "output" and spec.datatype != "BYTES"]
+    if not name and len(numbers or specs) == 1:
+        return (numbers or specs)[0]
     for spec in specs:
         if spec.name == name:
             return spec

@@ -8,7 +8,9 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from firstline_core.errors import ConfigError, InferenceError, ModelLoadError
+import numpy as np
+
+from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.protocol.protobuf import fields
 from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_batches
 from firstline_core.types import DATATYPES, Array, TensorSpec
@@ -30,7 +32,8 @@ _DATATYPES = {
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",
 }
-_INPUT_DATATYPES = _DATATYPES | {"tensor(string)": "BYTES"}
+_STRING = "tensor(string)"
+_INPUT_DATATYPES = _DATATYPES | {_STRING: "BYTES"}
 
 
 def check_providers(providers: tuple[str, ...], setting: str) -> None:
@@ -141,13 +144,11 @@ class OnnxRuntime:
             )
         self.inputs = tuple(_specs(nodes))
         found = self._session.get_outputs()
-        self.outputs = tuple(_specs(node for node in found if node.type in _DATATYPES))
-        _refuse_maps(found, self.outputs, path)
-        if not self.outputs and (labels := [f"'{node.name}'" for node in found if node.type == "tensor(string)"]):
-            raise ModelLoadError(
-                f"{path}: its only outputs are strings, {', '.join(labels)}; export the model with its probabilities "
-                "as an output."
-            )
+        numbers = tuple(_specs(node for node in found if node.type in _DATATYPES))
+        _refuse_maps(found, numbers, path)
+        strings = tuple(_specs(node for node in found if node.type == _STRING))
+        self.outputs = (*numbers, *strings)
+        self._strings = [spec.name for spec in strings]
         if not self.inputs or not self.outputs or any(not spec.shape for spec in self.inputs):
             raise ModelLoadError(f"{path}: a model needs inputs with rows on the first axis, and a tensor as output.")
         self._output_names = [spec.name for spec in self.outputs]
@@ -170,7 +171,10 @@ class OnnxRuntime:
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         check_feeds(feeds, self.inputs)
-        ready = {name: cast_feed(name, feeds[name], dtype) for name, dtype in self._dtypes.items()}
+        ready = {
+            name: _texts(name, feeds[name]) if dtype.hasobject else cast_feed(name, feeds[name], dtype)
+            for name, dtype in self._dtypes.items()
+        }
         return self._run(ready) if self._batch is None else run_in_batches(ready, self._batch, self._run)
 
     def _run(self, feeds: Feeds) -> dict[str, Array]:
@@ -183,7 +187,11 @@ class OnnxRuntime:
             raise InferenceError(
                 f"ONNX Runtime fails to run this model on rows that fit its declared input: {_shortened(error)}"
             ) from error
-        return dict(zip(self._output_names, outputs, strict=True))
+        results = dict(zip(self._output_names, outputs, strict=True))
+        for name in self._strings:
+            encoded: Array = np.frompyfunc(str.encode, 1, 1)(results[name])
+            results[name] = encoded
+        return results
 
     def end_trace(self) -> Path:
         """Ends the requested trace and returns its path; `operators` reads it."""
@@ -191,6 +199,19 @@ class OnnxRuntime:
 
     def close(self) -> None:
         self._session = None
+
+
+def _texts(name: str, array: Array) -> Array:
+    """Returns strings: ONNX Runtime would feed a model the Python notation of bytes.
+
+    Raises:
+        InvalidTensorError: an element is not UTF-8.
+    """
+    try:
+        texts: Array = np.frompyfunc(lambda text: text.decode() if isinstance(text, bytes) else text, 1, 1)(array)
+    except UnicodeDecodeError as error:
+        raise InvalidTensorError(f"Input '{name}' has an element that is not UTF-8 text.") from error
+    return texts
 
 
 def _onnxruntime() -> ModuleType:

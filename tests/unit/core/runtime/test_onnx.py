@@ -141,7 +141,7 @@ def test_weights_in_another_file_are_found_inside_of_branches(tmp_path: Path) ->
         load(path)
 
 
-def test_outputs_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+def test_strings_are_outputs_in_utf_8(tmp_path: Path) -> None:
     path = write_graph(
         tmp_path / "m.onnx",
         [helper.make_node("Identity", ["text"], ["y"])],
@@ -149,10 +149,9 @@ def test_outputs_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         [helper.make_tensor_value_info("y", TensorProto.STRING, ["n"])],
         [],
     )
-    with pytest.raises(
-        ModelLoadError, match="its only outputs are strings, 'y'; export the model with its probabilities"
-    ):
-        load(path)
+    loaded = load(path)
+    assert loaded.run({"text": np.array([b"caf\xc3\xa9", b""], object)})["y"].tolist() == [b"caf\xc3\xa9", b""]
+    loaded.close()
 
 
 def test_a_failing_run_is_an_inference_error(tmp_path: Path) -> None:
