@@ -18,7 +18,7 @@ from bench.support.onnx_models import linear, write_graph
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.bundle.store import Bundle
-from firstline_core.processing.steps import Argmax, Decode, Gallery, Layout, Resize, Scale, Softmax, Threshold
+from firstline_core.processing.steps import Argmax, Ctc, Decode, Gallery, Layout, Resize, Scale, Softmax, Threshold
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.base import Task
@@ -26,6 +26,7 @@ from firstline_core.tasks.embedding import Embedding
 from firstline_core.tasks.regression import Regression
 from firstline_core.tasks.segmentation import Segmentation
 from firstline_core.tasks.tensors import DeclaredTensor, Tensors
+from firstline_core.tasks.text import Text
 from firstline_core.types import Arrays, Tensor
 
 _PICTURE = np.full((80, 80, 3), 255, np.uint8)
@@ -111,6 +112,27 @@ def _tensors(root: Path) -> Bundle:
     return _with_full(root, path, Tensors(declared, absolute=0.1), inputs=(NUMBERS,))
 
 
+def _text(root: Path) -> Bundle:
+    """Five steps of four symbols, the blank among them; one symbol has two bytes in UTF-8."""
+    symbols = root / "symbols.txt"
+    symbols.write_text("a\nb\n\u00fc\n", encoding="utf-8")
+    path = write_graph(
+        root / "m.onnx",
+        [
+            helper.make_node("MatMul", ["x", "weights"], ["flat"]),
+            helper.make_node("Reshape", ["flat", "shape"], ["logits"]),
+        ],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 5, 4])],
+        [
+            numpy_helper.from_array(np.random.default_rng(0).normal(size=(2, 20)).astype(np.float32), "weights"),
+            numpy_helper.from_array(np.array([0, 5, 4]), "shape"),
+        ],
+    )
+    steps = (Softmax(), Ctc(artefact(symbols, root)))
+    return _with_full(root, path, Text(), inputs=(NUMBERS,), postprocess=steps)
+
+
 TASKS: Mapping[str, tuple[Callable[[Path], Bundle], Tensor]] = {
     "classification": (_classification, _NUMBERS),
     "detection": (detector_bundle, _photos()),
@@ -118,6 +140,7 @@ TASKS: Mapping[str, tuple[Callable[[Path], Bundle], Tensor]] = {
     "regression": (_regression, _NUMBERS),
     "anomaly": (_anomaly, _NUMBERS),
     "embedding": (_embedding, _NUMBERS),
+    "text": (_text, _NUMBERS),
     "tensors": (_tensors, _NUMBERS),
 }
 """What writes a bundle of each task into a folder, and the input of a request for it."""
