@@ -220,7 +220,7 @@ class ClassScores(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op
 
     Attributes:
         output: name of the model's output.
-        of: what the numbers are; of probabilities, the classes of a cell sum to 1.
+        of: meaning of the numbers; probabilities of a cell sum to 1.
         layout: the classes are the last axis of the output (NHWC) or its second (NCHW).
     """
 

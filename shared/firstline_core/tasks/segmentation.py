@@ -1,8 +1,8 @@
 """Segmentation: a class for each pixel. Pure.
 
 The outputs are `mask` UINT8 [n, height, width], where 255 is ignored, and `confidence` FP32 [n]. `processing/masks.py`
-describes the frame of masks: the upright image in its top left corner. What a model's probabilities say of each class
-is evidence.
+describes the frame of masks: the upright image in its top left corner. The evidence summarises a model's
+probabilities of each class.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class Segmentation(
         Args:
             kind: one of `score_kinds`.
             outputs: canonical outputs.
-            evidence: what the model's probabilities say; only `few_classes` needs none.
+            evidence: from the model's probabilities; only `few_classes` needs none.
             temperature: without effect, because the evidence has no logits.
 
         Raises:
