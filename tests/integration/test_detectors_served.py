@@ -115,3 +115,22 @@ async def test_both_tiers_answer_with_boxes_in_the_original_image(tier: str, tmp
         assert outputs["count"] == ([2], [1, 0])
         assert outputs["classes"] == ([2, 2], [1, -1, -1, -1])
         assert outputs["boxes"] == ([2, 2, 4], [0, 20, 40, 60, *[0] * 12])
+
+
+async def test_a_fetched_answer_is_filtered_and_a_job_stores_the_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "pets"
+    folder.mkdir(parents=True)
+    detector_bundle(folder, name="pets")
+    job = {"Prefer": "respond-async"}
+    async with either_tier("gateway", tmp_path) as (url, _), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        path = "/firstline/v1/models/pets/infer"
+        for query, accept in (("?min_score=0.6", "*/*"), ("", "image/jpeg")):
+            refused = await client.post(f"{path}{query}", content=BRIGHT, headers=job | {"Accept": accept})
+            assert refused.status_code == 400 and "A job stores the whole answer" in refused.json()["error"]
+        submitted = await client.post(path, content=BRIGHT, headers=job)
+        answer = submitted.headers["Location"]
+        waited = await client.get(answer, headers={"Prefer": "wait=10"})
+        assert (waited.status_code, waited.json()["count"]) == (200, 1)
+        assert (await client.get(f"{answer}?min_score=0.6")).json()["count"] == 0
+        wrong = await client.get(f"{answer}?min_score=2")
+        assert (wrong.status_code, wrong.json()["code"]) == (400, "invalid_request")
