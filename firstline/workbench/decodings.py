@@ -36,7 +36,7 @@ from firstline_core.tasks.detection import Detection, detections
 from firstline_core.types import PROBABILITIES, Arrays, join_rows
 
 _INPUT = InputSpec("image", "BYTES", (-1,), "image")
-_BUDGET_S = 15.0  # of all decodings of one choice
+BUDGET_S = 15.0
 _FEWEST_IMAGES = 8
 _IMAGES = 48  # that a decision begins with; it takes more while they do not settle it
 _CONFIDENT = 0.4  # score from which a detection counts as confident
@@ -59,9 +59,17 @@ class Trials:
         task: whose outputs the readings give.
         images: encoded.
         options: how the model runs.
+        budget_s: of all decodings of one choice, in seconds; it limits the number of images.
     """
 
-    def __init__(self, file: Path, task: AnyTask, images: Sequence[bytes], options: RuntimeOptions) -> None:
+    def __init__(
+        self,
+        file: Path,
+        task: AnyTask,
+        images: Sequence[bytes],
+        options: RuntimeOptions,
+        budget_s: float = BUDGET_S,
+    ) -> None:
         content = file.read_bytes()
         self._file, self._task, self._options = file.absolute(), task, options
         self._artefact = Artefact(file=file.name, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
@@ -69,6 +77,7 @@ class Trials:
         self._images = list(images)
         self._outputs: dict[tuple[str, str], Arrays] = {}
         self._row_s: float | None = None
+        self._budget_s = budget_s
 
     @property
     def task(self) -> AnyTask:
@@ -103,7 +112,7 @@ class Trials:
             begin_s, count = time.perf_counter(), min(4, len(self._images))
             self.outputs(reading, count)
             self._row_s = (time.perf_counter() - begin_s) / max(count - 1, 1)
-        most = int(_BUDGET_S / decodings / max(self._row_s, 1e-6))
+        most = int(self._budget_s / decodings / max(self._row_s, 1e-6))
         return min(len(self._images), max(_FEWEST_IMAGES, most))
 
     def use(self, count: int) -> None:

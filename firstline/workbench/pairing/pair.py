@@ -9,7 +9,7 @@ from pathlib import Path
 
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import Dataset
-from firstline.workbench.decodings import Trials
+from firstline.workbench.decodings import BUDGET_S, Trials
 from firstline.workbench.infer import upright_image
 from firstline.workbench.model_file import ModelFile, read_model_file
 from firstline.workbench.pairing.agreement import check_agreement, propose_score
@@ -49,6 +49,7 @@ class PairSpec:
         labels: given by the user; () to find them.
         chosen: numbers on contact sheets, by role.
         force: replaces a bundle in the output folder.
+        budget_s: seconds that the data may take to decide one choice.
     """
 
     files: Mapping[str, Path]
@@ -57,6 +58,7 @@ class PairSpec:
     labels: tuple[str, ...] = ()
     chosen: Mapping[str, Sequence[int]] = field(default_factory=dict)
     force: bool = False
+    budget_s: float = BUDGET_S
 
     def places(self, data: Path) -> list[Path]:
         """Returns the folders where label files may be: those of the models and above, and the data's."""
@@ -140,7 +142,7 @@ def read_pair(
         show(f"{role}: {reading.family} ({reading.sure:.0%} sure): {'; '.join(reading.assumptions)}.")
     if any(reading.size is None for reading in labelled.readings.values()):
         return ReadPair(task, labelled.source, _of_tables(spec, labelled), "")
-    trials = {role: Trials(spec.files[role], task, images, options) for role in files}
+    trials = {role: Trials(spec.files[role], task, images, options, spec.budget_s) for role in files}
     count = min(trials[role].affordable(labelled.readings[role], 1) for role in files)
     for each in trials.values():
         each.use(count)
