@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import free_port
 from support.gateway import serving
 from support.small_models import small_gateway
 from support.waiting import until
 
+from bench.support.bundles import with_certificate
 from bench.support.table_models import table_bundle
-from firstline_core.bundle.manifest import Policy
+from firstline.workbench.bundle import create_bundle
+from firstline.workbench.spec import read_recipe
+from firstline_core.bundle.manifest import MANIFEST_NAME, Policy, encode_manifest
 from firstline_core.errors import InvalidTensorError, RequestError
 from firstline_core.ids import new_request_id
 from firstline_core.types import Array, InferRequest, InferResponse, Reason, Route, Status, Tensor, Tier
 from firstline_edge.app import EdgeAgent
 from firstline_gateway.app import Gateway
 
+RECIPES = Path(__file__).parents[2] / "models"
 SURE, UNSURE = 3.0, 0.25
 
 
@@ -170,3 +177,61 @@ async def test_a_promise_carries_the_full_models_inputs(tmp_path: Path) -> None:
 async def _corrected(agent: EdgeAgent, request_id: str) -> bool:
     answer = await agent.outbox.answer(request_id, "")
     return answer is not None and answer.answer.status is Status.FINAL and yes(answer) == sigmoid(SURE, UNSURE + 3 + 1)
+
+
+async def test_audits_send_the_full_models_inputs_and_partial_requests_are_not_audited(tmp_path: Path) -> None:
+    place, policy = tmp_path / "models" / "table", Policy(threshold=0.8)
+    manifest = table_bundle(place, policy=policy).manifest
+    certified = with_certificate(manifest.edge[0], manifest, 0.8)
+    (place / MANIFEST_NAME).write_bytes(encode_manifest(replace(manifest, edge=(certified,))))
+    gateway = small_gateway(tmp_path)
+    audits = {"per_hour": 1e7, "bytes_per_hour": 1e12, "max_share": 1.0, "spacing_s": 0}
+    async with AsyncExitStack() as opened:
+        url = await opened.enter_async_context(serving(gateway))
+        overrides = {f"audit__{key}": value for key, value in audits.items()}
+        agent = await opened.enter_async_context(agent_at(tmp_path, url, **overrides))
+        await agent.data_plane.infer(asked("a", a=(SURE,)))
+        answered = await agent.data_plane.infer(asked(a=(SURE, SURE)))
+        assert {row.reason for row in answered.answer.rows} == {Reason.CONFIDENT}
+        await until(lambda: gateway.plane.statistics()[0].inference_count == 2)
+        await until(lambda: agent.models.find("table") is not None and _audited(agent) == 2)
+
+
+def _audited(agent: EdgeAgent) -> int:
+    monitored = agent.certificates.find(agent.models.find("table"))
+    return 0 if monitored is None else monitored.record.drawn - monitored.record.lost
+
+
+@pytest.mark.shared_data
+async def test_diamonds_are_judged_by_three_columns_or_by_nine(shared_data: Path, tmp_path: Path) -> None:
+    data = shared_data / "diamonds-tabular-cascade"
+    recipe = read_recipe(RECIPES / "diamonds-cascade" / "recipe.toml", data)
+    bundle = create_bundle(recipe, tmp_path / "models" / "diamonds")
+    with (data / "dev" / "rows.csv").open(encoding="utf-8") as file:
+        rows = list(islice(csv.DictReader(file), 200))
+    columns: dict[str, Array] = {}
+    for spec in bundle.manifest.inputs:
+        values = [row[spec.name] for row in rows]
+        encoded = [value.encode() for value in values]
+        columns[spec.name] = (
+            np.array(encoded, object) if spec.kind == "text" else np.array(values, np.float64).reshape(-1, 1)
+        )
+    request = InferRequest("diamonds-cascade", tuple([Tensor(*column) for column in columns.items()]), new_request_id())
+    labels, cuts = np.array(bundle.manifest.labels), np.array([row["cut"] for row in rows])
+
+    def right(response: InferResponse) -> float:
+        return float((labels[response.output("probabilities").argmax(axis=1)] == cuts).mean())
+
+    gateway = small_gateway(tmp_path)
+    async with AsyncExitStack() as opened:
+        url = await opened.enter_async_context(serving(gateway))
+        agent = await opened.enter_async_context(agent_at(tmp_path, url))
+        full = await gateway.plane.infer(request)
+        both = await agent.data_plane.infer(request)
+        three = {name: columns[name] for name in ("carat", "depth", "table")}
+        edge = await agent.data_plane.infer(request.with_inputs(three))
+    assert {row.tier for row in both.answer.rows} == {Tier.EDGE, Tier.CLOUD}
+    assert {row.reason for row in edge.answer.rows} == {Reason.PARTIAL_INPUTS}
+    assert right(full) == pytest.approx(0.796, abs=0.06)
+    assert right(edge) == pytest.approx(0.611, abs=0.08)
+    assert right(edge) < right(both) <= right(full) + 0.01

@@ -85,6 +85,7 @@ class Echo:
     """An edge model whose input is the probability of "yes"; negative inputs are invalid, inputs above 1 fail."""
 
     decodes_images = False
+    row_s = 0.0
 
     def __init__(self, manifest: Manifest) -> None:
         self.model = manifest.edge[0]

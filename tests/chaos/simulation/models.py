@@ -69,6 +69,7 @@ class _Echo:
     """What `EdgeModel` needs of a `LoadedModel`."""
 
     decodes_images = False
+    row_s = 0.0
 
     def __init__(self, model: Model) -> None:
         self.model, self.digest, self.input_names = model, model.digest, model.input_names
