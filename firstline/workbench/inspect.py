@@ -110,8 +110,11 @@ def summarise(bundle: Bundle) -> Summary:
 def _preprocess(model: Model) -> str:
     if len(model.inputs) == 1:
         return spell(model.inputs[0].preprocess)
-    parts = [(each.tensor, each.name, spell(each.preprocess)) for each in model.inputs]
-    return "; ".join(f"{tensor} = {name}{': ' if steps else ''}{steps}" for tensor, name, steps in parts)
+    parts: list[str] = []
+    for each in model.inputs:
+        fed = each.tensor if each.tensor == each.name else f"{each.tensor} = {each.name}"
+        parts.append(": ".join(filter(None, [fed, spell(each.preprocess)])))
+    return "; ".join(parts)
 
 
 def verify(path: Path, options: RuntimeOptions = RuntimeOptions()) -> tuple[Check, ...]:  # noqa: B008 (frozen)

@@ -26,9 +26,15 @@ def input_port(runtime: Runtime, name: str, model_id: str) -> TensorSpec:
         model_id: for messages.
 
     Raises:
-        ConfigError: the model has several inputs and no name was given, or none of the name.
+        ConfigError: the model has several inputs and no name was given, none of the name, or one without rows.
     """
-    return _port(runtime.inputs, name, model_id, "input")
+    port = _port(runtime.inputs, name, model_id, "input")
+    if len(port.shape) == 1 and port.shape[0] > 1:
+        raise ConfigError(
+            f"Model '{model_id}': its input '{port.name}' is declared as {list(port.shape)}, without an axis of rows; "
+            f"export the model so that its input is [rows, {port.shape[0]}]."
+        )
+    return port
 
 
 def with_output(
