@@ -14,6 +14,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Task
+from firstline_core.tasks.classification import Classification
 from firstline_core.types import Arrays, Sha256
 
 
@@ -67,7 +68,7 @@ def qualities_on(
             stack.callback(models[-1].close)
         if not models:
             raise ConfigError(f"No model of {bundle.path} loads here, so that no quality is measured: {why}")
-        with_evidence = models if manifest.task.compares_evidence else ()
+        with_evidence = () if isinstance(manifest.task, Classification) else models
         observed = observe(models, manifest.inputs, dataset, progress, with_evidence=with_evidence)
     return {
         model.digest: quality(manifest.task, answers.outputs, answers.evidence, truth)

@@ -73,6 +73,7 @@ def left_for_git(folder: Path) -> set[str]:
         "anomaly.md",
         "audio.md",
         "bundles.md",
+        "data.md",
         "detection.md",
         "embedding.md",
         "identities.md",

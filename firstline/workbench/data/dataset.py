@@ -40,6 +40,7 @@ from firstline_core.processing.trial import bytes_rows
 from firstline_core.tasks.anomaly import SEQUENCE, TIME
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import LABEL, UNLABELLED
+from firstline_core.tasks.regression import Regression
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import DATATYPES, Array, Arrays, Tensor, TensorSpec
 
@@ -58,6 +59,7 @@ MASK = "mask"
 
 _STORES = ("images", "images.zip", "audio", "audio.zip")
 _COCO_NAMES = ("annotations.json", "*.coco.json", "instances*.json", "annotations/instances*.json")
+_NEXT_TO_IMAGES = ("masks/", "labels/", "annotations/")
 _EXPECTED = (
     f"a data folder has {LABELS_NAME} (columns file, label) and images/ or images.zip, or audio/ or audio.zip; a "
     "folder of images, recordings or videos, a video, and a table (.csv, .jsonl, .npz or .parquet) are read too"
@@ -148,18 +150,23 @@ class Dataset:
         Raises:
             ConfigError: labels that are not valid for the task, or cannot be read.
         """
-        specs = {spec.name: spec for spec in task.truth}
-        if BOXES in specs:
+        first = task.truth[0]
+        if first.name == BOXES:
             return self._boxes(task)
-        if MASK in specs:
-            return self._masks(specs[MASK], task)
-        if LABEL in specs and specs[LABEL].datatype == "INT64":
+        if first.name == MASK:
+            return self._masks(first, task)
+        if first.name == LABEL and first.datatype == "INT64":
             labels = self._labels(task.labels)
-            return None if labels is None else {**labels, **self._order({TIME, SEQUENCE} & set(specs))}
-        if LABEL in specs and specs[LABEL].datatype == "BOOL":
+            names = {spec.name for spec in task.truth}
+            return None if labels is None else {LABEL: labels, **self._order({TIME, SEQUENCE} & names)}
+        if first.name == LABEL and first.datatype == "BOOL":
             return self._label_sets(task.labels)
-        found = {name: self._truth_column(spec, alone=len(specs) == 1) for name, spec in specs.items()}
-        return found if all(array is not None for array in found.values()) and found else None  # type: ignore[return-value]
+        found = {
+            spec.name: self._truth_column(spec, task, is_label=position == 0)
+            for position, spec in enumerate(task.truth)
+        }
+        known = {name: array for name, array in found.items() if array is not None}
+        return known if len(known) == len(found) else None
 
     def required_truth(self, task: Task) -> Arrays:
         """Returns `truth`.
@@ -228,7 +235,7 @@ class Dataset:
         has = ", ".join(f"'{name}'" for name in self.table.columns[:10]) or "none"
         return f"{self.table.path} has no column '{spec.name}', which the bundle takes as an input; it has {has}."
 
-    def _labels(self, labels: Sequence[str]) -> Arrays | None:
+    def _labels(self, labels: Sequence[str]) -> Array | None:
         """Returns the label of each sample; `UNLABELLED` where the data says -1."""
         if self.table is None or not (self._has(self.label_column) or self._has("name")):
             return None
@@ -250,7 +257,7 @@ class Dataset:
                     f"{where} calls '{name}' label {label}, but in the bundle it is label {expected}; correct the "
                     "bundle's labels or the label offset."
                 )
-        return {LABEL: found}
+        return found
 
     def _label_sets(self, labels: Sequence[str]) -> Arrays | None:
         """Returns which labels each sample has, BOOL (n, labels): numbers or names, separated by semicolons."""
@@ -304,12 +311,18 @@ class Dataset:
         except RequestError as error:
             raise ConfigError(error.message) from error
 
-    def _truth_column(self, spec: TensorSpec, *, alone: bool) -> Array | None:
-        """Returns the values of a truth: the label's column if there is one truth, else the column of its name."""
-        name = self.label_column if alone and self._has(self.label_column) else spec.name
-        if not self._has(name):
+    def _truth_column(self, spec: TensorSpec, task: Task, *, is_label: bool) -> Array | None:
+        """Returns the values of a truth: the label's column, the column of its name, or a column of each value."""
+        # In a table of texts, the column "text" is the input.
+        named = self._has(spec.name) and (spec.datatype != "BYTES" or self.media is not None)
+        name = self.label_column if is_label and self._has(self.label_column) else spec.name
+        values: Sequence[Any]
+        if name == self.label_column or named:
+            values = self._column(name)
+        elif isinstance(task, Regression) and all(map(self._has, task.names)):
+            name, values = task.names[0], list(zip(*map(self._numbers, task.names), strict=True))
+        else:
             return None
-        values = self._column(name)
         rows = [
             row_of(values[sample.row], spec.datatype, spec.shape[1:], f"{self.place_of(sample)}, column '{name}',")
             for sample in self.samples
@@ -318,6 +331,10 @@ class Dataset:
         if len(shapes) > 1:
             raise ConfigError(f"{self.path}, column '{name}', has rows of different shapes: {sorted(shapes)[:3]}.")
         return np.stack(rows).astype(DATATYPES[spec.datatype])
+
+    def _numbers(self, name: str) -> list[Any]:
+        cells = enumerate(self._column(name))
+        return [row_of(cell, "FP64", (), f"row {row + 1} of {self.path}, column '{name}',")[()] for row, cell in cells]
 
     def _without_truth(self, task: Task) -> str:
         names = {spec.name for spec in task.truth}
@@ -470,7 +487,7 @@ def _coco(path: Path, folder: Path, file: Path, label: str) -> Dataset:
 def _loose(path: Path, label: str, every: int) -> Dataset:
     """Returns the samples of a folder that holds files of one kind, and nothing that names them."""
     suffixes = {"images": IMAGES, "recordings": AUDIO, "videos": videos.SUFFIXES, "tables": tables.SUFFIXES}
-    names = FileStore(path).names()
+    names = [name for name in FileStore(path).names() if not name.startswith(_NEXT_TO_IMAGES)]
     kinds = {kind: [name for name in names if name.lower().endswith(suffix)] for kind, suffix in suffixes.items()}
     found = [kind for kind, some in kinds.items() if some and kind != "tables"]
     if len(found) > 1:

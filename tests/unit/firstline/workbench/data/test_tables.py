@@ -17,7 +17,11 @@ from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.data.tables import row_of
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
+from firstline_core.tasks.anomaly import Anomaly
+from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import LABEL, Classification
+from firstline_core.tasks.regression import Regression
+from firstline_core.tasks.text import Text
 
 CARAT, WINDOW, COLOR = (
     InputSpec("carat", "FP32", (-1, 1)),
@@ -200,3 +204,29 @@ def test_damaged_parquet_is_named(tmp_path: Path) -> None:
     path.write_bytes(content[:-20])
     with pytest.raises(ConfigError, match=r"rows\.parquet cannot be read as a Parquet file"):
         open_dataset(path)
+
+
+def _truth(folder: Path, content: str, task: Task, *names: str) -> list[Any]:
+    (folder / "rows.csv").write_text(content)
+    found = open_dataset(folder / "rows.csv").required_truth(task)
+    return [found[name].tolist() for name in names]
+
+
+def test_true_values_are_in_the_label_or_in_columns_of_their_names(tmp_path: Path) -> None:
+    place = Regression(("x", "y"), absolute=1)
+    for content in ('label\n"[1, 2]"\n"[3, 4]"\n', 'values\n"[1, 2]"\n"[3, 4]"\n', "y,x\n2,1\n4,3\n"):
+        assert _truth(tmp_path, content, place, "values") == [[[1, 2], [3, 4]]]
+    assert _truth(tmp_path, "label\n0.5\n", Regression(("price",), absolute=1), "values") == [[[0.5]]]
+    with pytest.raises(ConfigError, match=r"row 2 of .*rows\.csv, column 'y', is 'much', and the model takes FP64"):
+        _truth(tmp_path, "x,y\n1,2\n1,much\n", place, "values")
+
+
+def test_input_text_is_not_the_truth(tmp_path: Path) -> None:
+    assert _truth(tmp_path, "text,label\na,b\n", Text(), "text") == [[b"b"]]
+    with pytest.raises(ConfigError, match="has no column label"):
+        _truth(tmp_path, "text\na\n", Text(), "text")
+
+
+def test_times_accompany_the_labels_of_anomalies(tmp_path: Path) -> None:
+    found = _truth(tmp_path, "label,time\n0,10\nanomaly,20\n-1,30\n", Anomaly(), "label", "time")
+    assert found == [[0, 1, -1], [10, 20, 30]]
