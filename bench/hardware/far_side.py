@@ -59,7 +59,8 @@ class CutModel:
 
     def finish(self, cut: int, checkpoint: bytes) -> int:
         """Returns the class that the second part computes from a checkpoint."""
-        answer = self._halves[cut].finish(self._forms[cut].unpack(checkpoint), self._whole)
+        values = self._forms[cut].unpack(checkpoint)
+        answer = self._halves[cut].finish(values, self._whole, {"": values})
         return int(answer[PROBABILITIES].argmax())
 
     def _prepared(self, encoded: bytes) -> Arrays:

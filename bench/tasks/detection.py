@@ -14,17 +14,16 @@ from msgspec.structs import replace
 
 from bench.figures import Figure, plain
 from bench.support.bundles import model, write_manifest
+from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.bundle.store import Bundle
-from firstline_core.processing.boxes import Boxes
-from firstline_core.processing.images import checked_header
+from firstline_core.processing.boxes import COUNT, Boxes
 from firstline_core.processing.steps import Suppress
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.average_precision import MOST_BOXES, AveragePrecision, average_precision
-from firstline_core.tasks.detection import Detection, with_candidates
+from firstline_core.tasks.detection import Detection, detections, with_candidates
 from firstline_core.types import Arrays, join_rows
 
 _WITHIN = 0.01
@@ -44,7 +43,7 @@ def figures(data: Path) -> Iterator[Figure]:
     The last figures are of a detector that returns nothing: it misses every person, but agrees about every empty frame.
     """
     task = Detection(labels=labels_of(data), small_iou=0.5)
-    truth = [read_yolo_boxes(data / "dev" / "labels" / f"{file.stem}.txt", file) for file in images(data)]
+    truth = labelled_boxes(data)
     answers = {name: run(name, data) for name in AP50}
     for name, reference in AP50.items():
         found = precision(answers[name], truth)
@@ -84,6 +83,12 @@ def images(data: Path) -> list[Path]:
     return sorted((data / "dev" / "images").iterdir())
 
 
+def labelled_boxes(data: Path) -> list[Boxes]:
+    """Returns the boxes of each image of `dev`, in the order of `images`."""
+    truth = open_dataset(data / "dev").required_truth(Detection(labels=labels_of(data)))
+    return [detections(truth, row) for row in range(len(truth[COUNT]))]
+
+
 def recipe_bundle(name: str, data: Path, folder: Path, **changes: float) -> Bundle:
     """Writes a bundle with one model of the recipe.
 
@@ -119,19 +124,3 @@ def precision(outputs: Arrays, truth: Sequence[Boxes]) -> AveragePrecision:
     """Returns the average precision of detections and candidates together."""
     boxes = [with_candidates(outputs, row).take(slice(MOST_BOXES)) for row in range(len(truth))]
     return average_precision(boxes, truth)
-
-
-def read_yolo_boxes(file: Path, image: Path) -> Boxes:
-    """Returns the boxes of an image from YOLO's text form; an absent file is an image without boxes.
-
-    Args:
-        file: each line has a class, and the centre, width and height of a box in fractions.
-        image: to which it belongs.
-    """
-    size = checked_header(image.read_bytes(), DEFAULT_IMAGE_LIMITS, image.name).upright_size
-    text = file.read_text() if file.is_file() else ""
-    rows = np.array(text.split(), np.float32).reshape(-1, 5)
-    boxes = np.concatenate((rows[:, 1:3] - rows[:, 3:] / 2, rows[:, 1:3] + rows[:, 3:] / 2), axis=1, dtype=np.float32)
-    return Boxes(
-        boxes * np.array([*size, *size], np.float32), np.ones(len(rows), np.float32), rows[:, 0].astype(np.int64)
-    )

@@ -11,11 +11,10 @@ import typer
 from rich.table import Table
 
 from firstline.cli.command import EXIT_FAILED, Report, command, command_group
-from firstline.cli.options import BundleArgument, require_bundle
+from firstline.cli.options import DATA_HELP, BundleArgument, DataReading, require_bundle
 from firstline.cli.output import progress, rows_checked_sentence, table, warn
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import Against, Calibration, calibrate
-from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.inspect import Summary, summarise, verify, with_single_rows
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, parse_score, read_labels, read_recipe
 from firstline.workbench.step_syntax import USAGE, parse_postprocess, parse_preprocess
@@ -90,7 +89,7 @@ class CalibrationOptions:
 
     data: Annotated[
         Path | None,
-        typer.Option("--calibrate", help="Choose temperature and threshold on this data folder (not a certificate)."),
+        typer.Option("--calibrate", help=f"Choose temperature and threshold on data (not a certificate). {DATA_HELP}"),
     ] = None
     target_disagreement: Annotated[
         float, typer.Option(help="With --calibrate: share of edge answers that may differ from the full model's.")
@@ -99,13 +98,13 @@ class CalibrationOptions:
         "labels"
     )
 
-    def calibrate(self, bundle: Bundle, *, keep_temperature: bool) -> Calibration:
+    def calibrate(self, bundle: Bundle, reading: DataReading, *, keep_temperature: bool) -> Calibration:
         """Chooses the policy; with `keep_temperature` only its threshold."""
         assert self.data is not None  # noqa: S101 (checked by the caller)
         with progress("Calibrating") as bar:
             return calibrate(
                 bundle,
-                open_dataset(self.data),
+                reading.open(self.data),
                 target_disagreement=self.target_disagreement,
                 against=self.against,
                 keep_temperature=keep_temperature,
@@ -117,6 +116,7 @@ class CalibrationOptions:
 def create(
     flags: ModelFlags,
     calibration_options: CalibrationOptions,
+    reading: DataReading,
     *,
     out: Annotated[Path, typer.Option(help="Folder to create.")],
     recipe: Annotated[
@@ -160,7 +160,7 @@ def create(
 
     def choose_policy(bundle: Bundle) -> Policy:
         nonlocal calibration
-        calibration = calibration_options.calibrate(bundle, keep_temperature=temperature is not None)
+        calibration = calibration_options.calibrate(bundle, reading, keep_temperature=temperature is not None)
         return calibration.policy
 
     warnings: list[str] = []

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from firstline.cli.command import EXIT_FAILED, Report
-from firstline.cli.options import require_bundle
+from firstline.cli.options import DataReading, require_bundle
 from firstline.cli.output import confidence, percent, progress, rows_checked_sentence, table, warn
 from firstline.cli.promises import promises_text
 from firstline.cli.score_table import read_table
@@ -34,7 +34,7 @@ from firstline.workbench.certify import (
     voided,
     write_certified,
 )
-from firstline.workbench.data.dataset import Dataset, open_dataset, read_groups
+from firstline.workbench.data.dataset import Dataset, read_groups
 from firstline.workbench.evidence import Evidence, gather, gather_from_agent
 from firstline.workbench.promises import EXAMPLE, parse_promises, require_event
 from firstline.workbench.row_checks import require_independent_rows
@@ -230,6 +230,7 @@ def _client(stack: ExitStack, url_option: str, url: str | None, token_option: st
 def certify_command(
     contract: ContractOptions,
     tiers: TierOptions,
+    reading: DataReading,
     *,
     bundle: Annotated[
         Path | None, typer.Argument(metavar="[BUNDLE]", help="Folder of a bundle with edge and full model.")
@@ -296,7 +297,9 @@ def certify_command(
         result, certification, rows_checked = _certify_table(scores, opened, terms)
     else:
         assert opened is not None and data is not None  # noqa: S101 (both were named)
-        certification, rows_checked = _certify_data(opened, data, edge, tiers, contract=contract, terms=terms)
+        certification, rows_checked = _certify_data(
+            opened, reading.open(data), edge, tiers, contract=contract, terms=terms
+        )
         result = certification.result
     written = ""
     if opened is not None and certification is not None and certification.certificate is not None and out is not None:
@@ -327,10 +330,9 @@ def _prepare(
 
 
 def _certify_data(
-    bundle: Bundle, folder: Path, edge: str, tiers: TierOptions, *, contract: ContractOptions, terms: Terms
+    bundle: Bundle, dataset: Dataset, edge: str, tiers: TierOptions, *, contract: ContractOptions, terms: Terms
 ) -> tuple[Certification, dict[str, int]]:
     """Runs the models on a data folder; returns what the rows prove, and how many were checked for independence."""
-    dataset = open_dataset(folder)
     if contract.needs_labels:
         dataset.required_truth(bundle.manifest.task)
     fraction = terms.select_fraction

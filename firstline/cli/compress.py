@@ -11,7 +11,15 @@ import typer
 from rich.table import Table
 
 from firstline.cli.command import Report
-from firstline.cli.options import BundleArgument, GatewayOptions, LimitOption, ThreadsOption, open_classifiers
+from firstline.cli.options import (
+    DATA_HELP,
+    BundleArgument,
+    DataReading,
+    GatewayOptions,
+    LimitOption,
+    ThreadsOption,
+    require_bundle,
+)
 from firstline.cli.output import confidence, percent, progress, rows_checked_sentence, size, table, warn
 from firstline.cli.profile_source import load_profile
 from firstline.cli.work_folder import work_folder
@@ -22,8 +30,8 @@ from firstline.workbench.compress.costs import Target
 from firstline.workbench.compress.judge import Figures
 from firstline.workbench.compress.next_version import Preference, next_version, write_compressed
 from firstline.workbench.compress.student import Lesson, require_training, start_of
-from firstline.workbench.data.dataset import open_dataset
 from firstline_core.bundle.manifest import Manifest, Model
+from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Modelled, Reading
 from firstline_core.profile.summary import DISTURBED
@@ -145,10 +153,9 @@ def compress_command(
     *,
     data: Annotated[
         Path,
-        typer.Option(
-            help="Folder with labels.csv (columns file, label) and images/ or images.zip that no model was trained on."
-        ),
+        typer.Option(help=f"Labelled data that no model was trained on. {DATA_HELP}"),
     ],
+    reading: DataReading,
     run: RunOptions,
     rules: RuleOptions,
     student: StudentOptions,
@@ -162,7 +169,7 @@ def compress_command(
     another machine only the points of its profile count. A candidate that is not better is refused, with the numbers;
     the exit code is 0 all the same.
     """
-    opened = open_classifiers(bundle)
+    opened = open_bundle(require_bundle(bundle))
     if next_.out is not None:
         refuse_existing(next_.out)  # before the models run for minutes
         require_writable(next_.out)
@@ -173,7 +180,7 @@ def compress_command(
     if next_.prefer is Preference.ENERGY and not run.for_:
         raise ConfigError("--prefer energy orders by measured energy, which needs --for PROFILE.")
     profile = load_profile(run.for_, opened.manifest.name, gateway) if run.for_ else None
-    dataset, options = open_dataset(data, run.limit), RuntimeOptions(threads=run.threads)
+    dataset, options = reading.open(data, run.limit), RuntimeOptions(threads=run.threads)
     with work_folder() as folder, progress("Compressing") as on_progress:
         found = compress(
             opened,

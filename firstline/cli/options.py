@@ -16,11 +16,9 @@ import typer
 from firstline.fleet.client import Fleet, open_fleet
 from firstline.workbench.data.dataset import EVERY, Dataset, open_dataset
 from firstline_core.bundle.manifest import MANIFEST_NAME
-from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.storage.secrets import read_secret
-from firstline_core.tasks.base import Task
-from firstline_core.tasks.classification import LABEL, Classification
+from firstline_core.tasks.classification import LABEL
 from firstline_core.types import Name
 
 if TYPE_CHECKING:  # a command that uses a gateway's fleet API alone needs no python-tuf
@@ -193,28 +191,6 @@ def check_name(text: str, what: str) -> None:
         raise ConfigError(
             f"{what} {text[:80]!a} cannot be used; take 1 to 64 letters, digits, '.', '_', '-'; no sign first."
         )
-
-
-def require_classifier(task: Task) -> None:
-    """Refuses bundles of other tasks.
-
-    Raises:
-        ConfigError: the task is not classification.
-    """
-    if not isinstance(task, Classification):
-        raise ConfigError(f"The bundle is of the task {task.kind}; this command works on classifiers only.")
-
-
-def open_classifiers(path: Path) -> Bundle:
-    """Opens a bundle for a command that measures or certifies models on labelled data.
-
-    Raises:
-        ConfigError: there is no bundle, or it is of another task than classification.
-        FirstlineError: the bundle is damaged.
-    """
-    opened = open_bundle(require_bundle(path))
-    require_classifier(opened.manifest.task)
-    return opened
 
 
 def require_bundle(path: Path) -> Path:

@@ -10,12 +10,11 @@ import typer
 from rich.table import Table
 
 from firstline.cli.command import Report
-from firstline.cli.options import BundleArgument, LimitOption, ThreadsOption, open_classifiers
+from firstline.cli.options import DATA_HELP, BundleArgument, DataReading, LimitOption, ThreadsOption, require_bundle
 from firstline.cli.output import progress, size, table
 from firstline.workbench.bundle import staged_folder
-from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.splitting.measure import AUTO, halves, measure_splits
-from firstline_core.bundle.store import Bundle
+from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.planning.plan import describe_bandwidths, describe_way
 from firstline_core.planning.split import Splits, Surroundings, encode, stretches, ways
@@ -27,8 +26,9 @@ DOCUMENT = "split.json"
 def split_command(
     bundle: BundleArgument,
     *,
-    data: Annotated[Path, typer.Option(help="Folder of images; labels.csv where accuracy is to be measured too.")],
+    data: Annotated[Path, typer.Option(help=DATA_HELP)],
     at: Annotated[str, typer.Option(help="Tensor to cut at, or 'auto': those narrower than all before them.")] = AUTO,
+    reading: DataReading,
     limit: LimitOption = 200,
     threads: ThreadsOption = 1,
     round_trip: Annotated[float, typer.Option(min=0, metavar="MS", help="Round trip time of the link.")] = 20.0,
@@ -51,8 +51,8 @@ def split_command(
     sent, and the tail answer in the cloud. Times are this machine's. Cuts are compared with the whole model on the
     device, and with sending the encoded image. Firstline measures splits and plans with them; it does not run them.
     """
-    opened = open_classifiers(bundle)
-    dataset = open_dataset(data, limit)
+    opened = open_bundle(require_bundle(bundle))
+    dataset = reading.open(data, limit)
     if out is not None and (out.exists() or out.is_symlink()):
         raise ConfigError(f"{out} exists; name a new folder with --out.")
     options = RuntimeOptions(threads=threads)

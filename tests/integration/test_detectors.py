@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.tasks.detection import AP50, images, precision, read_yolo_boxes, run
+from bench.tasks.detection import AP50, labelled_boxes, precision, run
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.certify import certify_promises
 from firstline.workbench.data.dataset import open_dataset
@@ -25,8 +25,7 @@ pytestmark = pytest.mark.shared_data
 @pytest.mark.parametrize("name", AP50)
 def test_average_precision_is_reproduced(shared_data: Path, name: str) -> None:
     data = shared_data / "coco-cascade"
-    truth = [read_yolo_boxes(data / "dev" / "labels" / f"{file.stem}.txt", file) for file in images(data)]
-    assert precision(run(name, data), truth).ap50 == pytest.approx(AP50[name], abs=0.01)
+    assert precision(run(name, data), labelled_boxes(data)).ap50 == pytest.approx(AP50[name], abs=0.01)
 
 
 def test_detector_that_returns_nothing_is_not_certified(shared_data: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from firstline.workbench.compress.judge import Figures, Loss, Verdict, judge, lo
 from firstline.workbench.compress.student import Lesson
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.evidence import gather_all
+from firstline.workbench.promises import require_event
 from firstline.workbench.row_checks import data_rows, require_independent_rows
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest, valid_certificate
@@ -167,6 +168,7 @@ def compress(
     manifest = bundle.manifest
     if manifest.full is None or not manifest.edge:
         raise ConfigError("A candidate is certified against the full model; the bundle needs edge and full model.")
+    require_event(manifest.task)
     truth = dataset.required_truth(manifest.task)
     target = target_of(profile, manifest, Tree()) if profile is not None else None
     report("Reading the data")

@@ -21,6 +21,7 @@ from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.data.sample import Sample
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.observe import arrays_of, naming_sample
+from firstline.workbench.quality import quality
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
@@ -144,7 +145,15 @@ def right(evidence: Evidence) -> NDArray[np.bool_]:
 
 
 def accuracy(evidence: Evidence) -> float:
-    return float(right(evidence).mean())
+    """Returns the quality of the model, see `quality.quality`: of a classifier the share of right answers.
+
+    Raises:
+        ConfigError: the data has no labels, or a package that computes the figure is not installed.
+    """
+    if evidence.truth is None:
+        raise ConfigError("Candidates are judged by labels, and the data has none.")
+    rows = evidence.edge
+    return quality(rows.task, rows.outputs, rows.evidence, evidence.truth)
 
 
 def proved(bundle: Bundle, evidence: Evidence, promise: Promise, *, among: int = 1) -> Certification:

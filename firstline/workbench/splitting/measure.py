@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 from typing import Literal, ParamSpec, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.observe import Progress, arrays_of
+from firstline.workbench.quality import quality
 from firstline.workbench.splitting.checkpoint import Checkpoint
 from firstline.workbench.splitting.graphs import onnx_cut, onnx_points, tflite_cut, tflite_points
 from firstline_core.bundle.loading import LoadedModel, load_model
@@ -26,8 +26,8 @@ from firstline_core.errors import ConfigError
 from firstline_core.planning.split import Cut, Form, FormName, Splits
 from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
-from firstline_core.tasks.classification import LABEL
-from firstline_core.types import PROBABILITIES, Array, Arrays, payload_bytes
+from firstline_core.tasks.base import Task
+from firstline_core.types import Array, Arrays, join_rows, payload_bytes
 
 AUTO = "auto"
 _NARROWER = 0.9
@@ -72,21 +72,21 @@ class Halves:
         return [Checkpoint(form, shape, channel if wide else None) for form in _FLOATS]
 
     def begin(self, rows: Arrays) -> Array:
-        """Computes the tensor from the whole model's input."""
-        (values,) = rows.values()
+        """Computes the tensor from the whole model's prepared rows, whose first tensor is its input."""
+        values = next(iter(rows.values()))
         return self.head.run({self.head.inputs[0].name: values})[self.head.outputs[0].name]
 
-    def finish(self, tensor: Array, whole: LoadedModel) -> Arrays:
-        """Computes the whole model's answer from the tensor."""
-        return whole.finish(self.tail.run({self.tail.inputs[0].name: tensor}), {whole.inputs[0].port.name: tensor})
+    def finish(self, tensor: Array, whole: LoadedModel, rows: Arrays) -> Arrays:
+        """Computes the whole model's answer from the tensor and the prepared rows."""
+        return whole.finish(self.tail.run({self.tail.inputs[0].name: tensor}), rows)
 
 
 class _Measurements:
-    """Measurements of the rows: seconds by step, and classes and sizes by tensor and form (without both: the whole)."""
+    """Measurements of the rows: seconds by step, and answers and sizes by tensor and form (without both: the whole)."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[Key, list[float]] = defaultdict(list)
-        self.classes: defaultdict[Key, list[int]] = defaultdict(list)
+        self.answers: defaultdict[Key, list[Arrays]] = defaultdict(list)
         self.sizes: defaultdict[Key, list[int]] = defaultdict(list)
 
     def timed(self, key: Key, call: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
@@ -136,7 +136,6 @@ def measure_splits(
         for done, row in enumerate(rows, 1):
             _measure_row(whole, cuts, row, measurements)
             progress(done, len(rows))
-    labels = truth[LABEL] if truth is not None else None
     return Splits(
         bundle=bundle.manifest.name,
         version=bundle.manifest.version,
@@ -149,7 +148,7 @@ def measure_splits(
         input_bytes=sum(payload_bytes(row.values()) for row in rows) / len(rows),
         rows=len(rows),
         points=found,
-        cuts=tuple(_cut_of(cut, measurements, labels) for cut in cuts),
+        cuts=tuple(_cut_of(cut, measurements, bundle.manifest.task, truth) for cut in cuts),
     )
 
 
@@ -235,37 +234,38 @@ def _cut(bundle: Bundle, model: Model, tensor: str) -> tuple[bytes, bytes]:
 
 def _measure_row(whole: LoadedModel, cuts: Sequence[Halves], inputs: Arrays, into: _Measurements) -> None:
     rows = into.timed(("prepare",), whole.prepare, inputs)
-    into.classes[()].append(int(into.timed(("model",), whole.run, rows)[PROBABILITIES].argmax()))
+    into.answers[()].append(into.timed(("model",), whole.run, rows))
     for cut in cuts:
         crossing = into.timed(("head", cut.tensor), cut.begin, rows)
         for checkpoint in cut.checkpoints():
             key = cut.tensor, checkpoint.form
             packed = into.timed(("pack", *key), checkpoint.pack, crossing)
             unpacked = into.timed(("unpack", *key), checkpoint.unpack, packed)
-            answer = into.timed(("tail", cut.tensor), cut.finish, unpacked, whole)
+            answer = into.timed(("tail", cut.tensor), cut.finish, unpacked, whole, rows)
             into.sizes[key].append(len(packed))
-            into.classes[key].append(int(answer[PROBABILITIES].argmax()))
+            into.answers[key].append(answer)
 
 
-def _cut_of(cut: Halves, found: _Measurements, labels: NDArray[np.int64] | None) -> Cut:
+def _cut_of(cut: Halves, found: _Measurements, task: Task, truth: Arrays | None) -> Cut:
     return Cut(
         cut.tensor,
         cut.shape,
         found.median_ms("head", cut.tensor),
         found.median_ms("tail", cut.tensor),
-        tuple(_form(cut.tensor, checkpoint, found, labels) for checkpoint in cut.checkpoints()),
+        tuple(_form(cut.tensor, checkpoint, found, task, truth) for checkpoint in cut.checkpoints()),
     )
 
 
-def _form(tensor: str, checkpoint: Checkpoint, found: _Measurements, labels: NDArray[np.int64] | None) -> Form:
+def _form(tensor: str, checkpoint: Checkpoint, found: _Measurements, task: Task, truth: Arrays | None) -> Form:
     key = tensor, checkpoint.form
-    through, whole = np.array(found.classes[key]), np.array(found.classes[()])
+    through, whole = join_rows(found.answers[key]), join_rows(found.answers[()])
+    lost = None if truth is None else quality(task, whole, {}, truth) - quality(task, through, {}, truth)
     return Form(
         checkpoint.form,
         checkpoint.raw_bytes,
         float(np.mean(found.sizes[key])),
         found.median_ms("pack", *key),
         found.median_ms("unpack", *key),
-        float((through != whole).mean()),
-        float(((whole == labels).astype(int) - (through == labels)).mean()) if labels is not None else None,
+        float(task.loss(through, whole).mean(dtype=np.float64)),
+        None if lost is None else round(lost, 12),
     )

@@ -37,18 +37,19 @@ def _json(*arguments: object, code: int = 0) -> Any:
     return msgspec.json.decode(_run(*arguments, "-o", "json", code=code).stdout)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("compress",),
-        ("split",),
-    ],
-    ids=lambda command: command[0],
-)
-def test_a_detector_is_refused_where_only_classifiers_work(tmp_path: Path, command: tuple[object, ...]) -> None:
+def test_candidates_of_a_detector_are_not_certified_without_an_event(tmp_path: Path) -> None:
     detector_bundle(tmp_path)
-    result = _run(command[0], tmp_path, "--data", _DIGITS / "heldout", *command[1:], code=2)
-    assert "is of the task detection; this command works on classifiers only" in result.stderr
+    promise = ("--epsilon", 0.1, "--delta", 0.1)
+    result = _run("compress", tmp_path, "--data", _DIGITS / "heldout", *promise, code=2)
+    assert "A contract of the task detection names an event" in result.stderr
+
+
+def test_a_detector_is_cut_in_two(tmp_path: Path) -> None:
+    detector_bundle(tmp_path)
+    found = _json("split", tmp_path, "--data", _DIGITS / "heldout", "--limit", 3, "--at", "scored")
+    (cut,) = found["cuts"]
+    assert {form["disagreement"] for form in cut["forms"]} == {0.0}
+    assert {form["accuracy_loss"] for form in cut["forms"]} == {None}
 
 
 def test_a_detector_is_verified(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.cli.compress import OutOptions, RuleOptions, RunOptions, StudentOptions, compress_command
-from firstline.cli.options import GatewayOptions
+from firstline.cli.options import DataReading, GatewayOptions
 from firstline.workbench.compress import compression, costs
 from firstline.workbench.compress.costs import TRIES, Cost, measured_costs, read_costs, stated_joules, target_of
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -52,6 +52,7 @@ def _judged(profile: Path) -> tuple[Any, str]:
     report = compress_command(
         _DIGITS / "bundle",
         data=_DIGITS / "heldout",
+        reading=DataReading(),
         run=RunOptions(for_=str(profile)),
         rules=RuleOptions(epsilon=0.1, delta=0.1),
         student=StudentOptions(),
