@@ -6,7 +6,7 @@ queues are not part of it; `firstline demo` shows those.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -24,7 +24,6 @@ from firstline_core.routing import policy
 from firstline_core.routing.policy import auroc
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Task, event_of
-from firstline_core.tasks.classification import Classification
 from firstline_core.types import Array, Arrays
 
 ALL_VARIANTS = "all"
