@@ -106,12 +106,12 @@ def check_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> None:
     Raises:
         InvalidTensorError: names the input and both shapes.
     """
-    if len(feeds) != len(inputs) or [spec for spec in inputs if spec.name not in feeds]:
-        raise InvalidTensorError(
-            f"The model takes {_names(spec.name for spec in inputs)}, but was fed {_names(feeds) or 'nothing'}."
-        )
     rows = None
     for spec in inputs:
+        if len(feeds) != len(inputs) or spec.name not in feeds:
+            raise InvalidTensorError(
+                f"The model takes {_names(spec.name for spec in inputs)}, but was fed {_names(feeds) or 'nothing'}."
+            )
         shape = feeds[spec.name].shape
         if not fits(shape, spec.shape):
             wanted = ", ".join(["rows", *("any" if size < 0 else str(size) for size in spec.shape[1:])])
