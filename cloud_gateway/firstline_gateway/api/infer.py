@@ -21,7 +21,7 @@ from firstline_core.protocol.http import BodyBudget, Reply, error_reply, json_re
 from firstline_core.protocol.parameters import VIEW
 from firstline_core.tasks import answer_json
 from firstline_core.tasks.picture import wants_picture
-from firstline_core.tasks.view import WHOLE, read_view
+from firstline_core.tasks.view import WHOLE, image_of, read_view
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import Caller, caller_of, certificate_of, check_scope
@@ -214,7 +214,7 @@ class InferenceApp:
         task = self._plane.task(response.model, response.version)
         if sketch is not None:
             return await self._plane.drawing.reply(sketch, response, task, query)
-        return json_reply(answer_json(response, task, query, request.inputs[0]))
+        return json_reply(answer_json(response, task, query, image_of(request.inputs)))
 
 
 Endpoint = Callable[[InferenceApp, _Call], Awaitable[Reply]]

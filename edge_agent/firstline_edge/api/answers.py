@@ -13,7 +13,7 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.tasks import answer_json
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.picture import wants_picture
-from firstline_core.tasks.view import read_view
+from firstline_core.tasks.view import image_of, read_view
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.streams import Render, Streams, wants_events
@@ -57,7 +57,7 @@ class Answers:
                 )
                 if wants_picture(request.headers):
                     return await self._picture(request, inference, task)
-                render = self._short(request, inference.inputs[0])
+                render = self._short(request, image_of(inference.inputs))
                 if not wants_events(request.headers):
                     return render(await agent.infer(inference))
                 # Not before the body was read: a slow sender must not take a stream from other callers.

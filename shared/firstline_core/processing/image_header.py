@@ -221,6 +221,11 @@ def read_header(encoded: bytes, where: str) -> ImageHeader:
     raise InvalidTensorError(f"{where} is {_other_format(encoded)}")
 
 
+def is_encoded_image(content: bytes) -> bool:
+    """Returns whether a file begins like a JPEG or a PNG."""
+    return content.startswith((_JPEG, _PNG))
+
+
 def check_limits(header: ImageHeader, limits: ImageLimits, where: str) -> None:
     """Checks the declared size of an image.
 

@@ -20,8 +20,8 @@ from firstline_core.protocol.http import header as header_of
 from firstline_core.protocol.limits import ImageLimits
 from firstline_core.tasks import describes
 from firstline_core.tasks.base import Task
-from firstline_core.tasks.view import read_view, with_sizes
-from firstline_core.types import InferRequest, InferResponse
+from firstline_core.tasks.view import image_of, read_view, with_sizes
+from firstline_core.types import InferRequest, InferResponse, Tensor
 
 if TYPE_CHECKING:
     from firstline_core.processing.images import ImageProcessing
@@ -47,12 +47,14 @@ class Sketch(NamedTuple):
     """A picture before its answer is known.
 
     Args:
-        request: has one image.
+        request: of the answer.
+        image: of the request.
         processing: decodes the image, and makes it smaller.
         cost: of the decoding.
     """
 
     request: InferRequest
+    image: Tensor
     processing: ImageProcessing
     cost: ImageCost
 
@@ -79,18 +81,19 @@ class Drawing:
         """
         from firstline_core.processing.images import ImageProcessing  # Pillow takes 3 MB: import it only for images
 
-        image, where = request.inputs[0], f"Row 0 of input '{request.inputs[0].name}'"
         if task is None:
             raise RequestError(f"Accept: {PICTURE_TYPE} needs a model that is held here, and '{request.model}' is not.")
-        if len(request.inputs) != 1 or not image.array.dtype.hasobject or image.array.shape != (1,):
+        image = image_of(request.inputs) or request.inputs[0]
+        if not image.array.dtype.hasobject or image.array.shape != (1,):
             raise RequestError(f"Accept: {PICTURE_TYPE} needs one image in the body; accept {JSON_TYPE} instead.")
+        where = f"Row 0 of input '{image.name}'"
         header = read_header(image.array[0], where)
         check_limits(header, self._limits, where)
         width, height = header.upright_size
         scale = SIDE_LIMIT / max(width, height)
         smaller = (Resize(max(1, round(width * scale)), max(1, round(height * scale))),) if scale < 1 else ()
         processing = ImageProcessing(Decode("RGB"), smaller, self._limits, _BYTES_PER_PIXEL)
-        return Sketch(request, processing, processing.cost(image))
+        return Sketch(request, image, processing, processing.cost(image))
 
     async def reply(
         self, sketch: Sketch, response: InferResponse, task: Task | None, query: Mapping[str, str]
@@ -111,7 +114,7 @@ class Drawing:
         outputs, request = response.arrays, sketch.request
         if task is None or not describes(task, outputs):
             raise InferenceError(f"The answer of '{response.model}' cannot be drawn; accept {JSON_TYPE} instead.")
-        image = request.inputs[0]
+        image = sketch.image
         view = with_sizes(read_view(query, response.model, task), task, image)
 
         def draw() -> bytes:

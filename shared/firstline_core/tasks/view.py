@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from firstline_core.errors import RequestError
-from firstline_core.processing.image_header import read_header
+from firstline_core.processing.image_header import is_encoded_image, read_header
 from firstline_core.protocol.parameters import VIEW
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import Tensor
@@ -91,15 +91,23 @@ def read_view(query: Mapping[str, str], model: str, task: Viewed | None) -> View
     )
 
 
+def image_of(inputs: Sequence[Tensor]) -> Tensor | None:
+    """Returns the first input of encoded images; None without one."""
+    for tensor in inputs:
+        if tensor.array.dtype.hasobject and all(map(is_encoded_image, tensor.array.flat)):
+            return tensor
+    return None
+
+
 def with_sizes(view: View, task: Viewed | None, images: Tensor | None) -> View:
     """Returns the view with the sizes of the images, if the answers of the task name places in them.
 
     Args:
         view: of the request.
         task: of the model; None if it is unknown.
-        images: the request's input, which a model has decoded; None if it is not known any more.
+        images: the request's input of images, which a model has decoded; None if it is not known any more.
     """
-    if task is None or not task.in_pixels or images is None or not images.array.dtype.hasobject:
+    if task is None or not task.in_pixels or images is None:
         return view
     return replace(view, sizes=tuple(read_header(image, "The image").upright_size for image in images.array.flat))
 

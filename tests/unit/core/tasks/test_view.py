@@ -10,8 +10,8 @@ from firstline_core.errors import RequestError
 from firstline_core.tasks import describe
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
-from firstline_core.tasks.view import WHOLE, View, read_view, with_sizes
-from firstline_core.types import Array
+from firstline_core.tasks.view import WHOLE, View, image_of, read_view, with_sizes
+from firstline_core.types import Array, Tensor
 
 TASK = Detection(("cat", "dog", "cow"), k=4)
 
@@ -86,3 +86,10 @@ def test_answers_in_pixels_state_the_size_of_the_upright_image() -> None:
     (found,) = describe(TASK, outputs(), View(sizes=((30, 20),))) or [{}]
     assert list(found) == ["width", "height", "count", "objects"]
     assert (found["width"], found["height"]) == (30, 20)
+
+
+def test_images_are_found_among_other_inputs() -> None:
+    pictures = images(encode(np.zeros((5, 6), np.uint8), "JPEG"))
+    words, numbers = images(b"find dogs", name="prompt"), Tensor("x", np.zeros((1, 2), np.float32))
+    assert image_of((words, numbers, pictures)) is pictures
+    assert image_of((words, numbers)) is None
