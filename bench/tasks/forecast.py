@@ -88,7 +88,6 @@ def run(bundle: Bundle, name: str, series: list[NDArray[np.float64]]) -> list[Pr
 def error(task: Task, answers: list[Prediction], targets: list[Arrays]) -> float:
     """Returns the mean of the series' errors."""
     found = [
-        task.summary(each.outputs, each.evidence, target)["mae_scaled"]
-        for each, target in zip(answers, targets, strict=True)
+        task.summary(each.outputs, each.evidence, target)["mae"] for each, target in zip(answers, targets, strict=True)
     ]
     return float(np.mean(found))

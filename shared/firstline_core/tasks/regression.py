@@ -37,6 +37,7 @@ _TINY = 1e-30  # keeps quotients finite where a tolerance is 0
 _MEASURES = 3
 _VALUES_AT_MOST = 16  # with more, no selection part has enough rows for a weight of each
 _DIGITS = 7  # of FP32
+_LARGEST_ERROR = 5.0  # in units of the row's scale
 
 
 class Regression(
@@ -254,16 +255,18 @@ class Regression(
     def summary(self, outputs: Arrays, evidence: Arrays, truth: Arrays) -> dict[str, float]:
         """Returns the mean absolute error, the root mean square error, and the share of rows outside of the tolerance.
 
-        With a tolerance in units of the row's scale, also `mae_scaled`: the mean absolute error in these units. Errors
-        above 5 count as 5 in it, because a few windows would otherwise decide it.
+        With a tolerance in units of the row's scale, `mae` is in these units, and errors above 5 count as 5, because a
+        few rows would otherwise decide it. `mae_values` and `rmse_values` are then in units of the values.
         """
         known = _known(truth)
         if not known.any():
             raise ConfigError("The mean absolute error needs rows with true values; the data has none.")
         error = np.abs(outputs[VALUES][known].astype(np.float64) - truth[VALUES][known])
-        figures = {"mae": error.mean(), "rmse": np.sqrt((error**2).mean())}
+        mae, rmse = error.mean(), np.sqrt((error**2).mean())
+        figures = {"mae": mae, "rmse": rmse}
         if self.scaled:
-            figures["mae_scaled"] = np.minimum(error / outputs[SCALE][known][:, None], 5).mean()
+            scaled = np.minimum(error / outputs[SCALE][known][:, None], _LARGEST_ERROR).mean()
+            figures = {"mae": scaled, "mae_values": mae, "rmse_values": rmse}
         outside = msgspec.structs.replace(self, loss_kind="outside").truth_loss(outputs, truth)[known].mean()
         return {name: float(figure) for name, figure in (figures | {"outside": outside}).items()}
 

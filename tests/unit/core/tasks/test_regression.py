@@ -86,7 +86,7 @@ def test_quality_against_true_values() -> None:
     outputs, truth = values(1, 2, 3, scale=(1, 2, 4)), values(1, 4, np.nan)
     assert FORECAST.truth_loss(outputs, truth).tolist() == [0, 1, 1]
     found = FORECAST.summary(outputs, {}, truth)
-    assert found == pytest.approx({"mae": 1, "rmse": 2**0.5, "mae_scaled": 0.5, "outside": 0.5})
+    assert found == pytest.approx({"mae": 0.5, "mae_values": 1, "rmse_values": 2**0.5, "outside": 0.5})
     assert FORECAST.quality in found
     with pytest.raises(ConfigError, match="the data has none"):
         FORECAST.summary(outputs, {}, values(np.nan, np.nan, np.nan))
