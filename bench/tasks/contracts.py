@@ -29,6 +29,7 @@ from firstline_core.routing.certificate import ALL_ROWS
 from firstline_core.routing.certification import certify
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Task
+from firstline_core.tasks.classification import LABEL
 from firstline_core.tasks.regression import VALUES
 from firstline_core.types import Arrays
 
@@ -47,12 +48,18 @@ class Case(NamedTuple):
         event: conditional loss of the task; `ALL_ROWS` for its plain loss.
         epsilon: the bound of the mean loss of the accepted rows in which the event can occur.
         prepare: writes the data of `dev` into a folder in a form that is read; None if it is in one.
+        recipe: folder below models/; "" for the name of the pair.
+        table: name of the file, if the data is a table.
+        label: the table's column with the label.
     """
 
     edge: str
     event: str
     epsilon: float
     prepare: Callable[[Path, Path], None] | None = None
+    recipe: str = ""
+    table: str = ""
+    label: str = LABEL
 
 
 def _with_images(data: Path, folder: Path) -> None:
@@ -76,7 +83,9 @@ CASES = {
     "coco-cascade": Case("dynamic-range", "missed person", 0.1),
     "pascal-segmentation-cascade": Case("half", ALL_ROWS, 0.3, _with_images),
     "spoken-digits-cascade": Case("edge", ALL_ROWS, 0.05),
-    "nab-forecast-cascade": Case("spread", ALL_ROWS, 0.4, _windows),
+    "clinc-cascade": Case("edge", ALL_ROWS, 0.05, table="labels.csv"),
+    "diamonds-tabular-cascade": Case("edge", ALL_ROWS, 0.2, recipe="diamonds-cascade", table="rows.csv", label="cut"),
+    "nab-forecast-cascade": Case("spread", ALL_ROWS, 0.4, _windows, table="windows.npz"),
 }
 """By pair. The loss of a segmentation is 1 - mean IoU; that of a forecast is 1 outside of its tolerance."""
 
@@ -197,7 +206,8 @@ def collect(data: Path) -> Pool:
     case, options = CASES[data.name], RuntimeOptions(threads=2)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        bundle = create_bundle(read_recipe(_RECIPES / data.name / "recipe.toml", data), folder / "bundle")
+        recipe = _RECIPES / (case.recipe or data.name) / "recipe.toml"
+        bundle = create_bundle(read_recipe(recipe, data), folder / "bundle")
         manifest = bundle.manifest
         near = next(model for model in manifest.edge if model.id == case.edge)
         if manifest.full is None:
@@ -207,7 +217,7 @@ def collect(data: Path) -> Pool:
             place = folder / "data"
             place.mkdir()
             case.prepare(data, place)
-        dataset = open_dataset(next(place.glob("*.npz"), place))
+        dataset = open_dataset(place / case.table, label=case.label)
         with (
             closing(load_model(bundle, near, options)) as edge,
             closing(load_model(bundle, manifest.full, options)) as full,
