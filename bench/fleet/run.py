@@ -250,7 +250,7 @@ def figures(found: dict[str, Any]) -> list[Figure]:
             share, alpha = one["aborted"] / one["rollouts"], Rules().alpha
             made.append(_judged(f"{what}, aborted", share, f"<= {alpha:g}", share <= alpha, one["rollouts"]))
         else:
-            share = one["promoted"] / one["rollouts"]
+            share = round(one["promoted"] / one["rollouts"], 4)
             made.append(_judged(f"{what}, promoted", share, "<= 0.01", share <= 0.01, one["rollouts"]))
         made.append(Figure(f"judged: {what}, devices reached", round(one["reached"], 4), "of them"))
     for name, ended in found.get("devices", {}).items():
