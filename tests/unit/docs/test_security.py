@@ -10,7 +10,7 @@ import pytest
 from support.readme import links, places
 
 from firstline.client.answer_stream import EventReader
-from firstline.workbench.data import files
+from firstline.workbench.data import boxes, files, tables
 from firstline_core.bundle import golden, manifest, trust
 from firstline_core.fleet import configuration, registry, twin
 from firstline_core.processing import image_header, images
@@ -75,6 +75,11 @@ LIMITS = {
     "configuration": (f"{settings._FILE_LIMIT_BYTES // MIB} MiB",),
     "a secret's file": (f"{secrets._LIMIT_BYTES // 1024} KiB",),
     "workbench: images": (f"{files.FILE_LIMIT_BYTES // MIB} MiB",),
+    "workbench: tables": (
+        f"{tables.TABLE_LIMIT_BYTES // MIB} MiB of text",
+        f"{tables.COLUMN_LIMIT_BYTES // (1024 * MIB)} GiB a column",
+    ),
+    "workbench: labelled boxes": (f"{boxes.COCO_LIMIT_BYTES // MIB} MiB",),
 }
 
 
