@@ -110,7 +110,7 @@ class Fleet:
             counts = [each.models[-1] for each in totals_of(connection, self.agents).values()]
         # The edge model reports one label in each row, and in each audit it can at least be invented.
         assert all(sum(each.objects.values()) == each.rows for each in counts)
-        assert all(sum(each.event_audits.values()) >= each.audited > each.audited_empty == 0 for each in counts)
+        assert all(sum(each.event_audits.values()) >= each.audited and not each.audited_empty for each in counts)
 
     async def ended(self, rollout: str) -> RolloutSummary:
         """Lets a minute pass before each look, until the rollout ends."""
