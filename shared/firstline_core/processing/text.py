@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,11 @@ TEXT_LIMIT_BYTES = 1 << 20
 
 TOTAL_LIMIT_BYTES = 8 << 20
 """Of all texts of a request: a second or two of one core."""
+
+MARKS_LIMIT = 30
+"""Combining marks in a row, of a text that is normalised: Unicode's stream-safe text format (UAX #15, section 13)."""
+
+_MARKS_END = 0x20000  # no character from here on is a combining mark
 
 _PAD_TOKENS = ("[PAD]", "<pad>", "<PAD>", "<|pad|>")
 
@@ -80,7 +86,7 @@ def decode(encoded: bytes, step: DecodeText, where: str) -> str:
         where: the row, for messages.
 
     Raises:
-        InvalidTensorError: not UTF-8.
+        InvalidTensorError: not UTF-8, or more combining marks in a row than are normalised.
     """
     try:
         text = encoded.decode("utf-8-sig")
@@ -89,10 +95,27 @@ def decode(encoded: bytes, step: DecodeText, where: str) -> str:
             f"{where} is not UTF-8 text: byte {error.start} is {encoded[error.start]:#04x}."
         ) from error
     if step.form:
+        # Marks are sorted in quadratic time.
+        if not text.isascii() and _longest_marks(text) > MARKS_LIMIT:
+            raise InvalidTensorError(f"{where} has more than {MARKS_LIMIT} combining marks in a row; remove some.")
         text = unicodedata.normalize(step.form, text)
     if step.lower:
         text = text.lower()
     return text.strip() if step.strip else text
+
+
+def _longest_marks(text: str) -> int:
+    """Returns the most combining marks that follow each other; in linear time."""
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    others = np.flatnonzero(~_is_mark()[np.minimum(points, _MARKS_END)])
+    return int(np.diff(others, prepend=-1, append=len(points)).max()) - 1
+
+
+@lru_cache(maxsize=1)
+def _is_mark() -> NDArray[np.bool_]:
+    """Returns whether each code point is normalised to nothing but combining marks."""
+    normalised = [unicodedata.normalize("NFKD", chr(point)) for point in range(_MARKS_END + 1)]
+    return np.array([all(unicodedata.combining(part) for part in parts) for parts in normalised])
 
 
 class _Tokenizer:

@@ -24,7 +24,10 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.types import Array, ModelMetadata, Tensor, TensorSpec
 
 _FORM_TYPE = "multipart/form-data"
-_HEAD_LIMIT_BYTES = 8192
+# Of one part. The standard library's parser takes quadratic time.
+_HEAD_LIMIT_BYTES = 1024
+_HEAD_LINES = 8
+_HEAD_PARAMETERS = 8
 
 
 def media_type(content_type: str) -> str:
@@ -80,6 +83,10 @@ def form_fields(body: bytes, content_type: str, limits: Limits) -> list[tuple[st
         InvalidTensorError: the body is not a form with this boundary.
         PayloadTooLargeError: it has too many fields.
     """
+    if len(content_type) > _HEAD_LIMIT_BYTES:
+        raise InvalidTensorError(
+            "The Content-Type of the form has more than 1 KiB; let your HTTP client write the header."
+        )
     header = Message()
     header["Content-Type"] = content_type
     boundary = header.get_boundary()
@@ -97,8 +104,12 @@ def form_fields(body: bytes, content_type: str, limits: Limits) -> list[tuple[st
 def _field(part: bytes, number: int) -> tuple[str, bytes]:
     """Returns the name and the content of one part of a form, which begins after its boundary."""
     head, found, content = part.partition(b"\r\n\r\n")
-    if not found or len(head) > _HEAD_LIMIT_BYTES:
-        raise InvalidTensorError(f"Part {number} of the form has no headers that end, or more than 8 KiB of them.")
+    lines = head.count(b"\n") + head.count(b"\r") - head.count(b"\r\n")  # the part begins after a line break
+    if not found or len(head) > _HEAD_LIMIT_BYTES or lines > _HEAD_LINES or head.count(b";") > _HEAD_PARAMETERS:
+        raise InvalidTensorError(
+            f"Part {number} of the form has no headers that end, or more than 1 KiB, {_HEAD_LINES} lines or "
+            f"{_HEAD_PARAMETERS} parameters of them."
+        )
     name = BytesHeaderParser().parsebytes(head.lstrip(b"\r\n \t")).get_param("name", header="content-disposition")
     if not isinstance(name, str) or not name:
         raise InvalidTensorError(f"Part {number} of the form has no name in its Content-Disposition.")

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import sys
+import unicodedata
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,3 +147,25 @@ def test_a_tier_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ModelLoadError, match=r"need the package 'tokenizers'.*pip install 'firstline\[text\]'"):
         run(DecodeText(), Tokenize(FILE), of=(b"a",))
     assert run(DecodeText(), of=(b"a",)).tolist() == ["a"]
+
+
+@pytest.mark.parametrize("marks", ["\u0315\u0316", "\u0f73", "\U0001d165"])
+def test_more_marks_in_a_row_than_unicode_recommends_are_not_normalised(
+    marks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = "a" + (marks * 30)[:30] + "e\u0301"
+    assert run(DecodeText("NFD"), of=(allowed.encode(),)).tolist() == [unicodedata.normalize("NFD", allowed)]
+    refused = "a" + (marks * 31)[:31]
+    assert run(DecodeText(), of=(refused.encode(),)).tolist() == [refused]
+    monkeypatch.setattr(text, "unicodedata", SimpleNamespace(combining=unicodedata.combining))  # nothing is normalised
+    for around in ("{}", "{}b", "\u4e00{}\U0002f800"):
+        with pytest.raises(InvalidTensorError, match="Row 0 of input 'text' has more than 30 combining marks in a row"):
+            run(DecodeText("NFC"), of=(around.format(refused).encode(),))
+
+
+def test_all_marks_are_known() -> None:
+    found = [chr(point) for point in range(sys.maxunicode + 1) if not 0xD800 <= point < 0xE000]
+    marks = [c for c in found if all(unicodedata.combining(part) for part in unicodedata.normalize("NFKD", c))]
+    for mark in marks:
+        with pytest.raises(InvalidTensorError, match="combining marks"):
+            text.decode((mark * 31).encode(), DecodeText("NFC"), "Row 0")
