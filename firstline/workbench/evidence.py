@@ -33,6 +33,7 @@ from firstline_core.errors import (
 from firstline_core.routing.certificate import Contract
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Scores, check_outputs
+from firstline_core.tasks.tensors import Tensors
 from firstline_core.types import Arrays, InferResponse, join_rows
 
 # Slow devices may take it; a lost one ends the command that much later.
@@ -66,7 +67,13 @@ class Evidence:
         return len(self.scores)
 
     def losses(self, contract: Contract) -> Scores:
-        """Returns what accepting each edge answer costs by a contract on edge answers, (n,) in 0..1."""
+        """Returns what accepting each edge answer costs by a contract on edge answers, (n,) in 0..1.
+
+        Raises:
+            InferenceError: the task's loss graph fails, or gives other values than 0 to 1.
+        """
+        if isinstance(self.edge.task, Tensors):  # whose `loss` clips them
+            self.edge.task.check_loss(self.edge.outputs, self.full)
         differs = self.edge.task.loss(self.edge.outputs, self.full)
         if contract != "harm":
             return differs

@@ -22,7 +22,8 @@ from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError
 from firstline_core.routing import audit
 from firstline_core.routing.certificate import ALL_ROWS
-from firstline_core.tasks.base import Task, row_events
+from firstline_core.tasks.base import Task
+from firstline_core.tasks.field import field_events, field_losses
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import Arrays, ContractNotice, InferRequest, ModelKey
@@ -293,7 +294,7 @@ class ContractMonitor:
 
 def _losses(task: Task, keys: Iterable[PoolKey], edge: Arrays, full: Arrays) -> dict[PoolKey, float]:
     """Returns the loss of each promise that an audit tests: 1 where the answers disagree, or the event occurs."""
-    events = row_events(task, edge, full) | {ALL_ROWS: float(task.loss(edge, full)[0])}
+    events = field_events(task, edge, full) | {ALL_ROWS: float(field_losses(task, edge, full)[0])}
     return {key: float(events[key.event] > 0) for key in keys if key.event in events}
 
 

@@ -33,7 +33,7 @@ from firstline_core.routing import audit, drift, sampling
 from firstline_core.routing.certificate import ALL_ROWS, Certificate
 from firstline_core.routing.tightening import EVERYTHING, tightened
 from firstline_core.runtime.threads import REFUSED
-from firstline_core.tasks.base import row_events
+from firstline_core.tasks.field import field_events, field_losses
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.wording import counted, iso_time
@@ -114,7 +114,7 @@ class Comparison(NamedTuple):
     def of(cls, model: DeviceModel, edge: Arrays, full: Arrays) -> Comparison:
         """Compares the canonical outputs of both models, one row."""
         task = model.manifest.task
-        return cls(bool(task.loss(edge, full)[0] == 0), row_events(task, edge, full))
+        return cls(bool(field_losses(task, edge, full)[0] == 0), field_events(task, edge, full))
 
 
 @dataclass(slots=True, eq=False)

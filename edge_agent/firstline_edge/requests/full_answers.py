@@ -20,6 +20,7 @@ from firstline_core.errors import (
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks import classification
 from firstline_core.tasks.base import DeclaredOutputs, Task, check_outputs
+from firstline_core.tasks.field import field_losses
 from firstline_core.types import (
     PROBABILITIES,
     Arrays,
@@ -195,7 +196,7 @@ def merge(
 
 def _differ(task: Task | None, before: Arrays, after: Arrays) -> bool:
     if task is not None:
-        return bool((task.loss(before, after) > 0).any())
+        return bool((field_losses(task, before, after) > 0).any())
     if PROBABILITIES in before:
         return bool(classification.losses(before[PROBABILITIES], after[PROBABILITIES]).any())
     return any(not np.array_equal(array, after[name]) for name, array in before.items())

@@ -126,20 +126,6 @@ class ModelOutputs(NamedTuple):
         return pick_port(self.ports, name, self.what, "output").name
 
 
-def row_events(task: Task, edge: Arrays, full: Arrays) -> dict[str, float]:
-    """Returns the losses of the events that can occur in one row; these are events of groups that a model reports.
-
-    Args:
-        task: of both answers.
-        edge: canonical outputs of the edge model, one row.
-        full: canonical outputs of the full model, one row.
-    """
-    reported = (task.occurrences(edge)[0] + task.occurrences(full)[0]).tolist()
-    groups = [name for name, number in zip(task.group_names, reported, strict=True) if number]
-    found = {name: task.event(name, edge, full) for name in event_names(groups)}
-    return {name: float(event.loss[0]) for name, event in found.items() if event.counts[0]}
-
-
 class DeclaredOutputs(Protocol):
     """The declaration of one model's outputs."""
 

@@ -156,7 +156,7 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
         if self.loss_graph:
             zeros = {name: _zeros(spec, 2) for name, spec in self._specs.items()}
             try:
-                self.loss(zeros, zeros)
+                self.check_loss(zeros, zeros)
             except (InferenceError, InvalidTensorError) as error:
                 raise ModelLoadError(f"The task's loss graph does not fit its outputs: {error}") from error
         if len(self.tensors) > 1 and (model.steps or model.output):
@@ -208,14 +208,17 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
         return np.zeros((row_count(outputs), 0), np.int64)
 
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
-        """Returns 1 for rows outside of the tolerances and else 0, or what the loss graph gives.
+        """Returns 1 for rows outside of the tolerances and else 0, or what the loss graph gives, clipped to 0 to 1.
+
+        NaN counts as 1.
 
         Raises:
-            InferenceError: the loss graph failed, or gave something else than a number from 0 to 1 for each row.
+            InferenceError: the loss graph failed, or gave another number of values than rows.
             ModelLoadError: the loss graph does not load here.
         """
         if self.loss_graph:
-            return _graph_losses(_loaded(self.loss_graph), edge, full)
+            given = _graph_losses(_loaded(self.loss_graph), edge, full)
+            return np.clip(np.nan_to_num(given, nan=1.0), 0, 1)
         rows = row_count(full)
         outside = np.zeros(rows, np.bool_)
         for name in self._specs:
@@ -227,6 +230,22 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
                 differ = ours != theirs
             outside |= np.asarray(differ, np.bool_).reshape(rows, -1).any(axis=1)
         return outside.astype(np.float32)
+
+    def check_loss(self, edge: Arrays, full: Arrays) -> None:
+        """Raises an error if the loss graph gives other values than 0 to 1 for these answers.
+
+        Raises:
+            InferenceError: as said, or see `loss`.
+            ModelLoadError: the loss graph does not load here.
+        """
+        if not self.loss_graph:
+            return
+        given = _graph_losses(_loaded(self.loss_graph), edge, full)
+        wrong = given[~((given >= 0) & (given <= 1))]
+        if len(wrong):
+            raise InferenceError(
+                f"The loss graph of the task gives {wrong[0]:.4g}; export one whose output is in 0 to 1."
+            )
 
     def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
         event_of(name, self.group_names)
@@ -319,8 +338,8 @@ def _graph_losses(graph: RowByRow, edge: Arrays, full: Arrays) -> Scores:
     if unknown := [name for name in wanted if name not in feeds]:
         raise InferenceError(f"it has an input '{unknown[0]}', but the outputs are {', '.join(feeds)}.")
     found = np.asarray(next(iter(graph.run({name: feeds[name] for name in wanted}).values())))
-    if found.size != rows or not ((found >= 0) & (found <= 1)).all():
-        raise InferenceError(f"it gives {found.size} numbers for {rows} rows, or numbers outside of 0 to 1.")
+    if found.size != rows:
+        raise InferenceError(f"it gives {found.size} numbers for {rows} rows.")
     return found.reshape(rows).astype(np.float32)
 
 

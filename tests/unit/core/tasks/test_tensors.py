@@ -55,8 +55,18 @@ def test_a_loss_graph_compares_the_answers(tmp_path: Path) -> None:
     edge, full = answers((0, 0), (0.5, 0.5)), answers((0.5, 0), (0.5, 0.5))
     np.testing.assert_allclose(task.loss(edge, full), [0.25, 0])
     assert task.truth_loss(edge, answers((0, 0), (np.nan, 0))).tolist() == [0, 1]
-    with pytest.raises(InferenceError, match="outside of 0 to 1"):
-        task.loss(answers((9, 9)), answers((0, 0)))
+
+
+def test_other_values_of_a_loss_graph_are_clipped_in_the_field_and_refused_by_certify(tmp_path: Path) -> None:
+    task = Tensors((DEPTH, NAMES), loss_graph=mean_distance(tmp_path / "loss.onnx"))
+    edge, full = answers((1.7, 1.7), (0, 0), (np.nan, 0)), answers((0, 0), (0.5, 0), (0, 0))
+    assert task.loss(edge, full).tolist() == [1, 0.25, 1]
+    known = {name: array[:2] for name, array in edge.items()}, {name: array[:2] for name, array in full.items()}
+    with pytest.raises(
+        InferenceError, match=r"The loss graph of the task gives 1.7; export one whose output is in 0 to 1\."
+    ):
+        task.check_loss(*known)
+    task.check_loss(known[1], known[1])
 
 
 def test_the_manifest_holds_the_loss_graph_and_the_digest_covers_it(tmp_path: Path) -> None:

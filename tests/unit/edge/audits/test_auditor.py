@@ -16,6 +16,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import LinkDownError
 from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
+from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Route, Tier
 from firstline_edge.audits.certificate_states import CertificateState
 from firstline_edge.audits.samples import read
@@ -247,6 +248,23 @@ async def test_escalated_answers_are_sampled_without_a_request(make_scene: MakeS
         (round(sample.score, 3), sample.agree, sample.propensity, sample.kept) for sample in read(scene.samples_path)
     ]
     assert found == [(UNSURE, 1, 1.0, False), (UNSURE, 1, 1.0, False), (SURE, 0, 1.0, True)]
+
+
+async def test_a_loss_that_fails_counts_as_1_and_leaves_the_answers(
+    make_scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("boxes")
+
+    monkeypatch.setattr(Classification, "loss", fails)
+    monkeypatch.setattr(Classification, "occurrences", fails)
+    scene = make_scene()
+    for tier in (Tier.CLOUD, Tier.CACHE):
+        answer = answer_of(await scene.infer(UNSURE))
+        assert (answer.tier, answer.reason) == (tier, Reason.UNCERTAIN)
+    await scene.infer(SURE)
+    assert await ended(scene, 1) == ["disagreed"]
+    assert [sample.agree for sample in read(scene.samples_path)] == [0, 0, 0]
 
 
 async def test_denied_and_granted_escalations_are_sampled_alike(make_scene: MakeScene) -> None:

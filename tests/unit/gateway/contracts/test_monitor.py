@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from support.logs import captured_lines
 from bench.support.bundles import with_certificate
 from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.classification import Classification
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import PROBABILITIES, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import monitor
@@ -132,6 +133,16 @@ def test_the_gateway_finds_the_loss_itself(bench: Bench) -> None:
     assert (pool.state.audits, pool.disagreements, pool.risk) == (2, 1, 0.5)
     assert bench.metric('firstline_gateway_audits_total{model="digits",result="disagrees",version="1"}') == 1
     assert bench.metric('firstline_gateway_contract_risk{model="digits",version="1"}') == 0.5
+
+
+@pytest.mark.parametrize("loss", [lambda *_: 1 / 0, lambda *_: np.full(1, np.nan, np.float32), lambda *_: np.zeros(0)])
+def test_a_loss_that_fails_or_is_no_number_counts_as_1(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, loss: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(Classification, "loss", loss)
+    bench.audit("a", label=3)
+    (pool,) = bench.monitor.pools()
+    assert (pool.state.audits, pool.disagreements) == (1, 1)
 
 
 def test_a_detector_that_misses_an_object_disagrees(bench: Bench) -> None:
