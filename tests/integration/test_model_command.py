@@ -52,7 +52,7 @@ async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -
     assert (pushed["name"], pushed["version"], pushed["is_new"], pushed["known_bytes"]) == ("digits", 1, True, 0)
     two = digits_bundle(tmp_path / "two", 2).path
     needs = ("--needs", "edge-onnx:arch=aarch64,x86_64", "--needs", "edge-onnx:memory_mb=64")
-    assert "signed; 6" in (await run(site, "model", "push", two, *needs)).stdout
+    assert "signed; 7" in (await run(site, "model", "push", two, *needs)).stdout
     assert "was signed before; 0 bytes sent" in (await run(site, "model", "push", two, *needs)).stdout
 
     await run(site, "model", "alias", "set", "digits", "champion", "1")

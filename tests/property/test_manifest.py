@@ -17,6 +17,7 @@ from firstline_core.processing.steps import (
     InputSpec,
     LabelOffset,
     Layout,
+    ModelInput,
     Resize,
     Scale,
     Softmax,
@@ -40,37 +41,45 @@ PRE: Any = st.one_of(
     st.builds(Graph, ARTEFACTS),
 )
 POST: Any = st.one_of(st.builds(Softmax), st.builds(LabelOffset, SIZES), st.builds(Graph, ARTEFACTS))
-MODELS = st.builds(
-    Model,
-    NAMES,
-    ARTEFACTS,
-    st.sampled_from(["onnx", "tflite"]),
-    st.text(max_size=5),
-    st.lists(PRE, max_size=4).map(tuple),
-    st.lists(POST, max_size=3).map(tuple),
-    st.text(max_size=5),
-    st.text(max_size=5),
-    st.dictionaries(st.text(max_size=5), FLOATS, max_size=2),
-)
 SCORES = st.builds(Score, st.sampled_from(["max_probability", "margin", "entropy"]), st.floats(0.01, 100)) | st.builds(
     Score, st.just("graph"), st.just(1.0), ARTEFACTS
 )
 SHAPES = st.lists(st.integers(1, 99) | st.just(-1), max_size=3).map(lambda sizes: (-1, *sizes))
-INPUTS = st.builds(
-    InputSpec, st.text(min_size=1, max_size=5), st.sampled_from(["FP32", "UINT8", "INT64"]), SHAPES
-) | st.builds(InputSpec, st.text(min_size=1, max_size=5), st.just("BYTES"), st.just((-1,)))
+INPUT_NAMES = st.text(min_size=1, max_size=5)
+INPUTS = st.builds(InputSpec, INPUT_NAMES, st.sampled_from(["FP32", "UINT8", "INT64"]), SHAPES) | st.builds(
+    InputSpec, INPUT_NAMES, st.just("BYTES"), st.just((-1,)), st.sampled_from(["image", "audio", "text"])
+)
 LABELS: Any = st.lists(st.text(max_size=5), min_size=2, max_size=4).map(tuple)
 TASKS = st.builds(Classification, LABELS, st.booleans())
-MANIFESTS = st.builds(
-    Manifest,
-    NAMES,
-    st.integers(1, 2**53),
-    TASKS,
-    INPUTS,
-    st.lists(MODELS, min_size=1, max_size=3, unique_by=lambda model: model.id).map(tuple),
-    st.none(),
-    st.builds(Policy, SCORES, FLOATS),
-)
+PRESTEPS = st.lists(PRE, max_size=4).map(tuple)
+
+
+def models(names: list[str]) -> st.SearchStrategy[Model]:
+    """Models that read all these inputs of the bundle."""
+    ports = [st.builds(ModelInput, st.just(name), st.just(f"port {name}"), PRESTEPS) for name in names]
+    return st.builds(
+        Model,
+        NAMES,
+        ARTEFACTS,
+        st.sampled_from(["onnx", "tflite"]),
+        st.text(max_size=5),
+        st.tuples(*ports),
+        st.lists(POST, max_size=3).map(tuple),
+        st.text(max_size=5),
+        st.dictionaries(st.text(max_size=5), FLOATS, max_size=2),
+    )
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    inputs = draw(st.lists(INPUTS, min_size=1, max_size=3, unique_by=lambda spec: spec.name))
+    model = models([spec.name for spec in inputs])
+    edge = draw(st.lists(model, min_size=1, max_size=3, unique_by=lambda each: each.id))
+    policy = draw(st.builds(Policy, SCORES, FLOATS))
+    return Manifest(draw(NAMES), draw(st.integers(1, 2**53)), draw(TASKS), tuple(inputs), tuple(edge), policy=policy)
+
+
+MANIFESTS = manifests()
 
 
 @given(MANIFESTS)

@@ -94,8 +94,10 @@ class Dispatcher:
 
     def loaded_model(self, key: ModelKey) -> LoadedModel | None:
         """Returns a model to prepare its inputs in this process; None if all executors prepare them elsewhere."""
-        found = (each.prepares_here.loaded_model(key) for each in self.members if each.prepares_here is not None)
-        return next((model for model in found if model is not None), None)
+        for each in self.members:
+            if each.prepares_here is not None and (found := each.prepares_here.loaded_model(key)) is not None:
+                return found
+        return None
 
     def loop_times(self, key: ModelKey) -> LoopTimes | None:
         """Returns the times of a model on the event loop; None if they are unknown or its batches have to be placed."""
