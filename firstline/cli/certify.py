@@ -238,8 +238,8 @@ def certify_command(
     scores: Annotated[
         str | None,
         typer.Option(
-            help="Instead of --data: CSV file with the columns score and agree (0 or 1); '-' is stdin. With BUNDLE: "
-            "the output of `edge-agent audits` on a device that runs it."
+            help="Instead of --data: CSV file with the columns score and agree (1, 0, or 1 - loss); '-' is stdin. With "
+            "BUNDLE: the output of `edge-agent audits` on a device that runs it."
         ),
     ] = None,
     data: Annotated[

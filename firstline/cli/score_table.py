@@ -21,13 +21,13 @@ class ScoredRow(NamedTuple):
     """One row.
 
     Attributes:
-        agree: 1 where edge and full model agree, else 0.
+        agree: 1 minus the loss of the edge answer, in [0, 1]: 1 where edge and full model agree.
         weight: in proportion to one over the probability with which the row was drawn; 1 where the table has none.
         certificate: under which a device drew it, "" where the table does not say.
     """
 
     score: float
-    agree: int
+    agree: float
     weight: float = 1.0
     certificate: str = ""
 
@@ -111,10 +111,14 @@ def _number(text: str | None) -> float:
         return math.nan
 
 
-def _agree(text: str | None, where: str) -> int:
-    if (text or "").strip() not in ("0", "1"):
-        raise ConfigError(f"{where} has {_shown(text)} under agree; it is 1 where edge and full model agree, else 0.")
-    return int(text or "")
+def _agree(text: str | None, where: str) -> float:
+    agree = _number(text)
+    if not 0 <= agree <= 1:
+        raise ConfigError(
+            f"{where} has {_shown(text)} under agree; it is 1 where edge and full model agree, else 0, "
+            "or 1 minus the loss."
+        )
+    return agree
 
 
 def _shown(text: str | None) -> str:

@@ -357,7 +357,7 @@ def certify_field(
     Args:
         bundle: that the device ran, with the certificate under which it audited.
         scores: (n,) of the edge model, by the bundle's score.
-        losses: (n,) 1 where the full model said otherwise, else 0.
+        losses: (n,) of the task against the full model's answer, in [0, 1].
         weights: (n,) in proportion to one over the probability with which a row was drawn.
         certificates: of each row, the key of the record that its device kept it for.
         terms: its contract and score do not matter; no rows decide unless `select_fraction` says so.
@@ -407,7 +407,8 @@ def auditable_epsilon(terms: Terms, differs: Scores) -> float:
         differs: (accepted,) disagreement with the full model, of the rows that the certified threshold accepts.
 
     Returns:
-        `epsilon` where disagreement itself is promised; else the most that is likely of it.
+        `epsilon` where disagreement itself is promised; else the most that is likely of the share with any, which the
+        mean loss, that audits test, does not exceed.
     """
     if terms.contract == "disagreement":
         return terms.epsilon

@@ -113,3 +113,23 @@ def test_rare_events_raise_no_more_false_alarms_than_promised(share: float, even
             alarmed = alarmed or alarm(state, delta / events)
         alarms += alarmed
     assert alarms <= 30  # 20 expected at most; more than 30 has a probability below 1 %
+
+
+@pytest.mark.parametrize("most", [0.2, 1.0])
+def test_graded_losses_raise_no_more_false_alarms_than_promised(most: float) -> None:
+    """Every audit has a loss. At a mean of epsilon few tests alarm, at double that all do; propensities differ."""
+    random, delta, epsilon, floor = np.random.default_rng(20), 0.2, 0.05, 0.1
+
+    def alarms(mean: float, audits: int) -> int:
+        found = 0
+        for _ in range(100):
+            state, losses = begin(epsilon), most * random.beta(mean, most - mean, audits)
+            for loss, propensity in zip(losses, random.uniform(floor, 2 * floor, audits), strict=True):
+                state = update(state, float(loss), propensity=float(propensity), floor=floor)
+                if alarm(state, delta):
+                    found += 1
+                    break
+        return found
+
+    assert alarms(epsilon, 400) <= 30  # 20 expected at most; more than 30 has a probability below 1 %
+    assert alarms(2 * epsilon, 3000) == 100

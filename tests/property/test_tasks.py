@@ -84,7 +84,9 @@ CASES = {
         Regression(("a", "b"), scaled=2, absolute=1, loss_kind="error"), _values(2, scaled=True)
     ),
     "regression-relative": Answers(Regression(("a", "b"), relative=0.2), _values(2, scaled=False), symmetric=False),
-    "segmentation": Answers(Segmentation(("background", "cat", "dog"), width=4, height=3, least_share=0.2), _masks),
+    "segmentation": Answers(
+        Segmentation(("background", "cat", "dog"), width=4, height=3, least_share=0.2), _masks, False
+    ),
     "anomaly": Answers(Anomaly(), _decisions),
     "embedding": Answers(Embedding(3, tolerance=0.2, labels=("ann", "bob", "ann")), _neighbours),
 }

@@ -70,7 +70,12 @@ class _ContractCollector(Collector):
                 pools,
                 lambda pool: audit.e_value(pool.state),
             ),
-            _family("risk", "Estimated share of edge answers that disagree.", pools, lambda pool: pool.risk or 0.0),
+            _family(
+                "risk",
+                "Estimated mean loss of edge answers: where it is 0 or 1, the share that disagrees.",
+                pools,
+                lambda pool: pool.risk or 0.0,
+            ),
             *_events(pools),
             _devices(self._device_alarms()),
         )

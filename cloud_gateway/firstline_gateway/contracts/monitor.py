@@ -293,9 +293,9 @@ class ContractMonitor:
 
 
 def _losses(task: Task, keys: Iterable[PoolKey], edge: Arrays, full: Arrays) -> dict[PoolKey, float]:
-    """Returns the loss of each promise that an audit tests: 1 where the answers disagree, or the event occurs."""
+    """Returns the loss, in [0, 1], of each promise that an audit tests; of all rows it is the task's, as certified."""
     events = field_events(task, edge, full) | {ALL_ROWS: float(field_losses(task, edge, full)[0])}
-    return {key: float(events[key.event] > 0) for key in keys if key.event in events}
+    return {key: events[key.event] for key in keys if key.event in events}
 
 
 def _log_alarm(pool: Pool, devices: int) -> None:

@@ -22,9 +22,9 @@ from firstline_core.types import AuditNote, ModelKey
 
 
 class PoolKey(NamedTuple):
-    """A promise: of the answers of this edge variant, kept at this threshold, at most epsilon are lost.
+    """A promise: of the answers of this edge variant, kept at this threshold, the mean loss is at most epsilon.
 
-    An answer is lost if it disagrees, or if the event occurs; then only answers in which it can occur count.
+    The loss is the task's, or that of the event; then only answers in which it can occur count.
     """
 
     bundle: str
@@ -43,7 +43,7 @@ class Pool:
         state: state of the test.
         disagreements: number of audits whose loss is above 0; every audit of an event is one in which it can occur.
         weight: sum of the audits' weights, each floor / propensity, above 0 and at most 1.
-        lost_weight: sum of the disagreements' weights.
+        lost_weight: sum of the audits' losses times their weights.
         first_s, last_s: wall time of the first and the latest audit.
         alarmed_s: wall time of the alarm, which later audits do not clear; None without an alarm.
         last_service_s: when the latest audit was counted, in seconds of the store's service.
@@ -61,7 +61,7 @@ class Pool:
 
     @property
     def risk(self) -> float | None:
-        """The estimated share of edge answers that are lost, each audit weighted by floor / propensity (Hajek 1971).
+        """The estimated mean loss of edge answers, each audit weighted by floor / propensity (Hajek 1971).
 
         With these weights a device that audits less often does not count more. The weight 1 / propensity is unbounded.
         """
@@ -84,7 +84,7 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, servic
     Args:
         pool: the pool after the earlier audits.
         note: the audit's note, which tests the pool's promise.
-        loss: 1 if the answer is lost, otherwise 0.
+        loss: of the answer, in [0, 1].
         now_s: wall time, for display.
         service_s: seconds of the store's service.
         delta: the level of the contract, which its events share.

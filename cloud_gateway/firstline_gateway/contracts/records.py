@@ -146,7 +146,7 @@ def add_audit(
         connection: of the caller's transaction.
         device: that sent the audit.
         request_id: of the audit.
-        pools: each with whether the audit is lost there.
+        pools: each with whether the audit has a loss there.
         service_s: the store's own time.
 
     Returns:
@@ -234,7 +234,7 @@ class Audit:
     """An audit that is still to be counted, of an answered request.
 
     Attributes:
-        losses: 1 or 0 for each promise that it tests; an event that cannot occur in it is left out.
+        losses: in [0, 1], for each promise that it tests; an event that cannot occur in it is left out.
     """
 
     device: str

@@ -103,18 +103,23 @@ class Comparison(NamedTuple):
     """How an edge answer compares with the full model's.
 
     Attributes:
-        agree: whether the loss of the task is 0.
+        loss: of the task, in [0, 1].
         events: losses of the events that can occur in the row.
     """
 
-    agree: bool
+    loss: float
     events: Mapping[str, float] = {}
+
+    @property
+    def agree(self) -> bool:
+        """Whether the answer did not change."""
+        return self.loss == 0
 
     @classmethod
     def of(cls, model: DeviceModel, edge: Arrays, full: Arrays) -> Comparison:
         """Compares the canonical outputs of both models, one row."""
         task = model.manifest.task
-        return cls(bool(field_losses(task, edge, full)[0] == 0), field_events(task, edge, full))
+        return cls(float(field_losses(task, edge, full)[0]), field_events(task, edge, full))
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +168,7 @@ class MonitoredCertificate:
     def sample(self, wall_s: float, score: float, compared: Comparison, propensity: float, *, kept: bool) -> Sample:
         """Returns an answer that both models gave; see `Sample`."""
         return Sample(
-            *(self.key, self.record.model, self.record.version, wall_s, score, int(compared.agree), propensity, kept),
+            *(self.key, self.record.model, self.record.version, wall_s, score, 1 - compared.loss, propensity, kept),
             {name: loss for name, loss in compared.events.items() if name in self.bounds},
         )
 
@@ -337,7 +342,7 @@ class CertificateStates:
             threshold: in use when the answer was drawn. Where it was tightened since, the new test leaves the audit
                 out, for its loss may be what began that test.
         """
-        if sample.agree:
+        if sample.agree == 1:
             monitored.record.agreed += 1
         else:
             monitored.record.disagreed += 1

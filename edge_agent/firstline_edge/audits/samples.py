@@ -24,7 +24,7 @@ _RECENT = 5_000
 """Number of edge answers that a tightening uses: enough for any change that audits can find."""
 
 
-_Loss = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,7 +35,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
         model, version: of the bundle.
         at: wall time.
         score: the edge model's.
-        agree: 1 if both models agree, else 0.
+        agree: 1 minus the loss of the task: 1 if both models agree; less if not, 0 where the loss has no grades.
         propensity: with which it was drawn.
         kept: whether its score reached the threshold in use, from which on answers are audited. A device that asks
             the full model about more than it must may have done so for this one.
@@ -47,14 +47,14 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     version: str
     at: float
     score: float
-    agree: Annotated[int, msgspec.Meta(ge=0, le=1)]
+    agree: _Share
     propensity: Annotated[float, msgspec.Meta(gt=0, le=1)]
     kept: bool
-    events: dict[str, _Loss] = {}
+    events: dict[str, _Share] = {}
 
     def loss(self, event: str) -> float | None:
         """Returns the loss of an event, None if it cannot occur; of all rows for `ALL_ROWS`."""
-        return 1.0 - self.agree if event == ALL_ROWS else self.events.get(event)
+        return 1 - self.agree if event == ALL_ROWS else self.events.get(event)
 
 
 class SampleLog:
@@ -121,7 +121,7 @@ def table(samples: Sequence[Sample]) -> Iterator[dict[str, float | int | str | N
     for sample in samples:
         yield {
             "score": sample.score,
-            "agree": sample.agree,
+            "agree": int(sample.agree) if sample.agree in (0, 1) else sample.agree,
             "weight": 1 / sample.propensity,
             "kept": int(sample.kept),
             "certificate": sample.key,

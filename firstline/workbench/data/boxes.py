@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -74,6 +75,8 @@ class CocoBoxes:
                 raise ConfigError(f"{path} names the file {name!a}; paths are relative and stay inside.")
         if len(set(self.files)) != len(self.files):
             raise ConfigError(f"{path} names an image more than once.")
+        _refuse_repeated(path, "images", [image.id for image in content.images])
+        _refuse_repeated(path, "categories", [category.id for category in content.categories])
         self._names = {category.id: category.name for category in content.categories}
         file_of = {image.id: image.file_name for image in content.images}
         self._annotations: dict[str, list[_Annotation]] = {}
@@ -102,6 +105,12 @@ class CocoBoxes:
         corners = [(x, y, x + width, y + height) for x, y, width, height in (each.bbox for each in found)]
         classes = [labels.index(self._names[each.category_id]) for each in found]
         return _boxes(np.array(corners, np.float32).reshape(-1, 4), np.array(classes, np.int64))
+
+
+def _refuse_repeated(path: Path, what: str, ids: Sequence[_Id]) -> None:
+    if len(set(ids)) != len(ids):
+        repeated = next(one for one, count in Counter(ids).items() if count > 1)
+        raise ConfigError(f"{path} gives the id {repeated!r} to several {what}; give each an id of its own.")
 
 
 def read_yolo_boxes(file: Path, size: tuple[int, int], labels: int) -> Boxes:

@@ -7,6 +7,7 @@ import io
 import math
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ import numpy as np
 from firstline.workbench.csv_files import csv_reader
 from firstline_core.errors import ConfigError
 from firstline_core.storage.files import read_limited
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import DATATYPES, Array
 
 TABLE_LIMIT_BYTES = 256 * 1024 * 1024
@@ -91,18 +93,27 @@ def read_csv(path: Path) -> TextTable:
     """Reads a CSV file, whose first line names the columns.
 
     Raises:
-        ConfigError: it cannot be read, or it is not CSV in UTF-8.
+        ConfigError: it cannot be read, it is not CSV in UTF-8, columns have the same name, or a row has more cells than
+            the first line has columns.
     """
     try:
         text = _content(path).decode("utf-8-sig")
         reader = csv_reader(io.StringIO(text, newline=""))
         rows, lines = list[dict[str, Any]](), list[int]()
+        columns = reader.fieldnames or ()
+        if repeated := [name for name, count in Counter(columns).items() if name and count > 1]:
+            raise ConfigError(f"{path}:1 has several columns '{repeated[0]}'; give each a name of its own.")
         for row in reader:
+            if any(filter(None, row.get(None, ()))):
+                raise ConfigError(
+                    f"{path}:{reader.line_num} has more than {counted(len(columns), 'cell')}, and line 1 names no "
+                    "more columns; put quotes around cells with commas."
+                )
             rows.append(row)
             lines.append(reader.line_num)
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a csv file in UTF-8: {error}.") from error
-    return TextTable(path, reader.fieldnames or (), rows, lines)
+    return TextTable(path, columns, rows, lines)
 
 
 def read_json_lines(path: Path) -> TextTable:
@@ -328,9 +339,12 @@ def _parsed(text: str, datatype: str, where: str) -> Any:
             return msgspec.json.decode(text)
         if datatype == "BOOL" and text.lower() in ("true", "false"):
             return text.lower() == "true"
-        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+        number = int(text) if text.lstrip("+-").isdecimal() else float(text)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"{where} is {_short(text)}, and the model takes {datatype}.") from error
+    if isinstance(number, float) and math.isinf(number) and any(map(str.isdigit, text)):
+        raise ConfigError(f"{where} is {_short(text)}, which does not fit into {datatype}.")
+    return number
 
 
 def _texts(given: Array, value: Any, where: str) -> Array:

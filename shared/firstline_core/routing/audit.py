@@ -28,7 +28,10 @@ Sources: Waudby-Smith and Ramdas 2024, "Estimating Means of Bounded Random Varia
 bets); Shin, Ramdas and Rinaldo 2024, "E-detectors", whose unweighted sum over starts bounds how often an alarm is false
 and not, as here, whether one ever is.
 
-Assumed: given all audits before, the next answer is wrong with a probability of at most epsilon; and whether and when
+Nothing here needs losses of 0 and 1. The risk is the mean loss; any loss in [0, 1] will do, such as 1 - mean IoU of a
+segmentation, for f >= 1 - b * epsilon > 0 at a loss of 0 already, and the mean of f depends on that of the loss alone.
+
+Assumed: given all audits before, the next answer's loss is at most epsilon on average; and whether and when
 an audit's result comes does not depend on its loss.
 """
 

@@ -97,9 +97,10 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         edge_digest: `Model.digest` of the variant, processing included.
         full_digest: `Model.digest` of the full model.
         score_digest: `Manifest.score_digest` of the policy's score.
-        audit_epsilon: bound that field audits test: the share of edge answers that differ from the full model's. For
-            "disagreement" it is `epsilon`. The loss of the other contracts needs labels, which the field does not have,
-            so it is the upper bound of the disagreement on the same rows, at `delta`. None without audits.
+        audit_epsilon: bound that field audits test: the mean loss of edge answers against the full model's, which is
+            the share that differs where a loss is 0 or 1. For "disagreement" it is `epsilon`. The loss of the other
+            contracts needs labels, which the field does not have, so it is the upper bound of the disagreement on the
+            same rows, at `delta`. None without audits.
         histogram: of the scores of the `n` rows.
         by: scope of the bound: "" for all edge answers together, "class" for each predicted class.
         groups: by label of the class. `threshold` is then the lowest of all groups, and answers with an absent label

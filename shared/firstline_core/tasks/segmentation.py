@@ -312,10 +312,13 @@ class Segmentation(
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
         """Returns 1 - the mean intersection over union of the classes that occur in either mask, (n,).
 
-        Pixels that either mask ignores do not count.
+        Pixels that the full model's mask ignores do not count. Others that only the edge model's mask ignores are
+        wrong. If the full model's mask ignores every pixel, the loss is 1 if the edge model's has a class, else 0.
         """
         counted = [self.labels.index(label) for label in self.counted or self.labels]
-        return np.array([1 - _mean(*overlap, counted) for overlap in self._overlaps(edge, full)], np.float32)
+        losses = np.array([1 - _mean(*overlap, counted) for overlap in self._overlaps(edge, full)], np.float32)
+        nothing = (full[MASK] == IGNORED).all(axis=(1, 2))
+        return np.where(nothing, self._present(edge[MASK])[:, counted].any(axis=1), losses).astype(np.float32)
 
     def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
         """Returns the rows that count for an event, and its loss.
@@ -352,12 +355,11 @@ class Segmentation(
         overlaps = [overlap for overlap, row in zip(self._overlaps(outputs, truth), known, strict=True) if row]
         both, either = (sum(counts) for counts in zip(*overlaps, strict=True))
         every = list(range(len(self.labels)))
-        # A wrong pixel is in the union of two classes.
-        pixels = (both.sum() + either.sum()) / 2
+        pixels = int((truth[MASK] != IGNORED).sum())
         return {
             "miou": float(np.mean([_mean(*overlap, every) for overlap in overlaps])),
             "miou_pooled": _mean(both, either, every),
-            "pixel_accuracy": float(both.sum() / max(pixels, 1)),
+            "pixel_accuracy": float(both.sum() / pixels),
         }
 
     def describe(self, outputs: Arrays, row: int, view: View = WHOLE) -> dict[str, Any]:
@@ -423,14 +425,18 @@ class Segmentation(
         return np.asarray((counts > 0) & (counts >= least_share * counts.sum(axis=1, keepdims=True)), np.bool_)
 
     def _overlaps(self, edge: Arrays, full: Arrays) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yields for each row the pixels of each label in both masks, and in either: (labels,) each."""
+        """Yields for each row the pixels of each label in both masks, and in either: (labels,) each.
+
+        Only the pixels that the full model's mask does not ignore count.
+        """
         labels = len(self.labels)
         for ours, theirs in zip(edge[MASK], full[MASK], strict=True):
-            counted = (ours != IGNORED) & (theirs != IGNORED)
+            counted = theirs != IGNORED
             some, others = ours[counted], theirs[counted]
-            both = np.bincount(some[some == others], minlength=labels)
-            either = np.bincount(some, minlength=labels) + np.bincount(others, minlength=labels) - both
-            yield both[:labels], either[:labels]
+            both, ours_of, theirs_of = (
+                np.bincount(pixels, minlength=IGNORED + 1)[:labels] for pixels in (some[some == others], some, others)
+            )
+            yield both, ours_of + theirs_of - both
 
 
 def _mean(both: NDArray[np.int64], either: NDArray[np.int64], counted: Sequence[int]) -> float:

@@ -44,13 +44,41 @@ CUT = [[0, 0, 1, X], [0, 0, 1, X]]
         (HALF, QUARTER, 1 - (4 / 6 + 2 / 4) / 2),
         (EMPTY, HALF, 1 - (4 / 8 + 0) / 2),
         (DOG, HALF, 1 - (1 + 0 + 0) / 3),
-        (CUT, HALF, 0),  # ignored pixels do not count
-        ([[X] * 4] * 2, HALF, 0),
     ],
 )
 def test_loss_is_one_minus_the_mean_over_occurring_classes(edge: Any, full: Any, expected: float) -> None:
     assert TASK.loss(masks(edge), masks(full)) == pytest.approx([expected])
     assert TASK.loss(masks(full), masks(edge)) == pytest.approx([expected])
+
+
+NOTHING = [[X] * 4] * 2
+NO_CAT = [[0, 0, X, X], [0, 0, X, X]]
+
+
+@pytest.mark.parametrize(
+    ("edge", "full", "expected"),
+    [
+        (HALF, CUT, 0),
+        (CUT, CUT, 0),
+        (CUT, HALF, 1 - (1 + 2 / 4) / 2),
+        (NO_CAT, HALF, 1 - (1 + 0) / 2),
+        (NOTHING, HALF, 1),
+        (HALF, NOTHING, 1),
+        (NOTHING, NOTHING, 0),
+    ],
+)
+def test_only_pixels_that_the_full_model_ignores_are_left_out(edge: Any, full: Any, expected: float) -> None:
+    assert TASK.loss(masks(edge), masks(full)) == pytest.approx([expected])
+
+
+@pytest.mark.parametrize("edge", [NO_CAT, NOTHING])
+def test_a_class_that_the_edge_ignores_is_missed(edge: Any) -> None:
+    missed = TASK.event("missed cat", masks(edge), masks(HALF))
+    assert (missed.counts.tolist(), missed.loss.tolist()) == ([True], [1])
+    assert TASK.event("invented cat", masks(edge), masks(HALF)).counts.tolist() == [False]
+    found = TASK.summary(masks(edge), {}, masks(HALF))
+    kept = float(edge is NO_CAT)
+    assert found == pytest.approx({"miou": kept / 2, "miou_pooled": kept / 2, "pixel_accuracy": kept / 2})
 
 
 def test_only_counted_labels_are_compared() -> None:

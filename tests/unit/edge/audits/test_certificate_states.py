@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from support.edge import SURE, UNSURE, Scene, answer_of
 
@@ -18,7 +19,7 @@ from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.routing.drift import bins_of
 from firstline_core.storage.files import DAMAGED
-from firstline_core.types import ContractNotice, Privacy, Reason, Status, Tier
+from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Status, Tier
 from firstline_edge.audits import records
 from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate, ScoreHistogram
 from firstline_edge.audits.samples import Sample
@@ -61,14 +62,14 @@ def monitored_in(scene: Scene) -> MonitoredCertificate:
     return found
 
 
-def audited(scene: Scene, score: float, agree: int) -> None:
+def audited(scene: Scene, score: float, agree: float) -> None:
     """One audit ends that was drawn at the threshold in use."""
     monitored = monitored_in(scene)
     sample = Sample(monitored.key, "m", "3", 0.0, score, agree, 1.0, kept=True)
     states_of(scene).audited(monitored, sample, threshold=monitored.threshold)
 
 
-def feed(scene: Scene, *results: tuple[float, int]) -> int:
+def feed(scene: Scene, *results: tuple[float, float]) -> int:
     """Results of audits, as (score, agree); returns after how many there was an alarm, 0 for none."""
     monitored = monitored_in(scene)
     for number, (score, agree) in enumerate(results, 1):
@@ -92,6 +93,25 @@ async def test_while_the_audits_agree_nothing_changes(make_scene: MakeScene) -> 
     assert feed(scene, *[(SURE, 1)] * 200) == 0
     answer = answer_of(await scene.infer(SURE))
     assert (answer.certified, answer.reason) == (True, Reason.CONFIDENT)
+
+
+async def test_graded_losses_are_tested_by_their_mean(make_scene: MakeScene) -> None:
+    """Each answer differs a little; the certificate bounds the mean loss, here by 5 %."""
+    scene = make_scene()
+    assert feed(scene, *[(SURE, 0.97)] * 300) == 0
+    monitored = monitored_in(scene)
+    assert (monitored.record.agreed, monitored.record.disagreed) == (0, 300)
+    assert 10 < feed(scene, *[(SURE, 0.8), (0.85, 0.6)] * 300) < 200
+    assert states_of(scene).of(scene.held).threshold is not None
+
+
+def test_a_comparison_keeps_the_loss(make_scene: MakeScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = make_scene()
+    task, outputs = scene.held.manifest.task, {PROBABILITIES: np.eye(10, dtype=np.float32)[[3]]}
+    monkeypatch.setattr(type(task), "loss", lambda *_: np.array([0.25], np.float32))
+    compared = Comparison.of(scene.held, outputs, outputs)
+    sample = monitored_in(scene).sample(0.0, SURE, compared, 1.0, kept=True)
+    assert (compared.agree, sample.agree, sample.loss("")) == (False, 0.75, 0.25)
 
 
 async def test_an_alarm_ends_certification_and_accepts_only_audited_scores(make_scene: MakeScene) -> None:
@@ -165,7 +185,7 @@ def feed_events(scene: Scene, *results: tuple[float, dict[str, float]]) -> None:
     for score, events in results:
         if monitored.record.alarmed:
             return
-        sample = monitored.sample(0.0, score, Comparison(not any(events.values()), events), 1.0, kept=True)
+        sample = monitored.sample(0.0, score, Comparison(max(events.values(), default=0.0), events), 1.0, kept=True)
         states_of(scene).audited(monitored, sample, threshold=monitored.threshold)
 
 

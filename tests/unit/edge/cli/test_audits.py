@@ -100,10 +100,11 @@ def test_the_table_has_rows_and_weights_of_the_newest_certificate(
         {"score": "0.9", "agree": "1", "weight": "4.0", "kept": "1", "certificate": "k"},
         {"score": "0.5", "agree": "0", "weight": "4.0", "kept": "0", "certificate": "k"},
     ]
-    written(tmp_path, sample(events={"missed a": 1.0}))
+    written(tmp_path, sample(agree=0.75, events={"missed a": 1.0}))
     assert run(tmp_path) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert [row["missed a"] for row in rows] == ["", "", "1.0"]  # in the others it could not occur
+    assert [row["agree"] for row in rows] == ["1", "0", "0.75"]  # a loss of 0.25, of a task whose loss has grades
     assert run(tmp_path, "-o", "json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["model"], len(found["rows"]), found["rows"][1]["kept"]) == ("m", 3, 0)

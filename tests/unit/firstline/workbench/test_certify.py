@@ -109,6 +109,8 @@ def test_table_can_have_weights() -> None:
         ("score,agree\n0.5,1\nhigh,1\n", "standard input:3 has the score 'high'"),
         ("score,agree\nnan,1\n", "standard input:2 has the score 'nan'"),
         ("score,agree\n0.5,yes\n", "standard input:2 has 'yes' under agree"),
+        ("score,agree\n0.5,1.5\n", "standard input:2 has '1.5' under agree"),
+        ("score,agree\n0.5,nan\n", "standard input:2 has 'nan' under agree"),
         ("score,agree\n0.5\n", "standard input:2 has '' under agree"),
         ('score,agree\n"0.5,1\n', "is not CSV"),
         ("score,agree,weight\n0.5,1,0\n", "standard input:2 has the weight '0'"),
@@ -218,6 +220,15 @@ def test_missing_scikit_learn_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
     assert result.stderr.count("no score was learned: pip install 'firstline[analysis]'") == 1
     assert "fitted with scikit-learn" in _run(*chosen, "--score", "learned", code=2).stderr
     assert "no score was learned" not in _run(*chosen, "--score", "margin").stderr
+
+
+def test_a_table_of_graded_losses_bounds_their_mean() -> None:
+    table = "score,agree\n" + "0.9,0.98\n0.9,1\n" * 300
+    found = msgspec.json.decode(
+        _run("--scores", "-", "--epsilon", 0.05, "--delta", 0.1, "-o", "json", table=table).stdout
+    )
+    assert found["certified"]
+    assert 0.01 < found["risk_upper"] < 0.05
 
 
 def test_evaluate_and_inspect_show_the_certified_threshold(tmp_path: Path) -> None:

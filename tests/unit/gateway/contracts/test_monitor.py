@@ -578,3 +578,17 @@ def test_the_promise_of_the_certificate_is_tested(bench: Bench) -> None:
     (pool,) = bench.monitor.pools()
     certificate = certificate_of(bench.served())
     assert (pool.key.epsilon, pool.key.threshold) == (certificate.audit_epsilon, certificate.threshold)
+
+
+@pytest.mark.parametrize(("loss", "alarms"), [(0.04, False), (0.25, True)])
+def test_graded_losses_are_tested_by_their_mean(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, loss: float, *, alarms: bool
+) -> None:
+    """Each audit has a loss; the contract bounds their mean by 5 %."""
+    task = type(bench.served().manifest.task)
+    monkeypatch.setattr(task, "loss", lambda *_: np.array([loss], np.float32))
+    for number in range(60):
+        bench.audit(f"cam{number}")
+    (pool,) = bench.monitor.pools()
+    assert (pool.disagreements, pool.risk) == (60, pytest.approx(loss))
+    assert (pool.alarmed_s is not None) == alarms

@@ -55,6 +55,14 @@ def test_coco_boxes_are_the_truth_of_a_detector(tmp_path: Path, place: str) -> N
         ({"annotations": [{"image_id": 7, "category_id": 17, "bbox": [0, 0, -1, 1]}]}, r"not in COCO's form"),
         ({"images": [{"id": 7, "file_name": "../b.png"}], "annotations": []}, "names the file '../b.png'; paths are"),
         ({"images": [{"id": 7, "file_name": "a"}, {"id": 8, "file_name": "a"}], "annotations": []}, "more than once"),
+        (
+            {"images": [{"id": 7, "file_name": "a.png"}, {"id": 7, "file_name": "b.png"}]},
+            r"annotations\.json gives the id 7 to several images",
+        ),
+        (
+            {"categories": [{"id": "x", "name": "cat"}, {"id": "x", "name": "dog"}], "annotations": []},
+            r"annotations\.json gives the id 'x' to several categories",
+        ),
         ({"images": [], "annotations": []}, "holds no images"),
         (
             {"categories": [{"id": 17, "name": "cow"}, {"id": 18, "name": "dog"}]},

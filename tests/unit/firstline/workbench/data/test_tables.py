@@ -103,6 +103,9 @@ def test_rows_of_equal_inputs_have_equal_digests(tmp_path: Path) -> None:
         ('carat\n"[1"\n', r"rows\.csv:2, column 'carat', is '\[1', and the model takes FP32"),
         ("carat\n", r"rows\.csv names no rows"),
         ('carat\n"1\n', "is not a csv file"),
+        ("carat, carat\n1,2\n", r"rows\.csv:1 has several columns 'carat'"),
+        ("carat,x\n1,2,\n1,5,2\n", r"rows\.csv:3 has more than 2 cells"),
+        ("carat\n1e400\n", r"rows\.csv:2, column 'carat', is '1e400', which does not fit into FP32"),
     ],
 )
 def test_csv_error_names_line_and_column(tmp_path: Path, content: str, says: str) -> None:
@@ -151,6 +154,7 @@ def test_number_is_converted_without_loss(value: Any, datatype: str, expected: A
         (1e39, "FP32"),
         (2, "BOOL"),
         (2**80, "INT64"),
+        ("-1e400", "FP64"),
     ],
 )
 def test_number_that_does_not_fit_is_refused(value: Any, datatype: str) -> None:
