@@ -34,7 +34,7 @@ from firstline.workbench.certify import (
     voided,
     write_certified,
 )
-from firstline.workbench.data.dataset import Dataset, read_groups
+from firstline.workbench.data.dataset import Dataset, labelled, read_groups
 from firstline.workbench.evidence import Evidence, gather, gather_from_agent
 from firstline.workbench.promises import EXAMPLE, parse_promises, require_event
 from firstline.workbench.row_checks import require_independent_rows
@@ -334,7 +334,12 @@ def _certify_data(
 ) -> tuple[Certification, dict[str, int]]:
     """Runs the models on a data folder; returns what the rows prove, and how many were checked for independence."""
     if contract.needs_labels:
-        dataset.required_truth(bundle.manifest.task)
+        truth = dataset.required_truth(bundle.manifest.task, bundle.manifest.inputs)
+        if absent := int((~labelled(truth)).sum()):
+            raise ConfigError(
+                f"{dataset.path} has {counted(absent, 'row')} without a label: the contract compares answers with "
+                "labels; leave these rows out."
+            )
     fraction = terms.select_fraction
     if fraction is None:
         fraction = SELECT_FRACTION if contract.promise else default_fraction(len(dataset))

@@ -22,7 +22,7 @@ from firstline_core.bundle.manifest import TEMPERATURES, Policy
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import LABEL, Classification, Probabilities, temper
+from firstline_core.tasks.classification import LABEL, UNLABELLED, Classification, Probabilities, temper
 
 Against = Literal["labels", "full"]
 # Scores are FP32; their last bit is 6e-8 near 1.
@@ -84,7 +84,9 @@ def calibrate(
     if not 0 <= target_disagreement < 1:
         raise ConfigError(f"The target disagreement {target_disagreement} is not valid: it is a share, 0 to below 1.")
     fits_temperature = not keep_temperature and isinstance(manifest.task, Classification)
-    truth = dataset.required_truth(manifest.task)[LABEL] if fits_temperature and against == "labels" else None
+    truth = None
+    if fits_temperature and against == "labels":
+        truth = dataset.required_truth(manifest.task, manifest.inputs)[LABEL]
 
     with ExitStack() as stack:
         models = [load_model(bundle, model, options) for model in manifest.models]
@@ -95,7 +97,9 @@ def calibrate(
     *edges, full = observed.answers
     policy = manifest.policy
     if fits_temperature:
-        temperature = fit_temperature(edges[0].probabilities, full.labels if truth is None else truth)
+        expected = full.labels if truth is None else truth
+        known = expected != UNLABELLED
+        temperature = fit_temperature(edges[0].probabilities[known], expected[known])
         policy = msgspec.structs.replace(policy, score=msgspec.structs.replace(policy.score, temperature=temperature))
     score = load_scorer(Bundle(bundle.path, msgspec.structs.replace(manifest, policy=policy)), options)
     scores = [score(edge.outputs, edge.evidence).astype(np.float64) for edge in edges]

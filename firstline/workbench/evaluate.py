@@ -89,7 +89,7 @@ def measure(
         ModelLoadError: a model does not load here.
     """
     manifest = bundle.manifest
-    truth = dataset.truth(manifest.task)
+    truth = dataset.truth(manifest.task, manifest.inputs)
     score = load_scorer(bundle, options)
     with ExitStack() as stack:
         edges = _load_edges(bundle, variants, options)

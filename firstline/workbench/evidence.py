@@ -174,7 +174,7 @@ def gather_all(
         ModelLoadError: a model does not load here.
     """
     manifest, full, score = bundle.manifest, full_model(bundle, ""), load_scorer(bundle, options)
-    truth = dataset.truth(manifest.task)
+    truth = dataset.truth(manifest.task, manifest.inputs)
     run = [*(model for model in models if model.id != full.id), full]
     with ExitStack() as stack:
         loaded = [stack.enter_context(closing(load_model(bundle, model, options))) for model in run]
@@ -237,7 +237,7 @@ def gather_from_agent(
         FirstlineError: a tier answered with an error, or a model does not load here.
     """
     far, manifest, count = full_model(bundle, edge), bundle.manifest, len(dataset)
-    truth = dataset.truth(manifest.task)
+    truth = dataset.truth(manifest.task, manifest.inputs)
     try:
         status = agent.status()
     except UnauthorizedError:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from firstline.workbench.data.dataset import Dataset
+from firstline.workbench.data.dataset import Dataset, labelled
 from firstline.workbench.observe import Progress, observe
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.store import Bundle
@@ -22,14 +22,17 @@ def quality(task: Task, outputs: Arrays, evidence: Arrays, truth: Arrays) -> flo
     """Returns one number of a model's answers, higher for a better model: `Task.quality`, such as accuracy.
 
     Of tasks in which a lower figure is better, such as an error in the unit of the values, it is 1 - the mean of
-    `Task.truth_loss`.
+    `Task.truth_loss` of the labelled rows.
 
     Raises:
         ConfigError: no row has a label, or a package that computes the figure is not installed.
     """
     if task.higher_is_better:
         return task.summary(outputs, evidence, truth)[task.quality]
-    return 1 - float(task.truth_loss(outputs, truth).mean(dtype=np.float64))
+    known = labelled(truth)
+    if not known.any():
+        raise ConfigError("The quality needs labelled rows; the data has none.")
+    return 1 - float(task.truth_loss(outputs, truth)[known].mean(dtype=np.float64))
 
 
 def qualities_on(
@@ -53,7 +56,7 @@ def qualities_on(
         InferenceError: a model failed.
     """
     manifest = bundle.manifest
-    truth = dataset.required_truth(manifest.task)
+    truth = dataset.required_truth(manifest.task, manifest.inputs)
     models: list[LoadedModel] = []
     why = ""
     with ExitStack() as stack:

@@ -169,7 +169,7 @@ def compress(
     if manifest.full is None or not manifest.edge:
         raise ConfigError("A candidate is certified against the full model; the bundle needs edge and full model.")
     require_event(manifest.task)
-    truth = dataset.required_truth(manifest.task)
+    truth = dataset.required_truth(manifest.task, manifest.inputs)
     target = target_of(profile, manifest, Tree()) if profile is not None else None
     report("Reading the data")
     parts = split_data(dataset, manifest.inputs, seed)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import re
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from firstline.workbench.csv_files import open_csv
 from firstline.workbench.data import tables, videos
@@ -42,7 +44,7 @@ from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import LABEL, UNLABELLED
 from firstline_core.tasks.regression import Regression
 from firstline_core.telemetry.wording import counted
-from firstline_core.types import DATATYPES, Array, Arrays, Tensor, TensorSpec
+from firstline_core.types import DATATYPES, Array, Arrays, Tensor, TensorSpec, row_count
 
 _T = TypeVar("_T")
 
@@ -56,6 +58,8 @@ EVERY = 30
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 AUDIO = (".wav", ".flac", ".ogg")
 MASK = "mask"
+_FLOATS = ("FP16", "FP32", "FP64")
+_WHOLE_FLOAT = re.compile(r"(-1|[0-9]+)\.0*", re.ASCII)
 
 _STORES = ("images", "images.zip", "audio", "audio.zip")
 _COCO_NAMES = ("annotations.json", "*.coco.json", "instances*.json", "annotations/instances*.json")
@@ -144,8 +148,14 @@ class Dataset:
                     row[spec.name] = Tensor(spec.name, array[None])
             yield sample, row
 
-    def truth(self, task: Task) -> Arrays | None:
+    def truth(self, task: Task, inputs: Sequence[InputSpec] = ()) -> Arrays | None:
         """Returns the labels of all samples in the form of `task.truth`; None if the data has none.
+
+        An empty cell is a row without a label, see `labelled`.
+
+        Args:
+            task: of the bundle.
+            inputs: of the bundle. Their columns are left out, except the label's column.
 
         Raises:
             ConfigError: labels that are not valid for the task, or cannot be read.
@@ -156,25 +166,29 @@ class Dataset:
         if first.name == MASK:
             return self._masks(first, task)
         if first.name == LABEL and first.datatype == "INT64":
-            labels = self._labels(task.labels)
+            labels = self._labels(task.labels, inputs)
             names = {spec.name for spec in task.truth}
-            return None if labels is None else {LABEL: labels, **self._order({TIME, SEQUENCE} & names)}
+            return (
+                None
+                if labels is None or (labels == UNLABELLED).all()
+                else {LABEL: labels, **self._order({TIME, SEQUENCE} & names)}
+            )
         if first.name == LABEL and first.datatype == "BOOL":
             return self._label_sets(task.labels)
         found = {
-            spec.name: self._truth_column(spec, task, is_label=position == 0)
+            spec.name: self._truth_column(spec, task, inputs, is_label=position == 0)
             for position, spec in enumerate(task.truth)
         }
         known = {name: array for name, array in found.items() if array is not None}
         return known if len(known) == len(found) else None
 
-    def required_truth(self, task: Task) -> Arrays:
+    def required_truth(self, task: Task, inputs: Sequence[InputSpec] = ()) -> Arrays:
         """Returns `truth`.
 
         Raises:
             ConfigError: there is none, or it is not valid.
         """
-        found = self.truth(task)
+        found = self.truth(task, inputs)
         if found is None:
             raise ConfigError(self._without_truth(task))
         return found
@@ -235,20 +249,21 @@ class Dataset:
         has = ", ".join(f"'{name}'" for name in self.table.columns[:10]) or "none"
         return f"{self.table.path} has no column '{spec.name}', which the bundle takes as an input; it has {has}."
 
-    def _labels(self, labels: Sequence[str]) -> Array | None:
-        """Returns the label of each sample; `UNLABELLED` where the data says -1."""
-        if self.table is None or not (self._has(self.label_column) or self._has("name")):
+    def _labels(self, labels: Sequence[str], inputs: Sequence[InputSpec]) -> Array | None:
+        """Returns the label of each sample; `UNLABELLED` where the data says -1 or nothing."""
+        named = self._has_truth("name", inputs)
+        if self.table is None or not (self._has(self.label_column) or named):
             return None
-        names = [_text(name) for name in self._column("name")] if self._has("name") else None
+        names = [_text(name) for name in self._column("name")] if named else None
         cells = self._column(self.label_column) if self._has(self.label_column) else None
         positions = {label: position for position, label in enumerate(labels)}
         found = np.empty(len(self.samples), np.int64)
         for position, sample in enumerate(self.samples):
             where, name = self.table.where(sample.row), names[sample.row] if names is not None else ""
             if cells is None:
-                if name not in positions:
+                if name and name not in positions:
                     raise ConfigError(f"{where} names the class '{name}', which is not one of the bundle's labels.")
-                found[position] = positions[name]
+                found[position] = positions[name] if name else UNLABELLED
                 continue
             found[position] = label = _label_of(_text(cells[sample.row]), positions, len(labels), where)
             expected = positions.get(name, label)
@@ -311,30 +326,44 @@ class Dataset:
         except RequestError as error:
             raise ConfigError(error.message) from error
 
-    def _truth_column(self, spec: TensorSpec, task: Task, *, is_label: bool) -> Array | None:
+    def _has_truth(self, column: str, inputs: Sequence[InputSpec]) -> bool:
+        return self._has(column) and column not in {spec.name for spec in inputs}
+
+    def _truth_column(
+        self, spec: TensorSpec, task: Task, inputs: Sequence[InputSpec], *, is_label: bool
+    ) -> Array | None:
         """Returns the values of a truth: the label's column, the column of its name, or a column of each value."""
-        # In a table of texts, the column "text" is the input.
-        named = self._has(spec.name) and (spec.datatype != "BYTES" or self.media is not None)
         name = self.label_column if is_label and self._has(self.label_column) else spec.name
         values: Sequence[Any]
-        if name == self.label_column or named:
+        if self._has(name) if name == self.label_column else self._has_truth(name, inputs):
             values = self._column(name)
-        elif isinstance(task, Regression) and all(map(self._has, task.names)):
+        elif isinstance(task, Regression) and all(self._has_truth(column, inputs) for column in task.names):
             name, values = task.names[0], list(zip(*map(self._numbers, task.names), strict=True))
         else:
             return None
+        may_be_absent = spec.datatype in _FLOATS
         rows = [
-            row_of(values[sample.row], spec.datatype, spec.shape[1:], f"{self.place_of(sample)}, column '{name}',")
+            None
+            if may_be_absent and _is_empty(values[sample.row])
+            else row_of(values[sample.row], spec.datatype, spec.shape[1:], f"{self.place_of(sample)}, column '{name}',")
             for sample in self.samples
         ]
-        shapes = {row.shape for row in rows}
+        shapes = {row.shape for row in rows if row is not None}
         if len(shapes) > 1:
             raise ConfigError(f"{self.path}, column '{name}', has rows of different shapes: {sorted(shapes)[:3]}.")
-        return np.stack(rows).astype(DATATYPES[spec.datatype])
+        if not shapes:
+            return None
+        absent = np.full(shapes.pop(), np.nan)
+        return np.stack([absent if row is None else row for row in rows]).astype(DATATYPES[spec.datatype])
 
     def _numbers(self, name: str) -> list[Any]:
         cells = enumerate(self._column(name))
-        return [row_of(cell, "FP64", (), f"row {row + 1} of {self.path}, column '{name}',")[()] for row, cell in cells]
+        return [
+            np.nan
+            if _is_empty(cell)
+            else row_of(cell, "FP64", (), f"row {row + 1} of {self.path}, column '{name}',")[()]
+            for row, cell in cells
+        ]
 
     def _without_truth(self, task: Task) -> str:
         names = {spec.name for spec in task.truth}
@@ -342,10 +371,24 @@ class Dataset:
             return f"{self.path} has no labelled boxes; give COCO JSON (annotations.json) or labels/STEM.txt."
         if MASK in names:
             return f"{self.path} has no folder masks/ with a PNG file for each image."
+        if self._has(self.label_column) and self.table is not None:
+            return f"{self.table.path} has no label in any row of the column {self.label_column}."
         if self.table is not None:
             first = "; its first line names the columns" if self.table.path.suffix == ".csv" else ""
             return f"{self.table.path} has no column {self.label_column}{first}."
         return f"{self.path / LABELS_NAME} cannot be read: there is no such file; {_EXPECTED}."
+
+
+def labelled(truth: Arrays) -> NDArray[np.bool_]:
+    """Returns which rows have a label, (n,): neither `UNLABELLED` nor NaN."""
+    count = row_count(truth)
+    if LABEL in truth and truth[LABEL].dtype.kind == "i":
+        return np.asarray(truth[LABEL] != UNLABELLED, np.bool_)
+    known = np.ones(count, np.bool_)
+    for array in truth.values():
+        if array.dtype.kind == "f":
+            known &= np.isfinite(array).reshape(count, -1).all(axis=1)
+    return known
 
 
 def _sha256(array: np.ndarray[Any, Any] | np.generic) -> str:
@@ -357,6 +400,10 @@ def _sha256(array: np.ndarray[Any, Any] | np.generic) -> str:
 
 def _text(cell: Any) -> str:
     return "" if cell is None else str(cell).strip()
+
+
+def _is_empty(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
 def _seconds(cell: Any, where: str) -> float:
@@ -373,8 +420,10 @@ def _seconds(cell: Any, where: str) -> float:
 
 
 def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str) -> int:
-    """Returns the number of a label that is given as a number or by its name."""
-    if cell == str(UNLABELLED):
+    """Returns the number of a label that is given as a number, also with the decimals of a float, or by its name."""
+    if cell not in positions and _WHOLE_FLOAT.fullmatch(cell):
+        cell = cell.partition(".")[0]
+    if cell in ("", str(UNLABELLED)) or (cell == "nan" and cell not in positions):
         return UNLABELLED
     if cell.isascii() and cell.isdigit():
         if int(cell) >= count:

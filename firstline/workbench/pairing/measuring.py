@@ -87,7 +87,7 @@ def measure_pair(
         sizes=observed.sizes,
         edge=edge,
         full=observed.answers[-1] if manifest.full is not None else None,
-        truth=dataset.truth(manifest.task),
+        truth=dataset.truth(manifest.task, manifest.inputs),
         scores=np.empty(0) if edge is None else edge.scores(score),
     )
 

@@ -17,6 +17,7 @@ from firstline.workbench.pairing.labels import Labelled, label, label_files
 from firstline.workbench.pairing.recipe import Described, recipe_text
 from firstline.workbench.pairing.settling import Judges, Settled
 from firstline.workbench.recognition import Reading, recognise
+from firstline.workbench.selection import split_groups
 from firstline.workbench.spec import read_recipe
 from firstline.workbench.trial import trial_outputs
 from firstline_core.bundle.store import Bundle
@@ -33,6 +34,7 @@ BUNDLE = "bundle"
 """Folder of the bundle below the output folder."""
 
 _MOST_DECIDING, _FEWEST_DECIDING, _DECIDING_SHARE = 384, 48, 0.2
+_SEED = 0
 _LEAST_SURE = 0.5
 _LOW_SCORE = 0.05
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -93,8 +95,8 @@ class ReadPair:
 def split(dataset: Dataset) -> tuple[Dataset, Dataset]:
     """Returns the samples that decide how the models are read, and the others, which certify and are reported.
 
-    A certificate needs rows that decided nothing. Samples of one group, such as a clip, stay together. A data set that
-    cannot be divided decides and is reported as a whole.
+    A certificate needs rows that decided nothing. Samples of one group, such as a clip, stay together; those without a
+    group are independent. A data set that cannot be divided decides and is reported as a whole.
     """
     count = min(_MOST_DECIDING, max(_FEWEST_DECIDING, round(_DECIDING_SHARE * len(dataset))))
     if 2 * count > len(dataset):
@@ -102,16 +104,15 @@ def split(dataset: Dataset) -> tuple[Dataset, Dataset]:
     if not count:
         return dataset, dataset
     if dataset.groups:
-        taken: dict[str, int] = {}
-        for group in dataset.groups:
-            if sum(taken.values()) < count or group in taken:
-                taken[group] = taken.get(group, 0) + 1
-        deciding = tuple(sample for sample in dataset.samples if sample.group in taken)
+        positions, others = split_groups(dataset.groups, count / len(dataset), _SEED)
+        deciding, rest = (tuple(dataset.samples[position] for position in part) for part in (positions, others))
     else:
-        deciding = dataset.some(count).samples
-    chosen = set(deciding)
-    rest = tuple(sample for sample in dataset.samples if sample not in chosen)
-    return (replace(dataset, samples=deciding), replace(dataset, samples=rest)) if rest else (dataset, dataset)
+        deciding = tuple(dataset.some(count).samples)
+        chosen = set(deciding)
+        rest = tuple(sample for sample in dataset.samples if sample not in chosen)
+    if not deciding or not rest:
+        return dataset, dataset
+    return replace(dataset, samples=deciding), replace(dataset, samples=rest)
 
 
 def read_pair(

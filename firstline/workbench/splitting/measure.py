@@ -127,7 +127,7 @@ def measure_splits(
     with ExitStack() as stack:
         whole = load_model(bundle, model, options)
         stack.callback(whole.close)
-        truth = dataset.truth(bundle.manifest.task)
+        truth = dataset.truth(bundle.manifest.task, bundle.manifest.inputs)
         rows = [arrays_of(row) for _, row in dataset.rows(bundle.manifest.inputs)]
         tensors, found = chosen(bundle, whole, rows[0], at, options)
         cuts = [stack.enter_context(halves(bundle, tensor, options)) for tensor in tensors]

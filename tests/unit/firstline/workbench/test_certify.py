@@ -315,6 +315,18 @@ def test_agreement_needs_no_labels(tmp_path: Path) -> None:
     )
 
 
+def test_only_contracts_with_labels_need_one_in_each_row(tmp_path: Path) -> None:
+    (tmp_path / "images.zip").symlink_to(_DIGITS / "heldout/images.zip")
+    lines = (_DIGITS / "heldout/labels.csv").read_text().splitlines()
+    without = [",".join((lines[1].split(",")[0], *[""] * lines[1].count(",")))]
+    (tmp_path / "labels.csv").write_text("\n".join([lines[0], *without, *lines[2:]]) + "\n")
+    promise = ("--epsilon", 0.03, "--delta", 0.1, "-o", "json")
+    given = msgspec.json.decode(_run(_BUNDLE[0], "--data", tmp_path, *promise).stdout)
+    assert given == msgspec.json.decode(_run(*_BUNDLE[:3], *promise).stdout)
+    refused = _run(_BUNDLE[0], "--data", tmp_path, "--loss", "harm", *promise, code=2).stderr
+    assert "has 1 row without a label: the contract compares answers with labels" in " ".join(refused.split())
+
+
 _OPENED = open_bundle(_DIGITS / "bundle")
 
 

@@ -90,7 +90,6 @@ def test_limited_samples_are_spread_evenly(tmp_path: Path) -> None:
         ("file,class\na.png,0\n", "no column label"),
         ("file,label\n", "names no images"),
         ("file,label\na.png,cat\n", "labels.csv:2 has label 'cat'"),
-        ("file,label\na.png,0\nb.png\n", "labels.csv:3 has label ''"),
         ("file,label\na.png,-2\n", "label '-2'"),
         ("file,label\n../../etc/passwd,0\n", "labels.csv:2 names the file '../../etc/passwd'"),
         ("file,label\n/etc/passwd,0\n", "paths are relative"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -210,9 +210,9 @@ def test_damaged_parquet_is_named(tmp_path: Path) -> None:
         open_dataset(path)
 
 
-def _truth(folder: Path, content: str, task: Task, *names: str) -> list[Any]:
+def _truth(folder: Path, content: str, task: Task, *names: str, inputs: Sequence[InputSpec] = ()) -> list[Any]:
     (folder / "rows.csv").write_text(content)
-    found = open_dataset(folder / "rows.csv").required_truth(task)
+    found = open_dataset(folder / "rows.csv").required_truth(task, inputs)
     return [found[name].tolist() for name in names]
 
 
@@ -225,10 +225,38 @@ def test_true_values_are_in_the_label_or_in_columns_of_their_names(tmp_path: Pat
         _truth(tmp_path, "x,y\n1,2\n1,much\n", place, "values")
 
 
-def test_input_text_is_not_the_truth(tmp_path: Path) -> None:
-    assert _truth(tmp_path, "text,label\na,b\n", Text(), "text") == [[b"b"]]
-    with pytest.raises(ConfigError, match="has no column label"):
-        _truth(tmp_path, "text\na\n", Text(), "text")
+def test_input_is_not_the_truth(tmp_path: Path) -> None:
+    text = (InputSpec("text", "BYTES", (-1,), "text"),)
+    assert _truth(tmp_path, "text,label\na,b\n", Text(), "text", inputs=text) == [[b"b"]]
+    assert _truth(tmp_path, "carat,text\n1,b\n", Text(), "text", inputs=(CARAT,)) == [[b"b"]]
+    price, values = Regression(("carat",), absolute=1), InputSpec("values", "FP32", (-1, 1))
+    names = InputSpec("name", "BYTES", (-1,), "text")
+    for content, task, spec in (
+        ("text\na\n", Text(), text[0]),
+        ("carat\n1\n", price, CARAT),
+        ("values\n1\n", price, values),
+        ("name\nFair\n", CUTS, names),
+    ):
+        with pytest.raises(ConfigError, match="has no column label"):
+            _truth(tmp_path, content, task, inputs=(spec,))
+
+
+def test_empty_cell_is_no_label(tmp_path: Path) -> None:
+    assert _truth(tmp_path, "x,label\n1,\n1,2.0\n1,-1.0\n1,nan\n1,Good\n", CUTS, LABEL) == [[-1, 2, -1, -1, 1]]
+    assert _truth(tmp_path, "x,label\n1,0\n1\n", CUTS, LABEL) == [[0, -1]]  # a short row
+    assert _truth(tmp_path, "x,name\n1,\n1,Ideal\n", CUTS, LABEL) == [[-1, 2]]
+    place = Regression(("x", "y"), absolute=1)
+    for content in ("x,y\n1,2\n3,\n,\n", 'label,z\n"[1, 2]",0\n,0\n,0\n'):
+        (values,) = _truth(tmp_path, content, place, "values")
+        assert values[0] == [1, 2]
+        assert np.isnan(values[1:]).any(axis=1).all()
+    (tmp_path / "rows.jsonl").write_text('{"label": null}\n{"label": 1}\n{}\n')
+    assert open_dataset(tmp_path / "rows.jsonl").required_truth(CUTS)[LABEL].tolist() == [-1, 1, -1]
+    with pytest.raises(ConfigError, match=r"rows\.csv:2 has label '2\.5'"):
+        _truth(tmp_path, "x,label\n1,2.5\n", CUTS)
+    for task in (CUTS, place):
+        with pytest.raises(ConfigError, match="has no label in any row of the column label"):
+            _truth(tmp_path, "x,label\n1,\n", task)
 
 
 def test_times_accompany_the_labels_of_anomalies(tmp_path: Path) -> None:

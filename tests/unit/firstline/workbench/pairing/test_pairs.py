@@ -12,7 +12,7 @@ from PIL import Image
 from support import detector_graphs
 
 from firstline.workbench.data.dataset import open_dataset
-from firstline.workbench.pairing.pair import PairSpec, ReadPair, create_pair, read_pair
+from firstline.workbench.pairing.pair import PairSpec, ReadPair, create_pair, read_pair, split
 from firstline.workbench.step_syntax import spell
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
@@ -185,3 +185,12 @@ def _pair(folder: Path, edge: Path, full: Path, data: Path, images: int) -> Read
 def _spec(folder: Path, edge: Path, full: Path) -> PairSpec:
     # A busy machine runs as many images as an idle one.
     return PairSpec({"edge": edge, "full": full}, folder / "out", budget_s=1e6)
+
+
+def test_rows_without_a_group_decide_independently(tmp_path: Path) -> None:
+    rows = [f"{row},{'' if row % 2 else row // 20}\n" for row in range(400)]
+    (tmp_path / "rows.csv").write_text("x,group\n" + "".join(rows))
+    deciding, rest = split(open_dataset(tmp_path / "rows.csv"))
+    assert 40 <= len(deciding) <= 120 and len(deciding) + len(rest) == 400
+    assert not {group for group in deciding.groups if group} & set(rest.groups)
+    assert "" in deciding.groups and "" in rest.groups
