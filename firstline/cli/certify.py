@@ -30,6 +30,7 @@ from firstline.workbench.certify import (
     certify_field,
     certify_promises,
     certify_stream_bundle,
+    is_graded,
     require_confidence,
     voided,
     write_certified,
@@ -294,18 +295,18 @@ def certify_command(
     certification: Certification | None
     rows_checked: dict[str, int]
     if scores is not None:
-        result, certification, rows_checked = _certify_table(scores, opened, terms)
+        result, certification, rows_checked, graded = _certify_table(scores, opened, terms)
     else:
         assert opened is not None and data is not None  # noqa: S101 (both were named)
         certification, rows_checked = _certify_data(
             opened, reading.open(data), edge, tiers, contract=contract, terms=terms
         )
-        result = certification.result
+        result, graded = certification.result, certification.graded
     written = ""
     if opened is not None and certification is not None and certification.certificate is not None and out is not None:
         made = write_certified(opened, certification, out, force=force)
         written = f"{out}: {made.manifest.name} version {made.manifest.version}, {certification.variant.id} certified."
-    report = _report(result, certification, terms, written, rows_checked, plain=contract.plain)
+    report = _report(result, certification, terms, written, rows_checked, plain=contract.plain, graded=graded)
     return report._replace(exit_code=EXIT_FAILED) if require and not result.certified else report
 
 
@@ -355,8 +356,8 @@ def _certify_data(
 
 def _certify_table(
     source: str, bundle: Bundle | None, terms: Terms
-) -> tuple[CertificationResult, Certification | None, dict[str, int]]:
-    """Returns what a table of scores proves.
+) -> tuple[CertificationResult, Certification | None, dict[str, int], bool]:
+    """Returns what a table of scores proves, and at the end whether its losses have grades.
 
     If the bundle that it came from is named, also its certification, and how many rows were checked for independence.
     """
@@ -365,10 +366,10 @@ def _certify_table(
     if bundle is None:
         fraction = terms.select_fraction or 0.0
         result = certify_weighted(*columns, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed)
-        return result, None, {}
+        return result, None, {}, is_graded(columns[1])
     rows_checked = require_independent_rows(bundle, bundle.manifest.models)
     certification = certify_field(bundle, *columns, certificates={row.certificate for row in rows}, terms=terms)
-    return certification.result, certification, rows_checked
+    return certification.result, certification, rows_checked, certification.graded
 
 
 def _warn(manifest: Manifest, certification: Certification, *, learnable: bool) -> None:
@@ -386,12 +387,16 @@ def _report(
     rows_checked: dict[str, int],
     *,
     plain: bool,
+    graded: bool,
 ) -> Report:
     value, text = asdict(result), list[str | Table]()
     if isinstance(result, PromisesResult):
         text += promises_text(result)
     else:
-        text += [(edge_sentence if plain else other_contract_sentence)(result, terms), *groups_text(result)]
+        text += [
+            (edge_sentence if plain else other_contract_sentence)(result, terms, graded=graded),
+            *groups_text(result),
+        ]
     if certification is not None:
         selection = certification.selection
         value |= {
@@ -421,9 +426,9 @@ def sequences_sentence(found: Sequences, rows: int) -> str:
     )
 
 
-def edge_sentence(result: CertificationResult, terms: Terms) -> str:
+def edge_sentence(result: CertificationResult, terms: Terms, *, graded: bool) -> str:
     """Returns what is proved of all accepted edge answers together."""
-    promise = f"at most {percent(terms.epsilon)} of {_error(terms)}, with confidence {confidence(terms.delta)}"
+    promise = f"{_bound(terms, graded=graded)}, with confidence {confidence(terms.delta)}"
     if result.threshold is None or result.risk_upper is None:
         return (
             f"Not certified on {result.n} rows that {promise}; escalate everything. Some threshold would have to "
@@ -432,15 +437,15 @@ def edge_sentence(result: CertificationResult, terms: Terms) -> str:
     return _certified(result, promise, "their risk", percent(result.risk_upper))
 
 
-def other_contract_sentence(result: CertificationResult, terms: Terms) -> str:
+def other_contract_sentence(result: CertificationResult, terms: Terms, *, graded: bool) -> str:
     """Returns what is proved of the whole stream, or of each group."""
     sure = f"with confidence {confidence(terms.delta)}"
     if isinstance(result, GroupsResult):
         certified = sum(group.certified for group in result.groups.values())
         share = f"That accepts {percent(result.kept)} of all." if certified else "Escalate everything."
         return (
-            f"Certified {certified} of {len(result.groups)} by {result.by} on {result.n} rows: in each, at most "
-            f"{percent(terms.epsilon)} of {_error(terms)}, {sure} for all of them together. {share}"
+            f"Certified {certified} of {len(result.groups)} by {result.by} on {result.n} rows: in each, "
+            f"{_bound(terms, graded=graded)}, {sure} for all of them together. {share}"
         )
     promise = f"the tiered accuracy is at most {points(terms.epsilon)} below the full model's, {sure}"
     if result.threshold is None or result.risk_upper is None:
@@ -458,9 +463,14 @@ def _certified(result: CertificationResult, promise: str, bounded: str, upper_bo
     )
 
 
-def _error(terms: Terms) -> str:
-    verb = "disagree" if terms.contract == "disagreement" else "are wrong where the full model is right"
-    return f"the edge answers {verb}"
+def _bound(terms: Terms, *, graded: bool) -> str:
+    """Returns what is promised of the accepted answers, without the confidence."""
+    harm = "" if terms.contract == "disagreement" else " where the full model is right"
+    if graded:
+        counting = f", counted{harm}," if harm else ""
+        return f"the mean loss of the edge answers{counting} is at most {percent(terms.epsilon)}"
+    verb = f"are wrong{harm}" if harm else "disagree"
+    return f"at most {percent(terms.epsilon)} of the edge answers {verb}"
 
 
 def groups_text(result: CertificationResult) -> Iterator[str | Table]:

@@ -108,6 +108,7 @@ class Certification:
         result: the statistics, certified or not.
         certificate: the variant's certificate; None if nothing is certified.
         sequences: what suggests that rows depend on each other, although the data has no groups.
+        graded: whether losses lie between 0 and 1, so that what is bounded is their mean and no share of answers.
     """
 
     variant: Model
@@ -115,6 +116,7 @@ class Certification:
     result: CertificationResult
     certificate: Certificate | None
     sequences: Sequences | None = None
+    graded: bool = False
 
 
 def certify_bundle(
@@ -307,7 +309,7 @@ def certify_by(bundle: Bundle, evidence: Evidence, groups: Sequence[str], by: st
         ConfigError: arguments out of range, or a score that cannot be had.
     """
     result, selection = _certify_all_groups(bundle, evidence, groups, by, terms)
-    return Certification(evidence.variant, selection, result, None)
+    return Certification(evidence.variant, selection, result, None, graded=is_graded(evidence.losses(terms.contract)))
 
 
 def _certify_all_groups(
@@ -382,7 +384,7 @@ def certify_field(
         audit_epsilon=terms.epsilon,
         scores=histogram(values, weights=weights),
     )
-    return Certification(variant, selection, result, certificate)
+    return Certification(variant, selection, result, certificate, graded=is_graded(losses))
 
 
 def _audited_variant(manifest: Manifest, keys: set[str]) -> Model:
@@ -397,6 +399,12 @@ def _audited_variant(manifest: Manifest, keys: set[str]) -> Model:
         f"The table is not of {manifest.name} version {manifest.version}: its column `certificate` names none of this "
         "bundle's. Print it with `edge-agent audits` on a device that runs this very version."
     )
+
+
+def is_graded(losses: ArrayLike) -> bool:
+    """Returns whether any loss lies between 0 and 1."""
+    values = np.asarray(losses)
+    return bool(((values > 0) & (values < 1)).any())
 
 
 def auditable_epsilon(terms: Terms, differs: Scores) -> float:
@@ -471,7 +479,8 @@ def _certification(
         scores=scores,
         contract=contract,
     )
-    return Certification(evidence.variant, selection, result, certificate)
+    graded = contract is None and is_graded(evidence.losses(terms.contract))
+    return Certification(evidence.variant, selection, result, certificate, graded=graded)
 
 
 def _certificate(
