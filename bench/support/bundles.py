@@ -83,4 +83,6 @@ def with_certificate(variant: Model, manifest: Manifest, threshold: float = 0.9,
         "score_digest": manifest.score_digest(manifest.policy.score),
         "audit_epsilon": 0.05,
     }
+    if fields.get("by") or fields.get("events"):
+        known["labels_digest"] = manifest.labels_digest
     return msgspec.structs.replace(variant, certificate=Certificate(**known | fields))

@@ -521,6 +521,7 @@ def _certificate(
             for name, one in events.items()
             if one.risk_upper is not None
         },
+        labels_digest=bundle.manifest.labels_digest if groups or events else "",
     )
 
 

@@ -290,6 +290,11 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         """Returns the labels of the classes, in their order; () if the task has none."""
         return self.task.labels
 
+    @property
+    def labels_digest(self) -> str:
+        """Returns the sha256 of the labels in their order, which events and classes of certificates refer to."""
+        return hashlib.sha256(msgspec.json.encode(self.labels)).hexdigest()
+
     def outputs_of(self, model: Model | None) -> DeclaredOutputs:
         """Returns what the outputs of one of the bundle's models satisfy; None is a full model without declaration."""
         if model is None:
@@ -356,7 +361,8 @@ def _decoded(package: str, kind: type, fields: object) -> Task:
 def encode_manifest(manifest: Manifest) -> bytes:
     """Returns the manifest's file form: indented JSON, so that people can read and compare it.
 
-    `batch`, `task_package` and a certificate's `events` are omitted at their defaults: most bundles do not need them.
+    `batch`, `task_package`, and a certificate's `events` and `labels_digest` are omitted at their defaults: most
+    bundles do not need them.
     """
     fields = msgspec.to_builtins(manifest)
     if not manifest.task_package:
@@ -364,8 +370,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
     for model in (*fields["edge"], fields["full"]):
         if model is not None and model["batch"] is None:
             del model["batch"]
-        if model is not None and model["certificate"] is not None and not model["certificate"]["events"]:
-            del model["certificate"]["events"]
+        certificate = (model or {}).get("certificate") or {}
+        for name in ("events", "labels_digest"):
+            if name in certificate and not certificate[name]:
+                del certificate[name]
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 
@@ -387,5 +395,7 @@ def certificate_problem(manifest: Manifest, model: Model) -> str:
     other = [what for what, named, found in made_for if named != found]
     if other:
         return f"its certificate is void: it was made for another {' and another '.join(other)}"
+    if certificate.labels_digest not in ("", manifest.labels_digest):
+        return "its certificate is void: it was made for other labels"
     unknown = sorted(certificate.events.keys() - manifest.task.events)
     return f"its certificate is void: its task has no event '{unknown[0]}'" if unknown else ""

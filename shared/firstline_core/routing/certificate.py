@@ -1,7 +1,8 @@
 """The certificate of an edge variant, as stored in the manifest.
 
 A certificate holds for one edge model with its processing, one full model and one score. It names the digests of all
-three and is void if one of them differs from the manifest's.
+three and is void if one of them differs from the manifest's. A promise that names events or classes holds for the
+task's labels too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ ALL_ROWS = ""
 """The key of `Certificate.audit_bounds` for contracts about all edge answers."""
 
 _Share = Annotated[float, Meta(ge=0, le=1)]
+_LabelsDigest = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
 _OpenShare = Annotated[float, Meta(gt=0, lt=1)]
 
 
@@ -107,6 +109,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
             are escalated.
         events: by name of the event, see `Task.events`. `epsilon`, `delta` and `risk_upper` are then the largest of the
             events'.
+        labels_digest: `Manifest.labels_digest`, of certificates with `groups` or `events`; "" for others.
     """
 
     contract: Contract
@@ -124,6 +127,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     by: Literal["", "class"] = ""
     groups: dict[str, GroupCertificate] = {}
     events: dict[str, EventPromise] = {}
+    labels_digest: _LabelsDigest = ""
 
     def __post_init__(self) -> None:
         if (self.contract == "events") != bool(self.events):
@@ -134,6 +138,8 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("the epsilon of a contract on events is the largest of theirs")
         if bool(self.by) != bool(self.groups):
             raise ValueError("a certificate has groups if and only if it says by what they are formed")
+        if bool(self.by or self.events) != bool(self.labels_digest):
+            raise ValueError("a certificate has a labels_digest if and only if it is about events or by class")
         if self.by and self.contract == "stream":
             raise ValueError("a contract on the stream is on all answers; it has no groups")
         if self.risk_upper > self.epsilon:

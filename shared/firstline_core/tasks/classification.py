@@ -5,6 +5,7 @@ Scores and features follow from the probabilities; the score "energy" needs the 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -117,8 +118,8 @@ class Classification(
 
     @property
     def digest(self) -> str:
-        """Returns "": labels name the columns, and change no number."""
-        return ""
+        """Returns the sha256 of `independent` if it is set, else "": labels name the columns, and change no number."""
+        return hashlib.sha256(b"independent").hexdigest() if self.independent else ""
 
     @property
     def feature_count(self) -> int:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from support.agent import DIGITS
 
-from bench.support.bundles import with_certificate
+from bench.support.bundles import about_events, with_certificate
 from firstline_core.bundle.manifest import (
     MANIFEST_LIMIT_BYTES,
     MANIFEST_NAME,
@@ -16,12 +16,13 @@ from firstline_core.bundle.manifest import (
     Policy,
     Provenance,
     Score,
+    certificate_problem,
     encode_manifest,
     parse_manifest,
 )
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import Decode, Graph, InputSpec, ModelInput, PreStep, Resize, Scale, Softmax
-from firstline_core.routing.certificate import EventPromise
+from firstline_core.routing.certificate import EventPromise, GroupCertificate
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
@@ -212,7 +213,13 @@ def test_a_certificate_of_a_detector_names_its_events(event: str, says: str) -> 
     detector = msgspec.structs.replace(MANIFEST, task=Detection(("a", "b")), policy=Policy(Score("minimum_confidence")))
     certificate = with_certificate(EDGE, detector).certificate
     promise = EventPromise(certificate.epsilon, certificate.delta, 9, 0.5, certificate.risk_upper)
-    of_event = msgspec.structs.replace(certificate, contract="events", audit_epsilon=None, events={"missed b": promise})
+    of_event = msgspec.structs.replace(
+        certificate,
+        contract="events",
+        audit_epsilon=None,
+        events={"missed b": promise},
+        labels_digest=detector.labels_digest,
+    )
     of_frames, of_events = (
         msgspec.structs.replace(detector, edge=(msgspec.structs.replace(EDGE, certificate=one), *detector.edge[1:]))
         for one in (certificate, of_event)
@@ -220,6 +227,32 @@ def test_a_certificate_of_a_detector_names_its_events(event: str, says: str) -> 
     assert parse_manifest(encode_manifest(of_events)) == of_events
     with pytest.raises(IntegrityError, match="the certificate of 'edge' names no event"):
         parse_manifest(encode_manifest(of_frames))
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        about_events({"missed b": 0.05}),
+        {"threshold": 0.7, "by": "class", "groups": {"b": GroupCertificate(0.7, 100, 0.5, 0.04)}},
+    ],
+)
+def test_a_certificate_that_names_labels_is_void_for_others(promise: dict[str, Any]) -> None:
+    certified = msgspec.structs.replace(MANIFEST, edge=(with_certificate(EDGE, MANIFEST, **promise),))
+    assert parse_manifest(encode_manifest(certified)) == certified
+    assert certificate_problem(certified, certified.edge[0]) == ""
+    for labels in (("b", "a"), ("c", "b")):
+        other = msgspec.structs.replace(certified, task=Classification(labels))
+        assert certificate_problem(other, other.edge[0]) == "its certificate is void: it was made for other labels"
+    plain = msgspec.structs.replace(MANIFEST, edge=(with_certificate(EDGE, MANIFEST),))
+    assert b"labels_digest" not in encode_manifest(plain)
+    renamed = msgspec.structs.replace(plain, task=Classification(("b", "a")))
+    assert certificate_problem(renamed, renamed.edge[0]) == ""
+
+
+def test_independent_labels_void_a_certificate() -> None:
+    certified = msgspec.structs.replace(MANIFEST, edge=(with_certificate(EDGE, MANIFEST),))
+    other = msgspec.structs.replace(certified, task=Classification(MANIFEST.labels, independent=True))
+    assert certificate_problem(other, other.edge[0]).endswith("made for another full model and another score")
 
 
 def test_only_bundles_that_need_them_have_batch_and_independent_labels() -> None:

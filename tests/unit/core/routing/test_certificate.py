@@ -56,7 +56,9 @@ def test_the_guarantee_is_a_sentence() -> None:
 def test_a_promise_by_class_has_a_threshold_for_each() -> None:
     assert EDGE.certificate is not None
     groups = {"a": GroupCertificate(0.7, 100, 0.5, 0.04), "b": GroupCertificate(None, 9, 0.0, None)}
-    by_class = msgspec.structs.replace(EDGE.certificate, threshold=0.7, by="class", groups=groups)
+    by_class = msgspec.structs.replace(
+        EDGE.certificate, threshold=0.7, by="class", groups=groups, labels_digest="0" * 64
+    )
     assert [by_class.threshold_for(label) for label in ("a", "b", "c")] == [0.7, math.inf, math.inf]
     assert EDGE.certificate.threshold_for("b") == EDGE.certificate.threshold
     assert "in each predicted class, with confidence" in by_class.promise
@@ -75,7 +77,13 @@ def test_a_promise_about_events_names_each_with_its_bound() -> None:
         "invented cat": EventPromise(0.1, 0.05, 90, 0.9, 0.1),
     }
     events = msgspec.structs.replace(
-        EDGE.certificate, contract="events", epsilon=0.1, risk_upper=0.1, audit_epsilon=None, events=promises
+        EDGE.certificate,
+        contract="events",
+        epsilon=0.1,
+        risk_upper=0.1,
+        audit_epsilon=None,
+        events=promises,
+        labels_digest="0" * 64,
     )
     assert events.promise == (
         "at most 5 % of the edge answers miss 'person' where the full model reports it, with confidence 90 %; "
@@ -88,6 +96,7 @@ def test_a_promise_about_events_names_each_with_its_bound() -> None:
         ({"contract": "harm"}, "if and only if its contract"),
         ({"audit_epsilon": 0.1}, "each event has its own"),
         ({"epsilon": 0.2}, "the largest of theirs"),
+        ({"labels_digest": ""}, "a labels_digest if and only if"),
     ):
         with pytest.raises(ValueError, match=says):
             msgspec.structs.replace(events, **change)
