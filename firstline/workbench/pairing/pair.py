@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from firstline.workbench.bundle import create_bundle
-from firstline.workbench.data.dataset import Dataset
+from firstline.workbench.data.dataset import AUDIO, Dataset
 from firstline.workbench.decodings import BUDGET_S, Trials
 from firstline.workbench.infer import upright_image
 from firstline.workbench.model_file import ModelFile, read_model_file
@@ -128,9 +128,11 @@ def read_pair(
 
     Raises:
         OpenQuestionError: a person has to choose from a contact sheet.
-        ConfigError: a model is of no known family, or the models do not fit each other or the data.
+        ConfigError: the data are recordings, a model is of no known family, or the models do not fit each other or the
+            data.
         FirstlineError: a model does not load or run.
     """
+    _refuse_recordings(dataset)
     images = list(_images(dataset)) if dataset.media is not None else []
     files = {role: read_model_file(file, options) for role, file in spec.files.items()}
     raw = {role: _raw(spec.files[role], file, images[:1]) for role, file in files.items()}
@@ -221,6 +223,15 @@ def _images(dataset: Dataset) -> Iterator[bytes]:
         except RequestError as error:
             raise ConfigError(error.message) from error
         yield content
+
+
+def _refuse_recordings(dataset: Dataset) -> None:
+    recording = next((one for one in dataset.samples if Path(one.file).suffix.lower() in AUDIO), None)
+    if dataset.media is not None and recording is not None:
+        raise ConfigError(
+            f"{dataset.place_of(recording)} is a recording, and `firstline pair` does not recognise models of audio "
+            "yet. Describe them in a recipe for `firstline bundle create`, as in docs/audio.md."
+        )
 
 
 def _raw(file: Path, described: ModelFile, images: Sequence[bytes]) -> dict[str, Array]:

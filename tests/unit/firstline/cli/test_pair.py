@@ -138,3 +138,14 @@ def test_what_cannot_become_a_pair_is_refused(
     detector_graphs.constant_outputs(site / "unknown.onnx", {"depth": np.ones((1, 1, 96, 96), np.float32)})
     detector_graphs.yolov8(site / "yolo.onnx")
     assert message in " ".join(_run("--data", "data", *arguments, code=2).stderr.split())
+
+
+def test_recordings_need_a_recipe(tmp_path: Path) -> None:
+    linear_model(tmp_path / "edge.onnx", pixels=8000, classes=2)
+    (tmp_path / "data").mkdir()
+    for name in "ab":
+        (tmp_path / "data" / f"{name}.wav").write_bytes(b"RIFF")
+    found = _run("--data", tmp_path / "data", "--edge", tmp_path / "edge.onnx", "--out", tmp_path / "out", code=2)
+    message = " ".join(found.stderr.split())
+    assert "'a.wav' of" in message and "does not recognise models of audio yet" in message
+    assert "docs/audio.md" in message
