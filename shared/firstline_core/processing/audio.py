@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import soundfile
@@ -35,7 +35,10 @@ TOTAL_SAMPLES_LIMIT = 60_000_000
 """Of all clips of a request, before and after: two seconds of one core."""
 
 WINDOWS_LIMIT = 4096
-"""Of all clips of a request."""
+"""Of all clips of a request, each with as many as the longest one."""
+
+CHUNKS_LIMIT = 1000
+"""Of a WAV file: they are read one by one."""
 
 _FORMATS = ((b"fLaC", 0), (b"OggS", 0), (b"WAVE", 8))
 _OTHER_FORMATS = {b"ID3": "MP3", b"\xff\xfb": "MP3", b"\xff\xf3": "MP3", b"FORM": "AIFF", b".snd": "AU", b"caff": "CAF"}
@@ -46,7 +49,7 @@ class AudioProcessing:
     """The audio steps of a model, from encoded clips to FP32 (rows, samples), or (rows, samples, channels).
 
     With windows, the result is (rows, windows, samples, ...); clips that have fewer windows than the longest one are
-    followed by silence.
+    followed by silence, which counts as their samples.
 
     Args:
         steps: `decode_audio` first, and one `resample`.
@@ -66,19 +69,22 @@ class AudioProcessing:
             PayloadTooLargeError: a clip, or all together, over a limit.
         """
         measured: list[MeasuredClip] = []
-        samples = windows = 0
+        samples = windows = window_bytes = 0
         for row, element in enumerate(tensor.array):
             where = f"Row {row} of input '{tensor.name}'"
             header = read_header(element, where)
             clip, count = self._measured(header, where)
             measured.append(clip)
             samples += max(header.frames * header.channels, clip.result_bytes // _FLOAT_BYTES)
-            windows += count
-            if samples > TOTAL_SAMPLES_LIMIT or windows > WINDOWS_LIMIT:
+            windows, window_bytes = max(windows, count), max(window_bytes, clip.result_bytes // count)
+            padded = (row + 1) * windows * window_bytes // _FLOAT_BYTES if self._windows is not None else 0
+            if max(samples, padded) > TOTAL_SAMPLES_LIMIT or (row + 1) * windows > WINDOWS_LIMIT:
                 raise PayloadTooLargeError(
                     f"Input '{tensor.name}' has more than {TOTAL_SAMPLES_LIMIT} samples or {WINDOWS_LIMIT} windows by "
                     f"row {row}; send fewer or shorter clips."
                 )
+        if self._windows is not None:
+            measured = [clip._replace(result_bytes=clip.result_bytes + windows * window_bytes) for clip in measured]
         return ImageCost(clips=tuple(measured))
 
     def run(self, tensor: Tensor, cost: ImageCost | None = None) -> Array:
@@ -108,8 +114,10 @@ class AudioProcessing:
                     "of one length, so send them so, or add pad and crop to its preprocessing."
                 )
             done.append(samples)
+        if len(done) == 1:
+            return done[0][None]
         if self._windows is None:
-            return done[0][None] if len(done) == 1 else np.stack(done)
+            return np.stack(done)
         stacked = np.zeros((len(done), max(len(each) for each in done), *done[0].shape[1:]), np.float32)
         for row, each in enumerate(done):
             if each.shape[1:] != stacked.shape[2:]:
@@ -187,7 +195,8 @@ def read_header(encoded: bytes, where: str) -> AudioHeader:
         names = [name for magic, name in _OTHER_FORMATS.items() if encoded.startswith(magic)]
         found = f"{names[0]}" if names else "not an audio file" if encoded else "empty"
         raise InvalidTensorError(f"{where} is {found}; send WAV, FLAC or OGG.")
-    _check_complete(encoded, where)
+    if encoded[8:12] == b"WAVE":
+        _check_chunks(encoded, where)
     with _opened(encoded, where) as file:
         return AudioHeader(file.frames, file.samplerate, file.channels, encoded.startswith(b"OggS"))
 
@@ -302,22 +311,22 @@ def _reason(error: Exception) -> str:
     return str(getattr(error, "error_string", error)).removeprefix("Error : ").rstrip(".")
 
 
-def _check_complete(encoded: bytes, where: str) -> None:
-    """Refuses a WAV file whose samples end before their declared size; libsndfile reads what there is."""
-    if encoded[:4] != b"RIFF":
-        return
+def _check_chunks(encoded: bytes, where: str) -> None:
+    """Refuses a WAV file of too many chunks, or whose samples end before their declared size; libsndfile takes both."""
+    order: Literal["little", "big"] = "big" if encoded.startswith(b"RIFX") else "little"
     at = 12
-    while at + 8 <= len(encoded):
-        size = int.from_bytes(encoded[at + 4 : at + 8], "little")
-        if encoded[at : at + 4] == b"data":
-            # Programs that write into a pipe do not know the size.
-            if len(encoded) - at - 8 < size < 0x7FFF_0000:
-                raise InvalidTensorError(
-                    f"{where} is a WAV file that ends after {len(encoded) - at - 8} of {size} bytes of samples; send "
-                    "the whole file."
-                )
+    for _ in range(CHUNKS_LIMIT):
+        if at + 8 > len(encoded):
             return
+        size = int.from_bytes(encoded[at + 4 : at + 8], order)
+        # Programs that write into a pipe do not know the size.
+        if encoded[at : at + 4] == b"data" and len(encoded) - at - 8 < size < 0x7FFF_0000:
+            raise InvalidTensorError(
+                f"{where} is a WAV file that ends after {len(encoded) - at - 8} of {size} bytes of samples; send the "
+                "whole file."
+            )
         at += 8 + size + size % 2
+    raise PayloadTooLargeError(f"{where} has more than {CHUNKS_LIMIT} chunks; write the file without its metadata.")
 
 
 def _described(samples: Array) -> str:

@@ -33,7 +33,7 @@ _OVERHEAD_PIXELS = 8192  # are decoded in the time that reading a file of any si
 LIGHT_BYTES = 16 * 1024 * 1024
 """Working memory that is not counted: many tiny images become large ones when they are resized."""
 
-_INLINE_BYTES = 16 * 1024  # the headers of so many bytes, or of one row, are read within a few milliseconds
+_INLINE_BYTES, _INLINE_ROW_BYTES = 16 * 1024, 1 << 20  # their headers are read within a few milliseconds
 _PATIENCE_S = 10.0
 _PASSES = 16  # other requests that may overtake one whose memory is not free
 _REMEMBERED = 1024  # callers whose turns are known
@@ -281,14 +281,15 @@ class ImageDecoding:
         Args:
             model: that gets the images.
             inputs: of the request.
-            size_bytes: of the inputs; many headers are read in a thread.
+            size_bytes: of the inputs; many headers, and those of large files, are read in a thread.
             principal: the caller.
 
         Raises:
             InvalidTensorError, PayloadTooLargeError: see `LoadedModel.image_cost`.
         """
         encoded = any(array.dtype.hasobject for array in inputs.values())
-        if size_bytes <= _INLINE_BYTES or row_count(inputs) <= 1 or not encoded:
+        inline_bytes = _INLINE_ROW_BYTES if row_count(inputs) <= 1 else _INLINE_BYTES
+        if size_bytes <= inline_bytes or not encoded:
             return model.image_cost(inputs)
         return await asyncio.wrap_future(self._threads.submit(principal, partial(model.image_cost, inputs)))
 

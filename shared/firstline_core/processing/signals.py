@@ -6,7 +6,7 @@ the windows of one row is used at a time, and returns FP32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ from firstline_core.types import Array
 
 Floats: TypeAlias = NDArray[np.float64]
 
+_BLOCK_VALUES = 1 << 17  # of the windows that are computed at a time: overlapping ones take many times the signal
 _QUIETEST = 1e-10  # of mel energies, before the logarithm
 
 
@@ -66,9 +67,12 @@ def welch(row: Floats, step: Welch) -> Floats:
     """
     window = _hann(step.samples)
     frames = _frames(row, step.samples, step.hop or max(1, step.samples - step.samples // 2))
-    spectra = np.fft.rfft((frames - frames.mean(axis=-1, keepdims=True)) * window)
-    density = _one_sided(np.abs(spectra) ** 2, step.samples) / (step.rate_hz * (window**2).sum())
-    return np.moveaxis(density.mean(axis=0), -1, 0)
+    power = np.zeros((*frames.shape[1:-1], step.samples // 2 + 1))
+    for block in _blocks(frames):
+        spectra = np.fft.rfft((block - block.mean(axis=-1, keepdims=True)) * window)
+        power += (np.abs(spectra) ** 2).sum(axis=0)
+    density = _one_sided(power / len(frames), step.samples) / (step.rate_hz * (window**2).sum())
+    return np.moveaxis(density, -1, 0)
 
 
 def band_energies(row: Floats, step: BandEnergies) -> Floats:
@@ -98,8 +102,9 @@ def envelope(row: Floats) -> Floats:
 def mel(row: Floats, step: Mel) -> Floats:
     """Returns the energies of a signal in mel bands over time, (frames, bands, ...), or (bands, frames, ...)."""
     frames = _frames(row, step.samples, step.hop)
-    power = np.abs(np.fft.rfft(frames * _hann(step.samples))) ** 2
-    energies = np.moveaxis(power @ mel_filters(step).T, -1, 1)
+    window, filters = _hann(step.samples), mel_filters(step).T
+    energies = np.concatenate([np.abs(np.fft.rfft(block * window)) ** 2 @ filters for block in _blocks(frames)])
+    energies = np.moveaxis(energies, -1, 1)
     if step.log:
         energies = np.log(np.maximum(energies, _QUIETEST))
     return energies if step.frames == "first" else np.swapaxes(energies, 0, 1)
@@ -139,6 +144,12 @@ def _by_row(function: Callable[[Floats], Floats], *, least: int = 1) -> Callable
 def _frames(row: Floats, samples: int, hop: int) -> Floats:
     """Returns the whole windows of a signal, (frames, ..., samples)."""
     return sliding_window_view(row, samples, axis=0)[::hop]
+
+
+def _blocks(frames: Floats) -> Iterator[Floats]:
+    """Yields the windows in blocks of limited size."""
+    count = max(1, _BLOCK_VALUES // frames[0].size)
+    return (frames[at : at + count] for at in range(0, len(frames), count))
 
 
 @lru_cache(maxsize=16)

@@ -179,6 +179,31 @@ def test_memory_and_the_clips_of_a_request_are_limited() -> None:
         compiled(*START, Windows(4, 1)).audio.cost(clips(minute))
 
 
+def test_silence_after_short_clips_counts_as_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = compiled(*START, Windows(8, 8))
+    long, short = clip(np.zeros(8 * 1000)), clip([0.5])
+    tensor = clips(long, *[short] * 3)
+    cost = prepared.audio.cost(tensor)
+    assert cost.memory_bytes >= prepared.audio.run(tensor, cost).nbytes == 4 * 1000 * 8 * 4
+    with pytest.raises(PayloadTooLargeError, match="4096 windows by row 4"):
+        prepared.audio.cost(clips(*[short] * 4, long))
+    monkeypatch.setattr(audio, "TOTAL_SAMPLES_LIMIT", 4 * 8000 - 1)
+    with pytest.raises(PayloadTooLargeError, match="samples or 4096 windows by row 3"):
+        prepared.audio.cost(tensor)
+
+
+@pytest.mark.parametrize("at", [12, -1], ids=["before", "after"])
+@pytest.mark.parametrize("kind", [b"RIFF", b"RIFX", b"RF64"])
+def test_wav_files_of_many_chunks_are_refused_unopened(kind: bytes, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audio, "_opened", None)
+    whole = wav(bytes(4))
+    if kind == b"RIFX":
+        whole = whole[:12]
+    at = len(whole) if at < 0 else at
+    with pytest.raises(PayloadTooLargeError, match="Row 0 has more than 1000 chunks"):
+        audio.read_header(kind + whole[4:at] + b"JUNK\0\0\0\0" * 1000 + whole[at:], "Row 0")
+
+
 def test_clips_of_different_lengths_need_pad_and_crop() -> None:
     with pytest.raises(InvalidTensorError, match="Row 1 of input 'audio' has 1 samples and row 0 has 2 samples"):
         run(*START, of=(clip([0.5, 0.5]), clip([0.5])))

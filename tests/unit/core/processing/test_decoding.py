@@ -118,7 +118,8 @@ async def test_a_large_image_is_prepared_in_a_thread_of_its_own(decoding: ImageD
 async def test_many_headers_are_read_in_a_thread(decoding: ImageDecoding, model: Model) -> None:
     await decoding.cost(model, PICTURE, 100, "a")
     await decoding.cost(model, by_name(images(*[b"picture"] * 100)), 70_000, "a")
-    assert [name.startswith("images") for name in model.threads] == [False, True]
+    await decoding.cost(model, PICTURE, 2 * MIB, "a")
+    assert [name.startswith("images") for name in model.threads] == [False, True, True]
 
 
 async def test_an_error_returns_the_memory(decoding: ImageDecoding, model: Model) -> None:
