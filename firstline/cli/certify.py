@@ -37,7 +37,7 @@ from firstline.workbench.certify import (
 )
 from firstline.workbench.data.dataset import Dataset, labelled, read_groups
 from firstline.workbench.evidence import Evidence, gather, gather_from_agent
-from firstline.workbench.promises import EXAMPLE, parse_promises, require_event
+from firstline.workbench.promises import EXAMPLE, UsualAnswer, parse_promises, require_event, usual_answer
 from firstline.workbench.row_checks import require_independent_rows
 from firstline.workbench.selection import (
     BEST,
@@ -321,7 +321,7 @@ def _prepare(
             terms, epsilon=max(bound.epsilon for bound in bounds), delta=max(bound.delta for bound in bounds)
         )
     elif opened is not None:
-        require_event(opened.manifest.task)
+        require_event(opened.manifest)
     shares = {"epsilon": terms.epsilon, "delta": terms.delta, "the selection fraction": terms.select_fraction or 0.5}
     for name, share in shares.items():
         check_share(name, share)
@@ -348,8 +348,10 @@ def _certify_data(
     logits = tiers.from_agent is None and any(model.shows_logits for model in variants)
     check_score(bundle.manifest.task, terms.score, fraction, logits=logits)
     rows_checked = require_independent_rows(bundle, [*variants, *filter(None, [bundle.manifest.full])], dataset)
-    certification = contract.certify(bundle, tiers.gather(bundle, dataset, edge), dataset, terms)
-    certification = replace(certification, sequences=find_sequences(dataset))
+    evidence = tiers.gather(bundle, dataset, edge)
+    certification = contract.certify(bundle, evidence, dataset, terms)
+    usual = usual_answer(evidence, terms.epsilon) if contract.plain else None
+    certification = replace(certification, sequences=find_sequences(dataset), usual=usual)
     _warn(bundle.manifest, certification, learnable=terms.score in (BEST, LEARNED))
     return certification, rows_checked
 
@@ -406,7 +408,10 @@ def _report(
             "auroc": selection.aurocs,
             "rows_checked": rows_checked,
             "sequences": certification.sequences,
+            "usual_answer": certification.usual,
         }
+        if certification.usual is not None:
+            text.append(usual_sentence(certification.usual))
         if certification.sequences is not None:
             text.append(sequences_sentence(certification.sequences, len(selection.scores)))
         if selection.used:
@@ -423,6 +428,15 @@ def sequences_sentence(found: Sequences, rows: int) -> str:
         f"The rows may depend on each other: {found.sign} suggest sequences. Then they count as about "
         f"{counted(found.effective, 'observation')}, not {rows:,}, and nothing is proved: name the sequence of each "
         "row in a column `group`; then one row of each sequence is evidence."
+    )
+
+
+def usual_sentence(found: UsualAnswer) -> str:
+    """Returns why a promise about all rows says little of rare answers."""
+    answer = f"'{found.answer}'" if found.answer else "nothing"
+    return (
+        f"The full model answers {answer} in {percent(found.share)} of the rows: a model that always does would keep "
+        "this promise. Name an event with --promise, such as one missed."
     )
 
 

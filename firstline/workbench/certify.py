@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from firstline.workbench.bundle import write_version
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.promises import EventBound, Unpromised, unpromised
+from firstline.workbench.promises import EventBound, Unpromised, UsualAnswer, unpromised
 from firstline.workbench.selection import BEST, SELECT_FRACTION, Selection, default_fraction, select
 from firstline.workbench.sequences import Sequences
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
@@ -109,6 +109,7 @@ class Certification:
         certificate: the variant's certificate; None if nothing is certified.
         sequences: what suggests that rows depend on each other, although the data has no groups.
         graded: whether losses lie between 0 and 1, so that what is bounded is their mean and no share of answers.
+        usual: what a model could always answer and still keep a promise about all rows.
     """
 
     variant: Model
@@ -117,6 +118,7 @@ class Certification:
     certificate: Certificate | None
     sequences: Sequences | None = None
     graded: bool = False
+    usual: UsualAnswer | None = None
 
 
 def certify_bundle(

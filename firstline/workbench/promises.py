@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.evidence import Evidence
+from firstline_core.bundle.manifest import Manifest
 from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial
 from firstline_core.routing.certification import check_share
@@ -41,6 +43,19 @@ class Unpromised:
 
     n: int
     n_needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsualAnswer:
+    """The full model's most frequent answer, where a model that always gives it would keep a promise about all rows.
+
+    Attributes:
+        answer: the class; "" for nothing.
+        share: of the rows that have it.
+    """
+
+    answer: str
+    share: float
 
 
 def parse_promises(texts: Sequence[str], task: Task) -> dict[str, EventBound]:
@@ -78,18 +93,34 @@ def _events_of(task: Task, like: str = "") -> str:
     return f"there are: {', '.join(shown)}{more}"
 
 
-def require_event(task: Task) -> None:
-    """Refuses a contract without an event for tasks in which it would be misleading.
+def require_event(manifest: Manifest) -> None:
+    """Refuses a contract without an event for bundles in which it would be misleading.
 
     Raises:
-        ConfigError: the task needs an event.
+        ConfigError: the bundle needs an event.
     """
-    if task.needs_event:
+    task = manifest.task
+    if manifest.needs_event:
         raise ConfigError(
             f"A contract of the task {task.kind} names an event, because rows with nothing to report would hide the "
             f"misses: a model that reports nothing would be certified. Give a promise such as --promise "
             f"'{task.events[0]} 5% at 90%'; {_events_of(task)}."
         )
+
+
+def usual_answer(evidence: Evidence, epsilon: float) -> UsualAnswer | None:
+    """Returns the answer that would keep a promise about all rows if it were always given; None if there is none.
+
+    Only tasks with events are looked at, because a promise about an event tells such a model from a good one.
+    """
+    task, full = evidence.edge.task, evidence.full
+    if not task.events:
+        return None
+    answers = task.groups(full)
+    answer, rows = Counter(answers).most_common(1)[0]
+    at = answers.index(answer)
+    always = {name: np.broadcast_to(array[at : at + 1], array.shape) for name, array in full.items()}
+    return UsualAnswer(answer, rows / len(answers)) if task.loss(always, full).mean() <= epsilon else None
 
 
 def unpromised(

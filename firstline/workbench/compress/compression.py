@@ -168,7 +168,7 @@ def compress(
     manifest = bundle.manifest
     if manifest.full is None or not manifest.edge:
         raise ConfigError("A candidate is certified against the full model; the bundle needs edge and full model.")
-    require_event(manifest.task)
+    require_event(manifest)
     truth = dataset.required_truth(manifest.task, manifest.inputs)
     target = target_of(profile, manifest, Tree()) if profile is not None else None
     report("Reading the data")

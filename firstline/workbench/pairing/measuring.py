@@ -120,7 +120,7 @@ def certify_pair(measured: Measured, promises: Sequence[str]) -> Certification:
     """
     task = measured.bundle.manifest.task
     bounds = parse_promises(promises, task)
-    if not bounds and task.needs_event:
+    if not bounds and measured.bundle.manifest.needs_event:
         reported = (task.occurrences(measured.evidence.full) > 0).sum(axis=0)
         bounds = {f"{MISSED} {task.group_names[int(reported.argmax())]}": EventBound(EPSILON, DELTA)}
     if bounds:

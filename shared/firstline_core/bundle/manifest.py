@@ -257,6 +257,11 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         return (*self.edge, self.full) if self.full is not None else self.edge
 
     @property
+    def needs_event(self) -> bool:
+        """Returns whether contracts must name an event, see `Task.needs_event`."""
+        return any(self.task.needs_event(model.postprocess) for model in self.models)
+
+    @property
     def artefacts(self) -> tuple[Artefact, ...]:
         """Returns every file that the manifest names."""
         files = [artefact for model in self.models for artefact in model.artefacts]
@@ -343,7 +348,7 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
         raise IntegrityError(f"{where} is not a manifest: {error}.") from error
     for model in manifest.edge:
         certificate = valid_certificate(manifest, model)
-        if manifest.task.needs_event and certificate is not None and not certificate.events:
+        if manifest.needs_event and certificate is not None and not certificate.events:
             raise IntegrityError(
                 f"{where}: the certificate of '{model.id}' names no event, as certificates of the task "
                 f"{manifest.task.kind} must; remove it."

@@ -62,7 +62,6 @@ class Anomaly(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "f1"
     higher_is_better: ClassVar[bool] = True
-    needs_event: ClassVar[bool] = True
     view_options: ClassVar[tuple[str, ...]] = ()
     in_pixels: ClassVar[bool] = False
 
@@ -160,6 +159,9 @@ class Anomaly(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
         """
         signed = _bounded(evidence)
         return np.asarray(np.abs(signed) if kind == "decisiveness" else (1 - signed) / 2, np.float32)
+
+    def needs_event(self, steps: Sequence[PostStep]) -> bool:
+        return True
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         """Returns "": every model has an operating score."""

@@ -186,7 +186,6 @@ class Task(Protocol):
         graph_scores: whether a bundle's own score graph, which reads probabilities, can score the outputs.
         quality: name of the figure in `summary` by which models are compared.
         higher_is_better: whether a better model has a higher `quality`.
-        needs_event: whether contracts must name an event: most rows have nothing to report, and would hide the misses.
         view_options: query parameters of the file route that `describe` and `draw` obey, see `view.py`.
         in_pixels: whether answers name places in the upright image, so that they also state its size.
         outputs: the canonical outputs that both tiers return.
@@ -204,7 +203,6 @@ class Task(Protocol):
     graph_scores: ClassVar[bool]
     quality: ClassVar[str]
     higher_is_better: ClassVar[bool]
-    needs_event: ClassVar[bool]
     view_options: ClassVar[tuple[str, ...]]
     in_pixels: ClassVar[bool]
 
@@ -264,6 +262,14 @@ class Task(Protocol):
         Raises:
             InvalidTensorError: the score needs evidence that the model does not give.
         """
+
+    def needs_event(self, steps: Sequence[PostStep]) -> bool:
+        """Returns whether contracts must name an event: most rows may have nothing to report, and hide the misses.
+
+        Args:
+            steps: the postprocessing of a model.
+        """
+        ...
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         """Returns why a model cannot have a score, as part of a sentence; "" if it can.

@@ -83,7 +83,6 @@ class Classification(
     graph_scores: ClassVar[bool] = True
     quality: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
-    needs_event: ClassVar[bool] = False
     view_options: ClassVar[tuple[str, ...]] = ()
     in_pixels: ClassVar[bool] = False
 
@@ -153,6 +152,9 @@ class Classification(
         if self.independent:
             return set_score(kind, outputs[PROBABILITIES], temperature=temperature)
         return score(kind, outputs[PROBABILITIES], evidence.get(LOGITS), temperature=temperature)
+
+    def needs_event(self, steps: Sequence[PostStep]) -> bool:
+        return False
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         if kind != "energy":

@@ -95,7 +95,6 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "map50"
     higher_is_better: ClassVar[bool] = True
-    needs_event: ClassVar[bool] = True
     view_options: ClassVar[tuple[str, ...]] = (MIN_SCORE, CLASSES_SHOWN, MAX_OBJECTS)
     in_pixels: ClassVar[bool] = True
 
@@ -231,6 +230,9 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     def digest(self) -> str:
         """Returns the sha256 over all fields: they change the number of boxes, the groups or the matches."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+    def needs_event(self, steps: Sequence[PostStep]) -> bool:
+        return True
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         """Returns "": every detector has candidates, at least none."""

@@ -67,7 +67,6 @@ class Embedding(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "recall_at_1"
     higher_is_better: ClassVar[bool] = True
-    needs_event: ClassVar[bool] = False
     view_options: ClassVar[tuple[str, ...]] = ()
     in_pixels: ClassVar[bool] = False
 
@@ -214,6 +213,11 @@ class Embedding(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
             return np.asarray(np.clip(evidence[MARGIN] / 2, 0, 1), np.float32)
         signed = np.where(outputs[NEIGHBOUR] >= 0, outputs[SIMILARITY], -outputs[SIMILARITY])
         return np.asarray(np.clip((1 + signed) / 2, 0, 1), np.float32)
+
+    def needs_event(self, steps: Sequence[PostStep]) -> bool:
+        """Returns whether a row of the gallery needs a least similarity: a model that knows no row gives -1."""
+        open_set = any(isinstance(step, Gallery) and step.least > -1 for step in steps)
+        return open_set and bool(self.group_names)
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         if kind in ("margin", "similarity") and not any(isinstance(step, Gallery) for step in steps):

@@ -63,7 +63,6 @@ class Regression(
     graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "mae"
     higher_is_better: ClassVar[bool] = False
-    needs_event: ClassVar[bool] = False
     view_options: ClassVar[tuple[str, ...]] = ()
     in_pixels: ClassVar[bool] = False
 
@@ -190,6 +189,9 @@ class Regression(
                 found = -np.expm1(-tolerance / np.maximum(spread, _TINY))
                 found = found.prod(axis=1)
         return np.asarray(found, np.float32)
+
+    def needs_event(self, steps: Sequence[PostStep]) -> bool:
+        return False
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         needs = kind in ("within", "spread") and not any(isinstance(step, Spread) for step in steps)

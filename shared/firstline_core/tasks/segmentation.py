@@ -90,7 +90,6 @@ class Segmentation(
     graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "miou"
     higher_is_better: ClassVar[bool] = True
-    needs_event: ClassVar[bool] = False
     view_options: ClassVar[tuple[str, ...]] = (CLASSES, MASKS)
     in_pixels: ClassVar[bool] = True
 
@@ -259,6 +258,9 @@ class Segmentation(
             else:
                 found = iou.min(axis=1, where=there, initial=1)
         return np.asarray(found, np.float32)
+
+    def needs_event(self, steps: Sequence[PostStep]) -> bool:
+        return False
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         if kind in ("few_classes", "learned") or any(isinstance(step, Argmax | ClassScores) for step in steps):

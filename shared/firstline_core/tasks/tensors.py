@@ -92,7 +92,6 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     graph_scores: ClassVar[bool] = True
     quality: ClassVar[str] = "loss"
     higher_is_better: ClassVar[bool] = False
-    needs_event: ClassVar[bool] = False
     view_options: ClassVar[tuple[str, ...]] = ()
     in_pixels: ClassVar[bool] = False
 
@@ -179,6 +178,9 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
         """Returns 0 for every row: without a graph there is no confidence, and no edge answer is accepted."""
         return np.zeros(row_count(outputs), np.float32)
+
+    def needs_event(self, steps: Sequence[PostStep]) -> bool:
+        return False
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         return ""

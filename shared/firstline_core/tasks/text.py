@@ -71,7 +71,6 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
     graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "cer"
     higher_is_better: ClassVar[bool] = False
-    needs_event: ClassVar[bool] = False
     view_options: ClassVar[tuple[str, ...]] = ()
     in_pixels: ClassVar[bool] = False
 
@@ -179,6 +178,9 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
         if found is None:
             raise InvalidTensorError(f"The score '{kind}' needs the probabilities of tokens; this model gives none.")
         return np.asarray(np.maximum(found, 0) ** (1 / temperature), np.float32)
+
+    def needs_event(self, steps: Sequence[PostStep]) -> bool:
+        return bool(self.keywords)
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         shown = any(isinstance(step, Ctc | Confidence) for step in steps)

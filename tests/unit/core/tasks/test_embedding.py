@@ -63,6 +63,12 @@ def test_another_label_is_a_loss_and_another_row_of_it_is_none() -> None:
     assert Embedding(2, labels=tuple(map(str, range(300)))).events == ()
 
 
+def test_only_galleries_with_a_least_similarity_need_an_event() -> None:
+    assert PEOPLE.needs_event((Gallery(FILE, least=0.5),))
+    assert not PEOPLE.needs_event((Gallery(FILE),))
+    assert not Embedding(2, labels=tuple(map(str, range(300)))).needs_event((Gallery(FILE, least=0.5),))
+
+
 def test_directions_are_compared_by_the_tolerance() -> None:
     edge, full = vectors((1, 0), (1, 0), (2, 0)), vectors((5, 0), (0, 1), (1, 0.1))
     assert CLOSE.loss(edge, full).tolist() == [0, 1, 0]

@@ -132,6 +132,10 @@ def test_a_keyword_is_an_event() -> None:
         task.event("missed halt", edge, full)
 
 
+def test_only_texts_with_keywords_need_an_event() -> None:
+    assert Text(keywords=("stop",)).needs_event(()) and not Text().needs_event(())
+
+
 def test_figures_are_error_rates() -> None:
     found = Text().summary(texts("a bc", "x"), {}, texts("a bd", "x y"))
     assert found == {"cer": 3 / 7, "wer": 2 / 4, "different": 1.0}

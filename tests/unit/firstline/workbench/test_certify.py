@@ -504,6 +504,16 @@ def test_only_twenty_uncertified_groups_are_listed(capsys: pytest.CaptureFixture
     assert "Nothing is proved of 447 more" in text
 
 
+def test_command_says_that_one_answer_would_keep_the_promise() -> None:
+    terms = (*_BUNDLE[:3], "--score", "bundle", "--delta", 0.1, "--epsilon")
+    found = msgspec.json.decode(_run(*terms, 0.95, "-o", "json").stdout)
+    answer, share = found["usual_answer"]["answer"], found["usual_answer"]["share"]
+    assert 0.05 <= share < 0.2
+    text = " ".join(_run(*terms, 0.95).stdout.split())
+    assert f"The full model answers '{answer}' in" in text and "Name an event with --promise" in text
+    assert msgspec.json.decode(_run(*terms, 0.05, "-o", "json").stdout)["usual_answer"] is None
+
+
 def test_incompatible_contract_options_are_refused(tmp_path: Path) -> None:
     for arguments, says in (
         (("--contract", "stream", "--by", "class"), "about all answers together"),

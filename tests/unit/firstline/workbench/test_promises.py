@@ -18,13 +18,23 @@ from firstline.cli.app import app
 from firstline.cli.promises import promises_text
 from firstline.workbench.certify import PromisesResult, certify_promises, with_certificate
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.promises import EventBound, Unpromised, parse_promises, require_event
+from firstline.workbench.promises import (
+    EventBound,
+    Unpromised,
+    UsualAnswer,
+    parse_promises,
+    require_event,
+    usual_answer,
+)
 from firstline.workbench.selection import EdgeRows
 from firstline_core.bundle.manifest import Manifest, Policy, Score, encode_manifest, parse_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.regression import Regression
+from firstline_core.tasks.segmentation import Segmentation
+from firstline_core.types import PROBABILITIES
 
 _TASK = Detection(("person", "bicycle", "car"), k=3)
 _PERSON = {"missed person": EventBound(0.05, 0.1)}
@@ -126,10 +136,38 @@ def test_unclear_promise_is_refused(texts: list[str], says: str) -> None:
         parse_promises(texts, _TASK)
 
 
-def test_detector_needs_an_event_and_a_classifier_none() -> None:
+def test_detector_needs_an_event_and_a_classifier_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a model that reports nothing would be certified.*--promise 'missed person"):
-        require_event(_TASK)
-    require_event(Classification(("a", "b")))
+        require_event(_bundle(tmp_path / "detector").manifest)
+    require_event(number_bundle(tmp_path / "numbers").manifest)
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "expected"),
+    [
+        (
+            Classification(("fine", "broken")),
+            {PROBABILITIES: np.eye(2, dtype=np.float32)[[0] * 97 + [1] * 3]},
+            UsualAnswer("fine", 0.97),
+        ),
+        (Classification(("fine", "broken")), {PROBABILITIES: np.eye(2, dtype=np.float32)[[0] * 90 + [1] * 10]}, None),
+        (
+            Segmentation(("floor", "crack"), width=2, height=1),
+            {
+                "mask": np.array([[[0, 0]]] * 98 + [[[0, 1]]] * 2, np.uint8),
+                "confidence": np.ones(100, np.float32),
+            },
+            UsualAnswer("floor", 0.98),
+        ),
+        (Regression(("load",), absolute=1), {"values": np.zeros((9, 1), np.float32)}, None),
+    ],
+)
+def test_an_answer_that_is_nearly_always_right_is_told(
+    bundle: Bundle, task: Any, outputs: Any, expected: UsualAnswer | None
+) -> None:
+    edge = EdgeRows(task, outputs, {})
+    evidence = Evidence(bundle.manifest.edge[0], edge, np.zeros(1), outputs, {})
+    assert usual_answer(evidence, 0.05) == expected
 
 
 def test_certificate_names_the_events(bundle: Bundle) -> None:
