@@ -107,9 +107,9 @@ class Certification:
         selection: the decisions made before testing.
         result: the statistics, certified or not.
         certificate: the variant's certificate; None if nothing is certified.
-        sequences: what suggests that rows depend on each other, although the data has no groups.
+        sequences: signs that rows depend on each other, although the data has no groups.
         graded: whether losses lie between 0 and 1, so that what is bounded is their mean and no share of answers.
-        usual: what a model could always answer and still keep a promise about all rows.
+        usual: the answer that a model could always give and still keep a promise about all rows.
     """
 
     variant: Model

@@ -109,6 +109,6 @@ def _inside(file: Path) -> tuple[str, ...]:
             for member in archive.infolist():
                 if _LABEL_FILE.search(member.filename) and member.file_size <= _LABELS_LIMIT_BYTES:
                     return tuple(line.strip() for line in archive.read(member).decode().splitlines())
-    except (OSError, zipfile.BadZipFile, UnicodeDecodeError, RuntimeError, NotImplementedError):
+    except (OSError, zipfile.BadZipFile, UnicodeDecodeError, RuntimeError):
         pass
     return ()

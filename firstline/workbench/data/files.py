@@ -89,7 +89,7 @@ def _explained(sample: Sample, where: Where, place: Path) -> Iterator[None]:
         yield
     except (KeyError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise ConfigError(f"{where(sample)}, which is not in {place}.") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
         raise ConfigError(f"{where(sample)}, which cannot be read from {place}: {error}.") from error
 
 

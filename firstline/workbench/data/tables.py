@@ -198,7 +198,6 @@ _DAMAGED = (
     KeyError,
     zipfile.BadZipFile,
     zlib.error,
-    NotImplementedError,
     RuntimeError,
     SyntaxError,
 )

@@ -39,7 +39,7 @@ class ModelCounts(Struct, frozen=True):
         audited: edge answers that the full model checked.
         audited_empty: audited answers in which no event can occur, because neither model reports anything.
         disagreed: audited answers that differ from the full model's.
-        objects: what the edge model reported, by group of classes; see `Task.occurrences`.
+        objects: numbers of objects that the edge model reported, by group of classes; see `Task.occurrences`.
         event_audits: audited answers in which an event can occur, by event; see `Task.event`.
         event_losses: audited answers in which it occurred.
         alarm: whether the contract's alarm is active.

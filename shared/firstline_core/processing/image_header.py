@@ -177,7 +177,7 @@ class ImageCost:
 
     @property
     def pixels(self) -> int:
-        """Pixels of all rows, as they were sent; of audio, as many as take as long to decode."""
+        """Pixels of all rows, as they were sent; of audio, the number of pixels that takes as long to decode."""
         return sum(row.header.pixels for row in self.rows)
 
     @property

@@ -402,7 +402,7 @@ def _too_few(rows: int, epsilon: float, delta: float) -> int:
 
 
 def first_rows(epsilon: float, delta: float) -> int:
-    """Returns how many rows of an event are tested first: as many as prove the promise with one error among them."""
+    """Returns how many rows of an event are tested first: they prove the promise even with one error among them."""
     return binomial.rows_needed(1, epsilon, MAIN_SHARE * delta)
 
 

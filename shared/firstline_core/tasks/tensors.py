@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.processing.compile import compile_postprocess
-from firstline_core.processing.steps import PostStep
+from firstline_core.processing.steps import Datatype, PostStep
 from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.tasks.base import Event, ModelOutputs, Postprocess, Prediction, Scores, event_of
@@ -48,21 +48,7 @@ class DeclaredTensor(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
-    datatype: Literal[
-        "BOOL",
-        "UINT8",
-        "UINT16",
-        "UINT32",
-        "UINT64",
-        "INT8",
-        "INT16",
-        "INT32",
-        "INT64",
-        "FP16",
-        "FP32",
-        "FP64",
-        "BYTES",
-    ]
+    datatype: Datatype
     shape: Annotated[tuple[int, ...], Meta(min_length=1, max_length=8)]
 
     def __post_init__(self) -> None:

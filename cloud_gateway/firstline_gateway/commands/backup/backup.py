@@ -129,7 +129,7 @@ def reading(path: Path) -> Iterator[tuple[zipfile.ZipFile, Manifest]]:
             yield archive, _verified(path, archive)
     except OSError as error:
         raise ConfigError(f"The backup {path} cannot be read: {error.strerror or error}.") from error
-    except (zipfile.BadZipFile, msgspec.MsgspecError, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, msgspec.MsgspecError, KeyError, EOFError, RuntimeError) as error:
         raise ConfigError(f"{path} is damaged, or no backup: {error}; use another copy.") from error
 
 

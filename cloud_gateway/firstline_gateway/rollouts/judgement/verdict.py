@@ -265,7 +265,7 @@ def _boards(devices: Sequence[Device]) -> dict[str, NDArray[np.bool_]]:
 def _compared(named: tuple[str, Limit], tested: ClassGroups, p_value: float, level: float) -> FindingState:
     """Returns the finding for a figure: the class and board with the largest difference.
 
-    What can be detected is a difference of that class on all boards.
+    Its limit of detection is for a difference of that class on all boards.
     """
     (name, limit), known = named, [groups for groups in tested.classes if all(groups.counts)]
     if not known:
