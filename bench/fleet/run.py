@@ -78,6 +78,10 @@ DETECTORS = {
 }
 
 
+FRESH = 10_000
+"""The first seed of the rollouts of detectors: the limits of objects were chosen on seeds below it."""
+
+
 class Effort(NamedTuple):
     """How much is done.
 
@@ -153,7 +157,7 @@ def detector(name: str, seed: int) -> Spread:
 def _detectors(name: str, effort: Effort) -> dict[str, Any]:
     started_s = time.monotonic()
     with ProcessPoolExecutor(effort.processes) as pool:
-        ended = list(pool.map(partial(detector, name), range(effort.rollouts), chunksize=8))
+        ended = list(pool.map(partial(detector, name), range(FRESH, FRESH + effort.rollouts), chunksize=8))
     promoted = [each for each in ended if each.promoted]
     progress(f"{name}: {len(promoted)} of {len(ended)} promoted")
     return {
