@@ -418,6 +418,7 @@ class Answer(Struct, frozen=True):
         model_digest: of the model that answered (of a batch, the farthest tier's).
         changed: of a final answer that corrected a provisional one: whether the most likely class of any row changed;
             None otherwise.
+        refusal: with the reason `cloud_error`, why the gateway refused, in sentences; "" otherwise.
         contract: from a gateway to a device, if the contract of the bundle's version is broken or bounded.
     """
 
@@ -432,6 +433,7 @@ class Answer(Struct, frozen=True):
     attempts: tuple[Attempt, ...] = ()
     rows: tuple[RowAnswer, ...] = ()
     changed: bool | None = None
+    refusal: str = ""
     contract: ContractNotice | None = None
 
 

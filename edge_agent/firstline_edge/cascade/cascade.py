@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from firstline_core.bundle.loading import declared_inputs
+from firstline_core.bundle.inputs import declared_inputs
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (
@@ -112,7 +112,8 @@ class Cascade:
         edge, partial = model.edge if model is not None else None, False
         if model is not None:
             names = edge.loaded.input_names if edge is not None else tuple(model.full_inputs)
-            context.inputs = declared_inputs(request, model.manifest, names)
+            checked_later = names if edge is not None else ()
+            context.inputs = declared_inputs(request, model.manifest, names, checked_later=checked_later)
             partial = not context.inputs.keys() >= model.full_inputs
 
         # 1. What the request alone decides. A request that is bound to this device is refused if it cannot run here.

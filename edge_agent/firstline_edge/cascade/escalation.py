@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from firstline_core.clock import Clock
-from firstline_core.errors import CapacityError, FirstlineError, LinkError, SheddingError
+from firstline_core.errors import CapacityError, FirstlineError, InvalidTensorError, LinkError, SheddingError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tier, Wait
 from firstline_edge.cloud.client import CloudClient
@@ -109,6 +109,8 @@ class Escalation:
             self._audits.observe_escalations(model, escalated)
             return context.answer(model.version)
         except FirstlineError as error:
+            if isinstance(error, InvalidTensorError) and not _certifiable(edge, escalated):
+                raise  # the caller's fault, which an answer that the device does not trust would hide
             reason, promised = reason_for(error), self._client.can_be_promised(model, error)
             context.cause = error.message
 
@@ -173,6 +175,11 @@ class Escalation:
         for row in waiting:
             row.accept_edge(reason, digest)
         return context.answer(model.version)
+
+
+def _certifiable(edge: EdgeModel, rows: Sequence[Row]) -> bool:
+    """Returns whether a certificate would have let the edge answers of these rows stand."""
+    return edge.certificate is not None and all(row.reason is Reason.VALUABLE for row in rows)
 
 
 def shedding_error(why: str, error: FirstlineError | None = None) -> SheddingError:

@@ -90,7 +90,7 @@ class CorrectionClient:
         self._model_refusals.record(model, version, refusal)
         if self._model_refusals.may_end(model, version, refusal):
             raise refusal
-        return expire(item.provisional, Reason.CLOUD_ERROR), refusal.message
+        return expire(item.provisional, Reason.CLOUD_ERROR, refusal.message), refusal.message
 
     def ended(self, request_id: str) -> None:
         """Forgets a promise that has ended."""

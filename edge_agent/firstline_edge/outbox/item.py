@@ -231,12 +231,13 @@ def unpack_response(body: bytes, header_length: int | None) -> InferResponse:
     return decode_response(body, header_length, _NO_LIMITS)
 
 
-def expire(provisional: InferResponse, reason: Reason | None = None) -> InferResponse:
+def expire(provisional: InferResponse, reason: Reason | None = None, refusal: str = "") -> InferResponse:
     """Returns the provisional answer marked as expired: its waiting rows will not be corrected.
 
     Args:
         provisional: the answer already given.
         reason: why no correction comes; None keeps the reason of each row.
+        refusal: the gateway's, see `Answer`; "" keeps an earlier one.
     """
     answer = provisional.answer
     if answer is None:
@@ -247,6 +248,11 @@ def expire(provisional: InferResponse, reason: Reason | None = None) -> InferRes
         else row
         for row in answer.rows
     )
-    return structs.replace(
-        provisional, answer=structs.replace(answer, status=Status.EXPIRED, reason=reason or answer.reason, rows=rows)
+    expired = structs.replace(
+        answer,
+        status=Status.EXPIRED,
+        reason=reason or answer.reason,
+        rows=rows,
+        refusal=refusal or answer.refusal,
     )
+    return structs.replace(provisional, answer=expired)

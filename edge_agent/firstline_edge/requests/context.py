@@ -202,6 +202,7 @@ class RequestContext(Struct, eq=False):
         """
         request = self.request
         row_answers = [row.answer for row in self.rows if row.answer is not None]
+        refused = self.cause and any(row.reason is Reason.CLOUD_ERROR for row in row_answers)
         outputs = [row.output.outputs for row in self.rows if row.output is not None]
         together = []
         for name, array in outputs[0].items():
@@ -213,7 +214,9 @@ class RequestContext(Struct, eq=False):
             version=version,
             outputs=tuple(together),
             id=request.id,
-            answer=summarise(request.request_id, row_answers, self.attempts, durable=durable),
+            answer=summarise(
+                request.request_id, row_answers, self.attempts, durable=durable, refusal=self.cause if refused else ""
+            ),
         )
 
     def log_record(self) -> Mapping[str, Any]:
@@ -241,7 +244,7 @@ def attempt(clock: Clock, tier: Tier, outcome: str, started_s: float) -> Attempt
 
 
 def summarise(
-    request_id: str, row_answers: Sequence[RowAnswer], attempts: Sequence[Attempt], *, durable: bool
+    request_id: str, row_answers: Sequence[RowAnswer], attempts: Sequence[Attempt], *, durable: bool, refusal: str = ""
 ) -> Answer:
     """Returns the description of an answer of several rows.
 
@@ -260,6 +263,7 @@ def summarise(
             only.confidence,
             only.model_digest,
             tuple(attempts),
+            refusal=refusal,
         )
     farthest = max(row_answers, key=lambda row: _DISTANCE[row.tier])
     decisive = next((row for row in row_answers if row.status is not _FINAL), farthest)
@@ -275,6 +279,7 @@ def summarise(
         model_digest=farthest.model_digest,
         attempts=tuple(attempts),
         rows=tuple(row_answers),
+        refusal=refusal,
     )
 
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from firstline_core.bundle.inputs import check_input, sizes
 from firstline_core.bundle.manifest import Manifest, Model, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
@@ -36,8 +37,7 @@ from firstline_core.processing.steps import (
 )
 from firstline_core.processing.trial import trial_input, typical_row
 from firstline_core.processing.windows import WINDOWS, combine_windows
-from firstline_core.protocol.tensors import shown
-from firstline_core.runtime.base import RowByRow, Runtime, cast_feed, fits, pick_port
+from firstline_core.runtime.base import RowByRow, Runtime, fits, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.tasks.base import ModelOutputs, Postprocess, Prediction, Scores, Task
@@ -48,74 +48,14 @@ from firstline_core.types import (
     PROBABILITIES,
     Array,
     Arrays,
-    InferRequest,
     Tensor,
     TensorSpec,
-    all_finite,
     row_count,
 )
 
-_NAMES_SHOWN = 20
-# Kinds of numbers by the kind that they may become; see `cast_feed`.
-_CONVERTED_FROM = {"f": "fiu", "i": "iu", "u": "iu"}
 _HIGHEST = np.finfo(np.float32).max
 
 log = logger(__name__)
-
-
-def declared_inputs(request: InferRequest, manifest: Manifest, needed: Sequence[str]) -> Arrays:
-    """Returns the request's inputs by name, in the manifest's order.
-
-    Args:
-        request: from a client.
-        manifest: of its bundle.
-        needed: names of the inputs without which no answer is possible.
-
-    Raises:
-        InvalidTensorError: an input is missing, unknown, repeated or has another number of rows than the others, or
-            the request names an output that the bundle does not have.
-    """
-    given, inputs = dict[str, Array](), dict[str, Array]()  # loops, because comprehensions are calls before Python 3.12
-    for tensor in request.inputs:
-        given[tensor.name] = tensor.array
-    for spec in manifest.inputs:
-        if spec.name in given:
-            inputs[spec.name] = given[spec.name]
-    if len(inputs) != len(request.inputs) or not inputs.keys() >= set(needed):
-        raise _other_inputs(request, manifest, needed)
-    if len(inputs) > 1:
-        _check_rows(inputs)
-    if request.outputs:
-        names = [spec.name for spec in manifest.task.outputs]
-        for output in request.outputs:
-            if output.name not in names:
-                raise InvalidTensorError(
-                    f"Model '{manifest.name}' has no output {shown(output.name)}; it has: {', '.join(names)}."
-                )
-    return inputs
-
-
-def _other_inputs(request: InferRequest, manifest: Manifest, needed: Sequence[str]) -> InvalidTensorError:
-    known = [spec.name for spec in manifest.inputs]
-    sent = ", ".join([shown(tensor.name) for tensor in request.inputs[:_NAMES_SHOWN]])
-    if len(known) == 1:
-        return InvalidTensorError(f"Model '{manifest.name}' takes one input, '{known[0]}'; the request has: {sent}.")
-    enough = "" if len(needed) == len(known) else f" ({', '.join(map(repr, needed))} at least)"
-    return InvalidTensorError(
-        f"Model '{manifest.name}' takes the inputs {', '.join(map(repr, known))}{enough}, each once; the request has: "
-        f"{sent}."
-    )
-
-
-def _check_rows(inputs: Arrays) -> None:
-    first, *others = inputs
-    rows = inputs[first].shape[:1]
-    for name in others:
-        if inputs[name].shape[:1] != rows:
-            raise InvalidTensorError(
-                f"Input '{first}' has shape {list(inputs[first].shape)} and input '{name}' {list(inputs[name].shape)}; "
-                "all inputs of a request have the same number of rows, their first axis."
-            )
 
 
 class LoadedInput(Struct, frozen=True, eq=False):
@@ -145,38 +85,7 @@ class LoadedInput(Struct, frozen=True, eq=False):
         array = inputs.get(spec.name)
         if array is None:
             raise InvalidTensorError(f"The model needs input '{spec.name}'; it was given: {', '.join(inputs)}.")
-        if array.ndim == 0 or array.shape[0] == 0:
-            raise InvalidTensorError(f"Input '{spec.name}' has no rows; send at least one.")
-        tensor = Tensor(spec.name, array)
-        if self.takes_pixels and spec.kind == "image" and array.dtype == np.uint8:
-            return tensor  # pixels of any size: preprocessing checks their axes
-        if array.dtype != (dtype := DATATYPES[spec.datatype]):
-            tensor = self._converted(tensor, dtype)
-        if not fits(array.shape, spec.shape):
-            raise InvalidTensorError(
-                f"Input '{spec.name}' has shape {list(array.shape)}, but the model takes {_sizes(spec.shape)}."
-            )
-        if dtype.kind == "f" and not all_finite(tensor.array):
-            raise self._not_finite(tensor)
-        return tensor
-
-    def _converted(self, tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:
-        """Returns numbers in the declared datatype: floats of another width, whole numbers as wider ones or floats."""
-        spec = self.spec
-        target = DATATYPES[spec.datatype].kind
-        if target not in _CONVERTED_FROM or tensor.array.dtype.kind not in _CONVERTED_FROM[target]:
-            alternative = " (encoded images) or UINT8 pixels" if self.takes_pixels and spec.kind == "image" else ""
-            raise InvalidTensorError(
-                f"Input '{spec.name}' is {spec.datatype}{alternative}, but was sent as {tensor.datatype}."
-            )
-        if target == "f" and tensor.array.dtype.kind == "f" and not all_finite(tensor.array):
-            raise self._not_finite(tensor)
-        return Tensor(spec.name, cast_feed(spec.name, tensor.array, dtype, "Input"))
-
-    def _not_finite(self, tensor: Tensor) -> InvalidTensorError:
-        finite = np.isfinite(tensor.array)
-        row = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
-        return InvalidTensorError(f"Row {row} of input '{tensor.name}' has NaN or infinity; send finite numbers.")
+        return check_input(spec, array, takes_pixels=self.takes_pixels)
 
     def prepare(self, tensor: Tensor, cost: ImageCost | None, model: str) -> Arrays:
         """Returns the rows of the model's input, and the side arrays, by name.
@@ -196,7 +105,7 @@ class LoadedInput(Struct, frozen=True, eq=False):
         if not fits(shape, port.shape):
             raise InvalidTensorError(
                 f"Input '{tensor.name}' becomes rows of shape {list(shape[1:])}, but model '{model}' takes "
-                f"{_sizes(port.shape[1:])}."
+                f"{sizes(port.shape[1:])}."
             )
         return {port.name: rows, **side}
 
@@ -365,10 +274,6 @@ class LoadedModel:
     def close(self) -> None:
         """Frees the model and its graphs; calling it twice is harmless."""
         self._resources.close()
-
-
-def _sizes(shape: tuple[int, ...]) -> str:
-    return f"[{', '.join('any' if size < 0 else str(size) for size in shape)}]"
 
 
 class Scorer(Protocol):

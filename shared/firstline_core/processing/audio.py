@@ -15,7 +15,7 @@ import soxr
 from numpy.typing import NDArray
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
-from firstline_core.processing.audio_header import AudioHeader, MeasuredClip
+from firstline_core.processing.audio_header import AudioHeader, MeasuredClip, check_format
 from firstline_core.processing.image_header import ImageCost
 from firstline_core.processing.steps import AudioStep, Crop, DecodeAudio, Mono, Pad, Resample, Windows
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
@@ -40,8 +40,6 @@ WINDOWS_LIMIT = 4096
 CHUNKS_LIMIT = 1000
 """Of a WAV file: they are read one by one."""
 
-_FORMATS = ((b"fLaC", 0), (b"OggS", 0), (b"WAVE", 8))
-_OTHER_FORMATS = {b"ID3": "MP3", b"\xff\xfb": "MP3", b"\xff\xf3": "MP3", b"FORM": "AIFF", b".snd": "AU", b"caff": "CAF"}
 _FLOAT_BYTES = 4
 
 
@@ -187,14 +185,9 @@ def read_header(encoded: bytes, where: str) -> AudioHeader:
         InvalidTensorError: another format, or a header that cannot be read.
         PayloadTooLargeError: too many bytes.
     """
-    if not isinstance(encoded, bytes):
-        raise InvalidTensorError(f"{where} is of type {type(encoded).__name__}; encoded audio is bytes.")
+    check_format(encoded, where)
     if len(encoded) > ENCODED_LIMIT_BYTES:
         raise PayloadTooLargeError(f"{where} has {len(encoded)} bytes; at most {ENCODED_LIMIT_BYTES} are read.")
-    if not any(encoded[at : at + len(magic)] == magic for magic, at in _FORMATS):
-        names = [name for magic, name in _OTHER_FORMATS.items() if encoded.startswith(magic)]
-        found = f"{names[0]}" if names else "not an audio file" if encoded else "empty"
-        raise InvalidTensorError(f"{where} is {found}; send WAV, FLAC or OGG.")
     if encoded[8:12] == b"WAVE":
         _check_chunks(encoded, where)
     with _opened(encoded, where) as file:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from firstline_core.errors import InvalidTensorError
+
 # Decoding a sample of OGG takes as long as decoding four pixels; of the other formats, less than one.
 _OGG_PIXELS, _PIXELS = 4, 1
+
+_FORMATS = ((b"fLaC", 0), (b"OggS", 0), (b"WAVE", 8))
+_OTHER_FORMATS = {b"ID3": "MP3", b"\xff\xfb": "MP3", b"\xff\xf3": "MP3", b"FORM": "AIFF", b".snd": "AU", b"caff": "CAF"}
 
 
 class AudioHeader(NamedTuple):
@@ -35,3 +40,21 @@ class MeasuredClip(NamedTuple):
     header: AudioHeader
     working_bytes: int
     result_bytes: int
+
+
+def check_format(encoded: bytes, where: str) -> None:
+    """Checks that a file begins like WAV, FLAC or OGG.
+
+    Args:
+        encoded: the file's bytes.
+        where: the row, for messages.
+
+    Raises:
+        InvalidTensorError: it does not; the message says what it is, if that is known.
+    """
+    if not isinstance(encoded, bytes):
+        raise InvalidTensorError(f"{where} is of type {type(encoded).__name__}; encoded audio is bytes.")
+    if not any(encoded[at : at + len(magic)] == magic for magic, at in _FORMATS):
+        names = [name for magic, name in _OTHER_FORMATS.items() if encoded.startswith(magic)]
+        found = f"{names[0]}" if names else "not an audio file" if encoded else "empty"
+        raise InvalidTensorError(f"{where} is {found}; send WAV, FLAC or OGG.")

@@ -212,13 +212,20 @@ def read_header(encoded: bytes, where: str) -> ImageHeader:
         InvalidTensorError: neither JPEG nor PNG, animated, or a header that cannot be read.
         PayloadTooLargeError: its structure takes too long to read.
     """
+    check_format(encoded, where)
+    return _jpeg_header(encoded, where) if encoded.startswith(_JPEG) else _png_header(encoded, where)
+
+
+def check_format(encoded: bytes, where: str) -> None:
+    """Checks that a file begins like a JPEG or a PNG.
+
+    Raises:
+        InvalidTensorError: it does not; the message says what it is, if that is known.
+    """
     if not isinstance(encoded, bytes):
         raise InvalidTensorError(f"{where} is of type {type(encoded).__name__}; encoded images are bytes.")
-    if encoded.startswith(_JPEG):
-        return _jpeg_header(encoded, where)
-    if encoded.startswith(_PNG):
-        return _png_header(encoded, where)
-    raise InvalidTensorError(f"{where} is {_other_format(encoded)}")
+    if not is_encoded_image(encoded):
+        raise InvalidTensorError(f"{where} is {_other_format(encoded)}")
 
 
 def is_encoded_image(content: bytes) -> bool:

@@ -65,8 +65,7 @@ class TextProcessing:
         total, texts = 0, list[str]()
         for row, element in enumerate(tensor.array):
             where = f"Row {row} of input '{tensor.name}'"
-            if not isinstance(element, bytes):
-                raise InvalidTensorError(f"{where} is of type {type(element).__name__}; text is bytes in UTF-8.")
+            _check_bytes(element, where)
             total += len(element)
             if len(element) > TEXT_LIMIT_BYTES or total > TOTAL_LIMIT_BYTES:
                 raise PayloadTooLargeError(
@@ -88,12 +87,7 @@ def decode(encoded: bytes, step: DecodeText, where: str) -> str:
     Raises:
         InvalidTensorError: not UTF-8, or more combining marks in a row than are normalised.
     """
-    try:
-        text = encoded.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidTensorError(
-            f"{where} is not UTF-8 text: byte {error.start} is {encoded[error.start]:#04x}."
-        ) from error
+    text = _decoded(encoded, where)
     if step.form:
         # Marks are sorted in quadratic time.
         if not text.isascii() and _longest_marks(text) > MARKS_LIMIT:
@@ -102,6 +96,30 @@ def decode(encoded: bytes, step: DecodeText, where: str) -> str:
     if step.lower:
         text = text.lower()
     return text.strip() if step.strip else text
+
+
+def check_encoding(encoded: bytes, where: str) -> None:
+    """Checks that a text is UTF-8.
+
+    Raises:
+        InvalidTensorError: it is not.
+    """
+    _check_bytes(encoded, where)
+    _decoded(encoded, where)
+
+
+def _check_bytes(element: object, where: str) -> None:
+    if not isinstance(element, bytes):
+        raise InvalidTensorError(f"{where} is of type {type(element).__name__}; text is bytes in UTF-8.")
+
+
+def _decoded(encoded: bytes, where: str) -> str:
+    try:
+        return encoded.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidTensorError(
+            f"{where} is not UTF-8 text: byte {error.start} is {encoded[error.start]:#04x}."
+        ) from error
 
 
 def _longest_marks(text: str) -> int:

@@ -23,12 +23,14 @@ _UNKNOWN: dict[str, Any] = {"confidence": None}
 
 
 def to_dict(answer: Answer) -> dict[str, Any]:
-    """Returns the answer as JSON values, without unknown (`confidence`, `changed`) or empty (`rows`) fields."""
+    """Returns the answer as JSON values, without unknown or empty fields."""
     record = _known(to_builtins(answer))
     record["attempts"] = list(record["attempts"])
     rows = [_known(row) for row in record.pop("rows")]
     if rows:
         record["rows"] = rows
+    if not answer.refusal:
+        del record["refusal"]
     notice: dict[str, Any] = record.pop("contract", {})
     return record | notice
 

@@ -66,6 +66,13 @@ def test_a_correction_states_whether_the_answer_changed(changed: bool) -> None:
         from_parameters(parameters | {"changed": 1})
 
 
+def test_a_refusal_is_a_sentence() -> None:
+    refused = replace(ANSWER, reason=Reason.CLOUD_ERROR, refusal="Row 0 is not an image.")
+    parameters = to_parameters(refused)
+    assert parameters["refusal"] == "Row 0 is not an image."
+    assert from_parameters(parameters) == refused
+
+
 def test_an_answer_is_decoded_from_its_dictionary() -> None:
     assert from_dict(to_dict(ANSWER)) == ANSWER
     bare = replace(ANSWER, confidence=None, attempts=(), rows=())

@@ -30,6 +30,7 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.ids import new_request_id
+from firstline_core.routing import policy
 from firstline_core.types import InferResponse, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier, Wait
 from firstline_edge.cloud.client import BUNDLE_GRACE_S
 
@@ -301,7 +302,34 @@ class TestOffline:
         answer = answer_of(await scene.infer(UNSURE))
         assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.CLOUD_ERROR, False)
         assert not answer.certified
+        assert answer.refusal == error.message
         assert scene.promises.items == []
+
+    @pytest.mark.parametrize(
+        ("value", "asked", "scene"),
+        [
+            (UNSURE, {}, {}),
+            (SURE, {"route": Route.CLOUD}, {}),
+            (SURE, {}, {"chosen": policy.make_policy("value")}),
+            (UNSURE, {}, {"chosen": policy.make_policy("value"), "certified": 0.7}),
+        ],
+    )
+    async def test_an_input_that_the_full_model_cannot_read_is_the_callers_error(
+        self, make_scene: MakeScene, value: float, asked: dict[str, Any], scene: dict[str, Any]
+    ) -> None:
+        made = make_scene(**scene)
+        made.cloud.error = InvalidTensorError("Row 0 is not an image.")
+        with pytest.raises(InvalidTensorError, match="Row 0 is not an image"):
+            await made.infer(value, **asked)
+
+    async def test_a_certified_answer_outlives_an_input_that_the_full_model_cannot_read(
+        self, make_scene: MakeScene
+    ) -> None:
+        scene = make_scene(chosen=policy.make_policy("value"), certified=0.7)
+        scene.cloud.error = InvalidTensorError("Row 0 is not an image.")
+        answer = answer_of(await scene.infer(SURE))
+        assert (answer.tier, answer.status, answer.reason) == (Tier.EDGE, Status.FINAL, Reason.CLOUD_ERROR)
+        assert answer.refusal == "Row 0 is not an image."
 
     @pytest.mark.parametrize("error", [ModelMismatchError("no"), UnknownModelError("no")])
     async def test_a_gateway_that_lacks_the_bundle_may_correct_later(
@@ -314,6 +342,7 @@ class TestOffline:
         for status, durable in expected:
             answer = answer_of(await scene.infer(UNSURE))
             assert (answer.status, answer.reason, answer.durable) == (status, Reason.CLOUD_ERROR, durable)
+            assert answer.refusal == "no"
             await clock.advance(BUNDLE_GRACE_S)
 
     @pytest.mark.parametrize("error", [QueueFullError("full"), CapacityError("the disk refuses")])

@@ -216,6 +216,7 @@ async def test_a_permanent_refusal_ends_at_once_as_a_cloud_error(house: House) -
     await house.until_empty()
     found = await house.outbox.answer(request_id, "local")
     assert (found.answer.status, found.answer.reason) == (Status.EXPIRED, Reason.CLOUD_ERROR)
+    assert found.answer.refusal == "not an image"
     assert len(house.link.calls) == 1
 
 
