@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +29,7 @@ from firstline.workbench.certify import (
     certify_by,
     certify_classes,
     certify_field,
+    certify_field_promises,
     certify_promises,
     certify_stream_bundle,
     is_graded,
@@ -49,7 +51,7 @@ from firstline.workbench.selection import (
     default_fraction,
 )
 from firstline.workbench.sequences import Sequences, find_sequences
-from firstline_core.bundle.manifest import Manifest
+from firstline_core.bundle.manifest import Manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import points
@@ -135,8 +137,6 @@ class ContractOptions:
                 "--promise names the event, its share and the confidence; leave out --epsilon, --delta, --loss, "
                 "--contract, --by and --groups."
             )
-        if not self.promise and (self.epsilon is None or self.delta is None):
-            raise ConfigError("Name --epsilon and --delta, or a promise about an event with --promise.")
         if self.scope is Scope.STREAM and (self.by or self.groups is not None or self.loss is Loss.HARM):
             raise ConfigError("--contract stream is about all answers together; leave out --by, --groups and --loss.")
         if self.by is not None and self.groups is not None:
@@ -283,19 +283,20 @@ def certify_command(
             "Name either a bundle and a folder with --data, or a table with --scores, or a bundle and, with --scores, "
             "the table that `edge-agent audits` prints on its device."
         )
-    needs_data = edge or tiers.from_agent or tiers.full_from or (out and bundle is None) or score != BEST
-    if scores is not None and (needs_data or contract.loss is Loss.HARM or not contract.plain):
+    needs_bundle = bundle is None and (out or contract.promise)
+    needs_data = edge or tiers.from_agent or tiers.full_from or score != BEST or contract.loss is Loss.HARM
+    if scores is not None and (needs_bundle or needs_data or not (contract.plain or contract.promise)):
         raise ConfigError(
-            "--scores goes with --epsilon, --delta, --select and --seed, and with a bundle also with --out; all "
-            "others go with a bundle and --data."
+            "--scores goes with --epsilon, --delta, --select and --seed, and with a bundle also with --promise and "
+            "--out; all others go with a bundle and --data."
         )
     contract.check(out)
     terms = Terms(contract.epsilon or 0, contract.delta or 0, contract.loss.value, score, seed, select)
-    opened, terms = _prepare(contract, bundle, out, terms, force=force)
+    opened, terms = _prepare(contract, bundle, out, terms, audited=scores is not None, force=force)
     certification: Certification | None
     rows_checked: dict[str, int]
     if scores is not None:
-        result, certification, rows_checked, graded = _certify_table(scores, opened, terms)
+        result, certification, rows_checked, graded = _certify_table(scores, opened, contract, terms)
     else:
         assert opened is not None and data is not None  # noqa: S101 (both were named)
         certification, rows_checked = _certify_data(
@@ -311,23 +312,41 @@ def certify_command(
 
 
 def _prepare(
-    contract: ContractOptions, bundle: Path | None, out: Path | None, terms: Terms, *, force: bool
+    contract: ContractOptions, bundle: Path | None, out: Path | None, terms: Terms, *, audited: bool, force: bool
 ) -> tuple[Bundle | None, Terms]:
-    """Opens the bundle and checks the terms, before the models run for minutes."""
+    """Opens the bundle and checks the terms, before the models run for minutes.
+
+    The terms of a bundle whose promises about events are to be renewed by its audits are in its certificate.
+    """
     opened = open_bundle(require_bundle(bundle)) if bundle is not None else None
+    shares: dict[str, float] = {}
     if contract.promise and opened is not None:
         bounds = parse_promises(contract.promise, opened.manifest.task).values()
         terms = replace(
             terms, epsilon=max(bound.epsilon for bound in bounds), delta=max(bound.delta for bound in bounds)
         )
-    elif opened is not None:
-        require_event(opened.manifest)
-    shares = {"epsilon": terms.epsilon, "delta": terms.delta, "the selection fraction": terms.select_fraction or 0.5}
-    for name, share in shares.items():
+    elif contract.epsilon is not None and contract.delta is not None:
+        shares = {"epsilon": terms.epsilon, "delta": terms.delta}
+        if opened is not None:
+            require_event(opened.manifest)
+    elif not (
+        audited
+        and opened is not None
+        and contract.epsilon is None
+        and contract.delta is None
+        and _promises_events(opened)
+    ):
+        raise ConfigError("Name --epsilon and --delta, or a promise about an event with --promise.")
+    for name, share in (shares | {"the selection fraction": terms.select_fraction or 0.5}).items():
         check_share(name, share)
     if out is not None and opened is not None:
         refuse_overwriting(out, force)
     return opened, terms
+
+
+def _promises_events(bundle: Bundle) -> bool:
+    certificates = (valid_certificate(bundle.manifest, variant) for variant in bundle.manifest.edge)
+    return any(certificate is not None and certificate.events for certificate in certificates)
 
 
 def _certify_data(
@@ -357,20 +376,38 @@ def _certify_data(
 
 
 def _certify_table(
-    source: str, bundle: Bundle | None, terms: Terms
+    source: str, bundle: Bundle | None, contract: ContractOptions, terms: Terms
 ) -> tuple[CertificationResult, Certification | None, dict[str, int], bool]:
     """Returns what a table of scores proves, and at the end whether its losses have grades.
 
     If the bundle that it came from is named, also its certification, and how many rows were checked for independence.
     """
-    rows = read_table(source)
-    columns = [row.score for row in rows], [1 - row.agree for row in rows], [row.weight for row in rows]
+    rows = read_table(source, () if bundle is None else bundle.manifest.task.events)
+    scores, losses, weights = (
+        [row.score for row in rows], [1 - row.agree for row in rows], [row.weight for row in rows]
+    )  # fmt: skip
     if bundle is None:
         fraction = terms.select_fraction or 0.0
-        result = certify_weighted(*columns, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed)
-        return result, None, {}, is_graded(columns[1])
+        result = certify_weighted(
+            scores, losses, weights, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed
+        )
+        return result, None, {}, is_graded(losses)
     rows_checked = require_independent_rows(bundle, bundle.manifest.models)
-    certification = certify_field(bundle, *columns, certificates={row.certificate for row in rows}, terms=terms)
+    certificates = {row.certificate for row in rows}
+    if contract.plain and contract.epsilon is not None:
+        certification = certify_field(bundle, scores, losses, weights, certificates=certificates, terms=terms)
+    else:
+        seen = set().union(*(row.events for row in rows))
+        certification = certify_field_promises(
+            bundle,
+            scores,
+            {event: [row.events.get(event, math.nan) for row in rows] for event in seen},
+            weights,
+            certificates=certificates,
+            promises=parse_promises(contract.promise or (), bundle.manifest.task),
+            seed=terms.seed,
+            select_fraction=terms.select_fraction,
+        )
     return certification.result, certification, rows_checked, certification.graded
 
 

@@ -1,4 +1,4 @@
-"""A table of scores: CSV with the columns score and agree, and perhaps weight, checked line by line."""
+"""A table of scores: CSV with the columns score and agree, perhaps weight and events, checked line by line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import csv
 import io
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from firstline.workbench.csv_files import csv_reader
@@ -24,19 +25,22 @@ class ScoredRow(NamedTuple):
         agree: 1 minus the loss of the edge answer, in [0, 1]: 1 where edge and full model agree.
         weight: in proportion to one over the probability with which the row was drawn; 1 where the table has none.
         certificate: under which a device drew it, "" where the table does not say.
+        events: losses of the events that can occur in it.
     """
 
     score: float
     agree: float
     weight: float = 1.0
     certificate: str = ""
+    events: Mapping[str, float] = MappingProxyType({})
 
 
-def read_table(source: str) -> list[ScoredRow]:
+def read_table(source: str, events: Collection[str] = ()) -> list[ScoredRow]:
     """All rows.
 
     Args:
         source: a file, or "-" for standard input.
+        events: names of columns with the loss of an event, empty where it cannot occur.
 
     Raises:
         ConfigError: not such a table; the message names the line.
@@ -45,9 +49,9 @@ def read_table(source: str) -> list[ScoredRow]:
         if source == _STDIN:
             if isinstance(sys.stdin, io.TextIOWrapper):
                 sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict", newline="")  # as files, in any locale
-            return list(_rows(sys.stdin, "standard input"))
+            return list(_rows(sys.stdin, "standard input", events))
         with Path(source).open(newline="", encoding="utf-8-sig") as stream:
-            return list(_rows(stream, source))
+            return list(_rows(stream, source, events))
     except OSError as error:
         raise ConfigError(f"{source} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -55,7 +59,7 @@ def read_table(source: str) -> list[ScoredRow]:
         raise ConfigError(f"{named} is not CSV in UTF-8: {error}.") from error
 
 
-def _rows(lines: Iterable[str], source: str) -> Iterator[ScoredRow]:
+def _rows(lines: Iterable[str], source: str, events: Collection[str]) -> Iterator[ScoredRow]:
     try:
         reader = csv_reader(lines)
     except csv.Error as error:
@@ -67,7 +71,8 @@ def _rows(lines: Iterable[str], source: str) -> Iterator[ScoredRow]:
             raise ConfigError(
                 f"{source}:1 has no column {' and '.join(missing)}; the first line names the columns: score,agree."
             )
-        twice = [name for name in ("score", "agree", "weight") if names.count(name) > 1]
+        events = [name for name in events if name in names]
+        twice = [name for name in ("score", "agree", "weight", *events) if names.count(name) > 1]
         if twice:
             raise ConfigError(f"{source}:1 has the column {twice[0]} more than once; keep the one that counts.")
         count = 0
@@ -76,9 +81,9 @@ def _rows(lines: Iterable[str], source: str) -> Iterator[ScoredRow]:
             if None in row:  # such as 0,97 for 0.97, which would be read as a score of 0
                 raise ConfigError(f"{where} has more cells than line 1 has columns; write decimals with a point.")
             weight = _weight(row["weight"], where) if "weight" in names else 1.0
-            yield ScoredRow(
-                _score(row["score"], where), _agree(row["agree"], where), weight, row.get("certificate") or ""
-            )
+            losses = {name: _loss(row[name], name, where) for name in events if row[name]}
+            score, agree = _score(row["score"], where), _agree(row["agree"], where)
+            yield ScoredRow(score, agree, weight, row.get("certificate") or "", losses)
             count += 1
     except csv.Error as error:
         raise ConfigError(f"{source}:{reader.line_num} is not CSV: {error}.") from error
@@ -119,6 +124,16 @@ def _agree(text: str | None, where: str) -> float:
             "or 1 minus the loss."
         )
     return agree
+
+
+def _loss(text: str | None, event: str, where: str) -> float:
+    loss = _number(text)
+    if not 0 <= loss <= 1:
+        raise ConfigError(
+            f"{where} has {_shown(text)} under {event}; it is 1 where the event occurred, 0 where it did not, and "
+            "empty where it could not."
+        )
+    return loss
 
 
 def _shown(text: str | None) -> str:

@@ -26,7 +26,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial
 from firstline_core.routing.certificate import Certificate, Contract, EventPromise, GroupCertificate, Histogram
-from firstline_core.routing.certification import CertificationResult, Start, certify, start_shares, starts_at
+from firstline_core.routing.certification import CertificationResult, Start, certify, split, start_shares, starts_at
 from firstline_core.routing.contracts import (
     EventRows,
     EventsResult,
@@ -191,39 +191,77 @@ def certify_promises(
         seed=seed,
     )
     require_confidence(evidence, selection)
-    scores, rest, part = selection.scores, selection.rest, _selection_rows(selection)
-    rows = {name: evidence.units(rest[event.counts[rest]], seed) for name, event in events.items()}
-    starts = None
-    if len(part):
-        placing = [scores[part[event.counts[part]]] for event in events.values()]
-        bounds = [(promises[name].epsilon, promises[name].delta) for name in rows]
-        starts = event_starts(placing, [len(own) for own in rows.values()], bounds)
-    found = certify_events(
-        {
-            name: EventRows(scores[own], events[name].loss[own], promises[name].epsilon, promises[name].delta)
-            for name, own in rows.items()
-        },
-        starts=None if len(promises) == 1 and not starts else starts,
+    rest, part = selection.rest, _selection_rows(selection)
+    found = _prove_promises(
+        promises,
+        selection.scores,
+        {name: event.loss for name, event in events.items()},
+        {name: evidence.units(rest[event.counts[rest]], seed) for name, event in events.items()},
+        {name: part[event.counts[part]] for name, event in events.items()} if len(part) else None,
         seed=seed,
     )
     result = PromisesResult(
         certified=found.certified,
         threshold=found.threshold,
-        kept=0.0 if found.threshold is None else float((scores[rest] >= found.threshold).mean()),
+        kept=0.0 if found.threshold is None else float((selection.scores[rest] >= found.threshold).mean()),
         risk_upper=found.risk_upper,
         n=len(evidence.units(rest, seed)),
         n_needed=found.n_needed,
         events=found.events,
         unpromised=unpromised(evidence, rest, promises, seed),
     )
-    terms = Terms(
-        max(bound.epsilon for bound in promises.values()),
-        max(bound.delta for bound in promises.values()),
-        score=score,
-        seed=seed,
-        select_fraction=select_fraction,
-    )
+    terms = _terms_of(promises, score=score, seed=seed, select_fraction=select_fraction)
     return _certification(bundle, evidence, selection, result, terms, contract="events", audit_epsilon=None)
+
+
+def _terms_of(promises: Mapping[str, EventBound], *, score: str, seed: int, select_fraction: float | None) -> Terms:
+    """Returns the terms of a certificate about events: the weakest of each."""
+    epsilon, delta = (max(getattr(bound, name) for bound in promises.values()) for name in ("epsilon", "delta"))
+    return Terms(epsilon, delta, score=score, seed=seed, select_fraction=select_fraction)
+
+
+def _prove_promises(
+    promises: Mapping[str, EventBound],
+    scores: NDArray[np.floating],
+    losses: Mapping[str, NDArray[np.floating]],
+    rows: Mapping[str, NDArray[np.intp]],
+    placing: Mapping[str, NDArray[np.intp]] | None,
+    *,
+    seed: int,
+    weights: NDArray[np.float64] | None = None,
+) -> EventsResult:
+    """Tests promises about events.
+
+    Args:
+        promises: by event.
+        scores: (n,) of all rows.
+        losses: (n,) by event.
+        rows: positions of the rows that certify an event; all others have no influence on its test.
+        placing: positions of those that decide where testing starts; None if no rows are set aside.
+        seed: of ties and bets.
+        weights: (n,) of rows with different sampling probabilities.
+    """
+    starts = None
+    if placing is not None:
+        starts = event_starts(
+            [scores[placing[name]] for name in promises],
+            [len(rows[name]) for name in promises],
+            [(bound.epsilon, bound.delta) for bound in promises.values()],
+        )
+    return certify_events(
+        {
+            name: EventRows(
+                scores[rows[name]],
+                losses[name][rows[name]],
+                bound.epsilon,
+                bound.delta,
+                None if weights is None else weights[rows[name]],
+            )
+            for name, bound in promises.items()
+        },
+        starts=None if len(promises) == 1 and not starts else starts,
+        seed=seed,
+    )
 
 
 def require_confidence(evidence: Evidence, selection: Selection) -> None:
@@ -370,7 +408,7 @@ def certify_field(
         ConfigError: rows of another bundle, version, model or score; or as for `certify_weighted`.
     """
     values = np.asarray(scores, np.float64)
-    variant = _audited_variant(bundle.manifest, set(certificates))
+    variant, _ = _audited_variant(bundle.manifest, set(certificates))
     fraction = terms.select_fraction or 0.0
     result = certify_weighted(
         values, losses, weights, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed
@@ -389,14 +427,98 @@ def certify_field(
     return Certification(variant, selection, result, certificate, graded=is_graded(losses))
 
 
-def _audited_variant(manifest: Manifest, keys: set[str]) -> Model:
+def certify_field_promises(
+    bundle: Bundle,
+    scores: ArrayLike,
+    losses: Mapping[str, ArrayLike],
+    weights: ArrayLike,
+    *,
+    certificates: Collection[str],
+    promises: Mapping[str, EventBound],
+    seed: int = 0,
+    select_fraction: float | None = None,
+) -> Certification:
+    """Certifies promises about events again on a device's audits.
+
+    Args:
+        bundle: as for `certify_field`.
+        scores: as for `certify_field`.
+        losses: (n,) by event, NaN in rows in which it cannot occur; an event without audits may be absent.
+        weights: as for `certify_field`.
+        certificates: as for `certify_field`.
+        promises: by event; empty for those of the certificate under which the device audited.
+        seed: of the split.
+        select_fraction: as for `certify_promises`.
+
+    Returns:
+        With a `PromisesResult`.
+
+    Raises:
+        ConfigError: as for `certify_field`; or a promise about an event of which the audits kept nothing.
+    """
+    variant, certificate = _audited_variant(bundle.manifest, set(certificates))
+    promises = promises or {
+        name: EventBound(promise.epsilon, promise.delta) for name, promise in certificate.events.items()
+    }
+    if unknown := [name for name in promises if name not in certificate.events]:
+        audited = ", ".join(certificate.events) or "the agreement of all accepted answers alone"
+        raise ConfigError(
+            f"The audits say nothing about '{unknown[0]}', because the certificate did not promise it; they are about "
+            f"{audited}. Certify it on data with --data."
+        )
+    values, weight_array = np.asarray(scores, np.float64), np.asarray(weights, np.float64)
+    absent = np.full(len(values), np.nan)
+    by_event = {name: np.asarray(losses.get(name, absent), np.float64) for name in promises}
+    can_occur = {name: ~np.isnan(loss) for name, loss in by_event.items()}
+    if select_fraction is None:
+        several = len(promises) > 1
+        select_fraction = (
+            SELECT_FRACTION if several else default_fraction(sum(map(np.count_nonzero, can_occur.values())))
+        )
+    part, rest = split(len(values), select_fraction, seed)
+    found = _prove_promises(
+        promises,
+        values,
+        by_event,
+        {name: rest[counts[rest]] for name, counts in can_occur.items()},
+        {name: part[counts[part]] for name, counts in can_occur.items()} if len(part) else None,
+        seed=seed,
+        weights=weight_array,
+    )
+    accepted = values[rest] >= (np.inf if found.threshold is None else found.threshold)
+    result = PromisesResult(
+        certified=found.certified,
+        threshold=found.threshold,
+        kept=float(weight_array[rest][accepted].sum() / weight_array[rest].sum()),
+        risk_upper=found.risk_upper,
+        n=len(rest),
+        n_needed=found.n_needed,
+        events=found.events,
+        unpromised={},
+    )
+    score = bundle.manifest.policy.score
+    selection = Selection(score, None, {}, None, 0, rest, values)
+    renewed = _certificate(
+        bundle,
+        variant,
+        selection,
+        result,
+        _terms_of(promises, score=BEST, seed=seed, select_fraction=select_fraction),
+        audit_epsilon=None,
+        scores=histogram(values[rest], weights=weight_array[rest]),
+        contract="events",
+    )
+    return Certification(variant, selection, result, renewed)
+
+
+def _audited_variant(manifest: Manifest, keys: set[str]) -> tuple[Model, Certificate]:
     """Scores of another model, or of another score, would certify nothing of this one."""
     for variant in manifest.edge:
         certificate = valid_certificate(manifest, variant)
         if certificate is None or not certificate.audit_bounds:
             continue
         if keys == {key_of(manifest.name, str(manifest.version), certificate)}:
-            return variant
+            return variant, certificate
     raise ConfigError(
         f"The table is not of {manifest.name} version {manifest.version}: its column `certificate` names none of this "
         "bundle's. Print it with `edge-agent audits` on a device that runs this very version."

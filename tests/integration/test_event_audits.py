@@ -1,4 +1,4 @@
-"""A certified detector that has become blind: its own device and the gateway find the event, not the empty frames."""
+"""A certified detector in the field: a blind one alarms by its event, and audits renew the promise about it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from support.gateway import client_of, http_link, serving_gateway
 from support.images import encode
 from support.sample_bundles import detector_bundle
 from support.waiting import until
+from typer.testing import CliRunner
 
 from bench.support.bundles import about_events, with_certificate, write_manifest
-from firstline_core.bundle.manifest import certificate_problem
+from firstline.cli.app import app
+from firstline_core.bundle.manifest import certificate_problem, valid_certificate
+from firstline_core.bundle.store import open_bundle
 from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import BoxRows, Suppress
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.app import EdgeAgent
+from firstline_edge.cli import audits
+from firstline_edge.cli.parser import parse
 
 AUDITING = {"audit__per_hour": 1e7, "audit__bytes_per_hour": 1e12, "audit__max_share": 1.0, "audit__spacing_s": 0.0}
 PROMISED = {"missed dog": 0.05, "invented dog": 0.05}
@@ -34,18 +39,19 @@ def blind_detector(folder: Path) -> Path:
     return folder
 
 
-def image(brightness: int) -> bytes:
-    return encode(np.full((80, 80, 3), brightness, np.uint8))
+def image(brightness: int, width: int = 80) -> bytes:
+    return encode(np.full((80, width, 3), brightness, np.uint8))
 
 
 class Camera:
     """An agent that asks its own data plane, one request at a time."""
 
-    def __init__(self, agent: EdgeAgent) -> None:
+    def __init__(self, agent: EdgeAgent, width: int = 80) -> None:
         self.agent = agent
+        self.width = width
 
     async def ask(self, brightness: int) -> InferResponse:
-        images = np.array([image(brightness)], object)
+        images = np.array([image(brightness, self.width)], object)
         asked = InferRequest("small", (Tensor("image", images),), new_request_id())
         before = self.contract["audits"]["drawn"]
         response = await self.agent.data_plane.infer(asked)
@@ -103,6 +109,60 @@ async def test_a_blind_detector_alarms_by_its_missed_objects(tmp_path: Path, alo
         async with client_of(gateway, url, "anna", "operator") as client:
             (shown,) = (await client.get("/firstline/v1/contracts/small")).json()["contracts"]
         assert (shown["event"], shown["epsilon"], shown["audits"]) == ("missed dog", 0.05, seen)
+
+
+async def test_audits_renew_a_promise_about_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The edge model misses dogs in frames of medium brightness, where its scores are 0.51 to 0.69."""
+    bundle, renewed = tmp_path / "bundle", tmp_path / "renewed"
+    bundle.mkdir()
+    full = detector_bundle(bundle).manifest.full
+    found = detector_bundle(bundle, BoxRows(), Suppress(0.5), full=full).manifest
+    certified = with_certificate(found.edge[0], found, 0.4, **about_events({"missed dog": 0.1}))
+    write_manifest(bundle, [certified], (), task=found.task, full=found.full, policy=found.policy)
+    async with serving_gateway(tmp_path, models__directory=str(bundle), contracts__delta=1e-300) as (gateway, url):
+        settings = edge_settings(
+            tmp_path / "state",
+            models__directories=[str(bundle)],
+            links=[http_link(gateway.settings.store, url, "yard", tmp_path)],
+            audit__fleet_devices=10_000,
+            **AUDITING,
+        )
+        async with EdgeAgent(settings) as agent:
+            camera = Camera(agent, width=160)
+            missed = iter(range(80, 130, 5))
+            for brightness in range(200, 250):
+                await camera.ask(brightness)
+                if brightness % 5 == 0:
+                    await camera.ask(next(missed))
+            for brightness in range(10, 30):
+                await camera.ask(brightness)
+            event = camera.contract["events"]["missed dog"]
+            assert (event["counted"], event["lost"], camera.contract["alarm"]) == (60, 10, False)
+    config = tmp_path / "agent.toml"
+    config.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n')
+    assert audits.command(parse(["audits", "--config", str(config)])) == 0
+    table = capsys.readouterr().out
+    assert table.splitlines()[0] == "score,agree,weight,kept,certificate,missed dog"
+
+    def certify(rows: str, *arguments: object, code: int = 0) -> str:
+        line = ["certify", str(bundle), "--scores", "-", *map(str, arguments)]
+        result = CliRunner().invoke(app, line, input=rows)
+        assert result.exit_code == code, result.output
+        return result.output
+
+    assert "Certified on 80 rows" in certify(table, "--out", renewed)
+    manifest = open_bundle(renewed).manifest
+    certificate = valid_certificate(manifest, manifest.edge[0])
+    assert certificate is not None
+    promise = certificate.events["missed dog"]
+    assert (certificate.contract, promise.epsilon, promise.delta, promise.n) == ("events", 0.1, 0.1, 60)
+    assert 0.64 < certificate.threshold < 0.78  # above most of the missed dogs
+    few = certify("".join(table.splitlines(keepends=True)[:13]), "--require", code=1)
+    assert "Not proved: at most 10 % of the edge answers miss 'dog'" in few
+    assert "12 observations; at least 10 more would be needed" in few
+    strict = certify(table, "--promise", "missed dog 1% at 90%")
+    assert "60 observations; at least 170 more would be needed" in strict
+    assert "say nothing about 'missed cat'" in certify(table, "--promise", "missed cat 5% at 90%", code=2)
 
 
 def test_a_certificate_about_an_unknown_event_is_void(tmp_path: Path) -> None:

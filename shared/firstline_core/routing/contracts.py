@@ -229,6 +229,18 @@ def certify_weighted(
         ConfigError: as for `certify`, or an invalid weight.
     """
     check_share("epsilon", epsilon)
+    score_array, bounded_losses, shares = _weighted(scores, losses, weights, epsilon)
+    found = certify(score_array, bounded_losses, epsilon, delta, select_fraction=select_fraction, seed=seed)
+    if found.threshold is None:
+        return found
+    rest = split(len(score_array), select_fraction, seed)[1] if select_fraction else np.arange(len(score_array))
+    return replace(found, kept=_kept_share(score_array[rest], shares[rest], found.threshold))
+
+
+def _weighted(
+    scores: ArrayLike, losses: ArrayLike, weights: ArrayLike, epsilon: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Returns scores, losses whose plain mean is tested as `certify_weighted` says, and weights of at most 1."""
     score_array, loss_array, weight_array = (np.asarray(column, np.float64) for column in (scores, losses, weights))
     if score_array.shape != weight_array.shape or score_array.shape != loss_array.shape:
         raise ConfigError(
@@ -237,15 +249,13 @@ def certify_weighted(
         )
     if not (np.isfinite(weight_array) & (weight_array > 0)).all():
         raise ConfigError("A weight is a number above 0: one over the probability with which the row was drawn.")
-    share = weight_array / weight_array.max(initial=1e-300)
-    found = certify(
-        score_array, epsilon + share * (loss_array - epsilon) if (share < 1).any() else loss_array, epsilon, delta,
-        select_fraction=select_fraction, seed=seed,
-    )  # fmt: skip
-    if found.threshold is None:
-        return found
-    rest = split(len(score_array), select_fraction, seed)[1] if select_fraction else np.arange(len(score_array))
-    return replace(found, kept=float(share[rest][score_array[rest] >= found.threshold].sum() / share[rest].sum()))
+    shares = weight_array / weight_array.max(initial=1e-300)
+    return score_array, epsilon + shares * (loss_array - epsilon) if (shares < 1).any() else loss_array, shares
+
+
+def _kept_share(scores: NDArray[np.float64], weights: NDArray[np.float64], threshold: float) -> float:
+    """Returns the share of the population that a threshold keeps."""
+    return float(weights[scores >= threshold].sum() / weights.sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -257,12 +267,24 @@ class EventRows:
         losses: (n,), as for `certify`: 1 where the event occurred, 0 where it did not.
         epsilon: the bound of the mean loss of the rows that are kept.
         delta: probability that the bound does not hold.
+        weights: (n,) of rows with different sampling probabilities, as for `certify_weighted`; None for equal ones.
     """
 
     scores: ArrayLike
     losses: ArrayLike
     epsilon: float
     delta: float
+    weights: ArrayLike | None = None
+
+    def bounded(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Returns scores, losses whose plain mean is tested, and weights of at most 1.
+
+        Raises:
+            ConfigError: as for `certify_weighted`.
+        """
+        scores, losses = check_rows(self.scores, self.losses, self.epsilon, self.delta)
+        weights = np.ones(len(scores)) if self.weights is None else self.weights
+        return _weighted(scores, losses, weights, self.epsilon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,24 +347,24 @@ def certify_events(
             )
         ((name, rows),) = events.items()
         fewest = first_rows(rows.epsilon, rows.delta)
-        found = certify(rows.scores, rows.losses, rows.epsilon, rows.delta, seed=seed, fewest_rows=fewest)
+        scores, losses, weights = rows.bounded()
+        found = certify(scores, losses, rows.epsilon, rows.delta, seed=seed, fewest_rows=fewest)
         few = 0 if found.certified else _too_few(found.n, rows.epsilon, rows.delta)
-        only = EventResult(rows.epsilon, rows.delta, found.n, found.kept, found.risk_upper, few)
+        kept = 0.0 if found.threshold is None else _kept_share(scores, weights, found.threshold)
+        only = EventResult(rows.epsilon, rows.delta, found.n, kept, found.risk_upper, few)
         return EventsResult(
-            found.certified, found.threshold, found.kept, found.risk_upper, found.n, found.n_needed, {name: only}
+            found.certified, found.threshold, kept, found.risk_upper, found.n, found.n_needed, {name: only}
         )
     check_starts(starts)
+    return _certify_at_starts(events, starts, seed)
+
+
+def _certify_at_starts(events: Mapping[str, EventRows], starts: Sequence[Start], seed: int) -> EventsResult:
+    bounded = {name: rows.bounded() for name, rows in events.items()}
     tests = [
-        RiskTests.of(
-            *check_rows(rows.scores, rows.losses, rows.epsilon, rows.delta), rows.epsilon, rows.delta, seed=seed
-        )
-        for rows in events.values()
+        RiskTests.of(scores, losses, rows.epsilon, rows.delta, seed=seed)
+        for rows, (scores, losses, _) in zip(events.values(), bounded.values(), strict=True)
     ]
-    return _certify_tests(dict(zip(events, tests, strict=True)), starts)
-
-
-def _certify_tests(events: Mapping[str, RiskTests], starts: Sequence[Start]) -> EventsResult:
-    tests = tuple(events.values())
     delta = max(test.delta for test in tests)
     n = sum(test.n for test in tests)
     thresholds = np.unique(
@@ -367,27 +389,28 @@ def _certify_tests(events: Mapping[str, RiskTests], starts: Sequence[Start]) -> 
         ]
         results = {
             name: EventResult(test.epsilon, test.delta, test.n, 0.0, None, _too_few(test.n, test.epsilon, test.delta))
-            for name, test in events.items()
+            for name, test in zip(events, tests, strict=True)
         }
         fewest = max(result.n_needed for result in results.values())
         needed = max(fewest, min(missing, default=fewest), 1)
         return EventsResult(False, None, 0.0, None, n, needed, results)
     at, level = rejected[-1].last, rejected[-1].level
+    lowest = float(descending[at])
     results = {
         name: EventResult(
             test.epsilon,
             test.delta,
             test.n,
-            float(rows[at]) / test.n,
+            _kept_share(scores, weights, lowest),
             test.upper_bound(int(rows[at]), level * test.delta / delta),
             0,
         )
-        for (name, test), rows in zip(events.items(), kept, strict=True)
+        for (name, (scores, _, weights)), test, rows in zip(bounded.items(), tests, kept, strict=True)
     }
     below = float(descending[at + 1]) if at + 1 < len(descending) else None
     return EventsResult(
         certified=True,
-        threshold=between(below, float(descending[at])),
+        threshold=between(below, lowest),
         kept=sum(int(rows[at]) for rows in kept) / n,
         risk_upper=max(result.risk_upper or 0.0 for result in results.values()),
         n=n,

@@ -123,7 +123,7 @@ def test_oversampled_rows_are_weighted_down() -> None:
 
 def test_weights_correct_a_draw_that_hides_errors() -> None:
     # Errors below 0.5 are drawn rarely: counted plainly, everything would seem to hold.
-    broken = {"weighted": 0, "plain": 0}
+    broken = {"weighted": 0, "events": 0, "plain": 0}
     for seed in range(30):
         random = np.random.default_rng(seed)
         scores = random.random(8_000)
@@ -134,11 +134,12 @@ def test_weights_correct_a_draw_that_hides_errors() -> None:
         rows = scores[taken], losses[taken]
         for name, found in (
             ("weighted", certify_weighted(*rows, 1 / propensities[taken], 0.05, 0.1)),
+            ("events", certify_events({"a": EventRows(*rows, 0.05, 0.1, 1 / propensities[taken])})),
             ("plain", certify(*rows, 0.05, 0.1)),
         ):
             kept_below = max(0.0, 0.5 - (1.0 if found.threshold is None else found.threshold))
             broken[name] += 0.12 * kept_below / (0.5 + kept_below) > 0.05
-    assert broken["weighted"] <= 6
+    assert max(broken["weighted"], broken["events"]) <= 6
     assert broken["plain"] > 15
 
 
@@ -160,6 +161,23 @@ def test_a_threshold_of_events_holds_for_the_hardest_of_them() -> None:
     assert found.events["a"].risk_upper == alone.risk_upper
     assert (found.events["b"].risk_upper or 1) < 0.1
     assert found.risk_upper == max(one.risk_upper or 1 for one in found.events.values())
+
+
+def test_the_share_of_an_event_that_is_kept_is_the_population_s() -> None:
+    scores, losses, weights = drawn(4000, 2, 0.3)
+    above = scores > 0.5
+    found = certify_events(
+        {
+            "a": EventRows(scores, losses, 0.05, 0.1, weights),
+            "b": EventRows(scores[above], losses[above], 0.05, 0.1, weights[above]),
+        },
+        starts=[Start(0.8, 1.0)],
+    )
+    # Five of six rows that were drawn are below 0.5, and half of the population.
+    assert found.threshold is not None
+    assert found.events["a"].kept == pytest.approx(1 - found.threshold, abs=0.03)
+    assert (scores >= found.threshold).mean() < found.events["a"].kept - 0.05
+    assert found.events["b"].kept == 1
 
 
 def test_too_few_rows_of_one_event_certify_nothing() -> None:
