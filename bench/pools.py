@@ -25,7 +25,8 @@ from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import LABEL, Probabilities
+from firstline_core.tasks.arrays import LABEL
+from firstline_core.tasks.classification import Probabilities
 
 _CHECKOUT = Path(__file__).parents[1]
 _MODELS = _CHECKOUT / "models"

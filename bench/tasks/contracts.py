@@ -28,8 +28,8 @@ from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.routing.certificate import ALL_ROWS
 from firstline_core.routing.certification import certify
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.base import Task
-from firstline_core.tasks.classification import LABEL
 from firstline_core.tasks.regression import VALUES
 from firstline_core.types import Arrays
 

@@ -37,7 +37,7 @@ from firstline.workbench.certify import (
     voided,
     write_certified,
 )
-from firstline.workbench.data.dataset import Dataset, labelled, read_groups
+from firstline.workbench.data.dataset import Dataset, read_groups
 from firstline.workbench.evidence import Evidence, gather, gather_from_agent
 from firstline.workbench.promises import EXAMPLE, UsualAnswer, parse_promises, require_event, usual_answer
 from firstline.workbench.row_checks import require_independent_rows
@@ -58,6 +58,7 @@ from firstline_core.routing.certificate import points
 from firstline_core.routing.certification import CertificationResult, check_share
 from firstline_core.routing.contracts import certify_weighted
 from firstline_core.storage.secrets import read_secret
+from firstline_core.tasks.arrays import labelled_rows
 from firstline_core.telemetry.wording import counted
 
 # The longest that a tier may stay silent: a slow device runs a model meanwhile.
@@ -355,7 +356,7 @@ def _certify_data(
     """Runs the models on a data folder; returns what the rows prove, and how many were checked for independence."""
     if contract.needs_labels:
         truth = dataset.required_truth(bundle.manifest.task, bundle.manifest.inputs)
-        if absent := int((~labelled(truth)).sum()):
+        if absent := int((~labelled_rows(truth)).sum()):
             raise ConfigError(
                 f"{dataset.path} has {counted(absent, 'row')} without a label: the contract compares answers with "
                 "labels; leave these rows out."

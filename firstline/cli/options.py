@@ -18,7 +18,7 @@ from firstline.workbench.data.dataset import EVERY, Dataset, open_dataset
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.errors import ConfigError
 from firstline_core.storage.secrets import read_secret
-from firstline_core.tasks.classification import LABEL
+from firstline_core.tasks.arrays import LABEL
 from firstline_core.types import Name
 
 if TYPE_CHECKING:  # a command that uses a gateway's fleet API alone needs no python-tuf

@@ -20,7 +20,7 @@ from firstline.workbench.evaluate import Variant, evaluate
 from firstline_core.bundle.manifest import Manifest, valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import FirstlineError
-from firstline_core.tasks.classification import LABEL
+from firstline_core.tasks.arrays import LABEL
 from firstline_core.types import Status, Tier
 
 KINDS = ("edge", "cache", "cloud", "provisional")

@@ -22,7 +22,8 @@ from firstline_core.bundle.manifest import TEMPERATURES, Policy
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import LABEL, UNLABELLED, Classification, Probabilities, temper
+from firstline_core.tasks.arrays import LABEL, UNLABELLED
+from firstline_core.tasks.classification import Classification, Probabilities, temper
 
 Against = Literal["labels", "full"]
 # Scores are FP32; their last bit is 6e-8 near 1.

@@ -38,8 +38,9 @@ from firstline_core.routing.contracts import (
     net_loss,
 )
 from firstline_core.routing.drift import histogram
+from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.base import Scores
-from firstline_core.tasks.classification import LABEL, Classification
+from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES
 from firstline_edge.audits.records import key_of
 

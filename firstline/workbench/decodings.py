@@ -30,8 +30,9 @@ from firstline_core.processing.trial import bytes_rows
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks import AnyTask
+from firstline_core.tasks.arrays import LABEL, UNLABELLED
 from firstline_core.tasks.base import Task
-from firstline_core.tasks.classification import LABEL, UNLABELLED, Classification
+from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection, detections
 from firstline_core.types import PROBABILITIES, Arrays, join_rows
 

@@ -7,12 +7,13 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from firstline.workbench.data.dataset import Dataset, labelled
+from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.observe import Progress, observe
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.arrays import some_labelled
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import Arrays, Sha256
@@ -29,9 +30,7 @@ def quality(task: Task, outputs: Arrays, evidence: Arrays, truth: Arrays) -> flo
     """
     if task.higher_is_better:
         return task.summary(outputs, evidence, truth)[task.quality]
-    known = labelled(truth)
-    if not known.any():
-        raise ConfigError("The quality needs labelled rows; the data has none.")
+    known = some_labelled(truth, "The quality")
     return 1 - float(task.truth_loss(outputs, truth)[known].mean(dtype=np.float64))
 
 

@@ -18,7 +18,8 @@ from firstline.workbench.data.dataset import Dataset, open_dataset
 from firstline.workbench.evaluate import Evaluation, evaluate
 from firstline.workbench.spec import read_recipe
 from firstline_core.errors import ConfigError
-from firstline_core.tasks.classification import LABEL, Classification
+from firstline_core.tasks.arrays import LABEL
+from firstline_core.tasks.classification import Classification
 
 pytestmark = pytest.mark.shared_data
 

@@ -8,17 +8,13 @@ from pathlib import Path
 import pytest
 
 SOURCE = '''
-from typing import ClassVar
-
 import numpy as np
 
 from firstline_core.tasks.classification import Classification
 
 
-class Triage(Classification, frozen=True, tag_field="kind", tag="triage"):
+class Triage(Classification, frozen=True, tag="triage"):
     """A classifier whose first labels are alike: confusing them costs nothing."""
-
-    kind: ClassVar[str] = "triage"
 
     alike: int = 2
 
@@ -31,7 +27,7 @@ class Triage(Classification, frozen=True, tag_field="kind", tag="triage"):
         return (some != other).astype(np.float32)
 
 
-class Bare(Classification, frozen=True, tag_field="kind", tag="other"):
+class Bare(Classification, frozen=True, tag="other"):
     pass
 
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from firstline.workbench.csv_files import open_csv
 from firstline.workbench.data import tables, videos
@@ -40,11 +39,11 @@ from firstline_core.processing.image_header import read_header
 from firstline_core.processing.steps import InputSpec
 from firstline_core.processing.trial import bytes_rows
 from firstline_core.tasks.anomaly import SEQUENCE, TIME
+from firstline_core.tasks.arrays import LABEL, UNLABELLED
 from firstline_core.tasks.base import Task
-from firstline_core.tasks.classification import LABEL, UNLABELLED
 from firstline_core.tasks.regression import Regression
 from firstline_core.telemetry.wording import counted
-from firstline_core.types import DATATYPES, Array, Arrays, Tensor, TensorSpec, row_count
+from firstline_core.types import DATATYPES, Array, Arrays, Tensor, TensorSpec
 
 _T = TypeVar("_T")
 
@@ -377,18 +376,6 @@ class Dataset:
             first = "; its first line names the columns" if self.table.path.suffix == ".csv" else ""
             return f"{self.table.path} has no column {self.label_column}{first}."
         return f"{self.path / LABELS_NAME} cannot be read: there is no such file; {_EXPECTED}."
-
-
-def labelled(truth: Arrays) -> NDArray[np.bool_]:
-    """Returns which rows have a label, (n,): neither `UNLABELLED` nor NaN."""
-    count = row_count(truth)
-    if LABEL in truth and truth[LABEL].dtype.kind == "i":
-        return np.asarray(truth[LABEL] != UNLABELLED, np.bool_)
-    known = np.ones(count, np.bool_)
-    for array in truth.values():
-        if array.dtype.kind == "f":
-            known &= np.isfinite(array).reshape(count, -1).all(axis=1)
-    return known
 
 
 def _sha256(array: np.ndarray[Any, Any] | np.generic) -> str:

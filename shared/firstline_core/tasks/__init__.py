@@ -1,7 +1,8 @@
 """Tasks: the outputs of models, and how they are scored and compared. One module of pure functions per task.
 
 Modules
-    base                the functions of every task
+    base                the functions of every task, with defaults
+    arrays              outputs about which nothing but their form is known
     classification      one probability per label
     detection           boxes with classes and scores
     regression          numbers with a tolerance

@@ -9,32 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
-from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.steps import Columns, Graph, PostStep, Reconstruction, Sigmoid, Softmax, Threshold
-from firstline_core.tasks.base import (
-    MISSED,
-    Event,
-    ModelOutputs,
-    Postprocess,
-    Prediction,
-    Scores,
-    event_names,
-    event_of,
-)
-from firstline_core.tasks.classification import LABEL, UNLABELLED
-from firstline_core.tasks.drawing import caption
+from firstline_core.tasks.arrays import LABEL, some_labelled
+from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
-from firstline_core.types import Array, Arrays, TensorSpec, all_finite, row_count
-
-if TYPE_CHECKING:
-    from PIL import Image
+from firstline_core.types import Array, Arrays, TensorSpec, row_count
 
 SCORE, ANOMALOUS = "score", "anomalous"
 """Outputs FP32 (n,) and BOOL (n,)."""
@@ -49,21 +35,16 @@ _MEASURES = 4
 _DAY_S = 86_400.0
 
 
-class Anomaly(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="anomaly"):
+class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
     """A model that recognises what is not normal.
 
     Attributes:
         labels: the names of both decisions.
     """
 
-    kind: ClassVar[str] = "anomaly"
     score_kinds: ClassVar[tuple[str, ...]] = ("decisiveness", "normality")
-    compares_evidence: ClassVar[bool] = False
-    graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "f1"
     higher_is_better: ClassVar[bool] = True
-    view_options: ClassVar[tuple[str, ...]] = ()
-    in_pixels: ClassVar[bool] = False
 
     labels: tuple[str, str] = ("normal", "anomaly")
 
@@ -93,21 +74,9 @@ class Anomaly(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
         return self.labels[1:]
 
     @property
-    def events(self) -> tuple[str, ...]:
-        return event_names(self.group_names)
-
-    @property
     def digest(self) -> str:
         """Returns "": labels name the decisions, and change no number."""
         return ""
-
-    def declared(self, *, rounded: bool, cut: bool) -> Anomaly:
-        """Returns this task: the outputs of all models satisfy the same."""
-        return self
-
-    def fault(self, outputs: Arrays) -> str:
-        """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
-        return "" if all_finite(outputs[SCORE]) else "NaN or infinity in 'score'"
 
     def postprocess(self, model: ModelOutputs) -> Postprocess:
         """Compiles the steps to one number for each row, and the step `threshold` after them."""
@@ -163,13 +132,8 @@ class Anomaly(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     def needs_event(self, steps: Sequence[PostStep]) -> bool:
         return True
 
-    def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
-        """Returns "": every model has an operating score."""
-        return ""
-
     @property
     def feature_count(self) -> int:
-        """Returns the number of columns of `features`."""
         return _MEASURES
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
@@ -195,11 +159,6 @@ class Anomaly(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
         """Returns 1 where the decisions differ, else 0."""
         return np.asarray(edge[ANOMALOUS] != full[ANOMALOUS], np.float32)
 
-    def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
-        direction, _ = event_of(name, self.group_names)
-        counts, other = (full, edge) if direction == MISSED else (edge, full)
-        return Event(counts[ANOMALOUS], np.asarray(counts[ANOMALOUS] & ~other[ANOMALOUS], np.float32))
-
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
         return np.asarray(outputs[ANOMALOUS].astype(np.int64) != truth[LABEL], np.float32)
 
@@ -216,9 +175,7 @@ class Anomaly(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
             evidence: is not used.
             truth: has `label`, and may have `time` and `sequence`.
         """
-        known = truth[LABEL] != UNLABELLED
-        if not known.any():
-            raise ConfigError("The F1 score needs labelled rows; the data has none.")
+        known = some_labelled(truth, "The F1 score")
         said, true = outputs[ANOMALOUS][known], truth[LABEL][known] == 1
         sequence = truth[SEQUENCE][known] if SEQUENCE in truth else np.zeros(len(said), np.int64)
         right = float((said & true).sum())
@@ -245,14 +202,11 @@ class Anomaly(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
         """Returns the decision and the score."""
         return {ANOMALOUS: bool(outputs[ANOMALOUS][row]), SCORE: float(f"{outputs[SCORE][row]:.7g}")}
 
-    def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
-        """Returns a copy of the image with the label and the score in the top left corner."""
-        return caption(image, f"{self.labels[int(outputs[ANOMALOUS][row])]} {outputs[SCORE][row]:.4g}")
+    def title(self, outputs: Arrays, row: int) -> str:
+        return f"{self.labels[int(outputs[ANOMALOUS][row])]} {outputs[SCORE][row]:.4g}"
 
-    def difference(self, expected: Arrays, actual: Arrays) -> float:
+    def distance(self, expected: Arrays, actual: Arrays) -> float:
         """Returns the largest difference of a score, relative to its size if that is above 1."""
-        if expected[SCORE].shape != actual[SCORE].shape or self.fault(expected) or self.fault(actual):
-            return float("inf")
         wanted = expected[SCORE].astype(np.float64)
         return float((np.abs(wanted - actual[SCORE]) / np.maximum(np.abs(wanted), 1)).max(initial=0))
 

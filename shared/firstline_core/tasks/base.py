@@ -1,22 +1,39 @@
-"""The interface of tasks. Its implementations are pure, and hold the configuration of one bundle."""
+"""The functions of tasks, and what holds for a task that does not define them. All are pure."""
 
 from __future__ import annotations
 
+import hashlib
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError, InferenceError, ModelLoadError
 from firstline_core.processing.boxes import InputSize
-from firstline_core.processing.compile import GraphLoader
+from firstline_core.processing.compile import GraphLoader, compile_postprocess
 from firstline_core.processing.steps import PostStep
 from firstline_core.runtime.base import pick_port
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.arrays import (
+    MEASURES,
+    beginning,
+    labelled_rows,
+    largest_difference,
+    measures,
+    nested,
+    not_finite,
+    numbers_of,
+    shaped,
+    some_labelled,
+    taken,
+)
+from firstline_core.tasks.drawing import caption
 from firstline_core.tasks.view import WHOLE, View
-from firstline_core.types import DATATYPES, Arrays, Tensor, TensorSpec, all_finite
+from firstline_core.types import DATATYPES, Arrays, Tensor, TensorSpec, row_count
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -171,16 +188,22 @@ class LikeOutputs:
         self.outputs = tuple(TensorSpec(tensor.name, tensor.datatype, (-1, *tensor.shape[1:])) for tensor in tensors)
 
     def fault(self, outputs: Arrays) -> str:
-        bad = [name for name, array in outputs.items() if array.dtype.kind == "f" and not all_finite(array)]
-        return f"NaN or infinity in '{bad[0]}'" if bad else ""
+        return not_finite(outputs)
 
 
-@runtime_checkable
-class Task(Protocol):
-    """A task, with the configuration of one bundle.
+class _Kind:
+    def __get__(self, task: object, owner: type) -> str:
+        return str(owner.__struct_config__.tag)  # type: ignore[attr-defined]
+
+
+class Task:
+    """A task, with the configuration of one bundle. Its types derive from `ConfiguredTask`.
+
+    `outputs` and `loss` are what a task must define. Everything else has a default, which holds for outputs about which
+    only names, datatypes and shapes are known. A task that has groups also defines `occurrences`.
 
     Attributes:
-        kind: its name in manifests.
+        kind: its name in manifests, the tag of its struct.
         score_kinds: names of the confidence scores that `score` computes.
         compares_evidence: whether `difference` uses the evidence too.
         graph_scores: whether a bundle's own score graph, which reads probabilities, can score the outputs.
@@ -197,58 +220,96 @@ class Task(Protocol):
         feature_count: number of columns of `features`.
     """
 
-    kind: ClassVar[str]
-    score_kinds: ClassVar[tuple[str, ...]]
-    compares_evidence: ClassVar[bool]
-    graph_scores: ClassVar[bool]
-    quality: ClassVar[str]
-    higher_is_better: ClassVar[bool]
-    view_options: ClassVar[tuple[str, ...]]
-    in_pixels: ClassVar[bool]
+    __slots__ = ()
+
+    kind = _Kind()
+    score_kinds: ClassVar[tuple[str, ...]] = ("none",)
+    compares_evidence: ClassVar[bool] = False
+    graph_scores: ClassVar[bool] = False
+    quality: ClassVar[str] = "loss"
+    higher_is_better: ClassVar[bool] = False
+    view_options: ClassVar[tuple[str, ...]] = ()
+    in_pixels: ClassVar[bool] = False
 
     @property
+    @abstractmethod
     def outputs(self) -> tuple[TensorSpec, ...]: ...
 
     @property
-    def evidence(self) -> tuple[TensorSpec, ...]: ...
+    def evidence(self) -> tuple[TensorSpec, ...]:
+        return ()
 
     @property
-    def truth(self) -> tuple[TensorSpec, ...]: ...
+    def truth(self) -> tuple[TensorSpec, ...]:
+        """Returns the form of the outputs: the label of a row is the answer that it should have."""
+        return self.outputs
 
     @property
-    def labels(self) -> tuple[str, ...]: ...
+    def labels(self) -> tuple[str, ...]:
+        return ()
 
     @property
-    def group_names(self) -> tuple[str, ...]: ...
+    def group_names(self) -> tuple[str, ...]:
+        return ()
 
     @property
-    def events(self) -> tuple[str, ...]: ...
+    def events(self) -> tuple[str, ...]:
+        return event_names(self.group_names)
 
     @property
     def digest(self) -> str:
-        """Returns the sha256 over the configuration that changes outputs, scores or losses; "" if none does."""
-        ...
+        """Returns the sha256 over the configuration that changes outputs, scores or losses; "" if none does.
+
+        The default covers all fields.
+        """
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
     @property
-    def feature_count(self) -> int: ...
+    def feature_count(self) -> int:
+        return MEASURES * len(numbers_of(self.outputs))
 
     def declared(self, *, rounded: bool, cut: bool) -> DeclaredOutputs:
-        """Returns the declaration of one model's outputs.
+        """Returns the declaration of one model's outputs; by default, those of all models satisfy the same.
 
         Args:
             rounded: whether the model's numbers may be rounded to eight bits.
             cut: whether some of the model's classes are left out, such as a background class.
         """
+        return self
+
+    def fault(self, outputs: Arrays) -> str:
+        """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
+        return not_finite({spec.name: outputs[spec.name] for spec in self.outputs})
 
     def postprocess(self, model: ModelOutputs) -> Postprocess:
         """Compiles the postprocessing of one model.
 
+        The default reads the outputs by their names, or a single output with steps.
+
         Raises:
             ModelLoadError: the steps do not fit the task or each other, or an output does not exist.
         """
+        alone = len(self.outputs) == 1
+        if not alone and (model.steps or model.output):
+            raise ModelLoadError(
+                f"Postprocessing: {model.what} has several outputs, which have the names in the task and no steps."
+            )
+        names = {spec.name: model.port(model.output if alone else spec.name) for spec in self.outputs}
+        steps = compile_postprocess(model.steps, model.load_graph) if model.steps else None
+
+        def run(raw: Arrays, rows: Arrays) -> Prediction:
+            outputs = {}
+            for spec in self.outputs:
+                found = raw[names[spec.name]] if steps is None else steps(raw[names[spec.name]])
+                outputs[spec.name] = shaped(found, spec, row_count(rows), model.what)
+            return Prediction(outputs, {})
+
+        return Postprocess(tuple(names.values()), run)
 
     def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
         """Returns the confidence of each row: higher means that the edge answer is more likely to be accepted.
+
+        The default is 0 for every row: without confidence no edge answer is accepted.
 
         Args:
             kind: one of `score_kinds`.
@@ -262,6 +323,7 @@ class Task(Protocol):
         Raises:
             InvalidTensorError: the score needs evidence that the model does not give.
         """
+        return np.zeros(row_count(outputs), np.float32)
 
     def needs_event(self, steps: Sequence[PostStep]) -> bool:
         """Returns whether contracts must name an event: most rows may have nothing to report, and hide the misses.
@@ -269,7 +331,7 @@ class Task(Protocol):
         Args:
             steps: the postprocessing of a model.
         """
-        ...
+        return False
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         """Returns why a model cannot have a score, as part of a sentence; "" if it can.
@@ -280,19 +342,36 @@ class Task(Protocol):
             kind: one of `score_kinds`, "learned" or "graph".
             steps: the postprocessing of the model.
         """
+        return ""
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
-        """Returns the inputs of learned scores, (n, feature_count) float32; for arguments and errors see `score`."""
+        """Returns the inputs of learned scores, (n, feature_count) float32; for arguments and errors see `score`.
+
+        The default is mean, deviation and logarithm of the largest size of each output of numbers.
+        """
+        numbers = numbers_of(self.outputs)
+        return measures([outputs[name] for name in numbers], row_count(outputs))
 
     def supposed_losses(self, outputs: Arrays, evidence: Arrays) -> Scores:
-        """Returns an estimate of P(loss) of each row, (n,) in [0, 1], for scores that are not probabilities."""
+        """Returns an estimate of P(loss) of each row, (n,) in [0, 1], for scores that are not probabilities.
+
+        The default is a half for each row: nothing is known.
+        """
+        return np.full(row_count(outputs), 0.5, np.float32)
 
     def groups(self, outputs: Arrays) -> Sequence[str]:
-        """Returns, for each row, the class that a certificate by class refers to."""
+        """Returns, for each row, the class that a certificate by class refers to; "" without one.
+
+        The default is the first group that the row reports, in the order of the groups.
+        """
+        counts = self.occurrences(outputs)
+        return [next((name for name, count in zip(self.group_names, row, strict=True) if count), "") for row in counts]
 
     def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
         """Returns how often each row reports each group, (n, len(group_names))."""
+        return np.zeros((row_count(outputs), 0), np.int64)
 
+    @abstractmethod
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
         """Returns the disagreement of each row, (n,) float32 in [0, 1]; an answer changed if it is above 0."""
 
@@ -310,28 +389,49 @@ class Task(Protocol):
         Raises:
             ConfigError: no such event.
         """
+        direction, group = event_of(name, self.group_names)
+        ours, theirs = (self.occurrences(outputs)[:, group] > 0 for outputs in (edge, full))
+        counts, found = (theirs, ours) if direction == MISSED else (ours, theirs)
+        return Event(counts, (counts & ~found).astype(np.float32))
 
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
-        """Returns the loss of each row against its label, (n,) float32 in [0, 1]; 1 for a row without a label."""
+        """Returns the loss of each row against its label, (n,) float32 in [0, 1]; 1 for a row without a label.
+
+        By default, a label has the form of the outputs, and is absent if it has NaN.
+        """
+        known = labelled_rows(truth)
+        losses = np.ones(len(known), np.float32)
+        if known.any():
+            losses[known] = self.loss(taken(outputs, known), taken(truth, known))
+        return losses
 
     def summary(self, outputs: Arrays, evidence: Arrays, truth: Arrays) -> dict[str, float]:
-        """Returns the figures of a data set, with `quality` among them.
+        """Returns the figures of a data set, with `quality` among them; by default the mean loss against the labels.
 
         Raises:
             ConfigError: no row has a label, or a package that computes a figure is not installed.
         """
+        known = some_labelled(truth, "The loss")
+        return {"loss": float(self.truth_loss(outputs, truth)[known].mean())}
 
     def describe(self, outputs: Arrays, row: int, view: View = WHOLE) -> dict[str, Any]:
         """Returns the answer to one row for people, as JSON values.
+
+        The default is `outputs`: nested lists by name, with one row, in seven digits.
 
         Args:
             outputs: canonical outputs.
             row: its index.
             view: leaves parts of the answer out.
         """
+        return {"outputs": {spec.name: nested(outputs[spec.name][row : row + 1]) for spec in self.outputs}}
+
+    def title(self, outputs: Arrays, row: int) -> str:
+        """Returns the answer to one row as text for a picture; by default the first elements of each output."""
+        return "\n".join(f"{spec.name} {beginning(outputs[spec.name][row])}" for spec in self.outputs)
 
     def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
-        """Returns a copy of the upright image that shows the answer to one row.
+        """Returns a copy of the upright image that shows the answer to one row; by default as `title` in a corner.
 
         Args:
             image: upright; it may be smaller than the original, if `view` has the original's size.
@@ -339,13 +439,30 @@ class Task(Protocol):
             row: its index.
             view: leaves parts of the answer out.
         """
+        return caption(image, self.title(outputs, row))
 
     def difference(self, expected: Arrays, actual: Arrays) -> float:
-        """Returns the largest difference of two outputs of the same rows; infinite if their shapes differ.
+        """Returns the largest difference of two outputs of the same rows.
 
-        It is absolute for probabilities and scores, and otherwise relative to the size of the output.
+        It is infinite if their shapes differ, and for NaN or infinity.
 
         Args:
             expected: canonical outputs, and the evidence if it is known.
             actual: the same.
         """
+        wanted, found = ({spec.name: each[spec.name] for spec in self.outputs} for each in (expected, actual))
+        if any(wanted[name].shape != found[name].shape for name in wanted) or not_finite(wanted) or not_finite(found):
+            return float("inf")
+        return self.distance(expected, actual)
+
+    def distance(self, expected: Arrays, actual: Arrays) -> float:
+        """Returns the largest difference of finite outputs of equal shapes; for arguments see `difference`.
+
+        It is absolute for probabilities and scores, and otherwise relative to the size of the output. The default is
+        relative to the largest number of each output or to 1, and infinite for other BYTES or booleans.
+        """
+        return largest_difference(expected, actual, self.outputs)
+
+
+class ConfiguredTask(Task, Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
+    """The base of tasks: a struct whose fields are the configuration, and whose tag is the kind."""

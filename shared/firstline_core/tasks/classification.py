@@ -7,38 +7,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError
+from firstline_core.errors import InferenceError, InvalidTensorError
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.steps import Graph, PostStep, Softmax
-from firstline_core.tasks.base import (
-    MISSED,
-    Event,
-    ModelOutputs,
-    Postprocess,
-    Prediction,
-    Scores,
-    event_names,
-    event_of,
-)
-from firstline_core.tasks.drawing import caption
+from firstline_core.tasks.arrays import LABEL, some_labelled
+from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec, row_count
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 Probabilities = NDArray[np.float32]
-
-LABEL = "label"
-"""The truth of a classifier, INT64 [rows]; of independent labels BOOL [rows, labels]."""
-UNLABELLED = -1
-"""The label of a row without one."""
 
 _TOP = 5
 
@@ -65,9 +48,7 @@ _SLACK = 1e-6
 _LEAST_OF_SET = 0.5
 
 
-class Classification(
-    Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="classification"
-):
+class Classification(ConfiguredTask, frozen=True, tag="classification"):
     """A classifier: `probabilities` FP32 [-1, labels] in the order of the labels.
 
     The answer is the likeliest label. With independent labels it is the set of those with a probability of 0.5 or more.
@@ -77,14 +58,10 @@ class Classification(
         independent: whether each label has a probability of its own; otherwise a row's probabilities sum to about 1.
     """
 
-    kind: ClassVar[str] = "classification"
     score_kinds: ClassVar[tuple[str, ...]] = ("max_probability", "margin", "entropy", "energy")
-    compares_evidence: ClassVar[bool] = False
     graph_scores: ClassVar[bool] = True
     quality: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
-    view_options: ClassVar[tuple[str, ...]] = ()
-    in_pixels: ClassVar[bool] = False
 
     labels: tuple[str, ...]
     independent: bool = False
@@ -110,10 +87,6 @@ class Classification(
     @property
     def group_names(self) -> tuple[str, ...]:
         return self.labels
-
-    @property
-    def events(self) -> tuple[str, ...]:
-        return event_names(self.labels)
 
     @property
     def digest(self) -> str:
@@ -153,9 +126,6 @@ class Classification(
             return set_score(kind, outputs[PROBABILITIES], temperature=temperature)
         return score(kind, outputs[PROBABILITIES], evidence.get(LOGITS), temperature=temperature)
 
-    def needs_event(self, steps: Sequence[PostStep]) -> bool:
-        return False
-
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         if kind != "energy":
             return ""
@@ -185,12 +155,6 @@ class Classification(
             return np.asarray((self._answers(edge) != self._answers(full)).any(axis=1), np.float32)
         return losses(edge[PROBABILITIES], full[PROBABILITIES])
 
-    def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
-        direction, label = event_of(name, self.labels)
-        ours, theirs = (self._answers(outputs)[:, label] for outputs in (edge, full))
-        counts, found = (theirs, ours) if direction == MISSED else (ours, theirs)
-        return Event(counts, (counts & ~found).astype(np.float32))
-
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
         if self.independent:
             return np.asarray((self._answers(outputs) != truth[LABEL]).any(axis=1), np.float32)
@@ -204,9 +168,7 @@ class Classification(
         """
         if self.independent:
             return _set_summary(self._answers(outputs), truth[LABEL])
-        known = truth[LABEL] != UNLABELLED
-        if not known.any():
-            raise ConfigError("The accuracy needs labelled rows; the data has none.")
+        known = some_labelled(truth, "The accuracy")
         said, true = outputs[PROBABILITIES].argmax(axis=1)[known], truth[LABEL][known]
         count = len(self.labels)
         right = np.bincount(true[said == true], minlength=count)
@@ -224,19 +186,14 @@ class Classification(
             found["labels"] = [self.labels[label] for label in np.flatnonzero(self._answers(outputs)[row]).tolist()]
         return found
 
-    def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
-        """Returns a copy of the image with the labels of the answer in the top left corner."""
+    def title(self, outputs: Arrays, row: int) -> str:
         found = self.describe(outputs, row)
         if self.independent:
-            return caption(image, ", ".join(found["labels"]) or "none")
-        return caption(image, f"{found['label']} {found['probability']:.2f}")
+            return ", ".join(found["labels"]) or "none"
+        return f"{found['label']} {found['probability']:.2f}"
 
-    def difference(self, expected: Arrays, actual: Arrays) -> float:
-        """Returns the largest difference of a probability; infinite for NaN or infinity."""
-        wanted, found = expected[PROBABILITIES], actual[PROBABILITIES]
-        if wanted.shape != found.shape or not (np.isfinite(wanted).all() and np.isfinite(found).all()):
-            return float("inf")
-        return float(np.abs(wanted.astype(np.float64) - found).max(initial=0))
+    def distance(self, expected: Arrays, actual: Arrays) -> float:
+        return float(np.abs(expected[PROBABILITIES].astype(np.float64) - actual[PROBABILITIES]).max(initial=0))
 
     def _answers(self, outputs: Arrays) -> NDArray[np.bool_]:
         """Returns the labels of each answer, (n, labels)."""

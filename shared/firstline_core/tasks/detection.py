@@ -10,13 +10,11 @@ therefore events, such as "missed person", each with a condition: the frames tha
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta, field
 from numpy.typing import NDArray
 
 from firstline_core.errors import InvalidTensorError
@@ -36,12 +34,12 @@ from firstline_core.processing.steps import Detr, PostStep, Ssd
 from firstline_core.tasks.average_precision import average_precision
 from firstline_core.tasks.base import (
     MISSED,
+    ConfiguredTask,
     Event,
     ModelOutputs,
     Postprocess,
     Prediction,
     Scores,
-    event_names,
     event_of,
 )
 from firstline_core.tasks.drawing import COLOURS, line_width, write
@@ -73,7 +71,7 @@ class Objects(NamedTuple):
     invented: NDArray[np.int64]
 
 
-class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="detection"):
+class Detection(ConfiguredTask, frozen=True, tag="detection"):
     """A detector.
 
     The edge model's box matches the full model's if both are of one group and overlap enough. Each box matches at most
@@ -89,10 +87,8 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         least_side: smaller objects are neither missed nor invented, in pixels.
     """
 
-    kind: ClassVar[str] = "detection"
     score_kinds: ClassVar[tuple[str, ...]] = ("minimum_confidence", "mean_confidence", "no_candidate", "product")
     compares_evidence: ClassVar[bool] = True
-    graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "map50"
     higher_is_better: ClassVar[bool] = True
     view_options: ClassVar[tuple[str, ...]] = (MIN_SCORE, CLASSES_SHOWN, MAX_OBJECTS)
@@ -100,7 +96,7 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     labels: Annotated[tuple[str, ...], Meta(min_length=1)]
     k: Annotated[int, Meta(ge=1, le=1000)] = 100
-    class_groups: dict[str, tuple[str, ...]] = {}
+    class_groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     iou: _Share = 0.5
     small_iou: _Share = 0.3
     small_side: _Pixels = 32.0
@@ -146,17 +142,7 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         group_of = {label: name for name, labels in self.class_groups.items() for label in labels}
         return tuple(dict.fromkeys(group_of.get(label, label) for label in self.labels))
 
-    @property
-    def events(self) -> tuple[str, ...]:
-        """Returns the names of all events, such as "missed person"."""
-        return event_names(self.group_names)
-
-    def declared(self, *, rounded: bool, cut: bool) -> Detection:
-        """Returns this task: the outputs of all models satisfy the same."""
-        return self
-
     def fault(self, outputs: Arrays) -> str:
-        """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
         boxes, scores, classes, count = (outputs[name] for name in (BOXES, SCORES, CLASSES, COUNT))
         if not (count.min() >= 0 and count.max() <= self.k):
             return f"a count outside of 0 to {self.k}"
@@ -226,21 +212,11 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
             found = np.where(count > 0, scores.min(axis=1, where=used, initial=1), 1 - best)
         return np.where((count > 0) | (best > 0), found, 0).astype(np.float32)
 
-    @property
-    def digest(self) -> str:
-        """Returns the sha256 over all fields: they change the number of boxes, the groups or the matches."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
-
     def needs_event(self, steps: Sequence[PostStep]) -> bool:
         return True
 
-    def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
-        """Returns "": every detector has candidates, at least none."""
-        return ""
-
     @property
     def feature_count(self) -> int:
-        """Returns the number of columns of `features`."""
         return _MEASURES + (len(self.group_names) if len(self.labels) <= _CLASSES_AT_MOST else 0)
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
@@ -290,10 +266,6 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         objects = self.objects(edge, full)
         wrong: NDArray[np.int64] = (objects.missed + objects.invented).sum(axis=1)
         return (wrong > 0).astype(np.float32)
-
-    def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
-        """Returns the loss against labelled boxes, which have the form of outputs."""
-        return self.loss(outputs, truth)
 
     def summary(self, outputs: Arrays, evidence: Arrays, truth: Arrays) -> dict[str, float]:
         """Returns COCO's mean average precision at an overlap of 0.5, and as the mean of 0.5 to 0.95.
@@ -353,18 +325,12 @@ class Detection(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
             np.add.at(result.invented[row], our_groups[(partner < 0) & (_sides(ours.boxes) >= self.least_side)], 1)
         return result
 
-    def difference(self, expected: Arrays, actual: Arrays) -> float:
+    def distance(self, expected: Arrays, actual: Arrays) -> float:
         """Returns the largest difference of a score, or of a box relative to its size; infinite without a partner.
 
         A detection of one side may be a candidate of the other, because its score is near the operating score.
         """
-        if expected[BOXES].shape != actual[BOXES].shape:
-            return float("inf")
         return max((_difference(expected, actual, row) for row in range(len(expected[COUNT]))), default=0.0)
-
-    def same(self, a: Arrays, b: Arrays, tolerance: float) -> NDArray[np.bool_]:
-        """Returns for each row whether `difference` is at most the tolerance, (n,)."""
-        return np.array([_difference(a, b, row) <= tolerance for row in range(len(a[COUNT]))], np.bool_)
 
     def describe(self, outputs: Arrays, row: int, view: View = WHOLE) -> dict[str, Any]:
         """Returns the JSON form of a row for people: its objects, best first, with boxes in pixels."""
@@ -447,7 +413,7 @@ def _candidate_scores(evidence: Arrays) -> Scores:
 
 
 def _difference(expected: Arrays, actual: Arrays, row: int) -> float:
-    """Returns the largest difference of a row's detections, see `Detection.difference`."""
+    """Returns the largest difference of a row's detections, see `Detection.distance`."""
     worst = 0.0
     for some, others in ((expected, actual), (actual, expected)):
         ours, theirs = detections(some, row), with_candidates(others, row)

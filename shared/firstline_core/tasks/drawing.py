@@ -35,7 +35,8 @@ def write(image: Image.Image, at: tuple[float, float], text: str, colour: str) -
 
 
 def caption(image: Image.Image, text: str) -> Image.Image:
-    """Returns a copy of an image with text in its top left corner."""
+    """Returns a copy of an image with any text in its top left corner."""
     drawn = image.convert("RGB")
-    write(drawn, (0, 0), text, COLOURS[0])
+    if text:
+        write(drawn, (0, 0), text, COLOURS[0])
     return drawn

@@ -7,36 +7,21 @@ share a space; then only the neighbours are compared.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.steps import Columns, Gallery, Graph, Positive, PostStep
-from firstline_core.tasks.base import (
-    MISSED,
-    Event,
-    ModelOutputs,
-    Postprocess,
-    Prediction,
-    Scores,
-    event_names,
-    event_of,
-)
-from firstline_core.tasks.classification import LABEL, UNLABELLED
-from firstline_core.tasks.drawing import caption
+from firstline_core.tasks.arrays import LABEL, UNLABELLED, labelled_rows, nested, not_finite
+from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
-from firstline_core.types import Array, Arrays, TensorSpec, all_finite, row_count
-
-if TYPE_CHECKING:
-    from PIL import Image
+from firstline_core.types import Array, Arrays, TensorSpec, row_count
 
 EMBEDDING, NEIGHBOUR, SIMILARITY = "embedding", "neighbour", "similarity"
 """Outputs FP32 (n, size), INT64 (n,), -1 for none, and FP32 (n,), from -1 to 1."""
@@ -51,7 +36,7 @@ _TINY = 1e-12
 _GROUPS_AT_MOST = 256  # with more labels, contracts and rollouts cannot tell them apart
 
 
-class Embedding(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="embedding"):
+class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
     """A model of embeddings.
 
     Attributes:
@@ -61,14 +46,9 @@ class Embedding(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         labels: of the gallery's rows, in their order; several rows may have the same. () without a gallery.
     """
 
-    kind: ClassVar[str] = "embedding"
     score_kinds: ClassVar[tuple[str, ...]] = ("margin", "similarity", "norm")
-    compares_evidence: ClassVar[bool] = False
-    graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "recall_at_1"
     higher_is_better: ClassVar[bool] = True
-    view_options: ClassVar[tuple[str, ...]] = ()
-    in_pixels: ClassVar[bool] = False
 
     size: Positive
     tolerance: Annotated[float, Meta(ge=0, le=2)] = 0.0
@@ -100,25 +80,9 @@ class Embedding(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         names = tuple(dict.fromkeys(self.labels))
         return names if len(names) <= _GROUPS_AT_MOST else ()
 
-    @property
-    def events(self) -> tuple[str, ...]:
-        return event_names(self.group_names)
-
-    @property
-    def digest(self) -> str:
-        """Returns the sha256 over all fields: they change the outputs or the losses."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
-
-    def declared(self, *, rounded: bool, cut: bool) -> Embedding:
-        """Returns this task: the outputs of all models satisfy the same."""
-        return self
-
     def fault(self, outputs: Arrays) -> str:
-        """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
-        if not all_finite(outputs[EMBEDDING]):
-            return "NaN or infinity in 'embedding'"
-        if not self.labels:
-            return ""
+        if (problem := not_finite({EMBEDDING: outputs[EMBEDDING]})) or not self.labels:
+            return problem
         neighbour, similarity = outputs[NEIGHBOUR], outputs[SIMILARITY]
         if ((neighbour < -1) | (neighbour >= len(self.labels))).any():
             return f"a neighbour outside of -1 to {len(self.labels) - 1}"
@@ -226,7 +190,6 @@ class Embedding(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     @property
     def feature_count(self) -> int:
-        """Returns the number of columns of `features`."""
         return _MEASURES
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
@@ -245,7 +208,7 @@ class Embedding(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     def supposed_losses(self, outputs: Arrays, evidence: Arrays) -> Scores:
         """Returns half of 1 - the score `margin`, or a half without a gallery."""
         if MARGIN not in evidence:
-            return np.full(len(outputs[EMBEDDING]), 0.5, np.float32)
+            return super().supposed_losses(outputs, evidence)
         return np.asarray((1 - self.score("margin", outputs, evidence)) / 2, np.float32)
 
     def groups(self, outputs: Arrays) -> Sequence[str]:
@@ -271,12 +234,6 @@ class Embedding(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
             lost |= 1 - cosine > self.tolerance
         return lost.astype(np.float32)
 
-    def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
-        direction, label = event_of(name, self.group_names)
-        counts, other = (full, edge) if direction == MISSED else (edge, full)
-        there = self._labels_of(counts) == label
-        return Event(there, np.asarray(there & (self._labels_of(other) != label), np.float32))
-
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
         """Returns 1 where the neighbour has another label than the truth.
 
@@ -295,7 +252,7 @@ class Embedding(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         The neighbour is of the gallery. Without one, it is the most similar other row of the data, and rows whose label
         is unique do not count.
         """
-        known = truth[LABEL] != UNLABELLED
+        known = labelled_rows(truth)
         if self.labels and known.any():
             return {"recall_at_1": float(1 - self.truth_loss(outputs, truth)[known].mean())}
         labels, rows = truth[LABEL][known], _unit(outputs[EMBEDDING][known])
@@ -312,25 +269,20 @@ class Embedding(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     def describe(self, outputs: Arrays, row: int, view: View = WHOLE) -> dict[str, Any]:
         """Returns the label of the neighbour, null if none is near enough, and its similarity; or the embedding."""
         if not self.labels:
-            return {EMBEDDING: [float(f"{value:.7g}") for value in outputs[EMBEDDING][row].tolist()]}
+            return {EMBEDDING: nested(outputs[EMBEDDING][row])}
         neighbour = int(outputs[NEIGHBOUR][row])
         return {
             NEIGHBOUR: self.labels[neighbour] if neighbour >= 0 else None,
             SIMILARITY: round(float(outputs[SIMILARITY][row]), 4),
         }
 
-    def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
-        """Returns a copy of the image with the neighbour in the top left corner."""
-        if not self.labels:
-            return image.convert("RGB")
+    def title(self, outputs: Arrays, row: int) -> str:
         found = self.describe(outputs, row)
-        return caption(image, f"{found[NEIGHBOUR] or 'unknown'} {found[SIMILARITY]:.2f}")
+        return f"{found[NEIGHBOUR] or 'unknown'} {found[SIMILARITY]:.2f}" if self.labels else ""
 
-    def difference(self, expected: Arrays, actual: Arrays) -> float:
+    def distance(self, expected: Arrays, actual: Arrays) -> float:
         """Returns the largest difference of a number, relative to the length of the embedding."""
         wanted, found = expected[EMBEDDING].astype(np.float64), actual[EMBEDDING]
-        if wanted.shape != found.shape or self.fault(expected) or self.fault(actual):
-            return float("inf")
         length = np.maximum(np.linalg.norm(wanted, axis=1), _TINY)
         return float((np.abs(wanted - found).max(axis=1, initial=0) / length).max(initial=0))
 

@@ -1,8 +1,8 @@
 """Finds the task of a manifest by its `kind`: of this package, or of another installed one.
 
 A package provides a task with an entry point of the group `firstline.tasks`, whose name is the kind. It loads a frozen
-`msgspec.Struct` that implements `Task` and has this kind as the tag of the field `kind`. Bundles hold no code: they
-name the kind, and the package that provides it.
+subclass of `ConfiguredTask` that has this kind as its tag. Bundles hold no code: they name the kind, and the package
+that provides it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import cast, get_args
 import msgspec
 
 from firstline_core.tasks import AnyTask
-from firstline_core.tasks.base import Task
+from firstline_core.tasks.base import ConfiguredTask, Task
 
 GROUP = "firstline.tasks"
+
+_BASE = f"{ConfiguredTask.__module__}.{ConfiguredTask.__name__}"
 
 BUILT_IN: dict[str, type[Task]] = {task.kind: task for task in get_args(AnyTask)}
 """The tasks of this package by kind. Other packages cannot replace them."""
@@ -23,10 +25,6 @@ BUILT_IN: dict[str, type[Task]] = {task.kind: task for task in get_args(AnyTask)
 
 class TaskError(Exception):
     """A task that cannot be found or loaded here. The message is a part of a sentence, without a full stop."""
-
-
-# `vars` of a protocol has its functions and properties, and `__annotations__` its other attributes.
-_MEMBERS = sorted(name for name in {*vars(Task), *Task.__annotations__} if not name.startswith("_"))
 
 
 def task_type(kind: str, package: str = "") -> type[Task]:
@@ -94,10 +92,12 @@ def _package(entry: metadata.EntryPoint) -> str:
 
 def _unfit(loaded: object, kind: str) -> str:
     """Returns why an object is not a task of this kind, as part of a sentence; "" if it is one."""
-    if not (isinstance(loaded, type) and issubclass(loaded, msgspec.Struct)):
-        return "is not a msgspec.Struct"
+    if not (isinstance(loaded, type) and issubclass(loaded, ConfiguredTask)):
+        return f"is not a subclass of {_BASE}"
     config = loaded.__struct_config__
     if not config.frozen or (config.tag_field, config.tag) != ("kind", kind):
         return f"needs frozen=True, tag_field='kind' and tag='{kind}'"
-    missing = [name for name in _MEMBERS if not hasattr(loaded, name)]
-    return f"lacks {', '.join(missing)} of firstline_core.tasks.base.Task" if missing else ""
+    missing = [name for name in dir(loaded) if getattr(getattr(loaded, name), "__isabstractmethod__", False)]
+    if loaded.group_names is not Task.group_names and loaded.occurrences is Task.occurrences:
+        missing.append("occurrences")
+    return f"lacks {', '.join(missing)} of {_BASE}" if missing else ""

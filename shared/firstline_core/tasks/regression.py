@@ -7,26 +7,22 @@ expects of its values, is evidence.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.standardize import STANDARDIZATION
 from firstline_core.processing.steps import Columns, Graph, PostStep, Sigmoid, Spread, Unstandardize
-from firstline_core.tasks.base import Event, ModelOutputs, Postprocess, Prediction, Scores, event_of
-from firstline_core.tasks.drawing import caption
+from firstline_core.tasks.arrays import labelled_rows, nested, some_labelled
+from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import Arrays, TensorSpec, all_finite, row_count
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 VALUES, SCALE, SPREAD = "values", "scale", "spread"
 """Outputs FP32 (n, d) and FP32 (n,), and the evidence FP32 (n, d)."""
@@ -36,13 +32,10 @@ _Floats = NDArray[np.float64]
 _TINY = 1e-30  # keeps quotients finite where a tolerance is 0
 _MEASURES = 3
 _VALUES_AT_MOST = 16  # with more, no selection part has enough rows for a weight of each
-_DIGITS = 7  # of FP32
 _LARGEST_ERROR = 5.0  # in units of the row's scale
 
 
-class Regression(
-    Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="regression"
-):
+class Regression(ConfiguredTask, frozen=True, tag="regression"):
     """A model of numbers.
 
     The edge model's value agrees with the full model's if they differ by at most `absolute` + `relative` * the size of
@@ -57,14 +50,8 @@ class Regression(
             units of the tolerance and at most 1; then nearly every answer counts as changed.
     """
 
-    kind: ClassVar[str] = "regression"
     score_kinds: ClassVar[tuple[str, ...]] = ("within", "spread", "small_values")
-    compares_evidence: ClassVar[bool] = False
-    graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "mae"
-    higher_is_better: ClassVar[bool] = False
-    view_options: ClassVar[tuple[str, ...]] = ()
-    in_pixels: ClassVar[bool] = False
 
     names: Annotated[tuple[str, ...], Meta(min_length=1, max_length=4096)] = ("value",)
     absolute: _Tolerance = 0.0
@@ -92,35 +79,10 @@ class Regression(
         """Returns the true values; NaN where one is not known."""
         return (TensorSpec(VALUES, "FP32", (-1, len(self.names))),)
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def group_names(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def events(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def digest(self) -> str:
-        """Returns the sha256 over all fields: they change the outputs, the scores or the losses."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
-
-    def declared(self, *, rounded: bool, cut: bool) -> Regression:
-        """Returns this task: the outputs of all models satisfy the same."""
-        return self
-
     def fault(self, outputs: Arrays) -> str:
-        """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
-        for spec in self.outputs:
-            if not all_finite(outputs[spec.name]):
-                return f"NaN or infinity in '{spec.name}'"
-        if self.scaled and not (outputs[SCALE] > 0).all():
-            return "a scale that is not above 0"
-        return ""
+        if problem := super().fault(outputs):
+            return problem
+        return "a scale that is not above 0" if self.scaled and not (outputs[SCALE] > 0).all() else ""
 
     def postprocess(self, model: ModelOutputs) -> Postprocess:
         """Compiles the steps: those of the values, any `spread`, and `unstandardize` last."""
@@ -190,9 +152,6 @@ class Regression(
                 found = found.prod(axis=1)
         return np.asarray(found, np.float32)
 
-    def needs_event(self, steps: Sequence[PostStep]) -> bool:
-        return False
-
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         needs = kind in ("within", "spread") and not any(isinstance(step, Spread) for step in steps)
         return (
@@ -203,7 +162,6 @@ class Regression(
 
     @property
     def feature_count(self) -> int:
-        """Returns the number of columns of `features`."""
         return _MEASURES + (len(self.names) if len(self.names) <= _VALUES_AT_MOST else 0)
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
@@ -225,13 +183,6 @@ class Regression(
         supposed: Scores = 1 - self.score("within" if SPREAD in evidence else "small_values", outputs, evidence)
         return supposed
 
-    def groups(self, outputs: Arrays) -> Sequence[str]:
-        """Returns "" for each row: numbers have no classes."""
-        return [""] * len(outputs[VALUES])
-
-    def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
-        return np.zeros((len(outputs[VALUES]), 0), np.int64)
-
     def tolerance(self, outputs: Arrays) -> _Floats:
         """Returns the largest difference that is not a loss, FP64 (n, d), in units of the values."""
         tolerance: _Floats = self.absolute + self.relative * np.abs(outputs[VALUES].astype(np.float64))
@@ -244,12 +195,8 @@ class Regression(
             return np.asarray((difference > tolerance).any(axis=1), np.float32)
         return np.asarray(np.minimum(difference / np.maximum(tolerance, _TINY), 1).max(axis=1), np.float32)
 
-    def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
-        event_of(name, self.group_names)
-        raise AssertionError(name)
-
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
-        known = _known(truth)
+        known = labelled_rows(truth)
         true = np.where(known[:, None], truth[VALUES], 0).astype(np.float32)
         losses = self.loss(outputs, {**outputs, VALUES: true})
         return np.asarray(np.where(known, losses, 1), np.float32)
@@ -260,9 +207,7 @@ class Regression(
         With a tolerance in units of the row's scale, `mae` is in these units, and errors above 5 count as 5, because a
         few rows would otherwise decide it. `mae_values` and `rmse_values` are then in units of the values.
         """
-        known = _known(truth)
-        if not known.any():
-            raise ConfigError("The mean absolute error needs rows with true values; the data has none.")
+        known = some_labelled(truth, "The mean absolute error")
         error = np.abs(outputs[VALUES][known].astype(np.float64) - truth[VALUES][known])
         mae, rmse = error.mean(), np.sqrt((error**2).mean())
         figures = {"mae": mae, "rmse": rmse}
@@ -274,25 +219,20 @@ class Regression(
 
     def describe(self, outputs: Arrays, row: int, view: View = WHOLE) -> dict[str, Any]:
         """Returns the values by name."""
-        return {"values": {name: _short(value) for name, value in zip(self.names, outputs[VALUES][row], strict=True)}}
+        return {"values": dict(zip(self.names, nested(outputs[VALUES][row]), strict=True))}
 
-    def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
-        """Returns a copy of the image with the values in the top left corner."""
+    def title(self, outputs: Arrays, row: int) -> str:
         values = self.describe(outputs, row)["values"]
-        return caption(image, "\n".join(f"{name} {value:.5g}" for name, value in values.items()))
+        return "\n".join(f"{name} {value:.5g}" for name, value in values.items())
 
-    def difference(self, expected: Arrays, actual: Arrays) -> float:
+    def distance(self, expected: Arrays, actual: Arrays) -> float:
         """Returns the largest difference, relative to the row's largest value or to its tolerance."""
-        if any(expected[spec.name].shape != actual[spec.name].shape for spec in self.outputs):
-            return float("inf")
-        if self.fault(expected) or self.fault(actual):
-            return float("inf")
         values = expected[VALUES].astype(np.float64)
         size = np.maximum(np.abs(values).max(axis=1), self.tolerance(expected).max(axis=1))
         worst = (np.abs(values - actual[VALUES]).max(axis=1) / np.maximum(size, _TINY)).max(initial=0)
         if self.scaled:
             scale = expected[SCALE].astype(np.float64)
-            worst = max(worst, (np.abs(scale - actual[SCALE]) / scale).max(initial=0))
+            worst = max(worst, (np.abs(scale - actual[SCALE]) / np.maximum(scale, _TINY)).max(initial=0))
         return float(worst)
 
 
@@ -310,12 +250,3 @@ def _spread(found: NDArray[np.float32]) -> NDArray[np.float32]:
     if not all_finite(found):
         raise InferenceError("The spread has NaN or infinity.")
     return np.maximum(found, 0)
-
-
-def _known(truth: Arrays) -> NDArray[np.bool_]:
-    return np.asarray(np.isfinite(truth[VALUES]).all(axis=1), np.bool_)
-
-
-def _short(value: np.float32) -> float:
-    """Returns the number without the digits that FP32 does not hold."""
-    return float(f"{value:.{_DIGITS}g}")

@@ -8,14 +8,12 @@ probabilities of each class.
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
@@ -37,12 +35,12 @@ from firstline_core.processing.masks import (
 from firstline_core.processing.steps import Argmax, Binary, ClassMap, ClassScores, Positive, PostStep, Softmax
 from firstline_core.tasks.base import (
     MISSED,
+    ConfiguredTask,
     Event,
     ModelOutputs,
     Postprocess,
     Prediction,
     Scores,
-    event_names,
     event_of,
 )
 from firstline_core.tasks.drawing import COLOURS, write
@@ -65,9 +63,7 @@ _MEASURES = 6
 _LABELS_AT_MOST = 64  # with more, no selection part has enough rows of each class
 
 
-class Segmentation(
-    Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="segmentation"
-):
+class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
     """A model of masks.
 
     Attributes:
@@ -79,15 +75,12 @@ class Segmentation(
         least_share: of the image that a class covers, for events; smaller ones are neither missed nor invented.
     """
 
-    kind: ClassVar[str] = "segmentation"
     score_kinds: ClassVar[tuple[str, ...]] = (
         "expected_iou",
         "mean_confidence",
         "lowest_iou",
         "few_classes",
     )
-    compares_evidence: ClassVar[bool] = False
-    graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "miou"
     higher_is_better: ClassVar[bool] = True
     view_options: ClassVar[tuple[str, ...]] = (CLASSES, MASKS)
@@ -127,21 +120,7 @@ class Segmentation(
     def group_names(self) -> tuple[str, ...]:
         return self.labels
 
-    @property
-    def events(self) -> tuple[str, ...]:
-        return event_names(self.labels)
-
-    @property
-    def digest(self) -> str:
-        """Returns the sha256 over all fields: they change the masks, the losses or the events."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
-
-    def declared(self, *, rounded: bool, cut: bool) -> Segmentation:
-        """Returns this task: the outputs of all models satisfy the same."""
-        return self
-
     def fault(self, outputs: Arrays) -> str:
-        """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
         mask, confidence = outputs[MASK], outputs[CONFIDENCE]
         if ((mask >= len(self.labels)) & (mask != IGNORED)).any():
             return f"classes outside of 0 to {len(self.labels) - 1}, and not {IGNORED}"
@@ -259,9 +238,6 @@ class Segmentation(
                 found = iou.min(axis=1, where=there, initial=1)
         return np.asarray(found, np.float32)
 
-    def needs_event(self, steps: Sequence[PostStep]) -> bool:
-        return False
-
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         if kind in ("few_classes", "learned") or any(isinstance(step, Argmax | ClassScores) for step in steps):
             return ""
@@ -269,7 +245,6 @@ class Segmentation(
 
     @property
     def feature_count(self) -> int:
-        """Returns the number of columns of `features`."""
         return _MEASURES + (len(self.labels) if len(self.labels) <= _LABELS_AT_MOST else 0)
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
@@ -408,13 +383,11 @@ class Segmentation(
             write(drawn, (float(columns[middle]), float(rows[middle])), self.labels[label], colour_name)
         return drawn
 
-    def difference(self, expected: Arrays, actual: Arrays) -> float:
+    def distance(self, expected: Arrays, actual: Arrays) -> float:
         """Returns the largest share of different pixels of a row, or difference of a confidence."""
-        if expected[MASK].shape != actual[MASK].shape:
-            return float("inf")
         pixels = (expected[MASK] != actual[MASK]).mean(axis=(1, 2)).max(initial=0)
         confidence = np.abs(expected[CONFIDENCE] - actual[CONFIDENCE]).max(initial=0)
-        return float(max(pixels, confidence)) if np.isfinite(confidence) else float("inf")
+        return float(max(pixels, confidence))
 
     def _counts(self, masks: Mask) -> NDArray[np.int64]:
         """Returns the number of pixels of each label, (n, labels)."""

@@ -6,37 +6,22 @@ lowest one.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, absent_package
 from firstline_core.processing.compile import softmax
 from firstline_core.processing.ctc import compile_ctc
 from firstline_core.processing.steps import Confidence, Ctc, PostStep, Softmax
-from firstline_core.tasks.base import (
-    MISSED,
-    Event,
-    ModelOutputs,
-    Postprocess,
-    Prediction,
-    Scores,
-    event_names,
-    event_of,
-)
-from firstline_core.tasks.drawing import caption
+from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import Array, Arrays, TensorSpec, row_count
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 TEXT = "text"
 """The output, BYTES (n,)."""
@@ -50,7 +35,7 @@ _FEATURES = 4
 _Keyword = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class Text(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="text"):
+class Text(ConfiguredTask, frozen=True, tag="text"):
     """A model that answers with text.
 
     The edge model's text agrees with the full model's if their edit distance, as a share of the longer text, is at most
@@ -65,14 +50,8 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
         keywords: words or phrases, each of which has the events "missed KEYWORD" and "invented KEYWORD".
     """
 
-    kind: ClassVar[str] = "text"
     score_kinds: ClassVar[tuple[str, ...]] = (MEAN, LOWEST)
-    compares_evidence: ClassVar[bool] = False
-    graph_scores: ClassVar[bool] = False
     quality: ClassVar[str] = "cer"
-    higher_is_better: ClassVar[bool] = False
-    view_options: ClassVar[tuple[str, ...]] = ()
-    in_pixels: ClassVar[bool] = False
 
     tolerance: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     loss_kind: Literal["outside", "distance"] = "outside"
@@ -93,33 +72,10 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
         return (TensorSpec(MEAN, "FP32", (-1,)), TensorSpec(LOWEST, "FP32", (-1,)))
 
     @property
-    def truth(self) -> tuple[TensorSpec, ...]:
-        """Returns the right texts; "" is a row without text, such as silence."""
-        return (TensorSpec(TEXT, "BYTES", (-1,)),)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def group_names(self) -> tuple[str, ...]:
         return self.keywords
 
-    @property
-    def events(self) -> tuple[str, ...]:
-        return event_names(self.keywords)
-
-    @property
-    def digest(self) -> str:
-        """Returns the sha256 over all fields."""
-        return _digest(self)
-
-    def declared(self, *, rounded: bool, cut: bool) -> Text:
-        """Returns this task: the outputs of all models satisfy the same."""
-        return self
-
     def fault(self, outputs: Arrays) -> str:
-        """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
         for row, text in enumerate(outputs[TEXT]):
             if not isinstance(text, bytes):
                 return f"row {row} of type {type(text).__name__} in place of bytes"
@@ -201,13 +157,8 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
     def supposed_losses(self, outputs: Arrays, evidence: Arrays) -> Scores:
         """Returns 1 - the lowest probability; a half for models without probabilities."""
         if LOWEST not in evidence:
-            return np.full(len(outputs[TEXT]), 0.5, np.float32)
+            return super().supposed_losses(outputs, evidence)
         return np.asarray(1 - np.clip(evidence[LOWEST], 0, 1), np.float32)
-
-    def groups(self, outputs: Arrays) -> Sequence[str]:
-        """Returns the first keyword of each row, in the order of the keywords; "" without one."""
-        reported = self.occurrences(outputs) > 0
-        return [next((word for word, found in zip(self.keywords, row, strict=True) if found), "") for row in reported]
 
     def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
         texts = [self._normal(text) for text in outputs[TEXT]]
@@ -225,15 +176,6 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
         distances = self.distances(edge[TEXT], full[TEXT])
         outside = distances > self.tolerance
         return np.asarray(np.where(outside, 1 if self.loss_kind == "outside" else distances, 0), np.float32)
-
-    def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
-        direction, keyword = event_of(name, self.keywords)
-        ours, theirs = (self.occurrences(outputs)[:, keyword] > 0 for outputs in (edge, full))
-        counts, found = (theirs, ours) if direction == MISSED else (ours, theirs)
-        return Event(counts, (counts & ~found).astype(np.float32))
-
-    def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
-        return self.loss(outputs, truth)
 
     def summary(self, outputs: Arrays, evidence: Arrays, truth: Arrays) -> dict[str, float]:
         """Returns the character and the word error rate, and the share of rows with another text.
@@ -258,14 +200,11 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
             found["keywords"] = [word for word, count in zip(self.keywords, counts, strict=True) if count]
         return found
 
-    def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
-        """Returns a copy of the image with the text in the top left corner."""
-        return caption(image, outputs[TEXT][row].decode("utf-8", "replace"))
+    def title(self, outputs: Arrays, row: int) -> str:
+        return str(outputs[TEXT][row].decode("utf-8", "replace"))
 
-    def difference(self, expected: Arrays, actual: Arrays) -> float:
+    def distance(self, expected: Arrays, actual: Arrays) -> float:
         """Returns the largest distance of two texts, as a share of the longer one."""
-        if expected[TEXT].shape != actual[TEXT].shape:
-            return float("inf")
         return float(self.distances(expected[TEXT], actual[TEXT]).max(initial=0))
 
     def _normal(self, text: bytes) -> str:
@@ -273,11 +212,6 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, 
         if self.ignore_space:
             decoded = " ".join(decoded.split())
         return decoded.casefold() if self.ignore_case else decoded
-
-
-@lru_cache(maxsize=64)
-def _digest(task: Text) -> str:
-    return hashlib.sha256(msgspec.json.encode(task)).hexdigest()
 
 
 @lru_cache(maxsize=1024)

@@ -53,9 +53,11 @@ WHOLE = View()
 class Viewed(Protocol):
     """The part of a task that a view needs; see `Task`."""
 
-    kind: ClassVar[str]
     view_options: ClassVar[tuple[str, ...]]
     in_pixels: ClassVar[bool]
+
+    @property
+    def kind(self) -> str: ...
 
     @property
     def labels(self) -> tuple[str, ...]: ...

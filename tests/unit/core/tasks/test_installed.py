@@ -68,7 +68,7 @@ def test_a_bundle_without_its_package_is_refused(tmp_path: Path, package: str, s
     [
         ("triage = triage_task:Missing", "does not load: AttributeError"),
         ("triage = absent_module:Triage", "does not load: ModuleNotFoundError"),
-        ("triage = triage_task:unfinished", "is not a msgspec.Struct"),
+        ("triage = triage_task:unfinished", "is not a subclass of firstline_core.tasks.base.ConfiguredTask"),
         ("triage = triage_task:Bare", "needs frozen=True, tag_field='kind' and tag='triage'"),
     ],
 )
@@ -78,13 +78,29 @@ def test_an_unfit_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         task_type("triage")
 
 
-def test_a_struct_without_the_functions_of_a_task_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (
+            "import msgspec\nclass Unlike(msgspec.Struct, frozen=True, tag='triage'): ...",
+            "is not a subclass of firstline",
+        ),
+        ("class Unlike(ConfiguredTask, frozen=True, tag='triage'):\n    x: int", "lacks loss, outputs of firstline"),
+        (
+            "class Unlike(ConfiguredTask, frozen=True, tag='triage'):\n"
+            "    outputs, group_names = (), ()\n"
+            "    def loss(self, edge, full): ...",
+            "lacks occurrences of firstline_core",
+        ),
+    ],
+)
+def test_a_struct_without_the_functions_of_a_task_names_them(
+    source: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tmp_path, monkeypatch, "triage = triage_task:Unlike")
     with (tmp_path / "triage_task.py").open("a") as file:
-        file.write(
-            "import msgspec\nclass Unlike(msgspec.Struct, frozen=True, tag_field='kind', tag='triage'):\n    x: int\n"
-        )
-    with pytest.raises(TaskError, match=r"lacks compares_evidence, declared, describe, .* of firstline_core"):
+        file.write(f"from firstline_core.tasks.base import ConfiguredTask\n{source}\n")
+    with pytest.raises(TaskError, match=sentence):
         task_type("triage")
 
 

@@ -193,7 +193,7 @@ def test_golden_answers_are_compared_relative_to_their_size() -> None:
 def test_figures_need_labels() -> None:
     outputs = answers((1, 10), (1, 10))
     assert TASK.summary(outputs, {}, answers((1, 10), (2, 10))) == {"loss": 0.5}
-    with pytest.raises(ConfigError, match="needs rows with labels"):
+    with pytest.raises(ConfigError, match="needs labelled rows"):
         TASK.summary(outputs, {}, answers((np.nan, 0), (np.nan, 0)))
 
 

@@ -34,7 +34,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import CertificationResult, certify, start_shares, starts_at
 from firstline_core.routing.contracts import certify_stream, net_loss
 from firstline_core.routing.drift import histogram
-from firstline_core.tasks.classification import LABEL
+from firstline_core.tasks.arrays import LABEL
 from firstline_core.types import PROBABILITIES
 from firstline_edge.audits.records import key_of
 

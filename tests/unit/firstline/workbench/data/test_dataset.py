@@ -10,7 +10,8 @@ from firstline.workbench.data.dataset import Dataset, open_dataset
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.tasks.anomaly import Anomaly
-from firstline_core.tasks.classification import LABEL, Classification
+from firstline_core.tasks.arrays import LABEL
+from firstline_core.tasks.classification import Classification
 
 IMAGE = (InputSpec("image", "BYTES", (-1,), "image"),)
 TEN = Classification(tuple(f"class {number}" for number in range(10)))

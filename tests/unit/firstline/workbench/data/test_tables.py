@@ -18,8 +18,9 @@ from firstline.workbench.data.tables import row_of
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.tasks.anomaly import Anomaly
+from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.base import Task
-from firstline_core.tasks.classification import LABEL, Classification
+from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.regression import Regression
 from firstline_core.tasks.text import Text
 

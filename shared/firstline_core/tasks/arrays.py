@@ -1,0 +1,141 @@
+"""Functions of outputs and labels about which only names, datatypes and shapes are known. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.errors import ConfigError, InferenceError
+from firstline_core.types import DATATYPES, Array, Arrays, TensorSpec, all_finite, row_count
+
+LABEL = "label"
+"""The truth of tasks with classes: INT64 [rows], the number of a class; of independent labels BOOL [rows, labels]."""
+UNLABELLED = -1
+"""The label of a row without one."""
+
+MEASURES = 3
+"""Number of the columns of `measures` for each output of numbers."""
+
+_SHOWN = 8
+_FP32_BYTES, _DIGITS = 4, 7
+
+
+def not_finite(outputs: Arrays) -> str:
+    """Returns which output has NaN or infinity, as a noun; "" if none has."""
+    bad = [name for name, array in outputs.items() if array.dtype.kind == "f" and not all_finite(array)]
+    return f"NaN or infinity in '{bad[0]}'" if bad else ""
+
+
+def shaped(found: Array, spec: TensorSpec, rows: int, what: str) -> Array:
+    """Returns an output of a model in the declared datatype and shape; an axis of one may be missing.
+
+    Args:
+        found: the output.
+        spec: its declaration.
+        rows: number of rows.
+        what: the model, for messages.
+
+    Raises:
+        InferenceError: it does not fit the declaration.
+    """
+    dtype, shape = DATATYPES[spec.datatype], (rows, *spec.shape[1:])
+    if found.dtype != dtype and not np.can_cast(found.dtype, dtype, "same_kind"):
+        raise InferenceError(f"{what} gave '{spec.name}' as {found.dtype}, but the bundle declares {spec.datatype}.")
+    if found.shape != shape and (found.size != np.prod(shape) or found.shape[:1] != (rows,)):
+        raise InferenceError(
+            f"{what} gave '{spec.name}' {list(found.shape)} for {rows} rows, but the bundle declares "
+            f"{list(spec.shape)}."
+        )
+    with np.errstate(over="ignore"):  # the check of the values finds infinity
+        return found.astype(dtype, copy=False).reshape(shape)
+
+
+def numbers_of(specs: Iterable[TensorSpec]) -> tuple[str, ...]:
+    """Returns the names of the outputs of numbers."""
+    return tuple([spec.name for spec in specs if spec.datatype not in ("BYTES", "BOOL")])
+
+
+def measures(outputs: Iterable[Array], rows: int) -> NDArray[np.float32]:
+    """Returns mean, deviation and logarithm of the largest size of each output of numbers, (rows, 3 * outputs)."""
+    columns: list[NDArray[np.float64]] = [np.zeros((rows, 0))]
+    for output in outputs:
+        values = output.reshape(rows, -1).astype(np.float64)
+        columns += [each[:, None] for each in (values.mean(axis=1), values.std(axis=1))]
+        columns.append(np.log1p(np.abs(values).max(axis=1))[:, None])
+    return np.concatenate(columns, axis=1).astype(np.float32)
+
+
+def largest_difference(expected: Arrays, actual: Arrays, specs: Iterable[TensorSpec]) -> float:
+    """Returns the largest difference of a number, relative to the largest number of its output or to 1.
+
+    It is infinite if elements of BYTES or booleans differ.
+    """
+    specs, worst = tuple(specs), 0.0
+    numbers = numbers_of(specs)
+    for name in [spec.name for spec in specs]:
+        if name not in numbers:
+            if not np.array_equal(expected[name], actual[name]):
+                return float("inf")
+            continue
+        ours, theirs = expected[name].astype(np.float64), actual[name].astype(np.float64)
+        size = max(1.0, float(np.abs(ours).max(initial=0)))
+        worst = max(worst, float(np.abs(ours - theirs).max(initial=0)) / size)
+    return worst
+
+
+def labelled_rows(truth: Arrays) -> NDArray[np.bool_]:
+    """Returns which rows have a label, (n,): neither `UNLABELLED` nor NaN."""
+    if LABEL in truth and truth[LABEL].dtype.kind == "i":
+        return np.asarray(truth[LABEL] != UNLABELLED, np.bool_)
+    known = np.ones(row_count(truth), np.bool_)
+    for array in truth.values():
+        if array.dtype.kind == "f":
+            known &= np.isfinite(array).reshape(len(known), -1).all(axis=1)
+    return known
+
+
+def some_labelled(truth: Arrays, what: str) -> NDArray[np.bool_]:
+    """Returns `labelled_rows`.
+
+    Raises:
+        ConfigError: no row has a label; names what needs them.
+    """
+    known = labelled_rows(truth)
+    if not known.any():
+        raise ConfigError(f"{what} needs labelled rows; the data has none.")
+    return known
+
+
+def taken(arrays: Arrays, rows: NDArray[np.bool_]) -> Arrays:
+    """Returns some of the rows."""
+    return {name: array[rows] for name, array in arrays.items()}
+
+
+def nested(array: Array) -> Any:
+    """Returns nested lists, with texts as strings and without the digits that FP32 and FP16 do not hold."""
+    plain: list[Any]
+    if array.dtype.hasobject:
+        plain = [_text(element) for element in array.reshape(-1)]
+    elif array.dtype.kind == "f" and array.dtype.itemsize <= _FP32_BYTES:
+        plain = [float(f"{value:.{_DIGITS}g}") for value in array.reshape(-1).tolist()]
+    else:
+        return array.tolist()
+    return np.array(plain, object).reshape(array.shape).tolist()
+
+
+def beginning(array: Array) -> str:
+    """Returns the first elements of a row's output as text."""
+    values = np.ravel(array)
+    shown = " ".join(_short(value) for value in values[:_SHOWN].tolist())
+    return f"{shown} ..." if values.size > _SHOWN else shown
+
+
+def _text(element: bytes) -> str:
+    return element.decode("utf-8", "replace")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else _text(value) if isinstance(value, bytes) else str(value)
