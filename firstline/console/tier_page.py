@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from nicegui import ui
 
 from firstline.console import tiers_view as view
-from firstline.console.cells import address
+from firstline.console.cells import Tone, address
 from firstline.console.page import Frame, Table, text
 from firstline.console.polling import Watch
-from firstline_core.fleet.rest import TierHistory
+from firstline_core.fleet.rest import ContractState, TierHistory
 
 _MODELS = 20  # links; others can be named in the address
 
@@ -26,10 +27,14 @@ def add_pages(watch: Watch) -> None:
             with ui.element("nav").props('aria-label="Time"').classes("choices"):
                 for span in view.SPANS_H:
                     _link(f"{span} h", address("/tiers", hours=str(span), model=model), span == hours)
+            broken = text("p").props('role="alert"').classes(f"tone-{Tone.BAD}")
             sentence = text("p").props('role="status"')
             chart = ui.echart(view.chart([], 1.0, time.time(), hours)).classes("chart")
             rows = Table("Who answered", view.TIERS, "")
         shown: list[str] = []
+
+        def show_broken(contracts: Iterable[ContractState]) -> None:
+            broken.set_text(" ".join(view.broken_promises(contracts)))
 
         def show(history: TierHistory) -> None:
             span_s, shares = view.shares(history, hours)
@@ -48,6 +53,7 @@ def add_pages(watch: Watch) -> None:
                     for name in names:
                         _link(name or "All models", address("/tiers", hours=str(hours), model=name), name == model)
 
+        frame.follow(lambda: watch.ask(("contracts",), lambda fleet: fleet.contracts()), show_broken)
         frame.follow(lambda: watch.ask(("tiers", str(hours), model), lambda fleet: fleet.tiers(hours, model)), show)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from firstline.console.cells import Column, Row, duration, moment, rows
-from firstline_core.fleet.rest import TierCounts, TierHistory
+from firstline_core.fleet.rest import ContractState, TierCounts, TierHistory
 
 SPANS_H = (1, 6, 24, 48)
 POINTS = 96
@@ -75,6 +76,15 @@ TIERS: tuple[Column[Shares], ...] = (
     Column("errors", "No answer", lambda one: f"{one.percent('errors'):.1f} %", number=True),
     Column("rows", "Rows", lambda one: f"{one.rows:,}", number=True),
 )
+
+
+def broken_promises(contracts: Iterable[ContractState]) -> list[str]:
+    """Returns a sentence for each promise that the audits of the fleet found broken."""
+    return [
+        f"{one.bundle} version {one.version}: the promise is broken: {one.finding}, since {one.alarmed_since}."
+        for one in contracts
+        if one.alarmed_since is not None
+    ]
 
 
 def tier_rows(spans: list[Shares]) -> list[Row]:

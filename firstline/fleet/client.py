@@ -16,7 +16,7 @@ from firstline.fleet.profiles import Profiles
 from firstline.fleet.request import pages, send
 from firstline.fleet.rollouts import Rollouts
 from firstline_core.fleet import rest
-from firstline_core.fleet.rest import FleetDevice, FleetDevicePage, TierHistory
+from firstline_core.fleet.rest import ContractState, ContractStates, FleetDevice, FleetDevicePage, TierHistory
 from firstline_core.fleet.twin import Brake
 from firstline_core.protocol.enrolment import (
     DEVICES_PATH,
@@ -113,6 +113,14 @@ class Fleet:
             FirstlineError: the gateway's error.
         """
         return send(self._client, "GET", rest.TIERS_PATH, TierHistory, params={"hours": str(hours), "model": model})
+
+    def contracts(self) -> tuple[ContractState, ...]:
+        """Returns what the audits of all devices show of each promise.
+
+        Raises:
+            FirstlineError: the gateway's error.
+        """
+        return send(self._client, "GET", rest.CONTRACTS_PATH, ContractStates).contracts
 
     def device(self, name: str) -> FleetDevice:
         """Returns one device.

@@ -109,6 +109,7 @@ async def test_a_blind_detector_alarms_by_its_missed_objects(tmp_path: Path, alo
         async with client_of(gateway, url, "anna", "operator") as client:
             (shown,) = (await client.get("/firstline/v1/contracts/small")).json()["contracts"]
         assert (shown["event"], shown["epsilon"], shown["audits"]) == ("missed dog", 0.05, seen)
+        assert shown["finding"] == f"missed dog: 100 % of {seen} audits in which it can occur; promised 5 %"
 
 
 async def test_audits_renew_a_promise_about_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
 from firstline_core.errors import UnknownModelError
+from firstline_core.fleet.rest import CONTRACTS_PATH
 from firstline_core.protocol.tensors import shown
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
@@ -32,9 +33,7 @@ log = logger(__name__)
 
 def contract_routes(contracts: ContractMonitor, repository: Repository, access: Access) -> APIRouter:
     """Returns the routes of contracts and quotas."""
-    router = APIRouter(
-        prefix="/firstline/v1/contracts", tags=["contracts"], dependencies=[Depends(access.fleet_or_admin)]
-    )
+    router = APIRouter(prefix=CONTRACTS_PATH, tags=["contracts"], dependencies=[Depends(access.fleet_or_admin)])
 
     @router.get("")
     async def list_contracts() -> Response:
@@ -114,6 +113,7 @@ def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -
         "threshold": key.threshold,
         "event": key.event or None,
         "epsilon": key.epsilon,
+        "finding": pool.finding,
         "audits": pool.state.audits,
         "disagreements": pool.disagreements,
         "risk": pool.risk,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from firstline_core.errors import ConfigError
+from firstline_core.fleet.rest import CONTRACTS_PATH
 from firstline_core.protocol.loopback import is_loopback
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.commands.base import add_command, settings_of, show
@@ -45,7 +46,7 @@ def _status(arguments: argparse.Namespace) -> int:
                 found["executors"] = several
             if (reply := client.get("/firstline/v1/store")).is_success:
                 found["store"] = reply.json()
-            if (reply := client.get("/firstline/v1/contracts")).is_success:
+            if (reply := client.get(CONTRACTS_PATH)).is_success:
                 found |= {name: reply.json()[name] for name in ("contracts", "quotas", "device_alarms")}
     except (*HTTP_FAILURES, ConfigError, ValueError, KeyError) as error:
         found["error"] = f"{url} does not answer as a gateway: {error or type(error).__name__}"
@@ -126,12 +127,10 @@ def _verification(file: Path | None) -> ssl.SSLContext | bool:
 
 def _contract_line(contract: dict[str, Any]) -> str:
     since, variant = contract["alarmed_since"], contract["variant"] or contract["edge_digest"]
-    event = f", '{contract['event']}'" if contract["event"] else ""
-    lost = "audits disagree" if not event else "audits in which it can occur are lost"
     return (
-        f"contract: {contract['bundle']} version {contract['version']} {variant}{event}: "
-        f"{f'BROKEN since {since}' if since else 'holds so far'}; {contract['disagreements']} of {contract['audits']} "
-        f"{lost}, {counted(contract['devices'], 'device')}"
+        f"contract: {contract['bundle']} version {contract['version']} {variant}: "
+        f"{f'BROKEN since {since}' if since else 'holds so far'}; {contract['finding']}; "
+        f"{counted(contract['devices'], 'device')}"
     )
 
 

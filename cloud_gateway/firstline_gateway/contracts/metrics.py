@@ -93,7 +93,7 @@ def _family(name: str, description: str, pools: Sequence[Pool], read: Callable[[
 
 
 def _events(pools: Sequence[Pool]) -> Iterable[GaugeMetricFamily]:
-    """Yields the audits and the evidence of each event; of a version with many events, of those with most evidence."""
+    """Yields audits, evidence and alarm of each event; of a version with many events, of those with most evidence."""
     worst: dict[tuple[str, str], dict[str, Pool]] = {}
     for pool in pools:
         known = worst.setdefault((pool.key.bundle, str(pool.key.version)), {})
@@ -107,12 +107,16 @@ def _events(pools: Sequence[Pool]) -> Iterable[GaugeMetricFamily]:
     evidence = GaugeMetricFamily(
         "firstline_gateway_contract_event_e_value", "Evidence against the promise about an event.", labels=labels
     )
+    alarms = GaugeMetricFamily(
+        "firstline_gateway_contract_event_alarm", "1 where audits show that the promise is broken.", labels=labels
+    )
     for version, by_event in worst.items():
         most = sorted(by_event.items(), key=lambda item: audit.e_value(item[1].state), reverse=True)[:_EVENTS_SHOWN]
         for event, pool in most:
             audits.add_metric((*version, event), pool.state.audits)
             evidence.add_metric((*version, event), audit.e_value(pool.state))
-    return audits, evidence
+            alarms.add_metric((*version, event), float(pool.alarmed_s is not None))
+    return audits, evidence, alarms
 
 
 def _devices(alarms: Sequence[DeviceAlarm]) -> GaugeMetricFamily:

@@ -301,6 +301,7 @@ def _losses(task: Task, keys: Iterable[PoolKey], edge: Arrays, full: Arrays) -> 
 def _log_alarm(pool: Pool, devices: int) -> None:
     log.error(
         f"contract broken: {pool.key.event}" if pool.key.event else "contract broken",
+        finding=pool.finding,
         model=pool.key.bundle,
         version=pool.key.version,
         edge_digest=pool.key.edge_digest,

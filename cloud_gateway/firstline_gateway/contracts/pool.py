@@ -18,6 +18,7 @@ from firstline_core.bundle.manifest import Manifest, valid_certificate
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
 from firstline_core.routing.certificate import ALL_ROWS
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import AuditNote, ModelKey
 
 
@@ -66,6 +67,13 @@ class Pool:
         With these weights a device that audits less often does not count more. The weight 1 / propensity is unbounded.
         """
         return self.lost_weight / self.weight if self.weight else None
+
+    @property
+    def finding(self) -> str:
+        """What the audits show: "missed person: 12 % of 140 audits in which it can occur; promised 5 %"."""
+        what, which = (self.key.event, " in which it can occur") if self.key.event else ("disagreement", "")
+        share, promised = f"{100 * (self.risk or 0.0):.3g} %", f"{100 * self.key.epsilon:.4g} %"
+        return f"{what}: {share} of {counted(self.state.audits, 'audit')}{which}; promised {promised}"
 
 
 def model_of(key: PoolKey) -> ModelKey:

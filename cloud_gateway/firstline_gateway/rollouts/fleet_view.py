@@ -17,7 +17,6 @@ from sqlalchemy import Connection, Row, Text, select, type_coerce
 from firstline_core.fleet.twin import DesiredVersion, RunningModel, Update
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.routing import audit
-from firstline_core.telemetry.wording import counted
 from firstline_core.types import ModelKey
 from firstline_gateway.contracts import records as contract_records
 from firstline_gateway.fleet import totals
@@ -165,12 +164,7 @@ def contract_alarm(connection: Connection, definition: Definition) -> str:
     pool = contract_records.alarmed(connection, ModelKey(definition.bundle, definition.version))
     if pool is None:
         return ""
-    audits, event = counted(pool.state.audits, "audit"), pool.key.event
-    what = f"'{event}' in {pool.disagreements} of {audits}" if event else f"{pool.disagreements} of {audits} disagreed"
-    return (
-        f"The contract of {definition.title} is broken: {what}, where at most {pool.key.epsilon:.2%} may "
-        f"(e-value {audit.e_value(pool.state):.3g})."
-    )
+    return f"The contract of {definition.title} is broken: {pool.finding} (e-value {audit.e_value(pool.state):.3g})."
 
 
 def _board(hardware: Catalogue | None) -> str:

@@ -17,6 +17,7 @@ TELEMETRY_PATH = "/fleet/v1/twin/telemetry"
 DEVICES_PATH = "/fleet/v1/devices"
 BRAKE_PATH = "/fleet/v1/brake"
 TIERS_PATH = "/fleet/v1/tiers"
+CONTRACTS_PATH = "/firstline/v1/contracts"
 """Answers per tier over the last `hours`, of one `model` or of all."""
 TIERS_HOURS = 48
 """Maximum length of the history."""
@@ -89,6 +90,28 @@ class TierCounts(Struct, frozen=True):
     kept: int
     escalated: int
     errors: int
+
+
+class ContractState(Struct, frozen=True):
+    """What the audits of all devices show of one promise.
+
+    Attributes:
+        variant: id of the edge variant; None if its bundle is not served any more.
+        event: for example "missed person"; None for a promise about all accepted answers.
+        finding: observed and promised share, in words.
+        alarmed_since: time of the alarm; None while the promise holds.
+    """
+
+    bundle: str
+    version: str
+    variant: str | None
+    event: str | None
+    finding: str
+    alarmed_since: str | None
+
+
+class ContractStates(Struct, frozen=True):
+    contracts: tuple[ContractState, ...]
 
 
 class TierHistory(Struct, frozen=True):

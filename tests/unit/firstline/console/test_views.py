@@ -11,7 +11,7 @@ from firstline.console.cells import Cell, Tone, address, duration, number, plain
 from firstline_core.errors import RequestError
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.profiles import ProfileRequest
-from firstline_core.fleet.rest import FleetDevice, FleetDevicePage, TierCounts, TierHistory
+from firstline_core.fleet.rest import ContractState, FleetDevice, FleetDevicePage, TierCounts, TierHistory
 from firstline_core.fleet.rollout import FindingState, Look, RolloutPage, RolloutSummary
 from firstline_core.fleet.twin import (
     Desired,
@@ -235,6 +235,14 @@ def test_answers_by_tier_are_described_and_drawn_to_100_percent() -> None:
     ]
     assert drawn["aria"]["label"]["description"] == tiers_view.summary(found, 1)
     assert "There were no requests" in tiers_view.summary([], 24)
+
+
+def test_broken_promises_are_named_with_their_numbers() -> None:
+    finding = "missed person: 12 % of 140 audits in which it can occur; promised 5 %"
+    broken = ContractState("yard", "3", "edge", "missed person", finding, "2026-11-21T00:00:00+00:00")
+    assert tiers_view.broken_promises([broken, replace(broken, alarmed_since=None)]) == [
+        f"yard version 3: the promise is broken: {finding}, since 2026-11-21T00:00:00+00:00."
+    ]
 
 
 def test_formats() -> None:

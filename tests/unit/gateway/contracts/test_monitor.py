@@ -200,8 +200,12 @@ def test_a_detector_that_reports_nothing_alarms_however_rare_objects_are(
                 bench.monitor.answered(request, served, objects())
             bench.monitor.settled().result()
     assert notice.event == "missed person"
-    assert [line["event"] for line in lines if line["level"] == "error"] == ["contract broken: missed person"]
     (broken_pool,) = [pool for pool in bench.monitor.pools() if pool.alarmed_s is not None]
+    finding = f"missed person: 100 % of {persons + 1} audits in which it can occur; promised 5 %"
+    found = [(line["event"], line["finding"]) for line in lines if line["level"] == "error"]
+    assert found == [("contract broken: missed person", finding)]
+    name = 'firstline_gateway_contract_event_alarm{event="missed person",model="digits",version="1"}'
+    assert bench.metric(name) == 1
     assert broken_pool.state.peak >= 3 / bench.settings.delta  # three promises share delta
     bench.close()
 
