@@ -217,7 +217,7 @@ def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, cl
     if "classes" in options:
         if isinstance(options["classes"], str):
             raise InvalidTensorError(f"classes is the string {shown(options['classes'])}; give a list of labels.")
-        params["classes"] = ",".join(options["classes"])
+        params["classes"] = "\n".join(options["classes"])  # labels may hold commas; see `asgi.query_parameters`
     path = f"/firstline/v1/models/{quote(model, safe='')}/infer"
     headers = {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(options)
     sent_id = params["id"] = client_id or new_request_id()

@@ -72,7 +72,7 @@ async def typed_answers_agree(url: str) -> None:
 
 
 async def filtered(client: AsyncClient) -> Detections:
-    found = await client.infer_file("pets", BRIGHT, min_score=0.6, classes=["dog"], max_objects=1)
+    found = await client.infer_file("pets", BRIGHT, min_score=0.6, classes=["dog", "cat"], max_objects=1)
     assert isinstance(found, Detections)
     return found
 
@@ -99,11 +99,15 @@ async def test_both_tiers_answer_with_boxes_in_the_original_image(tier: str, tmp
         empty = await client.post("/firstline/v1/models/pets/infer", content=DARK)
         assert (empty.json()["count"], empty.json()["objects"]) == (0, [])
 
-        for query, count in (("min_score=0.4", 1), ("min_score=0.6", 0), ("classes=cat", 0), ("classes=cat,dog", 1)):
+        labels = (("classes=cat", 0), ("classes=cat,dog", 1), ("classes=cat&classes=dog", 1))
+        for query, count in (("min_score=0.4", 1), ("min_score=0.6", 0), *labels):
             filtered = await client.post(f"/firstline/v1/models/pets/infer?max_objects=3&{query}", content=BRIGHT)
             assert (filtered.json()["count"], filtered.json().get("confidence")) == (count, answer.get("confidence"))
         refused = await client.post("/firstline/v1/models/pets/infer?classes=cow", content=BRIGHT)
         assert refused.status_code == 400 and "'cow', which 'pets' does not know; it knows cat, dog." in refused.text
+
+        twice = await client.post("/firstline/v1/models/pets/infer?privacy=local_only&privacy=any", content=BRIGHT)
+        assert twice.status_code == 400 and "'privacy' has several values" in twice.text
 
         await typed_answers_agree(url)
         await forms_and_json_are_read(client)

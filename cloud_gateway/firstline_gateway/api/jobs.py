@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from firstline_core.errors import FirstlineError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import http
+from firstline_core.protocol.asgi import query_parameters
 from firstline_core.protocol.http import Reply
 from firstline_core.protocol.oip import Encoded, decode_response, encode_response
 from firstline_core.protocol.openapi import VIEW
@@ -215,7 +216,8 @@ def _event_data(plane: GatewayDataPlane, job: Job, form: str, request: Request) 
 
 def _short_answer(plane: GatewayDataPlane, job: Job, request: Request) -> dict[str, Any]:
     response = decode_response(job.content, job.header)
-    return answer_json(response, plane.task(response.model, response.version), request.query_params)
+    query = query_parameters(request.scope["query_string"])
+    return answer_json(response, plane.task(response.model, response.version), query)
 
 
 def _pending(request_id: str, model: str) -> dict[str, object]:

@@ -23,6 +23,14 @@ class ClientDisconnectedError(Exception):
     """The client left before the end of its request."""
 
 
+def query_parameters(query_string: bytes) -> dict[str, str]:
+    """Returns the parameters after `?`, unquoted; the values of a repeated name are separated by line breaks."""
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
+        found[name] = f"{found[name]}\n{value}" if name in found else value
+    return found
+
+
 class Request:
     """An HTTP request.
 
@@ -71,8 +79,8 @@ class Request:
 
     @cached_property
     def query(self) -> dict[str, str]:
-        """The parameters after `?`, unquoted; the last value of a repeated name."""
-        return dict(parse_qsl(self.query_string.decode("latin-1"), keep_blank_values=True))
+        """See `query_parameters`."""
+        return query_parameters(self.query_string)
 
     async def body(self, limits: Limits, reserve: Callable[[int], None] = lambda _size_bytes: None) -> bytes:
         """Reads the whole body, within its limits of size and time.

@@ -153,7 +153,11 @@ def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any
 
 VIEW = (
     _query("min_score", {"type": "number", "minimum": 0, "maximum": 1}, "Leave out objects below this score."),
-    _query("classes", {"type": "string"}, "Show only objects of these labels, separated by commas."),
+    _query(
+        "classes",
+        {"type": "array", "items": {"type": "string"}},
+        "Show only objects of these labels; separated by commas, or repeated.",
+    ),
     _query("max_objects", {"type": "integer", "minimum": 1, "maximum": 1000}, "Show so many objects, best first."),
     _query("masks", {"enum": ["png", "rle"]}, "Masks as PNG in base64, or as run lengths."),
 )

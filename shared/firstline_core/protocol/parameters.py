@@ -43,6 +43,7 @@ VIEW = ("min_score", "classes", "max_objects", "masks")
 """Query parameters of the file route about the description of an answer; see `firstline_core/tasks/view.py`."""
 
 _QUERY = (*_KNOWN, "id", *VIEW)
+_LISTS = ("classes",)  # may be repeated; see `asgi.query_parameters`
 _DEFAULT = Preferences(Route.AUTO, Privacy.ANY, Wait.FINAL, None, 0)
 
 
@@ -73,11 +74,13 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
     Unlike in V2, an unknown name is refused, because a misspelt `privacy` must not let an image leave the device.
 
     Raises:
-        RequestError: an unknown name.
+        RequestError: an unknown name, or several values of a parameter that has one.
     """
     for name in query:
         if name not in _QUERY:
             raise RequestError(f"Query parameter {shown(name)} is unknown; use {', '.join(_QUERY)}.")
+        if "\n" in query[name] and name not in _LISTS:
+            raise RequestError(f"Query parameter '{name}' has several values, {shown(query[name])}; send one.")
     parameters: dict[str, object] = dict(query)
     for name in ("timeout", "priority"):
         number = query.get(name, "")

@@ -125,15 +125,18 @@ def _share(text: str) -> float:
 
 
 def _labels(text: str, model: str, labels: Sequence[str]) -> tuple[str, ...]:
-    wanted = tuple(part.strip() for part in text.split(","))
+    wanted: list[str] = []
+    for value in text.split("\n"):
+        wanted += [value] if value in labels else [part.strip() for part in value.split(",")]
     for label in wanted:
         if label not in labels:
             more = ", ..." if len(labels) > _SHOWN_LABELS else ""
             raise RequestError(
                 f"Query parameter '{CLASSES}' names {shown(label)}, which '{model}' does not know; it knows "
-                f"{', '.join(labels[:_SHOWN_LABELS])}{more}. Separate labels by commas."
+                f"{', '.join(labels[:_SHOWN_LABELS])}{more}. Separate labels by commas, or "
+                "repeat the parameter."
             )
-    return wanted
+    return tuple(wanted)
 
 
 def _count(text: str) -> int:

@@ -7,6 +7,7 @@ import pytest
 from support.images import encode, images
 
 from firstline_core.errors import RequestError
+from firstline_core.protocol.asgi import query_parameters
 from firstline_core.tasks import describe
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
@@ -44,6 +45,20 @@ def test_objects_are_filtered(query: dict[str, str], labels: list[str]) -> None:
     assert [each["label"] for each in found["objects"]] == labels
     assert found["count"] == len(labels)
     assert TASK.seen(outputs(), 0, view).classes.tolist() == [TASK.labels.index(label) for label in labels]
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("classes=a&classes=b", ("a", "b")),
+        ("classes=a,b&classes=c", ("a", "b", "c")),
+        ("classes=salt,%20pepper", ("salt, pepper",)),
+        ("classes=salt,+pepper&classes=a,b", ("salt, pepper", "a", "b")),
+    ],
+)
+def test_labels_may_be_repeated_and_hold_commas(query: str, wanted: tuple[str, ...]) -> None:
+    task = Detection(("a", "b", "c", "salt, pepper"), 3)
+    assert read_view(query_parameters(query.encode()), "pets", task).classes == wanted
 
 
 @pytest.mark.parametrize(
