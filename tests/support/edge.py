@@ -65,20 +65,22 @@ SURE, UNSURE = 0.95, 0.6
 RESERVE_S = 0.02
 
 
-def manifest(*, full: bool = True, threshold: float = THRESHOLD) -> Manifest:
+def manifest(*, full: bool = True, threshold: float = THRESHOLD, full_reads: tuple[str, ...] = ("x",)) -> Manifest:
+    """A bundle whose edge model reads the input x."""
     return Manifest(
         name="m",
         version=3,
         task=Classification(("yes", "no")),
-        inputs=(InputSpec("x", "FP32", (-1, 1)),),
+        inputs=tuple([InputSpec(name, "FP32", (-1, 1)) for name in dict.fromkeys(("x", *full_reads))]),
         edge=(_model("edge", "a"),),
-        full=_model("full", "b") if full else None,
+        full=_model("full", "b", full_reads) if full else None,
         policy=Policy(threshold=threshold),
     )
 
 
-def _model(name: str, digit: str) -> Model:
-    return Model(name, Artefact(f"{name}.onnx", digit * 64, 1), "onnx", "fp32", (ModelInput("x"),))
+def _model(name: str, digit: str, reads: tuple[str, ...] = ("x",)) -> Model:
+    inputs = tuple([ModelInput(each, each) for each in reads])
+    return Model(name, Artefact(f"{name}.onnx", digit * 64, 1), "onnx", "fp32", inputs)
 
 
 class Echo:
@@ -227,9 +229,10 @@ class Scene:
         seed: int = 0,
         chosen: policy.Policy = policy.CERTIFIED,
         spending: Spending | None = None,
+        full_reads: tuple[str, ...] = ("x",),
     ) -> None:
         self.clock = clock
-        described = manifest(full=full, threshold=threshold)
+        described = manifest(full=full, threshold=threshold, full_reads=full_reads)
         certificate = None
         if certified is not None:
             promise = about_events(events) if events is not None else {}

@@ -7,13 +7,14 @@ import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from support.edge import SURE, UNSURE, Scene, answer_of, outcomes, request, tiers, yes
 from support.escalations import settle
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import LinkDownError
-from firstline_core.types import InferResponse, Privacy, Reason, Route, Status, Tier, Wait
+from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Route, Status, Tier, Wait
 from firstline_edge.cascade.hedging import HedgeOptions
 
 OFTEN = HedgeOptions(share=0.0, burst=3.0, least_rate=0.25)
@@ -124,6 +125,59 @@ async def test_of_a_batch_each_row_is_kept_or_escalated_and_all_travel_once(stag
     assert tiers(answer_of(response).rows) == [Tier.EDGE, Tier.CLOUD]
     assert yes(response) == [SURE, 0.01]
     assert (stage.scene.sent_rows, stage.counts) == ([[SURE, UNSURE]], (1, 0))
+
+
+class TestSeveralInputs:
+    """The edge model reads x, the full model y."""
+
+    @pytest.fixture
+    async def scene(self) -> AsyncIterator[Scene]:
+        built = Scene(clock=SimulatedClock(), row_ms=300.0, hedge=OFTEN, full_reads=("y",))
+        for value in (0.51, 0.52, 0.53, 0.54, 0.55):
+            await built.answer(with_y((value, value), deadline_s=100.0))
+        built.cloud.p95_s = 0.5
+        built.cloud.requests.clear()
+        built.echo.gate.clear()
+        yield built
+        await built.close()
+
+    async def begin(self, scene: Scene, asked: InferRequest) -> asyncio.Task[InferResponse]:
+        task = asyncio.create_task(scene.answer(asked))
+        await settle()
+        return task
+
+    async def test_rows_travel_and_are_answered_by_the_full_models_input(self, scene: Scene) -> None:
+        scene.cloud.agrees = lambda y: y == 2
+        task = await self.begin(scene, with_y((UNSURE, 1), (SURE, 3), (UNSURE, 2), deadline_s=1.3))
+        (sent,) = scene.cloud.requests  # before the edge model has answered
+        assert {name: array.ravel().tolist() for name, array in sent.arrays.items()} == {"y": [1, 3, 2]}
+        await settle()
+        scene.echo.gate.set()
+        response = await task
+        assert tiers(answer_of(response).rows) == [Tier.CLOUD, Tier.EDGE, Tier.CLOUD]
+        assert yes(response) == [0.01, SURE, 0.99]  # two rows with the same x, and answers of their own
+        assert len(scene.cloud.requests) == 1
+        assert (scene.hedging.used, scene.hedging.unneeded) == (1, 0)
+
+    async def test_an_unneeded_hedge_is_cancelled(self, scene: Scene) -> None:
+        scene.cloud.gate = asyncio.Event()
+        task = await self.begin(scene, with_y((SURE, 1), deadline_s=0.7))
+        scene.echo.gate.set()
+        assert outcomes(await task) == [("edge", "ok"), ("cloud", "hedge")]
+        await settle()
+        assert (scene.cloud.cancelled, scene.hedging.unneeded) == (1, 1)
+
+    async def test_a_request_without_the_full_models_input_is_not_hedged(self, scene: Scene) -> None:
+        task = await self.begin(scene, request(UNSURE, deadline_s=0.7))
+        scene.echo.gate.set()
+        assert answer_of(await task).reason is Reason.PARTIAL_INPUTS
+        assert (scene.cloud.requests, scene.hedging.used, scene.hedging.unneeded) == ([], 0, 0)
+
+
+def with_y(*rows: tuple[float, float], deadline_s: float) -> InferRequest:
+    """A request of rows (x, y)."""
+    x, y = np.array(rows, np.float32).T.reshape(2, -1, 1)
+    return request(0.5, deadline_s=deadline_s).with_inputs({"x": x, "y": y})
 
 
 async def test_it_serves_where_the_edge_model_fails(stage: Stage) -> None:
