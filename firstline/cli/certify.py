@@ -16,7 +16,7 @@ from rich.table import Table
 from firstline.cli.command import EXIT_FAILED, Report
 from firstline.cli.options import DataReading, require_bundle
 from firstline.cli.output import confidence, percent, progress, rows_checked_sentence, table, warn
-from firstline.cli.promises import promises_text
+from firstline.cli.promises import caveats, promises_text
 from firstline.cli.score_table import read_table
 from firstline.client.sync_client import Client
 from firstline.workbench.bundle import refuse_overwriting
@@ -39,7 +39,7 @@ from firstline.workbench.certify import (
 )
 from firstline.workbench.data.dataset import Dataset, read_groups
 from firstline.workbench.evidence import Evidence, gather, gather_from_agent
-from firstline.workbench.promises import EXAMPLE, UsualAnswer, parse_promises, require_event, usual_answer
+from firstline.workbench.promises import EXAMPLE, parse_promises, require_event
 from firstline.workbench.row_checks import require_independent_rows
 from firstline.workbench.selection import (
     BEST,
@@ -50,7 +50,6 @@ from firstline.workbench.selection import (
     check_score,
     default_fraction,
 )
-from firstline.workbench.sequences import Sequences, find_sequences
 from firstline_core.bundle.manifest import Manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
@@ -370,8 +369,6 @@ def _certify_data(
     rows_checked = require_independent_rows(bundle, [*variants, *filter(None, [bundle.manifest.full])], dataset)
     evidence = tiers.gather(bundle, dataset, edge)
     certification = contract.certify(bundle, evidence, dataset, terms)
-    usual = usual_answer(evidence, terms.epsilon) if contract.plain else None
-    certification = replace(certification, sequences=find_sequences(dataset), usual=usual)
     _warn(bundle.manifest, certification, learnable=terms.score in (BEST, LEARNED))
     return certification, rows_checked
 
@@ -448,34 +445,13 @@ def _report(
             "sequences": certification.sequences,
             "usual_answer": certification.usual,
         }
-        if certification.usual is not None:
-            text.append(usual_sentence(certification.usual))
-        if certification.sequences is not None:
-            text.append(sequences_sentence(certification.sequences, len(selection.scores)))
+        text += caveats(certification)
         if selection.used:
             text.append(selection_sentence(selection))
         text.append(rows_checked_sentence(rows_checked))
         advice = "; name one with --out" if result.certified else ""
         text.append(written or f"No bundle was written{advice}.")
     return Report(value, text)
-
-
-def sequences_sentence(found: Sequences, rows: int) -> str:
-    """Returns why rows may depend on each other, and how many observations they are then."""
-    return (
-        f"The rows may depend on each other: {found.sign} suggest sequences. Then they count as about "
-        f"{counted(found.effective, 'observation')}, not {rows:,}, and nothing is proved: name the sequence of each "
-        "row in a column `group`; then one row of each sequence is evidence."
-    )
-
-
-def usual_sentence(found: UsualAnswer) -> str:
-    """Returns why a promise about all rows says little of rare answers."""
-    answer = f"'{found.answer}'" if found.answer else "nothing"
-    return (
-        f"The full model answers {answer} in {percent(found.share)} of the rows: a model that always does would keep "
-        "this promise. Name an event with --promise, such as one missed."
-    )
 
 
 def edge_sentence(result: CertificationResult, terms: Terms, *, graded: bool) -> str:

@@ -12,7 +12,7 @@ from firstline.cli.command import EXIT_FAILED, print_report
 from firstline.cli.command import Report as Printed
 from firstline.cli.options import DataReading, ThreadsOption
 from firstline.cli.output import Output, OutputOption, progress, warn
-from firstline.cli.promises import promises_text
+from firstline.cli.promises import caveats, promises_text
 from firstline.cli.run import PortOption, serve
 from firstline.workbench.bundle import refuse_overwriting
 from firstline.workbench.certify import Certification, PromisesResult, write_certified
@@ -113,6 +113,7 @@ def _text(
             yield f"Certified: {certification.certificate.promise}."
         else:
             yield f"Not certified on {result.n} rows; every input goes to the full model."
+        yield from caveats(certification)
         if (out / "disagreements").is_dir():
             yield f"Pictures of disagreements, edge at the left: {out / 'disagreements'}."
     yield f"The recipe with all assumptions: {out / 'recipe.toml'}."

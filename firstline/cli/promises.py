@@ -1,11 +1,11 @@
-"""Sentences about promises of events."""
+"""Sentences about what is proved, and about what makes a proof say less."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from firstline.cli.output import percent
-from firstline.workbench.certify import PromisesResult
+from firstline.workbench.certify import Certification, PromisesResult
 from firstline_core.routing.certificate import event_promise
 from firstline_core.telemetry.wording import counted
 
@@ -46,3 +46,20 @@ def _listed(observations: dict[str, int]) -> str:
     shown = [f"{name} ({counted(n, 'row')})" for name, n in list(observations.items())[:_SHOWN]]
     more = len(observations) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def caveats(certification: Certification) -> Iterator[str]:
+    """Yields why what is proved may say less than it seems to: a usual answer, and rows that depend on each other."""
+    usual, sequences = certification.usual, certification.sequences
+    if usual is not None:
+        answer = f"'{usual.answer}'" if usual.answer else "nothing"
+        yield (
+            f"The full model answers {answer} in {percent(usual.share)} of the rows: a model that always does would "
+            "keep this promise. Name an event with --promise, such as one missed."
+        )
+    if sequences is not None:
+        yield (
+            f"The rows may depend on each other: {sequences.sign} suggest sequences. Then they count as about "
+            f"{counted(sequences.effective, 'observation')}, not {len(certification.selection.scores):,}, and nothing "
+            "is proved: name the sequence of each row in a column `group`; then one row of each sequence is evidence."
+        )

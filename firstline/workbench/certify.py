@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from firstline.workbench.bundle import write_version
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.promises import EventBound, Unpromised, UsualAnswer, unpromised
+from firstline.workbench.promises import EventBound, Unpromised, UsualAnswer, unpromised, usual_answer
 from firstline.workbench.selection import BEST, SELECT_FRACTION, Selection, default_fraction, select
 from firstline.workbench.sequences import Sequences
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
@@ -108,9 +108,9 @@ class Certification:
         selection: the decisions made before testing.
         result: the statistics, certified or not.
         certificate: the variant's certificate; None if nothing is certified.
-        sequences: signs that rows depend on each other, although the data has no groups.
+        sequences: see `Evidence`; None for audits.
         graded: whether losses lie between 0 and 1, so that what is bounded is their mean and no share of answers.
-        usual: the answer that a model could always give and still keep a promise about all rows.
+        usual: the answer that a model could always give and still keep a promise about all accepted answers together.
     """
 
     variant: Model
@@ -145,7 +145,8 @@ def certify_bundle(
     bound = None
     if result.threshold is not None:
         bound = auditable_epsilon(terms, evidence.losses("disagreement")[rows][scores >= result.threshold])
-    return _certification(bundle, evidence, selection, result, terms, audit_epsilon=bound)
+    usual = usual_answer(evidence, terms.epsilon)
+    return _certification(bundle, evidence, selection, result, terms, audit_epsilon=bound, usual=usual)
 
 
 def certify_promises(
@@ -350,7 +351,8 @@ def certify_by(bundle: Bundle, evidence: Evidence, groups: Sequence[str], by: st
         ConfigError: arguments out of range, or a score that cannot be had.
     """
     result, selection = _certify_all_groups(bundle, evidence, groups, by, terms)
-    return Certification(evidence.variant, selection, result, None, graded=is_graded(evidence.losses(terms.contract)))
+    graded = is_graded(evidence.losses(terms.contract))
+    return Certification(evidence.variant, selection, result, None, evidence.sequences, graded)
 
 
 def _certify_all_groups(
@@ -592,6 +594,7 @@ def _certification(
     *,
     audit_epsilon: float | None,
     contract: Contract | None = None,
+    usual: UsualAnswer | None = None,
 ) -> Certification:
     scores = histogram(selection.scores[selection.rest])
     certificate = _certificate(
@@ -605,7 +608,7 @@ def _certification(
         contract=contract,
     )
     graded = contract is None and is_graded(evidence.losses(terms.contract))
-    return Certification(evidence.variant, selection, result, certificate, graded=graded)
+    return Certification(evidence.variant, selection, result, certificate, evidence.sequences, graded, usual)
 
 
 def _certificate(

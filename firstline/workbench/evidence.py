@@ -19,6 +19,7 @@ from firstline.client.sync_client import Client
 from firstline.workbench.data.dataset import Dataset, Row
 from firstline.workbench.observe import Answers, Progress, observe, predict_row
 from firstline.workbench.selection import EdgeRows, group_keys
+from firstline.workbench.sequences import Sequences, find_sequences
 from firstline_core.bundle.loading import LoadedModel, Scorer, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
@@ -54,6 +55,7 @@ class Evidence:
         truth: the data's labels, see `Task.truth`; None without labels.
         groups: (n,) of the rows that depend on each other, such as the frames of one clip; () if all are independent.
             "" for a row that depends on no other.
+        sequences: signs that rows depend on each other, although the data has no groups.
     """
 
     variant: Model
@@ -62,6 +64,7 @@ class Evidence:
     full: Arrays
     truth: Arrays | None
     groups: tuple[str, ...] = ()
+    sequences: Sequences | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -174,7 +177,7 @@ def gather_all(
         ModelLoadError: a model does not load here.
     """
     manifest, full, score = bundle.manifest, full_model(bundle, ""), load_scorer(bundle, options)
-    truth = dataset.truth(manifest.task, manifest.inputs)
+    truth, sequences = dataset.truth(manifest.task, manifest.inputs), find_sequences(dataset)
     run = [*(model for model in models if model.id != full.id), full]
     with ExitStack() as stack:
         loaded = [stack.enter_context(closing(load_model(bundle, model, options))) for model in run]
@@ -188,6 +191,7 @@ def gather_all(
             full_outputs,
             truth,
             dataset.groups,
+            sequences,
         )
         for one in observed.answers
         if one.model.id in ids
@@ -269,7 +273,7 @@ def gather_from_agent(
             scores[i] = np.nan if confidence is None else confidence
             progress(i + 1, count)
     edge_rows = EdgeRows(manifest.task, join_rows(answers), {})
-    return Evidence(variant, edge_rows, scores, join_rows(full), truth, dataset.groups)
+    return Evidence(variant, edge_rows, scores, join_rows(full), truth, dataset.groups, find_sequences(dataset))
 
 
 def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -> Model:

@@ -19,6 +19,7 @@ from firstline.workbench.observe import Answers, Progress, observe
 from firstline.workbench.pairing.agreement import check_agreement
 from firstline.workbench.promises import EventBound, parse_promises
 from firstline.workbench.selection import EdgeRows
+from firstline.workbench.sequences import find_sequences
 from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
@@ -62,7 +63,10 @@ class Measured:
         if self.edge is None or self.full is None:
             raise ValueError("a certificate needs two models")
         rows = EdgeRows(self.bundle.manifest.task, self.edge.outputs, self.edge.evidence)
-        return Evidence(self.edge.model, rows, self.scores, self.full.outputs, self.truth, self.dataset.groups)
+        sequences = find_sequences(self.dataset)
+        return Evidence(
+            self.edge.model, rows, self.scores, self.full.outputs, self.truth, self.dataset.groups, sequences
+        )
 
 
 def measure_pair(

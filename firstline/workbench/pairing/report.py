@@ -15,6 +15,8 @@ from firstline.workbench.certify import Certification, PromisesResult
 from firstline.workbench.infer import upright_image
 from firstline.workbench.pairing.measuring import Measured
 from firstline.workbench.pairing.pair import EDGE, FULL, ReadPair
+from firstline.workbench.promises import UsualAnswer
+from firstline.workbench.sequences import Sequences
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.types import Array, Arrays, slice_rows
 
@@ -50,6 +52,8 @@ class PairReport(Struct, frozen=True):
         quality: by "edge", "full" and "tiered", the figure by which the task compares models; None without labels.
         bytes_sent: of the inputs that go to the full model.
         latency_ms: medians on this machine, without the network; None for an absent model.
+        sequences: signs that rows depend on each other, so that less is proved.
+        usual_answer: the answer that a model could always give and still keep the promise.
     """
 
     bundle: str
@@ -61,6 +65,8 @@ class PairReport(Struct, frozen=True):
     quality: dict[str, float | None] | None
     bytes_sent: int
     latency_ms: dict[str, float | None]
+    sequences: Sequences | None
+    usual_answer: UsualAnswer | None
 
 
 def report_of(pair: ReadPair, measured: Measured, certification: Certification | None, folder: Path) -> PairReport:
@@ -83,6 +89,8 @@ def report_of(pair: ReadPair, measured: Measured, certification: Certification |
         quality=_quality(measured, accepted),
         bytes_sent=int(measured.sizes[~accepted].sum()),
         latency_ms=_latency(measured, accepted),
+        sequences=certification.sequences if certification is not None else None,
+        usual_answer=certification.usual if certification is not None else None,
     )
 
 

@@ -50,6 +50,7 @@ def test_two_files_become_a_certified_bundle(site: Path) -> None:
     found = json.loads(_run(*arguments, "-o", "json").stdout)
     assert set(found) == {
         *("bundle", "task", "family", "certified", "contracts", "share_at_edge", "quality", "bytes_sent", "latency_ms"),
+        *("sequences", "usual_answer"),
     }
     assert (found["bundle"], found["task"]) == (str(out / "bundle"), "classification")
     assert found["family"] == {"edge": "logits classifier", "full": "logits classifier"}
@@ -71,6 +72,19 @@ def test_a_promise_that_is_not_proved_fails_where_it_is_required(site: Path) -> 
     result = _run(*arguments, "--out", site / "out", "--promise", "missed red 0.1% at 99%", "--require", code=1)
     assert "Not proved" in result.stdout
     assert "more would be needed" in result.stdout
+
+
+def test_frames_of_one_video_are_reported_as_dependent(site: Path) -> None:
+    model, frames = site / "colours.onnx", site / "frames"
+    frames.mkdir()
+    for file in (site / "data" / "images").iterdir():
+        file.rename(frames / f"yard_frame_{file.name}")
+    arguments = ("--edge", model, "--full", model, "--data", frames, "--labels", site / "labels.txt", "--force")
+    arguments = (*arguments, "--choose", "edge=3", "--choose", "full=3", "--out", site / "out")
+    rows = 160 - 48
+    sentence = f"they count as about 1 observation, not {rows}, and nothing is proved"
+    assert sentence in " ".join(_run(*arguments).stdout.split())
+    assert json.loads(_run(*arguments, "-o", "json").stdout)["sequences"]["effective"] == 1
 
 
 def test_a_model_alone_becomes_a_bundle_of_one_tier(site: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.images import encode
 
 from firstline.workbench.data.dataset import Dataset, open_dataset
-from firstline.workbench.sequences import find_sequences
+from firstline.workbench.sequences import Sequences, find_sequences
 
 
 def _folder(folder: Path, names: list[str], scenes: list[int]) -> Dataset:
@@ -36,19 +36,21 @@ def test_nearly_identical_neighbours_count_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "sign", "effective"),
+    ("names", "expected"),
     [
-        ([f"yard_frame_{number}.png" for number in range(30)], "names such as 'yard_frame_0.png'", 1),
-        ([f"cam{number % 3}-clip{number}.png" for number in range(30)], "names such as 'cam0-clip0.png'", 3),
-        ([f"20260301_1200{number:02}.png" for number in range(30)], "times in names, often within 10 seconds,", 1),
-        ([f"20260301_{number % 24:02}0000.png" for number in range(24)], "", 24),
-        ([f"20261399_1200{number:02}.png" for number in range(30)], "", 30),
+        ([f"yard_frame_{number}.png" for number in range(30)], Sequences("names such as 'yard_frame_0.png'", 1)),
+        ([f"cam{number % 3}-clip{number}.png" for number in range(30)], Sequences("names such as 'cam0-clip0.png'", 3)),
+        (
+            [f"20260301_1200{number:02}.png" for number in range(30)],
+            Sequences("times in names, often within 10 seconds,", 1),
+        ),
+        ([f"20260301_{number % 24:02}0000.png" for number in range(24)], None),
+        ([f"20261399_1200{number:02}.png" for number in range(30)], None),
     ],
     ids=["frames", "clips of cameras", "seconds", "hours", "no dates"],
 )
-def test_names_of_frames_and_times_are_signs(tmp_path: Path, names: list[str], sign: str, effective: int) -> None:
-    found = find_sequences(_folder(tmp_path / "data", names, list(range(len(names)))))
-    assert (found.sign, found.effective) == (sign, effective) if found is not None and sign else found is None
+def test_names_of_frames_and_times_are_signs(tmp_path: Path, names: list[str], expected: Sequences | None) -> None:
+    assert find_sequences(_folder(tmp_path / "data", names, list(range(len(names))))) == expected
 
 
 def test_known_groups_need_no_sign(tmp_path: Path) -> None:
