@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from bench.figures import Figure, at_least, plain
-from bench.serving.processes import Server, free_port, post, prefer, started
+from bench.serving.processes import Server, free_port, post, started, undisturbed
 from bench.support.bundles import write_manifest
 from bench.tasks.detection import images, recipe_bundle
 from firstline_core.bundle.loading import LoadedModel, load_model
@@ -27,7 +27,7 @@ from firstline_core.runtime.select import RuntimeOptions
 
 _MODELS = ("fastestdet", "yolox-nano")
 _IN_FLIGHT = 8
-_TURNS, _TURN_S = 7, 4.0
+_TURNS, _TURN_S = 11, 2.0
 
 
 class Turn(NamedTuple):
@@ -46,9 +46,9 @@ def figures(data: Path) -> Iterator[Figure]:
     """Yields the throughput of both sides, which take turns, and its ratio."""
     contents = [file.read_bytes() for file in images(data)]
     cores = frozenset(os.sched_getaffinity(0))
-    prefer(os.getpid())  # as the gateway is
     for name in _MODELS:
         with ExitStack() as opened:
+            opened.enter_context(undisturbed())
             folder = Path(opened.enter_context(TemporaryDirectory()))
             at = folder / "models" / "m"
             at.mkdir(parents=True)

@@ -21,7 +21,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
 from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.compile import Preprocess, Step, check_needs, compile_preprocess
-from firstline_core.processing.decoding import PreparedRows
+from firstline_core.processing.decoding import MeasuredInputs, PreparedRows
 from firstline_core.processing.image_header import NO_COST, ImageCost
 from firstline_core.processing.steps import (
     CenterCrop,
@@ -183,7 +183,7 @@ class LoadedModel:
                 )
             inputs = inputs.sent  # the same model on another executor may name its inputs otherwise
         if cost is None and self._decoders:
-            cost = self.image_cost(inputs)
+            cost = inputs.cost if isinstance(inputs, MeasuredInputs) else self.image_cost(inputs)
         rows: dict[str, Array] = {}
         decoded = 0
         for each in self.inputs:

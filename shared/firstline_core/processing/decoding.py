@@ -26,7 +26,7 @@ from firstline_core.types import Array, Arrays, row_count
 LIGHT_PIXELS, _LIGHT_S = 65_536, 0.001
 """Decoding so many takes a millisecond at most."""
 
-_OF_RUN = 2.0  # images may take so many times the model's run
+_OF_RUN = 3.0  # images may take so many times the model's run
 
 _OVERHEAD_PIXELS = 8192  # are decoded in the time that reading a file of any size takes
 
@@ -52,6 +52,19 @@ class PreparedRows(dict[str, Array]):
     def __init__(self, rows: Arrays, sent: Arrays | None = None) -> None:
         super().__init__(rows)
         self.sent = sent
+
+
+class MeasuredInputs(dict[str, Array]):
+    """The inputs of a request with the cost of their images, so that their headers are read once.
+
+    Args:
+        inputs: by name.
+        cost: of these inputs.
+    """
+
+    def __init__(self, inputs: Arrays, cost: ImageCost) -> None:
+        super().__init__(inputs)
+        self.cost = cost
 
 
 def as_sent(inputs: Arrays) -> Arrays:
@@ -314,7 +327,7 @@ class ImageDecoding:
             CapacityError: the memory was not free in time.
         """
         if is_light(cost, model.row_s):
-            yield inputs
+            yield MeasuredInputs(inputs, cost)
             return
         work = partial(self._prepare, model, inputs, cost, deadline_s)
         async with self.done(work, cost.memory_bytes, principal, deadline_s) as rows:

@@ -201,19 +201,21 @@ class ImageCost:
 NO_COST = ImageCost()
 
 
-def read_header(encoded: bytes, where: str) -> ImageHeader:
+def read_header(encoded: bytes, where: str, *, whole: bool = True) -> ImageHeader:
     """Reads the header of one JPEG or PNG.
 
     Args:
         encoded: the file's bytes.
         where: the row, for messages, e.g. "Row 3 of input 'image'".
+        whole: follow a JPEG to its end; otherwise only to its picture, without the scans and most limits: enough for
+            the size of an image that was decoded before.
 
     Raises:
         InvalidTensorError: neither JPEG nor PNG, animated, or a header that cannot be read.
         PayloadTooLargeError: its structure takes too long to read.
     """
     check_format(encoded, where)
-    return _jpeg_header(encoded, where) if encoded.startswith(_JPEG) else _png_header(encoded, where)
+    return _jpeg_header(encoded, where, whole=whole) if encoded.startswith(_JPEG) else _png_header(encoded, where)
 
 
 def check_format(encoded: bytes, where: str) -> None:
@@ -422,7 +424,7 @@ def _opening(encoded: bytes) -> str:
 # JPEG.
 
 
-def _jpeg_header(encoded: bytes, where: str) -> ImageHeader:
+def _jpeg_header(encoded: bytes, where: str, *, whole: bool) -> ImageHeader:
     """Follows the segments like Pillow and libjpeg, up to the end of the image.
 
     Later data (a second image, a video) is not read. Truncated files are refused by Pillow.
@@ -435,9 +437,11 @@ def _jpeg_header(encoded: bytes, where: str) -> ImageHeader:
             scans += 1
             if scans > JPEG_SCANS_LIMIT:
                 raise _costly(where, f"is a JPEG of more than {JPEG_SCANS_LIMIT} scans")
+            if not whole:
+                break
         elif marker in _FRAMES and frame is None and end - start >= 6:
             frame = (marker, *struct.unpack_from(">BHHB", encoded, start))
-        elif marker == _EXIF and encoded.startswith(_EXIF_START, start):
+        elif marker == _EXIF and not scans and encoded.startswith(_EXIF_START, start):
             exif += encoded[start + len(_EXIF_START) : end]
     if frame is None:
         raise InvalidTensorError(f"{where} is a broken JPEG of {len(encoded)} bytes: it declares no size.")

@@ -111,7 +111,9 @@ def with_sizes(view: View, task: Viewed | None, images: Tensor | None) -> View:
     """
     if task is None or not task.in_pixels or images is None:
         return view
-    return replace(view, sizes=tuple(read_header(image, "The image").upright_size for image in images.array.flat))
+    return replace(
+        view, sizes=tuple(read_header(image, "The image", whole=False).upright_size for image in images.array.flat)
+    )
 
 
 def _share(text: str) -> float:

@@ -25,7 +25,7 @@ from firstline_gateway.executors.dispatch.forecast import (
 from firstline_gateway.models.repository import ServedModel
 
 # In this process a batch is queued behind a running one only if it is as quick as that: longer ones gain nothing.
-_AHEAD_S = 0.03
+_AHEAD_S = 0.1
 
 _FAILURES = 3
 # After so many batches the share of failures is compared with that of the others, and may exceed it by so much.

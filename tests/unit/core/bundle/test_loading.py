@@ -19,7 +19,8 @@ from bench.support.onnx_models import linear, write_graph
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, PayloadTooLargeError
+from firstline_core.processing.decoding import MeasuredInputs
 from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.steps import (
     BoxRows,
@@ -42,7 +43,7 @@ from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import LOGITS, features, score
 from firstline_core.tasks.detection import Detection
-from firstline_core.types import PROBABILITIES, Array, Tensor, join_rows
+from firstline_core.types import PROBABILITIES, Array, Tensor, join_rows, row_count
 
 OPTIONS = RuntimeOptions()
 EYE = np.eye(2, dtype=np.float32)
@@ -59,6 +60,16 @@ def test_encoded_images_to_probabilities(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
     assert [loaded.task.labels[i] for i in found.argmax(axis=1)] == ["blue", "red", "green"]
     assert loaded.digest == loaded.model.digest
+
+
+def test_headers_of_measured_images_are_not_read_again(tmp_path: Path) -> None:
+    loaded = load_edge(colour_bundle(tmp_path), OPTIONS)
+    image = encode(solid(1, 6), "JPEG")
+    cost = loaded.image_cost(by_name(images(image)))
+    segments = by_name(images(image[:2] + b"\xff\xe5\0\3x" * 10_000 + image[2:]))
+    with pytest.raises(PayloadTooLargeError, match="segments"):
+        loaded.prepare(segments)
+    assert row_count(loaded.prepare(MeasuredInputs(segments, cost))) == 1
 
 
 def test_boxes_of_a_detector_lie_in_the_original_image(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from firstline_core.processing.decoding import (
     LIGHT_PIXELS,
     FairThreads,
     ImageDecoding,
+    MeasuredInputs,
     MemoryBudget,
     PreparedRows,
 )
@@ -76,20 +77,22 @@ async def prepare(decoding: ImageDecoding, model: Model, cost: ImageCost = HEAVY
 
 
 async def test_a_small_image_is_left_to_its_model(decoding: ImageDecoding, model: Model) -> None:
-    assert await prepare(decoding, model, cost=cost_of(LIGHT_PIXELS, MIB)) is PICTURE
+    light = cost_of(LIGHT_PIXELS, MIB)
+    left = await prepare(decoding, model, cost=light)
+    assert isinstance(left, MeasuredInputs) and left == PICTURE and left.cost is light
     assert not model.threads
 
 
 @pytest.mark.parametrize(
-    ("row_s", "pixels", "left"), [(0.004, 8 * LIGHT_PIXELS, True), (0.003, 8 * LIGHT_PIXELS, False)]
+    ("row_s", "pixels", "left"), [(0.004, 12 * LIGHT_PIXELS, True), (0.003, 12 * LIGHT_PIXELS, False)]
 )
 async def test_an_image_that_takes_little_compared_with_its_model_is_left_to_it(
     decoding: ImageDecoding, model: Model, row_s: float, pixels: int, left: bool
 ) -> None:
     model.row_s = row_s
     model.go.set()
-    assert (await prepare(decoding, model, cost_of(pixels, MIB)) is PICTURE) is left
-    assert await prepare(decoding, model, cost_of(pixels, 17 * MIB)) is not PICTURE
+    assert isinstance(await prepare(decoding, model, cost_of(pixels, MIB)), MeasuredInputs) is left
+    assert isinstance(await prepare(decoding, model, cost_of(pixels, 17 * MIB)), PreparedRows)
 
 
 async def test_tiny_images_that_become_large_are_counted(decoding: ImageDecoding, model: Model) -> None:
@@ -101,7 +104,7 @@ async def test_tiny_images_that_become_large_are_counted(decoding: ImageDecoding
 async def test_many_tiny_images_are_prepared_in_a_thread(decoding: ImageDecoding, model: Model) -> None:
     model.go.set()
     few, many = (ImageCost(cost_of(1, 100).images * count) for count in (8, 10))
-    assert await prepare(decoding, model, cost=few) is PICTURE
+    assert isinstance(await prepare(decoding, model, cost=few), MeasuredInputs)
     assert isinstance(await prepare(decoding, model, cost=many), PreparedRows)
 
 

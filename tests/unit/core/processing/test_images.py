@@ -264,3 +264,15 @@ def test_exif_entries_that_refer_to_the_same_data_are_refused() -> None:
     exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 4000) + entry * 4000
     with pytest.raises(PayloadTooLargeError, match="EXIF entries that refer to the same data"):
         read_header(JPEG[:2] + segment(0xE1, exif) + JPEG[2:], "Row 0")
+
+
+def test_orientation_after_the_picture_does_not_count() -> None:
+    exif = segment(0xE1, b"Exif\0\0II*\0" + struct.pack("<IHHHIII", 8, 1, 0x0112, 3, 1, 6, 0))
+    assert read_header(JPEG[:2] + exif + JPEG[2:], "Row 0").orientation == 6
+    assert read_header(JPEG[:-2] + exif + JPEG[-2:], "Row 0").orientation == 1
+
+
+@pytest.mark.parametrize("content", [JPEG, PROGRESSIVE, PNG])
+def test_the_size_is_known_before_the_scans_of_a_picture(content: bytes) -> None:
+    assert read_header(content, "Row 0", whole=False).upright_size == (64, 64)
+    assert read_header(DEAR["scans"], "Row 0", whole=False).scans == 1
