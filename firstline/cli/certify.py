@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from firstline.cli.command import EXIT_FAILED, Report
 from firstline.cli.options import DataReading, require_bundle
-from firstline.cli.output import confidence, percent, progress, rows_checked_sentence, table, warn
+from firstline.cli.output import percent, progress, rows_checked_sentence, table, warn
 from firstline.cli.promises import caveats, promises_text
 from firstline.cli.score_table import read_table
 from firstline.client.sync_client import Client
@@ -30,7 +30,6 @@ from firstline.workbench.certify import (
     certify_classes,
     certify_field,
     certify_field_promises,
-    certify_promises,
     certify_stream_bundle,
     is_graded,
     require_confidence,
@@ -53,7 +52,7 @@ from firstline.workbench.selection import (
 from firstline_core.bundle.manifest import Manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import points
+from firstline_core.routing.certificate import points, promise_text
 from firstline_core.routing.certification import CertificationResult, check_share
 from firstline_core.routing.contracts import certify_weighted
 from firstline_core.storage.secrets import read_secret
@@ -153,15 +152,6 @@ class ContractOptions:
         Raises:
             ConfigError: arguments out of range, groups that do not fit the data, or a score that separates no answers.
         """
-        if self.promise:
-            return certify_promises(
-                bundle,
-                evidence,
-                parse_promises(self.promise, bundle.manifest.task),
-                score=terms.score,
-                seed=terms.seed,
-                select_fraction=terms.select_fraction,
-            )
         certification = self._certify_loss(bundle, evidence, dataset, terms)
         require_confidence(evidence, certification.selection)
         return certification
@@ -321,10 +311,7 @@ def _prepare(
     opened = open_bundle(require_bundle(bundle)) if bundle is not None else None
     shares: dict[str, float] = {}
     if contract.promise and opened is not None:
-        bounds = parse_promises(contract.promise, opened.manifest.task).values()
-        terms = replace(
-            terms, epsilon=max(bound.epsilon for bound in bounds), delta=max(bound.delta for bound in bounds)
-        )
+        terms = terms.about(parse_promises(contract.promise, opened.manifest.task))
     elif contract.epsilon is not None and contract.delta is not None:
         shares = {"epsilon": terms.epsilon, "delta": terms.delta}
         if opened is not None:
@@ -402,9 +389,7 @@ def _certify_table(
             {event: [row.events.get(event, math.nan) for row in rows] for event in seen},
             weights,
             certificates=certificates,
-            promises=parse_promises(contract.promise or (), bundle.manifest.task),
-            seed=terms.seed,
-            select_fraction=terms.select_fraction,
+            terms=terms,
         )
     return certification.result, certification, rows_checked, certification.graded
 
@@ -456,7 +441,7 @@ def _report(
 
 def edge_sentence(result: CertificationResult, terms: Terms, *, graded: bool) -> str:
     """Returns what is proved of all accepted edge answers together."""
-    promise = f"{_bound(terms, graded=graded)}, with confidence {confidence(terms.delta)}"
+    promise = terms.promise(graded=graded)
     if result.threshold is None or result.risk_upper is None:
         return (
             f"Not certified on {result.n} rows that {promise}; escalate everything. Some threshold would have to "
@@ -467,15 +452,14 @@ def edge_sentence(result: CertificationResult, terms: Terms, *, graded: bool) ->
 
 def other_contract_sentence(result: CertificationResult, terms: Terms, *, graded: bool) -> str:
     """Returns what is proved of the whole stream, or of each group."""
-    sure = f"with confidence {confidence(terms.delta)}"
     if isinstance(result, GroupsResult):
         certified = sum(group.certified for group in result.groups.values())
         share = f"That accepts {percent(result.kept)} of all." if certified else "Escalate everything."
         return (
             f"Certified {certified} of {len(result.groups)} by {result.by} on {result.n} rows: in each, "
-            f"{_bound(terms, graded=graded)}, {sure} for all of them together. {share}"
+            f"{terms.promise(graded=graded)} for all of them together. {share}"
         )
-    promise = f"the tiered accuracy is at most {points(terms.epsilon)} below the full model's, {sure}"
+    promise = promise_text("stream", terms.epsilon, terms.delta, graded=graded)
     if result.threshold is None or result.risk_upper is None:
         return (
             f"Not certified on {result.n} rows that {promise}; escalate everything. At least "
@@ -489,16 +473,6 @@ def _certified(result: CertificationResult, promise: str, bounded: str, upper_bo
         f"Certified on {result.n} rows: {promise}, when an edge answer is accepted at a score of at least "
         f"{result.threshold:.15g}. That accepts {percent(result.kept)}; the upper bound of {bounded} is {upper_bound}."
     )
-
-
-def _bound(terms: Terms, *, graded: bool) -> str:
-    """Returns what is promised of the accepted answers, without the confidence."""
-    harm = "" if terms.contract == "disagreement" else " where the full model is right"
-    if graded:
-        counting = f", counted{harm}," if harm else ""
-        return f"the mean loss of the edge answers{counting} is at most {percent(terms.epsilon)}"
-    verb = f"are wrong{harm}" if harm else "disagree"
-    return f"at most {percent(terms.epsilon)} of the edge answers {verb}"
 
 
 def groups_text(result: CertificationResult) -> Iterator[str | Table]:

@@ -24,12 +24,14 @@ from firstline.cli.output import confidence, percent, progress, rows_checked_sen
 from firstline.cli.profile_source import load_profile
 from firstline.cli.work_folder import work_folder
 from firstline.workbench.bundle import refuse_existing, require_writable
+from firstline.workbench.certify import Terms
 from firstline.workbench.compress.candidates import Candidate
 from firstline.workbench.compress.compression import Compression, Rule, compress, promise_of, source_of
 from firstline.workbench.compress.costs import Target
 from firstline.workbench.compress.judge import Figures
 from firstline.workbench.compress.next_version import Preference, next_version, write_compressed
 from firstline.workbench.compress.student import Lesson, require_training, start_of
+from firstline.workbench.promises import EXAMPLE, parse_promises
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
@@ -97,14 +99,27 @@ class RuleOptions:
     delta: Annotated[
         float | None, typer.Option(help="Of the certificates. Default: that of the first variant, else 0.05.")
     ] = None
+    promise: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help=f"Instead of --epsilon and --delta: a promise about an event, such as '{EXAMPLE}'; may be repeated. "
+            "Default: those of the first variant.",
+        ),
+    ] = None
 
     def rule(self, manifest: Manifest) -> Rule:
         """Returns the rule for candidates of a bundle.
 
         Raises:
-            ConfigError: a share out of range, or an option is missing; see `promise_of`.
+            ConfigError: a share out of range, or an option is missing or too many; see `promise_of`.
         """
-        promise = promise_of(manifest, self.epsilon, self.delta)
+        if self.promise and not (self.epsilon is None and self.delta is None):
+            raise ConfigError(
+                "--promise names the event, its share and the confidence; leave out --epsilon and --delta."
+            )
+        events = parse_promises(self.promise or (), manifest.task)
+        promise = promise_of(manifest, self.epsilon, self.delta, events)
         shares = {"epsilon": promise.epsilon, "delta": promise.delta, "confidence": self.confidence}
         for name, share in shares.items():
             if share is not None:
@@ -230,7 +245,7 @@ def as_json(found: Compression, taken: list[str], after: Manifest | None, versio
         "source": found.source.id,
         "target": found.target,
         "waited_share": found.waited_share,
-        "promise": found.rule.promise,
+        "promise": _promise(found.rule.promise),
         "max_loss": found.rule.max_loss,
         "loss_delta": found.rule.loss_delta,
         "loss_proved": found.rule.confidence is not None,
@@ -258,14 +273,18 @@ def as_json(found: Compression, taken: list[str], after: Manifest | None, versio
     }
 
 
+def _promise(terms: Terms) -> dict[str, object]:
+    contract = "events" if terms.events else terms.contract
+    return {"epsilon": terms.epsilon, "delta": terms.delta, "contract": contract, "events": terms.events}
+
+
 def found_text(found: Compression) -> Iterator[str | Table]:
     """Yields the figures of all models, and the verdict on each candidate with its reasons."""
     make, judge, certify = found.rows
-    promise = found.rule.promise
+    promise = found.rule.promise.promise(graded=any(one.graded for one in found.certifications.values()))
     yield (
-        f"Made of {found.source.id} on {make} images, judged on {judge}, certified on {certify}: at most "
-        f"{percent(promise.epsilon)} {promise.contract}, with confidence {percent(1 - promise.delta)}.\n"
-        f"Points lost are against {found.source.id} on the judging images: as seen, and at most, with confidence "
+        f"Made of {found.source.id} on {make} rows, judged on {judge}, certified on {certify}: {promise}.\n"
+        f"Points lost are against {found.source.id} on the judging rows: as seen, and at most, with confidence "
         f"{confidence(found.rule.loss_delta)} for all candidates together; "
         f"{'the most' if found.rule.confidence is not None else 'what was seen'} decides."
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +25,15 @@ from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certif
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial
-from firstline_core.routing.certificate import Certificate, Contract, EventPromise, GroupCertificate, Histogram
+from firstline_core.routing.certificate import (
+    Certificate,
+    Contract,
+    EventPromise,
+    GroupCertificate,
+    Histogram,
+    event_promise,
+    promise_text,
+)
 from firstline_core.routing.certification import CertificationResult, Start, certify, split, start_shares, starts_at
 from firstline_core.routing.contracts import (
     EventRows,
@@ -60,8 +68,11 @@ class Terms:
         delta: probability that the promise is wrong; of all promises together where there are several.
         contract: the definition of a loss.
         score: which one.
-        seed: of the split.
-        select_fraction: share of the data that decides; None takes `selection.default_fraction`.
+        seed: of the split, and of the choice of one row of each group of dependent rows.
+        select_fraction: share of the data that decides; None takes `selection.default_fraction`. Promises about several
+            events need a part; None then takes one.
+        events: the promises by event, if the contract is about events; `epsilon` and `delta` are then the largest of
+            theirs, see `about`.
     """
 
     epsilon: float
@@ -70,6 +81,23 @@ class Terms:
     score: str = BEST
     seed: int = 0
     select_fraction: float | None = None
+    events: Mapping[str, EventBound] = field(default_factory=dict)
+
+    def about(self, events: Mapping[str, EventBound]) -> Terms:
+        """Returns these terms for promises about events, at least one."""
+        bounds = events.values()
+        epsilon, delta = max(bound.epsilon for bound in bounds), max(bound.delta for bound in bounds)
+        return replace(self, epsilon=epsilon, delta=delta, events=events)
+
+    def promise(self, *, graded: bool) -> str:
+        """Returns what is to be proved as text.
+
+        Args:
+            graded: see `Certification`.
+        """
+        if self.events:
+            return "; ".join(event_promise(name, one.epsilon, one.delta) for name, one in self.events.items())
+        return promise_text(self.contract, self.epsilon, self.delta, graded=graded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +151,34 @@ class Certification:
 
 
 def certify_bundle(
-    bundle: Bundle, evidence: Evidence, terms: Terms, *, starts: Sequence[Start] | None = None
+    bundle: Bundle,
+    evidence: Evidence,
+    terms: Terms,
+    *,
+    starts: Sequence[Start] | None = None,
+    placing: Evidence | None = None,
 ) -> Certification:
     """Lets a part of the rows decide on score, temperature, value and starts, and certifies on the rest.
+
+    Promises about events are certified together, all of them at one threshold.
 
     Args:
         bundle: that the evidence is of.
         evidence: of images drawn at random from what will be asked, none of them used before to choose model, score
             or temperature.
         terms: of the certificate.
-        starts: thresholds where testing starts, taken from other data; None: from the selection part.
+        starts: thresholds where testing starts, taken from other data; None: from the selection part. Not for events.
+        placing: evidence of other rows, by whose scores testing of several events starts, if the bundle's own score is
+            certified; None: of the selection part.
+
+    Returns:
+        With a `PromisesResult` for events.
 
     Raises:
         ConfigError: arguments out of range, or a score that cannot be had.
     """
+    if terms.events:
+        return _certify_events(bundle, evidence, terms, placing)
     selection = _select(bundle, evidence, terms, terms.contract)
     rows = evidence.units(selection.rest, terms.seed)
     scores, losses = selection.scores[rows], evidence.losses(terms.contract)[rows]
@@ -149,38 +191,14 @@ def certify_bundle(
     return _certification(bundle, evidence, selection, result, terms, audit_epsilon=bound, usual=usual)
 
 
-def certify_promises(
-    bundle: Bundle,
-    evidence: Evidence,
-    promises: Mapping[str, EventBound],
-    *,
-    score: str = BEST,
-    seed: int = 0,
-    select_fraction: float | None = None,
-) -> Certification:
-    """Certifies promises about events, all of them at one threshold.
-
-    Args:
-        bundle: that the evidence is of.
-        evidence: as for `certify_bundle`.
-        promises: by event, at least one.
-        score: see `Terms`.
-        seed: of the split, and of the choice of one row of each group of dependent rows.
-        select_fraction: share of the data that decides. None takes a part if there are several promises, which need
-            one, or if there are enough rows in which an event can occur.
-
-    Returns:
-        With a `PromisesResult`.
-
-    Raises:
-        ConfigError: arguments out of range, or a score that cannot be had or is the same for every row.
-    """
+def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: Evidence | None) -> Certification:
     task, every = evidence.edge.task, np.arange(len(evidence))
+    promises, seed, fraction = terms.events, terms.seed, terms.select_fraction
     events = {name: task.event(name, evidence.edge.outputs, evidence.full) for name in promises}
-    if select_fraction is None:
+    if fraction is None:
         counting = np.logical_or.reduce([event.counts for event in events.values()])
         enough = default_fraction(len(evidence.units(every[counting], seed)))
-        select_fraction = SELECT_FRACTION if len(promises) > 1 else enough
+        fraction = SELECT_FRACTION if len(promises) > 1 else enough
     selection = select(
         evidence.edge,
         np.maximum.reduce([event.loss for event in events.values()]),
@@ -188,18 +206,23 @@ def certify_promises(
         own_scores=evidence.scores,
         targets=_targets(evidence, labelled=False),
         groups=evidence.groups,
-        name=score,
-        fraction=select_fraction,
+        name=terms.score,
+        fraction=fraction,
         seed=seed,
     )
-    require_confidence(evidence, selection)
-    rest, part = selection.rest, _selection_rows(selection)
+    scores, rest, part = selection.scores, selection.rest, _selection_rows(selection)
+    places: list[NDArray[np.float64]] | None = None
+    if placing is not None and len(promises) > 1:
+        counted = (task.event(name, placing.edge.outputs, placing.full).counts for name in promises)
+        places = [placing.scores[counts] for counts in counted]
+    elif len(part):
+        places = [scores[part[event.counts[part]]] for event in events.values()]
     found = _prove_promises(
         promises,
-        selection.scores,
+        scores,
         {name: event.loss for name, event in events.items()},
         {name: evidence.units(rest[event.counts[rest]], seed) for name, event in events.items()},
-        {name: part[event.counts[part]] for name, event in events.items()} if len(part) else None,
+        places,
         seed=seed,
     )
     result = PromisesResult(
@@ -212,14 +235,7 @@ def certify_promises(
         events=found.events,
         unpromised=unpromised(evidence, rest, promises, seed),
     )
-    terms = _terms_of(promises, score=score, seed=seed, select_fraction=select_fraction)
     return _certification(bundle, evidence, selection, result, terms, contract="events", audit_epsilon=None)
-
-
-def _terms_of(promises: Mapping[str, EventBound], *, score: str, seed: int, select_fraction: float | None) -> Terms:
-    """Returns the terms of a certificate about events: the weakest of each."""
-    epsilon, delta = (max(getattr(bound, name) for bound in promises.values()) for name in ("epsilon", "delta"))
-    return Terms(epsilon, delta, score=score, seed=seed, select_fraction=select_fraction)
 
 
 def _prove_promises(
@@ -227,7 +243,7 @@ def _prove_promises(
     scores: NDArray[np.floating],
     losses: Mapping[str, NDArray[np.floating]],
     rows: Mapping[str, NDArray[np.intp]],
-    placing: Mapping[str, NDArray[np.intp]] | None,
+    places: Sequence[NDArray[np.floating]] | None,
     *,
     seed: int,
     weights: NDArray[np.float64] | None = None,
@@ -239,14 +255,14 @@ def _prove_promises(
         scores: (n,) of all rows.
         losses: (n,) by event.
         rows: positions of the rows that certify an event; all others have no influence on its test.
-        placing: positions of those that decide where testing starts; None if no rows are set aside.
+        places: for each event, the scores of the rows that decide where testing starts; None if no rows are set aside.
         seed: of ties and bets.
         weights: (n,) of rows with different sampling probabilities.
     """
     starts = None
-    if placing is not None:
+    if places is not None:
         starts = event_starts(
-            [scores[placing[name]] for name in promises],
+            places,
             [len(rows[name]) for name in promises],
             [(bound.epsilon, bound.delta) for bound in promises.values()],
         )
@@ -268,6 +284,10 @@ def _prove_promises(
 
 def require_confidence(evidence: Evidence, selection: Selection) -> None:
     """Refuses a score that is the same for every row: no threshold of it separates answers.
+
+    Args:
+        evidence: that was certified.
+        selection: with the score.
 
     Raises:
         ConfigError: it is; names the scores that differ between rows.
@@ -416,7 +436,7 @@ def certify_field(
     result = certify_weighted(
         values, losses, weights, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed
     )
-    score = bundle.manifest.policy.score
+    score, graded = bundle.manifest.policy.score, is_graded(losses)
     selection = Selection(score, None, {}, None, 0, np.arange(len(values)), values)
     certificate = _certificate(
         bundle,
@@ -426,8 +446,9 @@ def certify_field(
         terms,
         audit_epsilon=terms.epsilon,
         scores=histogram(values, weights=weights),
+        graded=graded,
     )
-    return Certification(variant, selection, result, certificate, graded=is_graded(losses))
+    return Certification(variant, selection, result, certificate, graded=graded)
 
 
 def certify_field_promises(
@@ -437,9 +458,7 @@ def certify_field_promises(
     weights: ArrayLike,
     *,
     certificates: Collection[str],
-    promises: Mapping[str, EventBound],
-    seed: int = 0,
-    select_fraction: float | None = None,
+    terms: Terms,
 ) -> Certification:
     """Certifies promises about events again on a device's audits.
 
@@ -449,9 +468,8 @@ def certify_field_promises(
         losses: (n,) by event, NaN in rows in which it cannot occur; an event without audits may be absent.
         weights: as for `certify_field`.
         certificates: as for `certify_field`.
-        promises: by event; empty for those of the certificate under which the device audited.
-        seed: of the split.
-        select_fraction: as for `certify_promises`.
+        terms: without events, they are about those of the certificate under which the device audited. The score does
+            not matter.
 
     Returns:
         With a `PromisesResult`.
@@ -460,7 +478,7 @@ def certify_field_promises(
         ConfigError: as for `certify_field`; or a promise about an event of which the audits kept nothing.
     """
     variant, certificate = _audited_variant(bundle.manifest, set(certificates))
-    promises = promises or {
+    promises = terms.events or {
         name: EventBound(promise.epsilon, promise.delta) for name, promise in certificate.events.items()
     }
     if unknown := [name for name in promises if name not in certificate.events]:
@@ -473,18 +491,17 @@ def certify_field_promises(
     absent = np.full(len(values), np.nan)
     by_event = {name: np.asarray(losses.get(name, absent), np.float64) for name in promises}
     can_occur = {name: ~np.isnan(loss) for name, loss in by_event.items()}
-    if select_fraction is None:
+    seed, fraction = terms.seed, terms.select_fraction
+    if fraction is None:
         several = len(promises) > 1
-        select_fraction = (
-            SELECT_FRACTION if several else default_fraction(sum(map(np.count_nonzero, can_occur.values())))
-        )
-    part, rest = split(len(values), select_fraction, seed)
+        fraction = SELECT_FRACTION if several else default_fraction(sum(map(np.count_nonzero, can_occur.values())))
+    part, rest = split(len(values), fraction, seed)
     found = _prove_promises(
         promises,
         values,
         by_event,
         {name: rest[counts[rest]] for name, counts in can_occur.items()},
-        {name: part[counts[part]] for name, counts in can_occur.items()} if len(part) else None,
+        [values[part[counts[part]]] for counts in can_occur.values()] if len(part) else None,
         seed=seed,
         weights=weight_array,
     )
@@ -506,10 +523,11 @@ def certify_field_promises(
         variant,
         selection,
         result,
-        _terms_of(promises, score=BEST, seed=seed, select_fraction=select_fraction),
+        terms.about(promises),
         audit_epsilon=None,
         scores=histogram(values[rest], weights=weight_array[rest]),
         contract="events",
+        graded=False,
     )
     return Certification(variant, selection, result, renewed)
 
@@ -597,6 +615,7 @@ def _certification(
     usual: UsualAnswer | None = None,
 ) -> Certification:
     scores = histogram(selection.scores[selection.rest])
+    graded = contract is None and is_graded(evidence.losses(terms.contract))
     certificate = _certificate(
         bundle,
         evidence.variant,
@@ -606,8 +625,8 @@ def _certification(
         audit_epsilon=audit_epsilon,
         scores=scores,
         contract=contract,
+        graded=graded,
     )
-    graded = contract is None and is_graded(evidence.losses(terms.contract))
     return Certification(evidence.variant, selection, result, certificate, evidence.sequences, graded, usual)
 
 
@@ -621,6 +640,7 @@ def _certificate(
     audit_epsilon: float | None,
     scores: Histogram | None,
     contract: Contract | None = None,
+    graded: bool,
 ) -> Certificate | None:
     """Returns the variant's certificate; None if nothing is certified."""
     if result.threshold is None or result.risk_upper is None:
@@ -650,6 +670,7 @@ def _certificate(
             if one.risk_upper is not None
         },
         labels_digest=bundle.manifest.labels_digest if groups or events else "",
+        graded=graded,
     )
 
 

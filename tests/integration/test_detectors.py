@@ -10,7 +10,7 @@ import pytest
 
 from bench.tasks.detection import AP50, labelled_boxes, precision, run
 from firstline.workbench.bundle import create_bundle
-from firstline.workbench.certify import certify_promises
+from firstline.workbench.certify import Terms, certify_bundle, require_confidence
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evidence import gather
 from firstline.workbench.promises import EventBound
@@ -37,10 +37,11 @@ def test_detector_that_returns_nothing_is_not_certified(shared_data: Path, tmp_p
     evidence = gather(bundle, open_dataset(data / "dev").some(40))
     assert not evidence.edge.outputs["count"].any()
     for promises in ({"missed person": EventBound(0.5, 0.4)}, {"invented person": EventBound(0.5, 0.4)}):
-        assert certify_promises(bundle, evidence, promises).certificate is None
+        assert certify_bundle(bundle, evidence, Terms(0, 0).about(promises)).certificate is None
 
     # Nor with suppression inside, which returns no candidates either.
     nothing = {name: np.zeros_like(array) for name, array in evidence.edge.evidence.items()}
     silent = replace(evidence, edge=replace(evidence.edge, evidence=nothing), scores=np.zeros(40))
+    found = certify_bundle(bundle, silent, Terms(0, 0).about({"missed person": EventBound(0.5, 0.4)}))
     with pytest.raises(ConfigError, match="is 0 for all 40 rows, so it cannot tell which answers to accept"):
-        certify_promises(bundle, silent, {"missed person": EventBound(0.5, 0.4)})
+        require_confidence(silent, found.selection)

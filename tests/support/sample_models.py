@@ -47,6 +47,30 @@ def one_box(path: Path, *, size: tuple[int | str, int | str] = (8, 16)) -> Path:
     )
 
 
+def bright_cells(path: Path) -> Path:
+    """[n, 1, 8, 8] to rows [n, 16, 6]: a box for each cell of 2x2 pixels, as sure as the cell is bright."""
+    corners = [(x, y, x + 2, y + 2, 0, 0) for y in range(0, 8, 2) for x in range(0, 8, 2)]
+    nodes = [
+        helper.make_node("Conv", ["x", "mean"], ["cells"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Reshape", ["cells", "shape"], ["scores"]),
+        helper.make_node("Mul", ["scores", "column"], ["scored"]),
+        helper.make_node("Add", ["scored", "corners"], ["rows"]),
+    ]
+    constants = {
+        "mean": np.full((1, 1, 2, 2), 0.25, np.float32),
+        "shape": np.array([-1, 16, 1], np.int64),
+        "column": np.array([[[0, 0, 0, 0, 1, 0]]], np.float32),
+        "corners": np.array([corners], np.float32),
+    }
+    return write_graph(
+        path,
+        nodes,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1, 8, 8])],
+        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["n", 16, 6])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+
+
 def linear_model(
     file: Path, *, pixels: int, classes: int, softmax: bool = False, outputs: int = 1, seed: int = 0
 ) -> Path:

@@ -9,16 +9,17 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from firstline.workbench.certify import Certification
+from firstline.workbench.certify import Certification, EdgeContract, Terms
 from firstline.workbench.compress.candidates import Candidate, Work, make_candidates
 from firstline.workbench.compress.costs import Costs, Target, measure_in_turns, measured_costs, read_costs, target_of
-from firstline.workbench.compress.evaluation import Parts, Promise, accuracy, proved, right, split_data
+from firstline.workbench.compress.evaluation import Parts, accuracy, proved, right, split_data
 from firstline.workbench.compress.judge import Figures, Loss, Verdict, judge, loss, outdone
 from firstline.workbench.compress.student import Lesson
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.evidence import gather_all
-from firstline.workbench.promises import require_event
+from firstline.workbench.promises import EventBound, require_event
 from firstline.workbench.row_checks import data_rows, require_independent_rows
+from firstline.workbench.selection import BUNDLE
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle
@@ -35,13 +36,13 @@ class Rule(Struct, frozen=True):
     """The requirements for a candidate, in addition to those of `judge`.
 
     Attributes:
-        promise: that it is certified for.
+        promise: that it is certified for, by the bundle's own score.
         max_loss: share of accuracy that may be lost.
         confidence: with which no greater loss has to be proved, for all candidates together; None if the loss on the
             judging rows counts.
     """
 
-    promise: Promise
+    promise: Terms
     max_loss: float = 0.02
     confidence: float | None = None
 
@@ -101,31 +102,51 @@ def source_of(manifest: Manifest, wanted: str = "") -> Model:
     return known[wanted] if wanted else fit[0]
 
 
-def promise_of(manifest: Manifest, epsilon: float | None, delta: float | None) -> Promise:
-    """Returns the promise of the first certified variant, or 5 % at 95 %; stated values have precedence.
+def promise_of(
+    manifest: Manifest, epsilon: float | None, delta: float | None, events: Mapping[str, EventBound]
+) -> Terms:
+    """Returns the promise of the first certified variant, or 5 % at 95 %; what is stated has precedence.
+
+    Args:
+        manifest: of the bundle to compress.
+        epsilon: None if it is not stated.
+        delta: None if it is not stated.
+        events: the stated promises about events, without epsilon and delta.
 
     Raises:
         ConfigError: the variant promises something about the stream or about each class, which is not proved for
-            candidates; the user has to state a promise, so that it is not weakened silently.
+            candidates, or about events; the user has to state a promise, so that it is not weakened silently.
     """
     first = next((model for model in manifest.edge if model.certificate is not None), None)
     carried = first.certificate if first is not None else None
+    stated = epsilon is not None and delta is not None
+    if events:
+        return _terms(0, 0, events=events)
+    if carried is not None and carried.events and epsilon is None and delta is None:
+        bounds = {name: EventBound(one.epsilon, one.delta) for name, one in carried.events.items()}
+        return _terms(0, 0, events=bounds)
     if first is None or carried is None:
-        return Promise(0.05 if epsilon is None else epsilon, 0.05 if delta is None else delta, "disagreement")
-    if carried.contract in ("stream", "events") or carried.by:
-        if epsilon is None or delta is None:
-            kinds = {"stream": "the stream of all answers", "events": "single events"}
-            of_what = f"each {carried.by}" if carried.by else kinds[carried.contract]
-            raise ConfigError(
-                f"The certificate of '{first.id}' promises something of {of_what}; candidates are certified on all "
-                "edge answers together, so say with --epsilon and --delta what is to be promised of those."
-            )
-        return Promise(epsilon, delta, "harm" if carried.contract == "harm" else "disagreement")
-    return Promise(
+        return _terms(0.05 if epsilon is None else epsilon, 0.05 if delta is None else delta)
+    if not stated and (carried.contract in ("stream", "events") or carried.by):
+        kinds = {"stream": "the stream of all answers", "events": "single events"}
+        of_what = f"each {carried.by}" if carried.by else kinds[carried.contract]
+        raise ConfigError(
+            f"The certificate of '{first.id}' promises something of {of_what}; candidates are certified on all "
+            "edge answers together, so say with --epsilon and --delta what is to be promised of those, or of events "
+            "with --promise."
+        )
+    return _terms(
         carried.epsilon if epsilon is None else epsilon,
         carried.delta if delta is None else delta,
         "harm" if carried.contract == "harm" else "disagreement",
     )
+
+
+def _terms(
+    epsilon: float, delta: float, contract: EdgeContract = "disagreement", *, events: Mapping[str, EventBound] = {}
+) -> Terms:
+    terms = Terms(epsilon, delta, contract, score=BUNDLE, select_fraction=0.0)
+    return terms.about(events) if events else terms
 
 
 def compress(
@@ -168,7 +189,8 @@ def compress(
     manifest = bundle.manifest
     if manifest.full is None or not manifest.edge:
         raise ConfigError("A candidate is certified against the full model; the bundle needs edge and full model.")
-    require_event(manifest)
+    if not rule.promise.events:
+        require_event(manifest)
     truth = dataset.required_truth(manifest.task, manifest.inputs)
     target = target_of(profile, manifest, Tree()) if profile is not None else None
     report("Reading the data")
@@ -213,7 +235,7 @@ def _judged(
     work.report("Certifying")
     certified = gather_all(bundle, models, parts.certify, options=work.options, progress=work.progress)
     proofs = {
-        model.id: proved(bundle, certified[model.id], rule.promise, among=among)
+        model.id: proved(bundle, certified[model.id], rule.promise, among=among, judged=judged[model.id])
         for model in models
         if manifest.full is None or model.id != manifest.full.id
     }

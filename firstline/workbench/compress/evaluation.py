@@ -13,14 +13,14 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
-from firstline.workbench.certify import Certification, EdgeContract, Terms, certify_bundle
+from firstline.workbench.certify import Certification, Terms, certify_bundle
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.data.sample import Sample
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.observe import arrays_of, naming_sample
+from firstline.workbench.promises import EventBound
 from firstline.workbench.quality import quality
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.bundle.store import Bundle
@@ -30,14 +30,6 @@ from firstline_core.types import Array
 
 SHARES = (0.5, 0.2, 0.3)
 LEAST_ROWS = 20
-
-
-class Promise(Struct, frozen=True):
-    """The promise that every model is certified for."""
-
-    epsilon: float
-    delta: float
-    contract: EdgeContract
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,20 +148,31 @@ def accuracy(evidence: Evidence) -> float:
     return quality(rows.task, rows.outputs, rows.evidence, evidence.truth)
 
 
-def proved(bundle: Bundle, evidence: Evidence, promise: Promise, *, among: int = 1) -> Certification:
-    """Certifies one variant by the bundle's own score, on all rows.
+def proved(
+    bundle: Bundle, evidence: Evidence, terms: Terms, *, among: int = 1, judged: Evidence | None = None
+) -> Certification:
+    """Certifies one variant on all rows.
 
     The same rows choose which of several variants is first, which makes a false certificate more likely than each one
-    says. Delta is therefore split evenly, and holds for all of them together (Bonferroni).
+    says. Each delta is therefore split evenly, and holds for all of them together (Bonferroni).
 
     Args:
         bundle: with score and full model.
         evidence: of the variant, on the certifying rows.
-        promise: its delta, the probability that any of the `among` promises is wrong, is stated in the certificate.
+        terms: each delta, the probability that any of the `among` promises is wrong, is stated in the certificate.
         among: number of variants that are certified on these rows.
+        judged: evidence of the variant on the judging rows, which say where testing of several events starts.
     """
-    terms = Terms(promise.epsilon, promise.delta / among, promise.contract, score="bundle", select_fraction=0.0)
-    found = certify_bundle(bundle, evidence, terms)
+    shared = replace(
+        terms,
+        delta=terms.delta / among,
+        events={name: EventBound(one.epsilon, one.delta / among) for name, one in terms.events.items()},
+    )
+    found = certify_bundle(bundle, evidence, shared, placing=judged)
     if found.certificate is None:
         return found
-    return replace(found, certificate=msgspec.structs.replace(found.certificate, delta=promise.delta))
+    events = {
+        name: msgspec.structs.replace(one, delta=terms.events[name].delta)
+        for name, one in found.certificate.events.items()
+    }
+    return replace(found, certificate=msgspec.structs.replace(found.certificate, delta=terms.delta, events=events))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline.workbench.certify import Certification, Terms, certify_bundle, certify_promises
+from firstline.workbench.certify import Certification, Terms, certify_bundle, require_confidence
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.observe import Answers, Progress, observe
@@ -127,6 +127,7 @@ def certify_pair(measured: Measured, promises: Sequence[str]) -> Certification:
     if not bounds and measured.bundle.manifest.needs_event:
         reported = (task.occurrences(measured.evidence.full) > 0).sum(axis=0)
         bounds = {f"{MISSED} {task.group_names[int(reported.argmax())]}": EventBound(EPSILON, DELTA)}
-    if bounds:
-        return certify_promises(measured.bundle, measured.evidence, bounds)
-    return certify_bundle(measured.bundle, measured.evidence, Terms(EPSILON, DELTA))
+    terms = Terms(EPSILON, DELTA)
+    certification = certify_bundle(measured.bundle, measured.evidence, terms.about(bounds) if bounds else terms)
+    require_confidence(measured.evidence, certification.selection)
+    return certification

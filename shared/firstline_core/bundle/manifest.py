@@ -366,8 +366,8 @@ def _decoded(package: str, kind: type, fields: object) -> Task:
 def encode_manifest(manifest: Manifest) -> bytes:
     """Returns the manifest's file form: indented JSON, so that people can read and compare it.
 
-    `batch`, `task_package`, and a certificate's `events` and `labels_digest` are omitted at their defaults: most
-    bundles do not need them.
+    `batch`, `task_package`, and a certificate's `events`, `labels_digest` and `graded` are omitted at their defaults:
+    most bundles do not need them.
     """
     fields = msgspec.to_builtins(manifest)
     if not manifest.task_package:
@@ -376,7 +376,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         if model is not None and model["batch"] is None:
             del model["batch"]
         certificate = (model or {}).get("certificate") or {}
-        for name in ("events", "labels_digest"):
+        for name in ("events", "labels_digest", "graded"):
             if name in certificate and not certificate[name]:
                 del certificate[name]
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"

@@ -110,6 +110,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         events: by name of the event, see `Task.events`. `epsilon`, `delta` and `risk_upper` are then the largest of the
             events'.
         labels_digest: `Manifest.labels_digest`, of certificates with `groups` or `events`; "" for others.
+        graded: whether losses lay between 0 and 1 at certification: `epsilon` then bounds their mean.
     """
 
     contract: Contract
@@ -128,6 +129,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     groups: dict[str, GroupCertificate] = {}
     events: dict[str, EventPromise] = {}
     labels_digest: _LabelsDigest = ""
+    graded: bool = False
 
     def __post_init__(self) -> None:
         if (self.contract == "events") != bool(self.events):
@@ -162,12 +164,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         """Returns the guarantee as text."""
         if self.events:
             return "; ".join(event_promise(name, one.epsilon, one.delta) for name, one in self.events.items())
-        sure = f"with confidence {100 - 100 * self.delta:.10g} %"
-        if self.contract == "stream":
-            return f"the tiered accuracy is at most {points(self.epsilon)} below the full model's, {sure}"
-        most = f"at most {100 * self.epsilon:.4g} %"
-        what = "disagree with the full model" if self.contract == "disagreement" else "are wrong where it is right"
-        return f"{most} of edge answers {what}, {f'in each predicted {self.by}, ' if self.by else ''}{sure}"
+        return promise_text(self.contract, self.epsilon, self.delta, by=self.by, graded=self.graded)
 
     def threshold_for(self, label: str) -> float:
         """Returns the score from which an answer of this predicted class is accepted; infinite if none is."""
@@ -175,6 +172,36 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
             return self.threshold
         group = self.groups.get(label)
         return math.inf if group is None or group.threshold is None else group.threshold
+
+
+def promise_text(contract: Contract, epsilon: float, delta: float, *, by: str = "", graded: bool = False) -> str:
+    """Returns a promise that is about no event as text.
+
+    Args:
+        contract: the bounded quantity.
+        epsilon: its bound.
+        delta: probability that the promise is wrong.
+        by: scope of the bound, see `Certificate.by`.
+        graded: whether losses lie between 0 and 1, so that their mean is bounded, and no share of answers.
+    """
+    if contract == "stream":
+        most = f"at most {points(epsilon)}"
+        what = (
+            f"the mean loss of both tiers against the labels is {most} above the full model's"
+            if graded
+            else f"the tiered accuracy is {most} below the full model's"
+        )
+    else:
+        most = f"at most {100 * epsilon:.4g} %"
+        harm = contract == "harm"
+        if graded:
+            mean = "that edge answers add to the full model's" if harm else "of edge answers against the full model's"
+            what = f"the mean loss {mean} is {most}"
+        else:
+            lost = "are wrong where the full model is right" if harm else "disagree with the full model"
+            what = f"{most} of edge answers {lost}"
+    scope = f"in each predicted {by}, " if by else ""
+    return f"{what}, {scope}with confidence {100 - 100 * delta:.10g} %"
 
 
 def event_promise(event: str, epsilon: float, delta: float) -> str:

@@ -8,9 +8,18 @@ import msgspec
 import pytest
 
 from bench.support.bundles import with_certificate
-from firstline_core.bundle.manifest import Manifest, Model, Policy, Score, certificate_problem, valid_certificate
+from firstline_core.bundle.manifest import (
+    Manifest,
+    Model,
+    Policy,
+    Score,
+    certificate_problem,
+    encode_manifest,
+    parse_manifest,
+    valid_certificate,
+)
 from firstline_core.processing.steps import InputSpec, ModelInput
-from firstline_core.routing.certificate import EventPromise, GroupCertificate, Histogram
+from firstline_core.routing.certificate import Contract, EventPromise, GroupCertificate, Histogram
 from firstline_core.routing.policy import Decision, covered, threshold_in_use
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
@@ -50,7 +59,27 @@ def test_the_guarantee_is_a_sentence() -> None:
         "at most 5 % of edge answers disagree with the full model, with confidence 90 %"
     )
     harm = msgspec.structs.replace(EDGE.certificate, contract="harm")
-    assert "are wrong where it is right" in harm.promise
+    assert harm.promise == ("at most 5 % of edge answers are wrong where the full model is right, with confidence 90 %")
+
+
+@pytest.mark.parametrize(
+    ("contract", "says"),
+    [
+        ("disagreement", "the mean loss of edge answers against the full model's is at most 5 %, with confidence 90 %"),
+        ("harm", "the mean loss that edge answers add to the full model's is at most 5 %, with confidence 90 %"),
+        (
+            "stream",
+            "the mean loss of both tiers against the labels is at most 5 percentage points above the full model's, "
+            "with confidence 90 %",
+        ),
+    ],
+)
+def test_a_promise_about_graded_losses_bounds_their_mean(contract: Contract, says: str) -> None:
+    graded = msgspec.structs.replace(EDGE.certificate, contract=contract, graded=True)
+    assert graded.promise == says
+    manifest = msgspec.structs.replace(MANIFEST, edge=(msgspec.structs.replace(EDGE, certificate=graded),))
+    assert parse_manifest(encode_manifest(manifest)) == manifest
+    assert b"graded" not in encode_manifest(MANIFEST)
 
 
 def test_a_promise_by_class_has_a_threshold_for_each() -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.cli.promises import promises_text
-from firstline.workbench.certify import PromisesResult, certify_promises, with_certificate
+from firstline.workbench.certify import PromisesResult, Terms, certify_bundle, require_confidence, with_certificate
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.promises import (
     EventBound,
@@ -110,7 +110,8 @@ def _evidence(
 
 
 def _certify(bundle: Bundle, evidence: Evidence, promises: dict[str, EventBound], **options: Any) -> Any:
-    found = certify_promises(bundle, evidence, promises, **{"score": "bundle"} | options)
+    found = certify_bundle(bundle, evidence, Terms(0, 0, **{"score": "bundle"} | options).about(promises))
+    require_confidence(evidence, found.selection)
     assert isinstance(found.result, PromisesResult)
     return found
 

@@ -10,8 +10,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.images import encode
+from support.sample_models import bright_cells
 from typer.testing import CliRunner
 
+from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import write_graph
 from firstline.cli.app import app
 from firstline.workbench.compress import onnx_techniques
@@ -23,14 +26,15 @@ from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.inspect import verify
 from firstline.workbench.precision import precision_of
 from firstline_core.bundle.golden import read_golden
-from firstline_core.bundle.manifest import encode_manifest, valid_certificate
+from firstline_core.bundle.manifest import Policy, Score, encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Modelled
-from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.steps import BoxRows, Decode, InputSpec, Layout, Resize, Scale, Suppress
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import CPU
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.detection import Detection
 
 _DIGITS = Path(__file__).parents[5] / "models/digits"
 _HELDOUT = _DIGITS / "heldout"
@@ -299,6 +303,69 @@ def test_accepted_candidates_become_the_next_version(tmp_path: Path) -> None:
         )
 
 
+@pytest.fixture
+def cells(tmp_path: Path) -> Path:
+    """A bundle of a detector of bright cells, and 150 images with 0 to 2 of them, whose boxes are labelled."""
+    pytest.importorskip("pycocotools")
+    data, random = tmp_path / "data", np.random.default_rng(0)
+    for folder in (tmp_path / "bundle", data / "images", data / "labels"):
+        folder.mkdir(parents=True)
+    (data / "labels.txt").write_text("bright\n")
+    for number in range(150):
+        brightness = random.integers(0, 90, 16)
+        found = random.choice(16, random.choice(3, p=(0.1, 0.5, 0.4)), replace=False)
+        brightness[found] = random.integers(150, 256, len(found))
+        pixels = np.kron(brightness.reshape(4, 4), np.ones((4, 4))).astype(np.uint8)
+        (data / f"images/{number}.png").write_bytes(encode(np.repeat(pixels[..., None], 3, axis=2)))
+        boxes = "".join(f"0 {(at % 4 + 0.5) / 4} {(at // 4 + 0.5) / 4} 0.25 0.25\n" for at in found)
+        (data / f"labels/{number}.txt").write_text(boxes)
+    steps = {
+        "preprocess": (Decode("L"), Resize(8, 8), Scale(), Layout("NCHW")),
+        "postprocess": (BoxRows(), Suppress(0.4)),
+    }
+    variant = model(bright_cells(tmp_path / "bundle/edge.onnx"), tmp_path / "bundle", id="edge", **steps)
+    full = msgspec.structs.replace(variant, id="full")
+    task, policy = Detection(("bright",), k=16), Policy(Score("minimum_confidence"), 0.4)
+    write_manifest(tmp_path / "bundle", [variant], (), task=task, full=full, policy=policy)
+    return tmp_path
+
+
+def test_candidates_of_a_detector_are_certified_for_events(cells: Path) -> None:
+    asked = (cells / "bundle", "--data", cells / "data", "--force")
+    promises = ("--promise", "missed bright 25% at 80%", "--promise", "invented bright 25% at 70%")
+    found = msgspec.json.decode(_run(*asked, *promises, "--out", cells / "next", "-o", "json").stdout)
+    bounds = {
+        "missed bright": {"epsilon": 0.25, "delta": 0.2},
+        "invented bright": {"epsilon": 0.25, "delta": 0.3},
+    }
+    assert found["promise"] == {"epsilon": 0.25, "delta": 0.3, "contract": "events", "events": bounds}
+    made = open_bundle(cells / "next").manifest
+    certificates = {model.id: valid_certificate(made, model) for model in made.edge}
+    assert len(found["taken"]) == 4
+    for name in found["taken"]:
+        certificate = certificates[name]
+        assert certificate is not None
+        stated = {event: (one.epsilon, one.delta) for event, one in certificate.events.items()}
+        assert stated == {"missed bright": (0.25, 0.2), "invented bright": (0.25, 0.3)}
+        assert certificate.delta == 0.3
+
+    # The next compression takes the promise from the certificate.
+    text = _run(cells / "next", "--data", cells / "data").stdout
+    assert (
+        "at most 25 % of the edge answers miss 'bright' where the full model reports it, with confidence 80 %" in text
+    )
+    assert "at most 25 % of the edge answers that report 'bright' invent it, with confidence 70 %" in text
+
+
+def test_compressing_a_detector_needs_a_promise_about_an_event(cells: Path) -> None:
+    asked = (cells / "bundle", "--data", cells / "data")
+    for terms in ((), ("--epsilon", 0.1, "--delta", 0.1)):
+        assert "A contract of the task detection names an event" in _run(*asked, *terms, code=2).output
+    both = ("--promise", "missed bright 25% at 80%", "--epsilon", 0.1)
+    assert "leave out --epsilon and --delta" in _run(*asked, *both, code=2).output
+    assert "no event 'missed dark'" in _run(*asked, "--promise", "missed dark 25% at 80%", code=2).output
+
+
 def test_a_required_confidence_refuses_unproved_losses() -> None:
     asked = (_DIGITS / "bundle", "--data", _HELDOUT, "--epsilon", 0.1, "--delta", 0.1, "--confidence")
     text = " ".join(_run(*asked, 0.9).stdout.split())
@@ -311,7 +378,7 @@ def test_a_required_confidence_refuses_unproved_losses() -> None:
 def test_uncertified_candidates_are_refused_unless_forced(tmp_path: Path) -> None:
     out = tmp_path / "next"
     text = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out).stdout
-    assert "certified on 179: at most 1.5 % disagreement, with confidence 90 %" in text
+    assert "certified on 179: at most 1.5 % of edge answers disagree with the full model, with confidence 90 %" in text
     assert "edge-onnx-static-int8 is refused: is not certified on this data" in text
     assert ".." not in text
     assert "No bundle was written: no candidate was taken." in text

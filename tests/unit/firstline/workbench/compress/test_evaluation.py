@@ -13,10 +13,12 @@ import pytest
 from support.images import encode
 from support.sample_bundles import COLOURS, colour_bundle, number_bundle, solid
 
+from firstline.workbench.certify import Terms
 from firstline.workbench.compress.compression import promise_of
-from firstline.workbench.compress.evaluation import Promise, preprocessed_rows, proved
+from firstline.workbench.compress.evaluation import preprocessed_rows, proved
 from firstline.workbench.data.dataset import Dataset, open_dataset
 from firstline.workbench.evidence import Evidence
+from firstline.workbench.promises import EventBound
 from firstline.workbench.selection import EdgeRows
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -26,6 +28,10 @@ from firstline_core.types import PROBABILITIES
 
 _DIGITS = Path(__file__).parents[5] / "models/digits/bundle"
 _DELTA, _EPSILON, _ROWS, _AMONG = 0.1, 0.1, 199, 4
+
+
+def _terms(epsilon: float, delta: float) -> Terms:
+    return Terms(epsilon, delta, score="bundle", select_fraction=0.0)
 
 
 def _evidence(bundle: Bundle, random: np.random.Generator) -> Evidence:
@@ -54,7 +60,7 @@ def test_several_certificates_share_one_confidence() -> None:
     for _ in range(trials):
         each = [_evidence(bundle, random) for _ in range(_AMONG)]
         for among in broken:
-            found = [proved(bundle, one, Promise(_EPSILON, _DELTA, "disagreement"), among=among) for one in each]
+            found = [proved(bundle, one, _terms(_EPSILON, _DELTA), among=among) for one in each]
             broken[among] += any(one.certificate is not None for one in found)
     assert broken[_AMONG] <= _DELTA * trials
     assert broken[1] > 1.5 * _DELTA * trials  # each by itself: one of them is too often wrong
@@ -64,11 +70,20 @@ def test_a_certificate_states_the_joint_confidence() -> None:
     bundle = open_bundle(_DIGITS)
     evidence = _evidence(bundle, np.random.default_rng(1))
     sure = replace(evidence, full=_full(np.zeros(_ROWS)))
-    alone, among = (
-        proved(bundle, sure, Promise(0.1, 0.1, "disagreement"), among=count).certificate for count in (1, 4)
-    )
+    alone, among = (proved(bundle, sure, _terms(0.1, 0.1), among=count).certificate for count in (1, 4))
     assert among.delta == alone.delta == 0.1
     assert among.risk_upper > alone.risk_upper
+
+
+def test_certificates_about_events_share_the_delta_of_each() -> None:
+    bundle = open_bundle(_DIGITS)
+    missed = f"missed {bundle.manifest.labels[0]}"
+    sure = replace(_evidence(bundle, np.random.default_rng(1)), full=_full(np.zeros(_ROWS)))
+    terms = _terms(0, 0).about({missed: EventBound(0.1, 0.1)})
+    alone, among = (proved(bundle, sure, terms, among=count).certificate for count in (1, 4))
+    assert among.delta == among.events[missed].delta == alone.events[missed].delta == 0.1
+    assert among.events[missed].risk_upper == pytest.approx(1 - (0.1 / 4) ** (1 / _ROWS))
+    assert alone.events[missed].risk_upper == pytest.approx(1 - 0.1 ** (1 / _ROWS))
 
 
 def _data(folder: Path, *contents: bytes) -> Dataset:
@@ -148,7 +163,7 @@ def test_a_bundle_of_numbers_cannot_be_compressed_with_images(tmp_path: Path) ->
 
 def test_a_stream_promise_is_not_replaced_silently() -> None:
     manifest = open_bundle(_DIGITS).manifest
-    assert promise_of(manifest, None, None).epsilon == 0.015
+    assert promise_of(manifest, None, None, {}).epsilon == 0.015
     first = manifest.edge[0]
     assert first.certificate is not None
     stream = msgspec.structs.replace(first.certificate, contract="stream", audit_epsilon=None)
@@ -156,5 +171,5 @@ def test_a_stream_promise_is_not_replaced_silently() -> None:
         manifest, edge=(msgspec.structs.replace(first, certificate=stream), *manifest.edge[1:])
     )
     with pytest.raises(ConfigError, match=f"'{first.id}' promises something of the stream.*--epsilon and --delta"):
-        promise_of(narrower, 0.05, None)
-    assert promise_of(narrower, 0.05, 0.1).contract == "disagreement"
+        promise_of(narrower, 0.05, None, {})
+    assert promise_of(narrower, 0.05, 0.1, {}).contract == "disagreement"
