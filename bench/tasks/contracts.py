@@ -48,7 +48,6 @@ class Case(NamedTuple):
         event: conditional loss of the task; `ALL_ROWS` for its plain loss.
         epsilon: the bound of the mean loss of the accepted rows in which the event can occur.
         prepare: writes the data of `dev` into a folder in a form that is read; None if it is in one.
-        recipe: folder below models/; "" for the name of the pair.
         table: name of the file, if the data is a table.
         label: the table's column with the label.
     """
@@ -57,7 +56,6 @@ class Case(NamedTuple):
     event: str
     epsilon: float
     prepare: Callable[[Path, Path], None] | None = None
-    recipe: str = ""
     table: str = ""
     label: str = LABEL
 
@@ -84,7 +82,7 @@ CASES = {
     "pascal-segmentation-cascade": Case("half", ALL_ROWS, 0.3, _with_images),
     "spoken-digits-cascade": Case("edge", ALL_ROWS, 0.05),
     "clinc-cascade": Case("edge", ALL_ROWS, 0.05, table="labels.csv"),
-    "diamonds-tabular-cascade": Case("edge", ALL_ROWS, 0.2, recipe="diamonds-cascade", table="rows.csv", label="cut"),
+    "diamonds-tabular-cascade": Case("edge", ALL_ROWS, 0.2, table="rows.csv", label="cut"),
     "nab-forecast-cascade": Case("spread", ALL_ROWS, 0.4, _windows, table="windows.npz"),
 }
 """By pair. The loss of a segmentation is 1 - mean IoU; that of a forecast is 1 outside of its tolerance."""
@@ -206,7 +204,7 @@ def collect(data: Path) -> Pool:
     case, options = CASES[data.name], RuntimeOptions(threads=2)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        recipe = _RECIPES / (case.recipe or data.name) / "recipe.toml"
+        recipe = _RECIPES / data.name / "recipe.toml"
         bundle = create_bundle(read_recipe(recipe, data), folder / "bundle")
         manifest = bundle.manifest
         near = next(model for model in manifest.edge if model.id == case.edge)

@@ -100,6 +100,11 @@ def require_event(manifest: Manifest) -> None:
         ConfigError: the bundle needs an event.
     """
     task = manifest.task
+    if manifest.needs_event and not task.events:
+        raise ConfigError(
+            f"A contract of the task {task.kind} names an event, and this bundle has none; name up to 256 labels in "
+            "event_labels of its recipe, and create it again."
+        )
     if manifest.needs_event:
         raise ConfigError(
             f"A contract of the task {task.kind} names an event, because rows with nothing to report would hide the "

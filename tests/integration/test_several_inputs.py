@@ -205,7 +205,7 @@ def _audited(agent: EdgeAgent) -> int:
 @pytest.mark.shared_data
 async def test_diamonds_are_judged_by_three_columns_or_by_nine(shared_data: Path, tmp_path: Path) -> None:
     data = shared_data / "diamonds-tabular-cascade"
-    recipe = read_recipe(RECIPES / "diamonds-cascade" / "recipe.toml", data)
+    recipe = read_recipe(RECIPES / "diamonds-tabular-cascade" / "recipe.toml", data)
     bundle = create_bundle(recipe, tmp_path / "models" / "diamonds")
     with (data / "dev" / "rows.csv").open(encoding="utf-8") as file:
         rows = list(islice(csv.DictReader(file), 200))
@@ -216,7 +216,9 @@ async def test_diamonds_are_judged_by_three_columns_or_by_nine(shared_data: Path
         columns[spec.name] = (
             np.array(encoded, object) if spec.kind == "text" else np.array(values, np.float64).reshape(-1, 1)
         )
-    request = InferRequest("diamonds-cascade", tuple([Tensor(*column) for column in columns.items()]), new_request_id())
+    request = InferRequest(
+        "diamonds-tabular-cascade", tuple([Tensor(*column) for column in columns.items()]), new_request_id()
+    )
     labels, cuts = np.array(bundle.manifest.labels), np.array([row["cut"] for row in rows])
 
     def right(response: InferResponse) -> float:

@@ -192,7 +192,7 @@ CASES = {
     "embedding": Answers(
         Embedding(3, tolerance=0.2, labels=("ann", "bob", "ann")),
         _neighbours,
-        {"size": 4, "tolerance": 0.1, "labels": ("bob", "ann", "ann")},
+        {"size": 4, "tolerance": 0.1, "labels": ("bob", "ann", "ann"), "event_labels": ("ann",)},
     ),
     "text": Answers(
         Text(keywords=("stop", "go"), ignore_case=True),

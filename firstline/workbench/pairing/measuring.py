@@ -17,7 +17,7 @@ from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.observe import Answers, Progress, observe
 from firstline.workbench.pairing.agreement import check_agreement
-from firstline.workbench.promises import EventBound, parse_promises
+from firstline.workbench.promises import EventBound, parse_promises, require_event
 from firstline.workbench.selection import EdgeRows
 from firstline.workbench.sequences import find_sequences
 from firstline_core.bundle.loading import load_model, load_scorer
@@ -125,6 +125,8 @@ def certify_pair(measured: Measured, promises: Sequence[str]) -> Certification:
     task = measured.bundle.manifest.task
     bounds = parse_promises(promises, task)
     if not bounds and measured.bundle.manifest.needs_event:
+        if not task.events:
+            require_event(measured.bundle.manifest)
         reported = (task.occurrences(measured.evidence.full) > 0).sum(axis=0)
         bounds = {f"{MISSED} {task.group_names[int(reported.argmax())]}": EventBound(EPSILON, DELTA)}
     terms = Terms(EPSILON, DELTA)

@@ -44,6 +44,8 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
         tolerance: cosine distance (1 - cosine) of the models' embeddings above which they differ; 0 if they are not
             compared.
         labels: of the gallery's rows, in their order; several rows may have the same. () without a gallery.
+        event_labels: those with events, which contracts and rollouts tell apart. () for all, or for none if there are
+            more than 256.
     """
 
     score_kinds: ClassVar[tuple[str, ...]] = ("margin", "similarity", "norm")
@@ -53,10 +55,16 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
     size: Positive
     tolerance: Annotated[float, Meta(ge=0, le=2)] = 0.0
     labels: tuple[str, ...] = ()
+    event_labels: Annotated[tuple[str, ...], Meta(max_length=_GROUPS_AT_MOST)] = ()
 
     def __post_init__(self) -> None:
         if not self.tolerance and not self.labels:
             raise ValueError("embeddings are compared by a tolerance, or by the labels of a gallery")
+        if len(set(self.event_labels)) < len(self.event_labels):
+            raise ValueError("event_labels names a label twice")
+        for label in self.event_labels:
+            if label not in self.labels:
+                raise ValueError(f"event_labels names the label '{label}', which no row of the gallery has")
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -76,8 +84,8 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
 
     @property
     def group_names(self) -> tuple[str, ...]:
-        """Returns the different labels; () if there are too many to tell apart."""
-        names = tuple(dict.fromkeys(self.labels))
+        """Returns `event_labels`, or all different labels; () if there are too many to tell apart."""
+        names = self.event_labels or tuple(dict.fromkeys(self.labels))
         return names if len(names) <= _GROUPS_AT_MOST else ()
 
     def fault(self, outputs: Arrays) -> str:
@@ -180,8 +188,7 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
 
     def needs_event(self, steps: Sequence[PostStep]) -> bool:
         """Returns whether a row of the gallery needs a least similarity: a model that knows no row gives -1."""
-        open_set = any(isinstance(step, Gallery) and step.least > -1 for step in steps)
-        return open_set and bool(self.group_names)
+        return any(isinstance(step, Gallery) and step.least > -1 for step in steps)
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         if kind in ("margin", "similarity") and not any(isinstance(step, Gallery) for step in steps):
@@ -218,11 +225,9 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
         return [self.labels[neighbour] if neighbour >= 0 else "" for neighbour in outputs[NEIGHBOUR].tolist()]
 
     def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
-        found = np.zeros((len(outputs[EMBEDDING]), len(self.group_names)), np.int64)
-        if self.group_names:
-            numbers = self._labels_of(outputs)
-            found[np.flatnonzero(numbers >= 0), numbers[numbers >= 0]] = 1
-        return found
+        columns = {name: column for column, name in enumerate(self.group_names)}
+        found = np.array([columns.get(label, -1) for label in self.groups(outputs)])
+        return np.asarray(found[:, None] == np.arange(len(columns)), np.int64)
 
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
         """Returns 1 where the neighbours have different labels or the embeddings are too far apart, else 0."""

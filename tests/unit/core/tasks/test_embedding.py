@@ -60,13 +60,34 @@ def test_another_label_is_a_loss_and_another_row_of_it_is_none() -> None:
     assert PEOPLE.groups(edge) == ["ann", "ann", "bob", "", ""]
     assert PEOPLE.occurrences(edge).tolist() == [[1, 0], [1, 0], [0, 1], [0, 0], [0, 0]]
     assert PEOPLE.group_names == ("ann", "bob")
-    assert Embedding(2, labels=tuple(map(str, range(300)))).events == ()
+
+
+def test_a_large_gallery_has_events_of_the_labels_that_the_recipe_names() -> None:
+    labels = (*map(str, range(300)), "7")
+    assert Embedding(2, labels=labels).events == ()
+    assert Embedding(2, labels=labels).occurrences(people(3, -1)).shape == (2, 0)
+    watched = Embedding(2, labels=labels, event_labels=("9", "7"))
+    edge, full = people(7, 8, 300, -1), people(300, 7, 9, 299)
+    assert watched.events == ("missed 9", "invented 9", "missed 7", "invented 7")
+    assert watched.occurrences(edge).tolist() == [[0, 1], [0, 0], [0, 1], [0, 0]]
+    missed, invented = watched.event("missed 7", edge, full), watched.event("invented 7", edge, full)
+    assert (missed.counts.tolist(), missed.loss.tolist()) == ([True, True, False, False], [0, 1, 0, 0])
+    assert (invented.counts.tolist(), invented.loss.tolist()) == ([True, False, True, False], [0, 0, 1, 0])
+    assert watched.groups(edge) == ["7", "8", "7", ""]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"), [(("ann", "ann"), "names a label twice"), (("eve",), "'eve', which no row")]
+)
+def test_labels_with_events_are_different_labels_of_the_gallery(names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Embedding(2, labels=("ann", "bob"), event_labels=names)
 
 
 def test_only_galleries_with_a_least_similarity_need_an_event() -> None:
     assert PEOPLE.needs_event((Gallery(FILE, least=0.5),))
     assert not PEOPLE.needs_event((Gallery(FILE),))
-    assert not Embedding(2, labels=tuple(map(str, range(300)))).needs_event((Gallery(FILE, least=0.5),))
+    assert Embedding(2, labels=tuple(map(str, range(300)))).needs_event((Gallery(FILE, least=0.5),))
 
 
 def test_directions_are_compared_by_the_tolerance() -> None:

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from support.images import encode
 from support.sample_bundles import detector_bundle, number_bundle
+from support.task_bundles import TASKS
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
@@ -32,6 +33,7 @@ from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.embedding import Embedding
 from firstline_core.tasks.regression import Regression
 from firstline_core.tasks.segmentation import Segmentation
 from firstline_core.types import PROBABILITIES
@@ -141,6 +143,17 @@ def test_detector_needs_an_event_and_a_classifier_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a model that reports nothing would be certified.*--promise 'missed person"):
         require_event(_bundle(tmp_path / "detector").manifest)
     require_event(number_bundle(tmp_path / "numbers").manifest)
+
+
+def test_a_large_open_gallery_needs_labels_with_events(tmp_path: Path) -> None:
+    write, _ = TASKS["embedding"]
+    gallery = write(tmp_path).manifest
+    large = Embedding(3, labels=tuple(map(str, range(300))))
+    with pytest.raises(ConfigError, match="names an event, and this bundle has none; name up to 256"):
+        require_event(msgspec.structs.replace(gallery, task=large))
+    watched = msgspec.structs.replace(large, event_labels=("7",))
+    with pytest.raises(ConfigError, match="--promise 'missed 7 5% at 90%'"):
+        require_event(msgspec.structs.replace(gallery, task=watched))
 
 
 @pytest.mark.parametrize(
