@@ -40,6 +40,12 @@ def at_most(name: str, value: float | None, aim: float, unit: str = "", digits: 
     return figure._replace(aim=f"<= {aim:g}", holds=value is not None and value <= aim)
 
 
+def near(name: str, value: float, reference: float, within: float) -> Figure:
+    """Returns a share that should be at most `within` away from a reference."""
+    aim = f"{reference:g}, within {within:g}"
+    return plain(name, value, "share", 4)._replace(aim=aim, holds=abs(value - reference) <= within)
+
+
 def plain(name: str, value: float | None, unit: str = "", digits: int = 3) -> Figure:
     """Returns a figure without an aim, rounded to `digits` decimals."""
     return Figure(name, None if value is None else float(round(value, digits)), unit)

@@ -21,10 +21,17 @@ class Population:
     risks: NDArray[np.float64]
 
     @classmethod
-    def of(cls, scores: Scores, losses: NDArray[np.bool_] | NDArray[np.float64]) -> Population:
+    def of(
+        cls,
+        scores: Scores,
+        losses: NDArray[np.bool_] | NDArray[np.float64],
+        weights: NDArray[np.float64] | None = None,
+    ) -> Population:
+        """Returns the population of rows, each with its weight; without weights all count alike."""
+        weights = np.ones(len(scores)) if weights is None else weights
         values, codes = np.unique(-scores.astype(np.float64), return_inverse=True)
-        kept = np.cumsum(np.bincount(codes))
-        return cls(-values, kept / len(scores), np.cumsum(np.bincount(codes, weights=losses)) / kept)
+        kept = np.cumsum(np.bincount(codes, weights=weights))
+        return cls(-values, kept / weights.sum(), np.cumsum(np.bincount(codes, weights=losses * weights)) / kept)
 
     def at(self, threshold: float) -> tuple[float, float]:
         """True share kept and true risk."""

@@ -38,9 +38,9 @@ PARTS: Mapping[str, tuple[str, Callable[[Path], Iterable[Figure]]]] = {
     "gateway_speed": ("coco-cascade", gateway_speed.figures),
     "difficult_cases": ("coco-cascade", difficult_cases.figures),
     "bargain": ("cifar10-cascade", bargain.figures),
-    "spoken digits": ("spoken-digits-cascade", classification.spoken_digits),
+    "spoken_digits": ("spoken-digits-cascade", classification.spoken_digits),
     "clinc": ("clinc-cascade", classification.clinc),
-    **{f"contract of {pair}": (pair, contracts.figures) for pair in contracts.CASES},
+    "contracts": ("coco-cascade", contracts.figures),
 }
 """The pair of each part, and what measures it in the pair's folder."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import soundfile
 import soxr
 
-from bench.figures import Figure, plain
+from bench.figures import Figure, near, plain
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.loading import load_model
@@ -64,9 +64,9 @@ def _figures(
 ) -> Iterator[Figure]:
     answers = _answers(pair, data, rows)
     for tier, reference in (("edge", references.edge), ("full", references.full)):
-        yield _near(f"{tier}: accuracy", _accuracy(answers[tier], labels), reference)
+        yield near(f"{tier}: accuracy", _accuracy(answers[tier], labels), reference, _WITHIN)
     same = _labels(answers["edge"]) == _labels(answers["full"])
-    yield _near("edge and full: same label", float(same.mean()), references.agreement)
+    yield near("edge and full: same label", float(same.mean()), references.agreement, _WITHIN)
 
 
 def _answers(pair: str, data: Path, rows: Sequence[bytes]) -> dict[str, Arrays]:
@@ -89,12 +89,6 @@ def _labels(answers: Arrays) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 def _accuracy(answers: Arrays, labels: Sequence[int]) -> float:
     known = np.asarray(labels) >= 0
     return float((_labels(answers) == labels)[known].mean())
-
-
-def _near(name: str, value: float, reference: float) -> Figure:
-    """Returns a figure that should be within half a point of its reference, which has three digits."""
-    aim = f"{reference:g}, within {_WITHIN:g}"
-    return plain(name, value, "share", 4)._replace(aim=aim, holds=abs(value - reference) <= _WITHIN)
 
 
 def _as_flac(clip: bytes, rate_hz: int) -> bytes:

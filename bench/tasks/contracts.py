@@ -1,23 +1,25 @@
 """Certificates and quality of the pairs: 500 recalibrations of each, with the pool of its data as the population.
 
 A recalibration draws rows of the pool, certifies a threshold from them, and reads the threshold's true risk and share
-in the pool. With groups, it draws groups, and one row of each. The oracle knows the pool.
+in the pool. With groups, it draws groups, and one row of each, and also reads the risk in the groups that were not drawn.
+The oracle knows the pool.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.figures import Figure, plain
+from bench.figures import Figure, near, plain
 from bench.routing.population import Population, at_most
 from bench.tasks.forecast import windows
 from firstline.workbench.bundle import create_bundle
@@ -38,6 +40,7 @@ _RECALIBRATIONS = 500
 _ROWS = 1000  # of a recalibration
 _STEP = 10  # from one window of a series to the next
 _DELTA = 0.1
+_WITHIN = 0.005  # of a reference
 
 
 class Case(NamedTuple):
@@ -50,6 +53,7 @@ class Case(NamedTuple):
         prepare: writes the data of `dev` into a folder in a form that is read; None if it is in one.
         table: name of the file, if the data is a table.
         label: the table's column with the label.
+        references: by figure, what the data's README states.
     """
 
     edge: str
@@ -58,6 +62,7 @@ class Case(NamedTuple):
     prepare: Callable[[Path, Path], None] | None = None
     table: str = ""
     label: str = LABEL
+    references: Mapping[str, float] = MappingProxyType({})
 
 
 def _with_images(data: Path, folder: Path) -> None:
@@ -82,7 +87,14 @@ CASES = {
     "pascal-segmentation-cascade": Case("half", ALL_ROWS, 0.3, _with_images),
     "spoken-digits-cascade": Case("edge", ALL_ROWS, 0.05),
     "clinc-cascade": Case("edge", ALL_ROWS, 0.05, table="labels.csv"),
-    "diamonds-tabular-cascade": Case("edge", ALL_ROWS, 0.2, table="rows.csv", label="cut"),
+    "diamonds-tabular-cascade": Case(
+        "edge",
+        ALL_ROWS,
+        0.2,
+        table="rows.csv",
+        label="cut",
+        references={"accuracy: edge": 0.611, "accuracy: full": 0.796},
+    ),
     "nab-forecast-cascade": Case("spread", ALL_ROWS, 0.4, _windows, table="windows.npz"),
 }
 """By pair. The loss of a segmentation is 1 - mean IoU; that of a forecast is 1 outside of its tolerance."""
@@ -131,49 +143,74 @@ class Pool:
 
 
 def figures(data: Path) -> Iterator[Figure]:
-    """Yields the figures of the pair in a folder."""
+    """Yields the figures of all pairs whose folders lie next to one of them."""
+    for pair in CASES:
+        if (data.parent / pair).is_dir():
+            for figure in _of_pair(data.parent / pair):
+                yield figure._replace(figure=f"{pair}, {figure.figure}")
+
+
+def _of_pair(data: Path) -> Iterator[Figure]:
     pool, case = collect(data), CASES[data.name]
     rows, losses = pool.rows_of(case.event)
-    what = f"{case.event or 'loss'} at most {case.epsilon:.0%} at {1 - _DELTA:.0%}, {len(rows)} rows in the pool"
+    what = f"{case.event or 'loss'} at most {case.epsilon:.0%}"
+    yield plain(f"{what}: rows in the pool", len(rows))
     alone = Rows(pool.scores[rows], losses, [np.array([row]) for row in range(len(rows))])
     thresholds = yield from _recalibrated(what, alone, case.epsilon, _ROWS)
+    accepted = pool.scores >= (np.median(thresholds) if thresholds else np.inf)
+    yield plain(f"{what}: at the edge", float(accepted.mean()), "share")
+    yield plain(f"{what}: bytes sent", float(pool.sizes[~accepted].sum() / pool.sizes.sum()), "share")
     if pool.groups:
         groups = np.array(pool.groups)[rows]
         members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
-        yield from _recalibrated(f"{what}, {len(members)} groups", alone._replace(groups=members), case.epsilon)
-    accepted = pool.scores >= (np.median(thresholds) if thresholds else np.inf)
-    yield plain(f"{what}: answered at the edge at the median threshold", float(accepted.mean()), "share")
-    yield plain("bytes sent at this threshold", float(pool.sizes[~accepted].sum() / pool.sizes.sum()), "share")
-    yield from _quality(pool, accepted)
+        grouped = alone._replace(groups=members)
+        yield from _recalibrated(f"{what} in {len(members)} groups", grouped, case.epsilon, len(members))
+    for figure in _quality(pool, accepted):
+        reference = case.references.get(figure.figure)
+        yield figure if reference is None else near(figure.figure, figure.value or 0.0, reference, _WITHIN)
 
 
-def _recalibrated(
-    title: str, rows: Rows, epsilon: float, draws: int | None = None
-) -> Generator[Figure, None, list[float]]:
+def _recalibrated(title: str, rows: Rows, epsilon: float, draws: int) -> Generator[Figure, None, list[float]]:
     """Yields the figures of recalibrations, and returns the certified thresholds.
 
     Args:
         title: of the figures.
         rows: of the pool.
         epsilon: the bound.
-        draws: number of groups that a recalibration draws; None for as many as there are.
+        draws: number of groups that a recalibration draws.
     """
     random, broken, kept, thresholds = np.random.default_rng(1), 0, 0.0, list[float]()
-    population = Population.of(rows.scores.astype(np.float32), rows.losses)
+    held_out_risks: list[float] = []
+    weights = np.empty(len(rows.scores))
+    for members in rows.groups:
+        weights[members] = 1 / len(members)  # one row of each group is drawn
+    population = Population.of(rows.scores.astype(np.float32), rows.losses, weights)
     for seed in range(_RECALIBRATIONS):
-        drawn = random.integers(0, len(rows.groups), draws or len(rows.groups))
+        drawn = random.integers(0, len(rows.groups), draws)
         chosen = np.array([random.choice(rows.groups[group]) for group in drawn])
         found = certify(rows.scores[chosen], rows.losses[chosen], epsilon, _DELTA, seed=seed)
         if found.threshold is not None:
             share, risk = population.at(found.threshold)
             thresholds.append(found.threshold)
             kept, broken = kept + share, broken + (risk > epsilon)
+            held_out_risks.append(_risk_elsewhere(rows, weights, set(drawn), found.threshold))
     oracle = population.oracle(epsilon)
     yield at_most(f"{title}: broken promises", broken, _RECALIBRATIONS, _DELTA, "recalibrations")
     yield plain(f"{title}: certified", len(thresholds) / _RECALIBRATIONS, "share of recalibrations")
     power = kept / _RECALIBRATIONS / oracle if oracle else None
-    yield plain(f"{title}: accepted, of the rows that the oracle accepts", power, "share")
+    yield plain(f"{title}: accepted, of the oracle's", power, "share")
+    if len(rows.groups) < len(rows.scores):
+        mean = float(np.nanmean(held_out_risks)) if thresholds else None
+        yield plain(f"{title}: mean risk in the groups that were not drawn", mean, "share")
     return thresholds
+
+
+def _risk_elsewhere(rows: Rows, weights: NDArray[np.float64], drawn: set[int], threshold: float) -> float:
+    """Returns the risk of the rows that a threshold accepts in the groups that were not drawn; NaN without any."""
+    held_out = [members for group, members in enumerate(rows.groups) if group not in drawn]
+    chosen = np.concatenate(held_out) if held_out else np.array([], np.intp)
+    chosen = chosen[rows.scores[chosen] >= threshold]
+    return float(np.average(rows.losses[chosen], weights=weights[chosen])) if len(chosen) else np.nan
 
 
 def _quality(pool: Pool, accepted: NDArray[np.bool_]) -> Iterator[Figure]:
@@ -187,7 +224,7 @@ def _quality(pool: Pool, accepted: NDArray[np.bool_]) -> Iterator[Figure]:
     }
     for name, (outputs, more) in answers.items():
         for figure, value in pool.task.summary(outputs, more, pool.truth).items():
-            yield plain(f"{name}: {figure}", value, digits=4)
+            yield plain(f"{figure}: {name}", value, digits=4)
 
 
 def _mixed(accepted: NDArray[np.bool_], edge: Arrays, full: Arrays) -> Arrays:

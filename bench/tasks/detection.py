@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from bench.figures import Figure, plain
+from bench.figures import Figure, near, plain
 from bench.support.bundles import model, write_manifest
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.spec import read_recipe
@@ -47,7 +47,7 @@ def figures(data: Path) -> Iterator[Figure]:
     answers = {name: run(name, data) for name in AP50}
     for name, reference in AP50.items():
         found = precision(answers[name], truth)
-        yield _near(f"{name}: AP50", found.ap50, reference)
+        yield near(f"{name}: AP50", found.ap50, reference, _WITHIN)
         yield plain(f"{name}: AP50:95", found.ap50_95, "share", 4)
     full = answers.pop(_FULL)
     answers["nothing"] = {name: np.zeros_like(array) for name, array in full.items()}
@@ -60,17 +60,11 @@ def figures(data: Path) -> Iterator[Figure]:
             _AGREEMENT.get(name, ()),
             strict=False,
         ):
-            yield _near(f"{name}: {measure} against the full model", share, reference)
+            yield near(f"{name}: {measure} against the full model", share, reference, _WITHIN)
         yield plain(f"{name}: frames that differ", float(task.loss(edge, full).mean()), "share")
         event = task.event("missed person", edge, full)
         share = float(event.loss[event.counts].mean())
         yield plain(f"{name}: missed person, of {event.counts.sum()} frames with one", share, "share")
-
-
-def _near(name: str, value: float, reference: float) -> Figure:
-    """Returns a figure that should be within a point of its reference."""
-    aim = f"{reference:g}, within {_WITHIN:g}"
-    return plain(name, value, "share", 4)._replace(aim=aim, holds=abs(value - reference) <= _WITHIN)
 
 
 def labels_of(data: Path) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from bench.figures import Figure, plain
+from bench.figures import Figure, near, plain
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.masks import mask_file, read_mask
 from firstline.workbench.spec import read_recipe
@@ -41,21 +41,15 @@ def figures(data: Path) -> Iterator[Figure]:
     truth = labelled_masks(task, data)
     for name, reference in MIOU.items():
         found = task.summary(answers[name].outputs, answers[name].evidence, truth)
-        yield _near(f"{name}: mean intersection over union", found["miou"], reference)
+        yield near(f"{name}: mean intersection over union", found["miou"], reference, _WITHIN)
         yield plain(f"{name}: mean intersection over union, pooled over all pixels", found["miou_pooled"], "share", 4)
     edge, full = (answers[name] for name in MIOU)
     agreement = 1 - task.loss(edge.outputs, full.outputs)
-    yield _near("half: mean intersection over union with the full model", float(agreement.mean()), AGREEMENT)
+    yield near("half: mean intersection over union with the full model", float(agreement.mean()), AGREEMENT, _WITHIN)
     for kind in task.score_kinds:
         order = np.argsort(-task.score(kind, edge.outputs, edge.evidence), kind="stable")
         best = float(agreement[order[: len(order) // 2]].mean())
         yield plain(f"half: the same for the half of the images with the highest {kind}", best, "share", 4)
-
-
-def _near(name: str, value: float, reference: float) -> Figure:
-    """Returns a figure that should be within half a point of its reference."""
-    aim = f"{reference:g}, within {_WITHIN:g}"
-    return plain(name, value, "share", 4)._replace(aim=aim, holds=abs(value - reference) <= _WITHIN)
 
 
 def images(data: Path) -> list[Path]:
