@@ -74,7 +74,7 @@ def _cell(figure: Figure) -> str:
     if figure.value is None:
         return "nothing"
     value = f"{figure.value:,.0f}" if abs(figure.value) >= 100 else f"{float(f'{figure.value:.3g}'):g}"
-    return f"{value} {figure.unit}{': missed' if figure.holds is False else ''}"
+    return f"{value} {figure.unit}".strip() + (": missed" if figure.holds is False else "")
 
 
 def _row(figure: Figure, part: str) -> str:

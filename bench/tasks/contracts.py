@@ -1,8 +1,8 @@
 """Certificates and quality of the pairs: 500 recalibrations of each, with the pool of its data as the population.
 
 A recalibration draws rows of the pool, certifies a threshold from them, and reads the threshold's true risk and share
-in the pool. With groups, it draws groups, and one row of each, and also reads the risk in the groups that were not drawn.
-The oracle knows the pool.
+in the pool. With groups, it draws groups, and one row of each, and also reads the risk in the groups that it did not
+draw. The oracle knows the pool.
 """
 
 from __future__ import annotations
