@@ -72,7 +72,7 @@ class BoundedContract:
 
 
 def _counted(pool: Pool, loss: float) -> Pool:
-    return with_audit(pool, _NOTE, loss, now_s=0.0, service_s=0.0, delta=CONTRACTS.delta)
+    return with_audit(pool, _NOTE, loss, now_s=0.0, delta=CONTRACTS.delta)
 
 
 def alarmed(seed: int) -> Alarmed:

@@ -31,6 +31,7 @@ from firstline_core.telemetry.trace import restored
 from firstline_core.types import (
     DATATYPES,
     LOWEST_PRIORITY,
+    SOURCE_LIMIT,
     Answer,
     InferRequest,
     InferResponse,
@@ -74,6 +75,8 @@ class RequestOptions(TypedDict, total=False):
         wait: final, or first for the fastest usable answer.
         timeout_ms: the deadline; the edge then returns the best answer that it has.
         priority: 1 (first) to 3 (last), for a gateway under load; 2 is the default.
+        source: name of the camera, microphone or machine that the input comes from, at most 128 characters. Audits of
+            one source keep a minimum distance in time, because its inputs resemble each other.
         traceparent: the trace that the request belongs to (W3C Trace Context), e.g. the header of the request that your
             program is answering; by default that of OpenTelemetry's current span, if there is one.
         tracestate: the header that accompanies `traceparent`.
@@ -84,6 +87,7 @@ class RequestOptions(TypedDict, total=False):
     wait: Wait | Literal["final", "first"]
     timeout_ms: float
     priority: int
+    source: str
     traceparent: str | None
     tracestate: str | None
 
@@ -141,6 +145,7 @@ def infer(
         wait=_choice(Wait, "wait", options.get("wait", Wait.FINAL)),
         deadline_s=_timeout_s(options),
         priority=_priority(options),
+        source=_source(options),
     )
     encoded = oip.encode_request(request, now_s=0.0)
     headers = http.headers_for(encoded) | _traced(options)
@@ -213,6 +218,8 @@ def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, cl
         params["timeout"] = str(timeout_us(timeout_s, now_s=0.0))
     if "priority" in options:
         params["priority"] = str(_priority(options))
+    if source := _source(options):
+        params["source"] = source
     params |= {name: str(options[name]) for name in ("min_score", "max_objects", "masks") if name in options}
     if "classes" in options:
         if isinstance(options["classes"], str):
@@ -386,6 +393,14 @@ def _priority(options: RequestOptions) -> int:
     if priority not in range(LOWEST_PRIORITY + 1):
         raise InvalidTensorError(f"priority is {priority}; use 1 (the highest) to {LOWEST_PRIORITY}, or leave it out.")
     return priority
+
+
+def _source(options: RequestOptions) -> str:
+    source = options.get("source", "")
+    _check_text(source, "source")
+    if len(source) > SOURCE_LIMIT:
+        raise InvalidTensorError(f"source has {len(source)} characters; name it with at most {SOURCE_LIMIT}.")
+    return source
 
 
 def _spec(spec: dict[str, Any]) -> TensorSpec:

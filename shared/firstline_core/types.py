@@ -264,7 +264,8 @@ class AuditNote(Struct, frozen=True, rename=lambda name: f"audit_{name}"):
     """A device's report of an audited edge answer: one row. The gateway computes its loss from `edge_outputs`.
 
     Args:
-        propensity: the probability with which this answer was drawn for an audit, in (0, 1].
+        propensity: the probability with which this answer was drawn for an audit, in (0, 1]; of a source whose audits
+            are spaced, the share of its answers that are audited.
         floor: the smallest probability with which any answer would then have been drawn; see `routing/audit.py`.
         epsilon: the share of disagreement that the audits test, in (0, 1); with events, the largest of theirs.
         threshold: the score that the edge answer reached at least.
@@ -316,6 +317,10 @@ class RequestedOutput(Struct, frozen=True):
     classification: int = 0
 
 
+SOURCE_LIMIT = 128
+"""Largest length of `InferRequest.source` (characters)."""
+
+
 class InferRequest(Struct, frozen=True):
     """An inference request, independent of its transport.
 
@@ -333,6 +338,8 @@ class InferRequest(Struct, frozen=True):
         audit: of a device's request that audits an edge answer; None otherwise.
         edge_outputs: of an audit, the canonical outputs of the edge answer, one row; empty otherwise.
         priority: under overload 1 goes first and `LOWEST_PRIORITY` last; 0 is the default.
+        source: the camera, microphone or machine that the input comes from, of at most `SOURCE_LIMIT` characters; "" if
+            the caller names none. Audits of one source keep a minimum distance in time.
         alarm: of a device's request, the edge variant (`Model.digest`, as in its certificate) whose contract this
             device's own audits found broken; "" otherwise.
         promised: of a device's request for a promised correction: it takes effect once, however often it is sent.
@@ -355,6 +362,7 @@ class InferRequest(Struct, frozen=True):
     audit: AuditNote | None = None
     edge_outputs: Arrays = {}
     priority: int = 0
+    source: str = ""
     alarm: str = ""
     promised: bool = False
     trace: TraceContext | None = None

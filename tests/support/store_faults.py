@@ -83,7 +83,7 @@ async def main():
             def operation(on):
                 before = contract_records.locked(on, KEY)
                 pool = pool_of(before.state.audits + 1 if before else 1)
-                assert contract_records.add_audit(on, "cam", name, [(pool, True)], service_s=pool.last_service_s)
+                assert contract_records.add_audit(on, "cam", name, [(pool, True)], service_s=0.0)
             return operation
 
         for _ in range(steps):

@@ -11,6 +11,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.protocol.openapi import (
     MODEL,
     PRIORITY,
+    SOURCE,
     TIMEOUT,
     VERSION,
     file_infer,
@@ -95,6 +96,7 @@ def describe(app: FastAPI) -> None:
                         wait={"enum": ["final", "first"]},
                         timeout=TIMEOUT,
                         priority=PRIORITY,
+                        source=SOURCE,
                     )
                 },
             }

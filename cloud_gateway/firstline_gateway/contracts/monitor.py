@@ -198,7 +198,7 @@ class ContractMonitor:
             self._skip(Skipped.DISK, model, device, _BEHIND)
         else:
             losses = _losses(served.manifest.task, keys, request.edge_outputs, outputs)
-            self._take(Audit(device, request.request_id, model, note, losses))
+            self._take(Audit(device, request.request_id, model, note, losses, request.source))
 
     def end(self, model: ModelKey) -> Future[int]:
         """Deletes all pools of a version with their alarms; later audits start a new test.

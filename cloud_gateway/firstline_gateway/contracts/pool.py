@@ -6,12 +6,13 @@ exceeds the best device's share, and their product counts a scene twice if two c
 
 Assumption: given all earlier audits of all devices, the next edge answer is wrong with a probability of at most
 epsilon. Devices that look at the same scene at the same moment violate it: one wrong answer makes the others likely.
-Only one of those audits may count, chosen before its loss is known; `contracts.audit_spacing_s` selects it by time.
+Only one of those audits may count, chosen before its loss is known; `contracts.audit_spacing_s` selects it by time,
+among the audits of one source.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from firstline_core.bundle.manifest import Manifest, valid_certificate
@@ -20,6 +21,8 @@ from firstline_core.routing.audit import AuditState
 from firstline_core.routing.certificate import ALL_ROWS
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import AuditNote, ModelKey
+
+_SOURCES = 256  # whose latest audits a pool remembers; audits of further sources do not count meanwhile
 
 
 class PoolKey(NamedTuple):
@@ -47,7 +50,8 @@ class Pool:
         lost_weight: sum of the audits' losses times their weights.
         first_s, last_s: wall time of the first and the latest audit.
         alarmed_s: wall time of the alarm, which later audits do not clear; None without an alarm.
-        last_service_s: when the latest audit was counted, in seconds of the store's service.
+        counted_s: by source, when its latest audit was counted, in seconds of the store's service; only audits that can
+            still be too close to the next one, see `spaced`.
     """
 
     key: PoolKey
@@ -58,7 +62,7 @@ class Pool:
     weight: float = 0.0
     lost_weight: float = 0.0
     alarmed_s: float | None = None
-    last_service_s: float = 0.0
+    counted_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def risk(self) -> float | None:
@@ -86,7 +90,7 @@ def new_pool(key: PoolKey, now_s: float) -> Pool:
     return Pool(key, audit.begin(key.epsilon), now_s, now_s)
 
 
-def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, service_s: float, delta: float) -> Pool:
+def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta: float) -> Pool:
     """Returns the pool after one more audit.
 
     Args:
@@ -94,7 +98,6 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, servic
         note: the audit's note, which tests the pool's promise.
         loss: of the answer, in [0, 1].
         now_s: wall time, for display.
-        service_s: seconds of the store's service.
         delta: the level of the contract, which its events share.
     """
     state = audit.update(pool.state, loss, propensity=note.propensity, floor=note.floor)
@@ -106,12 +109,28 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, servic
         pool,
         state=state,
         last_s=now_s,
-        last_service_s=service_s,
         disagreements=pool.disagreements + (loss > 0),
         weight=pool.weight + weight,
         lost_weight=pool.lost_weight + weight * loss,
         alarmed_s=alarmed_s,
     )
+
+
+def spaced(pool: Pool, source: str, spacing_s: float, *, service_s: float) -> Pool | None:
+    """Returns the pool with the time of one more audit of a source; None if it comes too soon after another.
+
+    Args:
+        pool: the pool after the earlier audits.
+        source: of the audit; see `InferRequest`. Audits without one share the source "".
+        spacing_s: minimum time between counted audits of one source.
+        service_s: now, in seconds of the store's service.
+    """
+    if not spacing_s:
+        return pool
+    recent = {name: at_s for name, at_s in pool.counted_s.items() if service_s - at_s < spacing_s}
+    if source in recent or len(recent) >= _SOURCES:
+        return None
+    return replace(pool, counted_s=recent | {source: service_s})
 
 
 def promises(manifest: Manifest) -> bool:

@@ -19,7 +19,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import AuditNote, ModelKey
-from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, new_pool, with_audit
+from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, new_pool, spaced, with_audit
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.schema import METADATA, insert
 
@@ -223,7 +223,7 @@ class Skipped(StrEnum):
 
     REPEATED = "repeated"  # this request was counted before
     DEVICE_LIMIT = "device_limit"  # this device had its share of the hour
-    SPACING = "spacing"  # another audit of the promise was counted a moment ago
+    SPACING = "spacing"  # another audit of the promise and of this source was counted a moment ago
     NOT_PROMISED = "not_promised"  # the bundle here makes no such promise
     DISK = "disk"  # the store refuses, and unstored audits do not count
     NO_ANSWER = "no_answer"  # the full model's outputs are not as declared
@@ -235,6 +235,7 @@ class Audit:
 
     Attributes:
         losses: in [0, 1], for each promise that it tests; an event that cannot occur in it is left out.
+        source: of the request; see `InferRequest`.
     """
 
     device: str
@@ -242,6 +243,7 @@ class Audit:
     model: ModelKey
     note: AuditNote
     losses: Mapping[PoolKey, float]
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,12 +274,12 @@ def count(
     found = []
     for key in sorted(one.losses):  # every replica locks in this order
         pool = locked(connection, key)
-        if pool is None:
-            pool = new_pool(key, now_s)
-        elif service_s - pool.last_service_s < settings.audit_spacing_s:
+        pool = new_pool(key, now_s) if pool is None else pool
+        due = spaced(pool, one.source, settings.audit_spacing_s, service_s=service_s)
+        if due is None:
             continue
         loss = one.losses[key]
-        after = with_audit(pool, one.note, loss, now_s=now_s, service_s=service_s, delta=settings.delta)
+        after = with_audit(due, one.note, loss, now_s=now_s, delta=settings.delta)
         found.append((pool, after, loss > 0))
     if one.losses and not found:
         return Skipped.SPACING

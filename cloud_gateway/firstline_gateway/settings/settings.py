@@ -332,7 +332,8 @@ class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     audits_per_device_hour: Count = 120
     """The most audits of one device that count in an hour; more are answered and not counted."""
     audit_spacing_s: Seconds = 0.0
-    """Minimum time between counted audits of one promise (seconds), for devices that see the same scene."""
+    """Minimum time between counted audits of one promise (seconds), for devices that see the same scene.
+    Requests may name their scene with `source`; then it is the time between those of one source."""
 
 
 class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from firstline_core.protocol.openapi import (
     JSON,
     MODEL,
     PRIORITY,
+    SOURCE,
     TIMEOUT,
     VERSION,
     VIEW,
@@ -103,6 +104,7 @@ def description() -> dict[str, Any]:
                 wait={"enum": ["final", "first"]},
                 timeout=TIMEOUT,
                 priority=PRIORITY,
+                source=SOURCE,
             )
         },
         "/firstline/v1/answers/{request_id}": _get(

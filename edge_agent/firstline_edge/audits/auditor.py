@@ -4,9 +4,10 @@ Every answer that reaches the certificate's threshold can be drawn, even if the 
 accept fewer edge answers than the certificate allows (`policy.min_threshold`, the policy `value`). Its audits still
 test the same promise as those of every other device of the fleet.
 
-A row is drawn with a probability that depends only on past traffic and the budget, before its loss is known. The caller
-never waits for an audit. A drawn row is sent even if this device already knows the full model's answer: the gateway
-pools the audits of all devices, and would otherwise receive only new inputs, whose risk differs from the promised one.
+A row is drawn with a probability that depends only on past traffic, its source and the budget, before its loss is
+known. Two audits of one source are some time apart. The caller never waits for an audit. A drawn row is sent even if
+this device already knows the full model's answer: the gateway pools the audits of all devices, and would otherwise
+receive only new inputs, whose risk differs from the promised one.
 The result is cached like any other output of the full model.
 """
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -34,11 +37,47 @@ from firstline_edge.requests.full_answers import escalation_of
 from firstline_edge.settings.settings import AuditSection
 
 _BY_SCORE = (Reason.CONFIDENT, Reason.UNCERTAIN, Reason.VALUABLE)
+_SOURCES = 1024  # whose latest audits are remembered; no further source is audited meanwhile
 _SHARE_S = 0.1  # a propensity is used for so long, or until an answer is drawn: finding a new one takes a microsecond
 
 
+class Odds(NamedTuple):
+    """The chance of the next answer to be audited.
+
+    Attributes:
+        draw: the probability of drawing it now.
+        propensity: the share of its source's answers that are audited: `draw`, less the answers that pass while the
+            source pauses. Audits are weighted by it, because a busy source passes more of them.
+        floor: the smallest propensity of any source.
+    """
+
+    draw: float
+    propensity: float
+    floor: float
+
+
+_NEVER = Odds(0.0, 1.0, 1.0)
+
+
+@dataclass(slots=True)
+class _Source:
+    """A source that was audited.
+
+    Attributes:
+        until_s: end of its pause.
+        seen_s: time of its latest answer.
+        passed: answers in the pause that it is in, or that ended last.
+        passed_before: answers in the pause before that.
+    """
+
+    until_s: float
+    seen_s: float
+    passed: int = 0
+    passed_before: int = 0
+
+
 class AuditRate:
-    """Decides with which probability the next answer is drawn: by past traffic and the budget, not by the answer.
+    """Decides with which probability the next answer is drawn: by past traffic, source and budget, not by the answer.
 
     Args:
         settings: the limits of audits.
@@ -51,7 +90,9 @@ class AuditRate:
         self._clock = clock
         self._budget = AuditBudget(clock.monotonic_s())
         self._share = 0.0
-        self._share_until_s = self._spaced_until_s = -math.inf
+        self._share_until_s = -math.inf
+        self._sources: dict[str, _Source] = {}
+        self._most_passed = 0
         self._uncounted_rows = self._uncounted_bytes = 0
 
     def adopt(self, settings: AuditSection) -> None:
@@ -66,8 +107,8 @@ class AuditRate:
         limits = {"audit.per_hour": self._allowance.per_hour, "audit.bytes_per_hour": self._allowance.bytes_per_hour}
         return next((name for name, limit in limits.items() if not limit), "")
 
-    def propensity(self, *, has_room: bool) -> float:
-        """Returns the probability of drawing the next answer; 0 without room for an audit, or soon after another.
+    def odds(self, source: str, *, has_room: bool) -> Odds:
+        """Returns the chance of the next answer; none without room for an audit, or soon after another of its source.
 
         The value is used for 0.1 s, so it may stay 0 for so long after room was made. It is computed again after a draw
         and after new settings.
@@ -77,21 +118,49 @@ class AuditRate:
             budget = sampling.add_answers(self._budget, self._uncounted_rows, self._uncounted_bytes)
             self._uncounted_rows = self._uncounted_bytes = 0
             self._budget = sampling.after_time(budget, now_s, self._allowance)
-            may_draw = has_room and now_s >= self._spaced_until_s
-            self._share = sampling.propensity(self._budget, self._allowance) if may_draw else 0.0
+            self._share = sampling.propensity(self._budget, self._allowance) if has_room else 0.0
             self._share_until_s = now_s + _SHARE_S
-        return self._share
+            self._forget_sources(now_s)
+        known = self._sources.get(source)
+        if known is None:
+            may_draw, passed = not self._spacing_s or len(self._sources) < _SOURCES, 0
+        else:
+            may_draw, passed = now_s >= known.until_s, known.passed
+        if not (may_draw and self._share):
+            return _NEVER
+        # A pause of `passed` answers is followed by 1 / share others on average, of which one is drawn.
+        share, most = self._share, max(self._most_passed, passed)
+        return Odds(share, share / (1 + share * passed), share / (1 + share * most))
 
-    def count(self, size_bytes: int) -> None:
+    def count(self, source: str, size_bytes: int) -> None:
         """Counts an answer that could be drawn, for later propensities."""
         self._uncounted_rows += 1
         self._uncounted_bytes += size_bytes
+        known = self._sources.get(source)
+        if known is not None:
+            known.seen_s = self._clock.monotonic_s()
+            known.passed += known.seen_s < known.until_s
 
-    def charge(self, size_bytes: int) -> None:
+    def charge(self, source: str, size_bytes: int) -> None:
         """Pays for an answer that was drawn."""
         self._budget = sampling.charge(self._budget, size_bytes)
-        self._spaced_until_s = self._clock.monotonic_s() + self._spacing_s
+        now_s = self._clock.monotonic_s()
+        if self._spacing_s:
+            before = self._sources.get(source)
+            passed_before = 0 if before is None else before.passed
+            self._sources[source] = _Source(now_s + self._spacing_s, now_s, passed_before=passed_before)
         self._share_until_s = -math.inf
+
+    def _forget_sources(self, now_s: float) -> None:
+        """Forgets sources without answers for a while, and finds how many answers pass in the busiest one's pause."""
+        silent = [
+            name
+            for name, known in self._sources.items()
+            if now_s >= known.until_s and now_s - known.seen_s > sampling.HORIZON_S
+        ]
+        for name in silent:
+            del self._sources[name]
+        self._most_passed = max((max(one.passed, one.passed_before) for one in self._sources.values()), default=0)
 
 
 def _allowance_of(settings: AuditSection) -> Allowance:
@@ -174,16 +243,16 @@ class Auditor:
             covered = monitored.is_auditable(row.score, model.group(row.edge))
             if covered or (row.answer is not None and row.answer.reason is Reason.BUDGET):
                 if may_draw and (covered or self._is_ample()):
-                    share = self._rate.propensity(has_room=self._sender.has_room)
-                    self._rate.count(_row_bytes(request, model.full_inputs, row.position))
-                    if self._rng.random() < share:
-                        drawn = _audit_of(monitored, request, row, row.edge, share, covered=covered)
-                        self._rate.charge(drawn.sent.size_bytes)
+                    odds = self._rate.odds(request.source, has_room=self._sender.has_room)
+                    self._rate.count(request.source, _row_bytes(request, model.full_inputs, row.position))
+                    if self._rng.random() < odds.draw:
+                        drawn = _audit_of(monitored, request, row, row.edge, odds, covered=covered)
+                        self._rate.charge(request.source, drawn.sent.size_bytes)
                         self._sender.add(drawn)
             elif row.answer is not None:
                 fully_answered.append(row)
         if fully_answered:
-            self.observe_escalations(model, fully_answered)
+            self.observe_escalations(request.source, model, fully_answered)
 
     def _observe_for_rollout(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Draws audits of edge answers that test no certificate, while a rollout compares them."""
@@ -194,17 +263,18 @@ class Auditor:
         for row in rows:
             if row.edge is None or row.output is not row.edge or row.reason not in _BY_SCORE:
                 continue
-            share = self._rate.propensity(has_room=self._sender.has_room)
+            odds = self._rate.odds(request.source, has_room=self._sender.has_room)
             size_bytes = _row_bytes(request, model.full_inputs, row.position)
-            self._rate.count(size_bytes)
-            if self._rng.random() < share:
-                self._rate.charge(size_bytes)
-                self._sender.add(_rollout_audit_of(model, request, row, row.edge, share))
+            self._rate.count(request.source, size_bytes)
+            if self._rng.random() < odds.draw:
+                self._rate.charge(request.source, size_bytes)
+                self._sender.add(_rollout_audit_of(model, request, row, row.edge, odds.propensity))
 
-    def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
+    def observe_escalations(self, source: str, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Samples answers that the full model gave, with the propensity of audits, so that both can be joined.
 
         Args:
+            source: of the request; see `InferRequest`.
             model: of both answers.
             rows: answered by the full model; the edge model may have answered them too.
         """
@@ -216,10 +286,10 @@ class Auditor:
                 continue
             if monitored.is_auditable(row.score, model.group(row.edge)):  # already drawn, or not, as an audit
                 continue
-            share = self._rate.propensity(has_room=self._sender.has_room)
-            if self._rng.random() < share:
+            odds = self._rate.odds(source, has_room=self._sender.has_room)
+            if self._rng.random() < odds.draw:
                 compared = Comparison.of(model, row.edge.outputs, row.output.outputs)
-                sample = monitored.sample(self._clock.wall_s(), row.score, compared, share, kept=False)
+                sample = monitored.sample(self._clock.wall_s(), row.score, compared, odds.propensity, kept=False)
                 self._certificates.add_sample(sample)
 
     def _may_draw(self, monitored: MonitoredCertificate) -> bool:
@@ -232,7 +302,7 @@ class Auditor:
 
 
 def _audit_of(
-    monitored: MonitoredCertificate, request: InferRequest, row: Row, edge: ModelOutput, share: float, *, covered: bool
+    monitored: MonitoredCertificate, request: InferRequest, row: Row, edge: ModelOutput, odds: Odds, *, covered: bool
 ) -> Audit:
     """Returns the audit of a drawn row.
 
@@ -241,15 +311,15 @@ def _audit_of(
         request: of which it is a row.
         row: drawn.
         edge: the edge model's output.
-        share: the probability with which it was drawn.
+        odds: with which it was drawn.
         covered: whether the threshold in use covers it.
     """
     certificate = monitored.certificate
     # Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
     # raise a false alarm for the whole fleet. A tightened one is this device's own affair.
     note = AuditNote(
-        propensity=share,
-        floor=share,
+        propensity=odds.propensity,
+        floor=odds.floor,
         epsilon=max(monitored.bounds.values()),
         threshold=certificate.threshold,
         edge_digest=certificate.edge_digest,
@@ -271,7 +341,8 @@ def _audit_of(
         content=row.content,
         score=row.score,
         edge=edge.outputs,
-        propensity=share,
+        propensity=odds.propensity,
+        floor=odds.floor,
         threshold=monitored.threshold,
         covered=covered,
     )
@@ -292,6 +363,7 @@ def _rollout_audit_of(model: DeviceModel, request: InferRequest, row: Row, edge:
         score=row.score,
         edge=edge.outputs,
         propensity=share,
+        floor=share,
         threshold=math.nan,
         covered=False,
     )

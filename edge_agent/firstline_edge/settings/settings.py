@@ -331,8 +331,8 @@ class AuditSection(Section, frozen=True, kw_only=True):
     max_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
     """Largest share of edge answers that is audited, however much the budgets allow."""
     spacing_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
-    """Least seconds between two audited answers of this device: audits of frames that resemble each other say little
-    more than one."""
+    """Least seconds between two audited answers of one `source` of requests: audits of frames that resemble each other
+    say little more than one."""
     on_alarm: Literal["tighten", "escalate"] = "tighten"
     """Effect of an alarm: "tighten" accepts only edge answers that the audits still find good; "escalate" accepts
     none."""

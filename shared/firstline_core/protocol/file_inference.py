@@ -1,6 +1,6 @@
 """Inference by file, for callers without tensors: a file, a form or JSON is the body, and the answer has labels.
 
-`POST /firstline/v1/models/{model}/infer?route=&privacy=&wait=&timeout=&priority=&id=`, the same on both tiers.
+`POST /firstline/v1/models/{model}/infer?route=&privacy=&wait=&timeout=&priority=&source=&id=`, the same on both tiers.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def request_from_file(
         metadata: with its inputs.
         body: with any Content-Encoding undone.
         content_type: the header; "" for a plain file.
-        query: `route`, `privacy`, `wait`, `timeout` in microseconds, `priority`, and the caller's `id`.
+        query: `route`, `privacy`, `wait`, `timeout` in microseconds, `priority`, `source`, and the caller's `id`.
         now_s: on this tier's monotonic clock; `timeout` counts from here.
         principal: the caller.
         limits: as for V2.
@@ -119,6 +119,7 @@ def request_from_file(
         wait=preferences.wait,
         deadline_s=preferences.deadline_s,
         priority=preferences.priority,
+        source=preferences.source,
         principal=principal,
     )
 

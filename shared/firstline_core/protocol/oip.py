@@ -156,6 +156,7 @@ def request_of(
         wait=preferences.wait,
         deadline_s=preferences.deadline_s,
         priority=preferences.priority,
+        source=preferences.source,
         full_model_digest=params.text(parameters, "full_model_digest"),
         principal=principal,
         audit=audit,
@@ -179,15 +180,15 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
     Raises:
         InvalidTensorError: an input cannot be encoded in this form.
     """
-    parameters: dict[str, str | float | bool] = {}
-    if request.request_id:
-        parameters["request_id"] = request.request_id
-    if request.promised:
-        parameters["promised"] = True
-    if request.full_model_digest:
-        parameters["full_model_digest"] = request.full_model_digest
-    if request.binary_output:
-        parameters["binary_data_output"] = True
+    given: dict[str, str | float | bool] = {
+        "request_id": request.request_id,
+        "promised": request.promised,
+        "full_model_digest": request.full_model_digest,
+        "binary_data_output": request.binary_output,
+        "priority": request.priority,
+        "source": request.source,
+    }
+    parameters = {name: value for name, value in given.items() if value}
     if request.route is not Route.AUTO:
         parameters["route"] = request.route.value
     if request.privacy is not Privacy.ANY:
@@ -196,8 +197,6 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
         parameters["wait"] = request.wait.value
     if request.deadline_s is not None:
         parameters["timeout"] = params.timeout_us(request.deadline_s, now_s)
-    if request.priority:
-        parameters["priority"] = request.priority
     if request.audit is not None:
         parameters |= params.note_parameters(request.audit)
     parameters |= params.alarm_parameters(request.alarm)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from firstline_core.types import SOURCE_LIMIT
+
 JSON = "application/json"
 
 
@@ -44,7 +46,7 @@ _REQUEST = {
         "id": {"type": "string"},
         "parameters": {
             **ANY_OBJECT,
-            "description": "route, privacy, wait, timeout (microseconds), priority (1 is the highest), ...",
+            "description": "route, privacy, wait, timeout (microseconds), priority (1 is the highest), source, ...",
         },
         "inputs": {"type": "array", "items": _TENSOR},
         "outputs": {"type": "array", "items": ANY_OBJECT},
@@ -70,6 +72,11 @@ PRIORITY = {
     "type": "integer",
     "minimum": 0,
     "description": "1 is the highest, 2 the default, 3 the lowest; 0 for the default.",
+}
+SOURCE = {
+    "type": "string",
+    "maxLength": SOURCE_LIMIT,
+    "description": "The camera, microphone or machine of the input; audits of one source keep a distance in time.",
 }
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 

@@ -1,7 +1,7 @@
 """The `parameters` of V2 requests and answers, and their checks.
 
-A caller sends route, privacy, wait, timeout and priority, in JSON or in a query. A device also sends its audits and
-alarms, and the gateway answers with the notice of the accuracy contract. V2 parameters are flat, so each field is a
+A caller sends route, privacy, wait, timeout, priority and source, in JSON or in a query. A device also sends its audits
+and alarms, and the gateway answers with the notice of the accuracy contract. V2 parameters are flat, so each field is a
 separate parameter.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 
 from firstline_core.errors import InvalidTensorError, RequestError
 from firstline_core.protocol.tensors import shown
-from firstline_core.types import LOWEST_PRIORITY, AuditNote, Privacy, Route, Sha256, Wait
+from firstline_core.types import LOWEST_PRIORITY, SOURCE_LIMIT, AuditNote, Privacy, Route, Sha256, Wait
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _T = TypeVar("_T")
@@ -35,16 +35,17 @@ class Preferences:
     wait: Wait
     deadline_s: float | None
     priority: int
+    source: str
 
 
-_KNOWN = dict.fromkeys(("route", "privacy", "wait", "timeout", "priority")).keys()
+_KNOWN = dict.fromkeys(("route", "privacy", "wait", "timeout", "priority", "source")).keys()
 
 VIEW = ("min_score", "classes", "max_objects", "masks")
 """Query parameters of the file route about the description of an answer; see `firstline_core/tasks/view.py`."""
 
 _QUERY = (*_KNOWN, "id", *VIEW)
 _LISTS = ("classes",)  # may be repeated; see `asgi.query_parameters`
-_DEFAULT = Preferences(Route.AUTO, Privacy.ANY, Wait.FINAL, None, 0)
+_DEFAULT = Preferences(Route.AUTO, Privacy.ANY, Wait.FINAL, None, 0, "")
 
 
 def preferences(parameters: Mapping[str, object], now_s: float) -> Preferences:
@@ -65,6 +66,7 @@ def preferences(parameters: Mapping[str, object], now_s: float) -> Preferences:
         wait=_choice(parameters, "wait", Wait.FINAL),
         deadline_s=_deadline_s(parameters, now_s),
         priority=_priority(parameters),
+        source=_source(parameters),
     )
 
 
@@ -199,6 +201,15 @@ def _priority(parameters: Mapping[str, object]) -> int:
             f"Parameter 'priority' is {shown(value)}; use 1 (the highest) to {LOWEST_PRIORITY}, or 0 for the default."
         )
     return min(value, LOWEST_PRIORITY)
+
+
+def _source(parameters: Mapping[str, object]) -> str:
+    source = text(parameters, "source")
+    if len(source) > SOURCE_LIMIT:
+        raise RequestError(
+            f"Parameter 'source' has {len(source)} characters; name the camera or machine with at most {SOURCE_LIMIT}."
+        )
+    return source
 
 
 _EVENTS = "audit_events"

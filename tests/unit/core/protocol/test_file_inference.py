@@ -116,12 +116,19 @@ def test_the_query() -> None:
         IMAGE,
         b"a",
         "",
-        {"route": "edge", "privacy": "local_only", "wait": "first", "timeout": "500000", "priority": "1"},
+        {
+            "route": "edge",
+            "privacy": "local_only",
+            "wait": "first",
+            "timeout": "500000",
+            "priority": "1",
+            "source": "gate",
+        },
         now_s=3.0,
         principal="app",
     )
     assert (request.route, request.privacy, request.wait) == (Route.EDGE, Privacy.LOCAL_ONLY, Wait.FIRST)
-    assert (request.deadline_s, request.priority, request.principal) == (3.5, 1, "app")
+    assert (request.deadline_s, request.priority, request.source, request.principal) == (3.5, 1, "gate", "app")
     assert short(IMAGE, b"a", timeout="0").deadline_s is None
     assert (short(IMAGE, b"a", id="mine").id, request.id) == ("mine", "")
 

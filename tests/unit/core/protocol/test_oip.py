@@ -114,11 +114,22 @@ class TestRequest:
             wait=Wait.FIRST,
             deadline_s=7.5,
             priority=3,
+            source="gate 4",
             full_model_digest="sha256:cd",
         )
         encoded = encode_request(sent, now_s=5.0)
         got = decode_request("m", encoded.body, encoded.header_length, now_s=100.0, trust_request_id=True)
-        for name in ("id", "outputs", "binary_output", "route", "privacy", "wait", "priority", "full_model_digest"):
+        for name in (
+            "id",
+            "outputs",
+            "binary_output",
+            "route",
+            "privacy",
+            "wait",
+            "priority",
+            "source",
+            "full_model_digest",
+        ):
             assert getattr(got, name) == getattr(sent, name)
         assert got.request_id == sent.request_id
         assert got.deadline_s == pytest.approx(102.5)
@@ -166,6 +177,8 @@ class TestRequest:
             ({"priority": -1}, "1 .the highest. to 3"),
             ({"priority": "1"}, "1 .the highest. to 3"),
             ({"priority": True}, "1 .the highest. to 3"),
+            ({"source": 4}, "string"),
+            ({"source": "x" * 129}, "129 characters; .* at most 128"),
             ({"binary_data_output": 1}, "true or false"),
             ({"full_model_digest": 1}, "string"),
             ({"request_id": 7}, "string"),

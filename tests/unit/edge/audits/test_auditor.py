@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Route, Tier
+from firstline_edge.audits.auditor import AuditRate
 from firstline_edge.audits.certificate_states import CertificateState
 from firstline_edge.audits.samples import read
 from firstline_edge.requests.context import result_key
@@ -321,6 +323,59 @@ async def test_audits_keep_their_spacing(make_scene: MakeScene) -> None:
     clock._now_s += 20  # type: ignore[attr-defined]
     await scene.infer(SURE, SURE, SURE)
     assert await ended(scene, 13)
+
+
+async def test_audits_of_each_source_keep_their_spacing(make_scene: MakeScene) -> None:
+    scene = make_scene(msgspec.structs.replace(ALL, spacing_s=10.0))
+    scene.cloud.agrees = lambda _: True
+    clock, drawn_at_s = scene.clock, {"gate": list[float](), "yard": list[float]()}
+    for _ in range(50):
+        clock._now_s += 1  # type: ignore[attr-defined]
+        for source, drawn in drawn_at_s.items():
+            before = len(scene.findings)
+            await scene.infer(SURE, source=source)
+            await asyncio.sleep(0)
+            drawn.extend([clock.monotonic_s()] * (len(scene.findings) - before))
+    assert [len(drawn) for drawn in drawn_at_s.values()] == [5, 5]
+    for drawn in drawn_at_s.values():
+        assert min(after - before for before, after in itertools.pairwise(drawn)) >= 10
+    assert {request.source for request in scene.cloud.requests} == {"gate", "yard"}
+
+
+@pytest.mark.parametrize("max_share", [1.0, 0.02])
+def test_a_busy_source_does_not_count_less_than_its_traffic(max_share: float) -> None:
+    """Nine of ten answers are from one source. Without weights, both sources would have as many audits."""
+    clock, rng = SimulatedClock(), random.Random(1)
+    rate = AuditRate(msgspec.structs.replace(ALL, spacing_s=10.0, max_share=max_share), clock)
+    weights, floors = {"busy": 0.0, "quiet": 0.0}, {"busy": 0.0, "quiet": 0.0}
+    clock._now_s += 600
+    for number in range(200_000):
+        source = "quiet" if number % 10 == 0 else "busy"
+        clock._now_s += 0.1
+        odds = rate.odds(source, has_room=True)
+        rate.count(source, 1)
+        if rng.random() < odds.draw:
+            assert 0 < odds.floor <= odds.propensity <= odds.draw
+            rate.charge(source, 1)
+            weights[source] += 1 / odds.propensity
+            floors[source] += odds.floor / odds.propensity
+    assert weights["busy"] / sum(weights.values()) == pytest.approx(0.9, abs=0.02)
+    assert floors["busy"] / sum(floors.values()) == pytest.approx(0.9, abs=0.03)
+    assert sum(weights.values()) == pytest.approx(200_000, rel=0.1)
+
+
+def test_the_remembered_sources_are_bounded() -> None:
+    clock = SimulatedClock()
+    rate = AuditRate(msgspec.structs.replace(ALL, spacing_s=10.0), clock)
+    clock._now_s += 600
+    drawn = 0
+    for number in range(2000):
+        if rate.odds(f"lane {number}", has_room=True).draw:
+            drawn += 1
+            rate.charge(f"lane {number}", 1)
+    assert drawn == 1024
+    clock._now_s += 700  # silent sources are forgotten
+    assert rate.odds("another", has_room=True).draw == 1
 
 
 async def test_an_audit_of_events_names_them(make_scene: MakeScene) -> None:

@@ -61,14 +61,21 @@ class TestInfer:
         call = calls.infer(
             "m",
             {"x": np.eye(2, dtype=np.float32)},
-            {"route": "cloud", "privacy": Privacy.ANY, "wait": "first", "timeout_ms": 250, "priority": 1},
+            {
+                "route": "cloud",
+                "privacy": Privacy.ANY,
+                "wait": "first",
+                "timeout_ms": 250,
+                "priority": 1,
+                "source": "gate",
+            },
             client_id="mine",
             outputs=["y"],
         )
         found = sent(call)
         assert (call.method, call.path) == ("POST", "/v2/models/m/infer")
         assert (found.id, found.route, found.privacy, found.wait) == ("mine", Route.CLOUD, Privacy.ANY, Wait.FIRST)
-        assert (found.deadline_s, found.priority) == (pytest.approx(0.25), 1)
+        assert (found.deadline_s, found.priority, found.source) == (pytest.approx(0.25), 1, "gate")
         assert [output.name for output in found.outputs] == ["y"]
         assert found.binary_output
         np.testing.assert_array_equal(found.inputs[0].array, np.eye(2))
@@ -168,10 +175,17 @@ class TestInferFile:
         call = calls.infer_file(
             "m",
             b"x",
-            {"route": Route.EDGE, "privacy": "local_only", "timeout_ms": 0.0001, "priority": 3},
+            {"route": Route.EDGE, "privacy": "local_only", "timeout_ms": 0.0001, "priority": 3, "source": "gate"},
             client_id="mine",
         )
-        assert call.params == {"route": "edge", "privacy": "local_only", "timeout": "1", "priority": "3", "id": "mine"}
+        assert call.params == {
+            "route": "edge",
+            "privacy": "local_only",
+            "timeout": "1",
+            "priority": "3",
+            "source": "gate",
+            "id": "mine",
+        }
 
     def test_view_options_are_query_parameters(self) -> None:
         call = calls.infer_file("m", b"x", {"min_score": 0.5, "classes": ["a", "b"], "max_objects": 3}, client_id="i")

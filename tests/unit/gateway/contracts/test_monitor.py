@@ -449,6 +449,20 @@ async def test_devices_with_one_scene_may_be_counted_apart(store_settings: Store
     bench.close()
 
 
+async def test_audits_of_several_sources_count_apart(store_settings: Store, repository: Repository) -> None:
+    bench = Bench(store_settings, repository, Contracts(audit_spacing_s=10, audits_per_device_hour=10**6))
+    for source in ("gate", "yard", "gate", "", ""):
+        bench.answer(request_from("cam", note_of(bench.served()), source=source))
+    assert (bench.counted(), bench.skipped(Skipped.SPACING)) == (3, 2)
+    for number in range(300):  # more sources than a pool remembers
+        bench.answer(request_from("cam", note_of(bench.served()), source=f"lane {number}"))
+    assert bench.counted() == 256
+    await bench.clock.advance(10)
+    bench.answer(request_from("cam", note_of(bench.served()), source="gate"))
+    assert bench.counted() == 257
+    bench.close()
+
+
 @pytest.mark.parametrize(
     "changes", [{"epsilon": 1e-9}, {"epsilon": 0.9}, {"threshold": 0.1}, {"threshold": 0.95}, {"edge_digest": "f" * 64}]
 )

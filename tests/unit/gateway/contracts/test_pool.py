@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
 def after(served: ServedModel, losses: list[float], **note: object) -> Pool:
     pool = new_pool(KEY, 10.0)
     for position, loss in enumerate(losses):
-        pool = with_audit(pool, note_of(served, **note), loss, now_s=11.0 + position, service_s=0.0, delta=0.05)
+        pool = with_audit(pool, note_of(served, **note), loss, now_s=11.0 + position, delta=0.05)
     return pool
 
 
@@ -43,10 +43,8 @@ def test_a_pool_is_the_test_of_all_audits_in_their_order(served: ServedModel) ->
 
 
 def test_audits_drawn_more_often_have_less_weight(served: ServedModel) -> None:
-    pool = with_audit(
-        new_pool(KEY, 0), note_of(served, propensity=0.8, floor=0.1), 1.0, now_s=0, service_s=0.0, delta=0.05
-    )
-    pool = with_audit(pool, note_of(served, propensity=0.1, floor=0.1), 0.0, now_s=0, service_s=0.0, delta=0.05)
+    pool = with_audit(new_pool(KEY, 0), note_of(served, propensity=0.8, floor=0.1), 1.0, now_s=0, delta=0.05)
+    pool = with_audit(pool, note_of(served, propensity=0.1, floor=0.1), 0.0, now_s=0, delta=0.05)
     assert pool.risk == pytest.approx(1 / 9)
 
 
@@ -54,7 +52,7 @@ def test_a_broken_contract_alarms_once_and_for_good(served: ServedModel) -> None
     broken = after(served, [1.0] * 10)
     assert broken.alarmed_s is not None
     assert 11.0 <= broken.alarmed_s < 21.0
-    quiet = with_audit(broken, note_of(served), 0.0, now_s=99.0, service_s=0.0, delta=0.05)
+    quiet = with_audit(broken, note_of(served), 0.0, now_s=99.0, delta=0.05)
     assert quiet.alarmed_s == broken.alarmed_s
     assert after(served, [0.0] * 200).alarmed_s is None
 
@@ -96,7 +94,7 @@ def test_the_events_of_a_contract_share_delta(served: ServedModel) -> None:
     pool = new_pool(key, 0.0)
     while pool.alarmed_s is None:
         before = pool
-        pool = with_audit(pool, note_of(detector), 1.0, now_s=1.0, service_s=0.0, delta=0.05)
+        pool = with_audit(pool, note_of(detector), 1.0, now_s=1.0, delta=0.05)
     assert before.state.peak < 3 / 0.05 <= pool.state.peak
 
 

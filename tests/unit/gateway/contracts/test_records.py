@@ -11,9 +11,11 @@ from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.store.database import Database
 
 
-def put(database: Database, pool: Pool, device: str, request_id: str, *, disagrees: bool = True) -> bool:
+def put(
+    database: Database, pool: Pool, device: str, request_id: str, *, disagrees: bool = True, at_s: float = 0.0
+) -> bool:
     with database.begin() as connection:
-        return records.add_audit(connection, device, request_id, [(pool, disagrees)], service_s=pool.last_service_s)
+        return records.add_audit(connection, device, request_id, [(pool, disagrees)], service_s=at_s)
 
 
 def test_pools_are_read_back_exactly(database: Database) -> None:
@@ -43,7 +45,7 @@ def test_a_pool_that_is_locked_may_be_new(database: Database) -> None:
 
 def test_the_audits_of_an_hour_are_counted_and_those_of_yesterday_forgotten(database: Database) -> None:
     for hour, wall_s in ((0, NOW_S), (23, 0.0), (25, 3e9)):  # whatever the wall clock says
-        put(database, pool_of(1, last_s=wall_s, last_service_s=hour * 3600), "cam", f"at {hour}")
+        put(database, pool_of(1, last_s=wall_s), "cam", f"at {hour}", at_s=hour * 3600)
     with database.reading() as connection:
         assert records.count_since(connection, "cam", 24 * 3600) == 1
         assert records.count_since(connection, "cam", 0.0) == 2
