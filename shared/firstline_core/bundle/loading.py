@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -35,6 +35,7 @@ from firstline_core.processing.steps import (
     Tokenize,
     Windows,
 )
+from firstline_core.processing.text import Encoder, Shared, read_encoder
 from firstline_core.processing.trial import trial_input, typical_row
 from firstline_core.processing.windows import WINDOWS, combine_windows
 from firstline_core.runtime.base import RowByRow, Runtime, fits, pick_port
@@ -87,18 +88,19 @@ class LoadedInput(Struct, frozen=True, eq=False):
             raise InvalidTensorError(f"The model needs input '{spec.name}'; it was given: {', '.join(inputs)}.")
         return check_input(spec, array, takes_pixels=self.takes_pixels)
 
-    def prepare(self, tensor: Tensor, cost: ImageCost | None, model: str) -> Arrays:
+    def prepare(self, tensor: Tensor, cost: ImageCost | None, model: str, shared: Shared) -> Arrays:
         """Returns the rows of the model's input, and the side arrays, by name.
 
         Args:
             tensor: from `check`.
             cost: of its images; None to read their headers now.
             model: id, for messages.
+            shared: with the other inputs, of this request.
 
         Raises:
             InvalidTensorError: the rows do not fit the model.
         """
-        (rows, side), port = self.pre.run(tensor, cost, self.side), self.port
+        (rows, side), port = self.pre.run(tensor, cost, self.side, shared), self.port
         if port.datatype == "BYTES":
             rows = rows.reshape(len(rows), *(1,) * (len(port.shape) - 1))  # [n] or [n, 1] strings
         shape = rows.shape if self.pre.windows is None else rows.shape[1:]
@@ -185,12 +187,13 @@ class LoadedModel:
         if cost is None and self._decoders:
             cost = inputs.cost if isinstance(inputs, MeasuredInputs) else self.image_cost(inputs)
         rows: dict[str, Array] = {}
+        shared: Shared = {}
         decoded = 0
         for each in self.inputs:
             of_input = cost
             if cost is not None and cost.parts and each.pre.decoder is not None:
                 of_input, decoded = cost.parts[decoded], decoded + 1
-            rows |= each.prepare(each.check(inputs), of_input, self.model.id)
+            rows |= each.prepare(each.check(inputs), of_input, self.model.id, shared)
         return rows
 
     def image_cost(self, inputs: Arrays) -> ImageCost:
@@ -341,8 +344,14 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
             resources.callback(graph.close)
             return _graph_step(_batched(graph, model), step.artefact.file)
 
+        @cache
+        def load_encoder(step: Tokenize) -> Encoder:
+            return read_encoder(step, bundle.read(step.artefact))
+
         def compile_steps(steps: Sequence[PreStep], spec: InputSpec) -> Preprocess:
-            return compile_preprocess(steps, spec, load_graph, options.images, bundle.read)
+            return compile_preprocess(
+                steps, spec, load_graph, options.images, lambda step: load_encoder(step.without_part)
+            )
 
         post = bundle.manifest.task.postprocess(
             ModelOutputs(

@@ -53,10 +53,9 @@ from firstline_core.processing.steps import (
     Welch,
     Windows,
 )
-from firstline_core.processing.text import TextProcessing
+from firstline_core.processing.text import Encoder, Shared, TextProcessing
 from firstline_core.processing.windows import WINDOWS
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
-from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Array, Arrays, Tensor
 
 if TYPE_CHECKING:
@@ -114,13 +113,20 @@ class Preprocess(NamedTuple):
         """Returns the processing of encoded rows; None if the input is numbers."""
         return self.images or self.audio
 
-    def run(self, tensor: Tensor, cost: ImageCost | None = None, needs: Collection[str] = ()) -> Prepared:
+    def run(
+        self,
+        tensor: Tensor,
+        cost: ImageCost | None = None,
+        needs: Collection[str] = (),
+        shared: Shared | None = None,
+    ) -> Prepared:
         """Prepares a bundle input.
 
         Args:
             tensor: a checked bundle input.
             cost: from `decoder.cost`, of this tensor; None to read the headers now.
             needs: names of the side arrays, that it `gives`: `GEOMETRY` and `STANDARDIZATION`.
+            shared: with the other inputs of the model, of this request.
 
         Returns:
             (rows, ...); with `windows` (rows, windows, ...), and `WINDOWS` as a side array.
@@ -138,7 +144,7 @@ class Preprocess(NamedTuple):
                 done = self.array_steps(array.reshape(-1, *array.shape[2:]))
                 return Prepared(done.reshape(*array.shape[:2], *done.shape[1:]), {WINDOWS: self.audio.counts(cost)})
         elif self.text is not None:
-            array = self.text.run(tensor)
+            array = self.text.run(tensor, {} if shared is None else shared)
         elif self.standardizes:
             array, side[STANDARDIZATION] = standardize(array)
         return Prepared(self.array_steps(array), side)
@@ -169,7 +175,7 @@ def compile_preprocess(
     spec: InputSpec,
     load_graph: GraphLoader,
     limits: ImageLimits = DEFAULT_IMAGE_LIMITS,
-    read_file: Callable[[Artefact], bytes] | None = None,
+    load_encoder: Callable[[Tokenize], Encoder] | None = None,
 ) -> Preprocess:
     """Returns a model's preprocessing.
 
@@ -178,7 +184,7 @@ def compile_preprocess(
         spec: the bundle's input.
         load_graph: returns the function of a graph step.
         limits: of one image or clip.
-        read_file: returns the content of a step's file.
+        load_encoder: returns the tokenizer of a step.
 
     Raises:
         ModelLoadError: the steps do not fit each other or this input, or a package that they need is not installed.
@@ -186,7 +192,7 @@ def compile_preprocess(
     if any(isinstance(step, AudioStep) for step in steps):
         return _compile_audio(steps, spec, load_graph, limits)
     if spec.kind == "text" or any(isinstance(step, TextStep) for step in steps):
-        return _compile_text(steps or (DecodeText(),), spec, read_file)
+        return _compile_text(steps or (DecodeText(),), spec, load_encoder)
     image_steps = [step for step in steps if isinstance(step, Decode | CenterCrop | Resize)]
     array_steps = [step for step in steps if not isinstance(step, Decode | CenterCrop | Resize)]
     if list(steps) != [*image_steps, *array_steps]:
@@ -264,7 +270,7 @@ def _compile_audio(
 
 
 def _compile_text(
-    steps: Sequence[PreStep], spec: InputSpec, read_file: Callable[[Artefact], bytes] | None
+    steps: Sequence[PreStep], spec: InputSpec, load_encoder: Callable[[Tokenize], Encoder] | None
 ) -> Preprocess:
     """Returns the preprocessing of texts; see `compile_preprocess`."""
     match steps:
@@ -276,8 +282,8 @@ def _compile_text(
             raise ModelLoadError("Preprocessing of text: decode_text comes first, then at most tokenize.")
     if spec.datatype != "BYTES":
         raise ModelLoadError(f"Preprocessing: input '{spec.name}' is {spec.datatype}; decode_text needs BYTES.")
-    content = b"" if tokenize is None or read_file is None else read_file(tokenize.artefact)
-    return Preprocess(chain([]), text=TextProcessing(decode, tokenize, content))
+    encoder = None if tokenize is None or load_encoder is None else load_encoder(tokenize)
+    return Preprocess(chain([]), text=TextProcessing(decode, tokenize, encoder))
 
 
 def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> Step:

@@ -427,6 +427,11 @@ class Tokenize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", 
     padding: Literal["longest", "length"] = "longest"
     truncate: bool = False
 
+    @property
+    def without_part(self) -> Tokenize:
+        """Returns the step that tokenises in the same way, whatever part and padding a model takes."""
+        return Tokenize(self.artefact, length=self.length, truncate=self.truncate)
+
 
 TextStep = DecodeText | Tokenize
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,35 +31,56 @@ _MARKS_END = 0x20000  # no character from here on is a combining mark
 _PAD_TOKENS = ("[PAD]", "<pad>", "<PAD>", "<|pad|>")
 
 
+Shared = dict[Hashable, Any]
+"""Results that the inputs of a model share while one request is prepared, by what computed them."""
+
+
+class Encoder(NamedTuple):
+    """A tokenizer.
+
+    Attributes:
+        encode: of one text.
+        pad_id: number of the padding.
+    """
+
+    encode: Callable[[str], Encoding]
+    pad_id: int
+
+
 class TextProcessing:
     """The text steps of a model, from BYTES (rows,) to texts (rows,), or INT64 (rows, tokens).
 
     Args:
         decode: how texts are decoded and normalised.
         tokenize: None if the model takes texts.
-        content: of the file of `tokenize`.
-
-    Raises:
-        ModelLoadError: the library is not installed, or the file is not a tokenizer.
+        encoder: of `tokenize`. Inputs with the same one, such as ids and mask, tokenise a text once.
     """
 
-    def __init__(self, decode: DecodeText, tokenize: Tokenize | None, content: bytes = b"") -> None:
+    def __init__(self, decode: DecodeText, tokenize: Tokenize | None, encoder: Encoder | None = None) -> None:
         self._decode = decode
-        self._tokenizer = None if tokenize is None else _Tokenizer(tokenize, content)
+        self._step = tokenize
+        self._encoder = encoder
 
-    def run(self, tensor: Tensor) -> Array:
+    def run(self, tensor: Tensor, shared: Shared) -> Array:
         """Runs the steps.
+
+        Args:
+            tensor: encoded texts.
+            shared: of the request.
 
         Raises:
             InvalidTensorError: a row that is not UTF-8, or has more tokens than the model takes.
             PayloadTooLargeError: a text over a limit.
         """
-        texts = self._texts(tensor)
-        if self._tokenizer is None:
-            array = np.empty(len(texts), object)
-            array[:] = texts
+        if self._step is None or self._encoder is None:
+            array = np.empty(len(tensor.array), object)
+            array[:] = self._texts(tensor)
             return array
-        return self._tokenizer.run(texts, tensor.name)
+        key = tensor.name, self._decode, id(self._encoder)
+        if key not in shared:
+            # One after the other: the library's batches would take all cores.
+            shared[key] = [self._encoder.encode(text) for text in self._texts(tensor)]
+        return _rows(self._step, shared[key], self._encoder.pad_id, tensor.name)
 
     def _texts(self, tensor: Tensor) -> list[str]:
         total, texts = 0, list[str]()
@@ -136,44 +157,47 @@ def _is_mark() -> NDArray[np.bool_]:
     return np.array([all(unicodedata.combining(part) for part in parts) for parts in normalised])
 
 
-class _Tokenizer:
-    """A tokenizer whose truncation and padding are those of the step, whatever the file says."""
+def read_encoder(step: Tokenize, content: bytes) -> Encoder:
+    """Returns a tokenizer whose truncation and padding are those of the step, whatever the file says.
 
-    def __init__(self, step: Tokenize, content: bytes) -> None:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as error:
-            raise absent_package(error, "Texts with tokens", "text") from error
-        try:
-            self._tokenizer: Tokenizer = Tokenizer.from_buffer(content)
-        except Exception as error:  # the library raises no other type
-            raise ModelLoadError(f"{step.artefact.file} is not a file of tokenizers: {error}.") from error
-        self._step = step
-        self._pad_id = _pad_id(self._tokenizer)
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        if step.truncate:
-            self._tokenizer.enable_truncation(step.length)
+    Args:
+        step: the step.
+        content: of its file.
 
-    def run(self, texts: Sequence[str], name: str) -> NDArray[np.int64]:
-        step = self._step
-        # One after the other: the library's batches would take all cores.
-        encodings = [self._tokenizer.encode(text) for text in texts]
-        for row, encoding in enumerate(encodings):
-            if len(encoding.ids) > step.length:
-                raise InvalidTensorError(
-                    f"Row {row} of input '{name}' has {len(encoding.ids)} tokens; this model takes {step.length}. "
-                    "Send a shorter text."
-                )
-        length = step.length if step.padding == "length" else max(1, *(len(encoding.ids) for encoding in encodings))
-        filling = self._pad_id if step.part == "ids" else 0
-        rows = np.full((len(texts), length), filling, np.int64)
-        for row, encoding in enumerate(encodings):
-            values = _part(encoding, step.part)
-            rows[row, : len(values)] = values
-            if not values and step.part == "mask":
-                rows[row, 0] = 1  # models divide by the number of tokens
-        return rows
+    Raises:
+        ModelLoadError: the library is not installed, or the file is not a tokenizer.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise absent_package(error, "Texts with tokens", "text") from error
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises no other type
+        raise ModelLoadError(f"{step.artefact.file} is not a file of tokenizers: {error}.") from error
+    pad_id = _pad_id(tokenizer)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    if step.truncate:
+        tokenizer.enable_truncation(step.length)
+    return Encoder(tokenizer.encode, pad_id)
+
+
+def _rows(step: Tokenize, encodings: Sequence[Encoding], pad_id: int, name: str) -> NDArray[np.int64]:
+    for row, encoding in enumerate(encodings):
+        if len(encoding.ids) > step.length:
+            raise InvalidTensorError(
+                f"Row {row} of input '{name}' has {len(encoding.ids)} tokens; this model takes {step.length}. "
+                "Send a shorter text."
+            )
+    length = step.length if step.padding == "length" else max(1, *(len(encoding.ids) for encoding in encodings))
+    rows = np.full((len(encodings), length), pad_id if step.part == "ids" else 0, np.int64)
+    for row, encoding in enumerate(encodings):
+        values = _part(encoding, step.part)
+        rows[row, : len(values)] = values
+        if not values and step.part == "mask":
+            rows[row, 0] = 1  # models divide by the number of tokens
+    return rows
 
 
 def _part(encoding: Encoding, part: str) -> Sequence[int]:

@@ -13,6 +13,7 @@ from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadToo
 from firstline_core.processing import text
 from firstline_core.processing.compile import compile_preprocess
 from firstline_core.processing.steps import DecodeText, InputSpec, Mono, PreStep, Scale, Tokenize
+from firstline_core.processing.trial import bytes_rows
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Tensor
 
@@ -54,10 +55,11 @@ WITH_ENDS = BARE | {
 
 
 def run(*steps: PreStep, of: tuple[bytes, ...], file: dict[str, Any] = WITH_ENDS, spec: InputSpec = TEXT) -> Any:
-    compiled = compile_preprocess(steps, spec, lambda _: lambda a: a, read_file=lambda _: json.dumps(file).encode())
-    array: Any = np.empty(len(of), object)
-    array[:] = of
-    return compiled.run(Tensor("text", array)).rows
+    content = json.dumps(file).encode()
+    compiled = compile_preprocess(
+        steps, spec, lambda _: lambda a: a, load_encoder=lambda step: text.read_encoder(step, content)
+    )
+    return compiled.run(Tensor("text", bytes_rows(of))).rows
 
 
 @pytest.mark.parametrize(
@@ -80,11 +82,31 @@ def test_a_byte_order_mark_is_dropped() -> None:
 
 def test_tokens_have_ids_mask_and_types() -> None:
     rows = (b"Going", b"stop going there")
-    found = {part: run(DecodeText(), Tokenize(FILE, part), of=rows) for part in ("ids", "mask", "types")}  # type: ignore[arg-type]
+    found = {part: run(DecodeText(), Tokenize(FILE, part), of=rows) for part in ("ids", "mask", "types")}
     assert found["ids"].dtype == np.int64
     assert found["ids"].tolist() == [[2, 6, 7, 3, 5, 5], [2, 8, 6, 7, 1, 3]]
     assert found["mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
     assert found["types"].tolist() == [[0] * 6] * 2
+
+
+def test_ids_and_mask_of_a_request_come_from_one_tokenisation() -> None:
+    read, encoded = text.read_encoder(Tokenize(FILE), json.dumps(WITH_ENDS).encode()), list[str]()
+
+    def encode(row: str) -> Any:
+        encoded.append(row)
+        return read.encode(row)
+
+    encoder, parts = text.Encoder(encode, read.pad_id), (Tokenize(FILE, "ids"), Tokenize(FILE, "mask"))
+    ids, mask = (
+        compile_preprocess((DecodeText(), part), TEXT, lambda _: lambda a: a, load_encoder=lambda _: encoder)
+        for part in parts
+    )
+    rows, shared = Tensor("text", bytes_rows([b"going", b"go"])), text.Shared()
+    assert ids.run(rows, shared=shared).rows.tolist() == [[2, 6, 7, 3], [2, 6, 3, 5]]
+    assert mask.run(rows, shared=shared).rows.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+    assert encoded == ["going", "go"]
+    mask.run(rows, shared={})
+    assert len(encoded) == 4
 
 
 def test_rows_are_padded_to_the_declared_length() -> None:
