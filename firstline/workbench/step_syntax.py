@@ -51,6 +51,10 @@ USAGE: Mapping[str, tuple[str, str]] = {
         "sides down (as YOLOX does) or to the nearest pixel, and pads with N, or with 0",
     ),
     "standardize": ("standardize", "of numbers that are no image, first: each row minus its mean, by its deviation"),
+    "observed": (
+        "observed[:NUMBERS]",
+        "of a time series, first: the last numbers of each row (1) are not for the model, but for residual",
+    ),
     "decode_audio": ("decode_audio", "WAV, FLAC or OGG bytes to samples from -1 to 1; needs resample"),
     "mono": ("mono", "the mean of all channels"),
     "resample": ("resample:RATE", "to RATE samples a second, from the file's own rate"),
@@ -94,6 +98,10 @@ USAGE: Mapping[str, tuple[str, str]] = {
     "reconstruction": (
         "reconstruction[:mean_square|mean_absolute|largest]",
         "first, after an autoencoder: how far its output is from its prepared input",
+    ),
+    "residual": (
+        "residual[:mean_square|mean_absolute|largest][:spread=OUTPUT]",
+        "first, after a forecast: how far it is from what was observed, by the error that the model expects",
     ),
     "threshold": (
         "threshold:VALUE[:above|below][:scale=N]",
@@ -164,6 +172,8 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "columns": ("indices",),
     "spread": ("output", "columns"),
     "reconstruction": ("of",),
+    "observed": ("samples",),
+    "residual": ("of", "spread"),
     "threshold": ("value", "side", "scale"),
     "gallery": ("file", "least"),
     "argmax": ("layout",),
@@ -193,6 +203,7 @@ _BY_NAME = frozenset(
         "floor",
         "limit",
         "scale",
+        "spread",
         "least",
         "lower",
         "strip",
@@ -212,6 +223,7 @@ _BEFORE = (
     *_AUDIO,
     *_TEXT,
     *_SIGNALS,
+    "observed",
     "standardize",
     "scale",
     "layout",
@@ -228,6 +240,7 @@ _AFTER = (
     "spread",
     "unstandardize",
     "reconstruction",
+    "residual",
     "threshold",
     "gallery",
     "argmax",
@@ -382,7 +395,7 @@ def _spell_step(step: PreStep | PostStep) -> str:
     if op == "class_map":
         names = [name for name, to in _CLASS_MAPS.items() if to == tuple(fields["to"])]
         fields = {"to": names[0]} if names else fields
-    if op in ("ssd", "spread"):
+    if op in ("ssd", "spread", "residual"):
         fields = {name: value for name, value in fields.items() if value and value not in ("yxyx", "fractions")}
     if op == "resize":
         fields = {"size": f"{fields.pop('width')}x{fields.pop('height')}", **fields}

@@ -17,7 +17,7 @@ from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadE
 from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.image_header import ImageCost
 from firstline_core.processing.signals import compile_signal
-from firstline_core.processing.standardize import STANDARDIZATION, standardize
+from firstline_core.processing.standardize import OBSERVED, STANDARDIZATION, in_units_of, split_observed, standardize
 from firstline_core.processing.steps import (
     CHANNELS,
     AudioStep,
@@ -38,6 +38,7 @@ from firstline_core.processing.steps import (
     Layout,
     Mel,
     Mono,
+    Observed,
     Pad,
     PostStep,
     PreStep,
@@ -74,6 +75,8 @@ _MISSING = {
     GEOMETRY: "Preprocessing: boxes and masks are mapped back to images, so it needs decode or resize.",
     STANDARDIZATION: "Preprocessing: unstandardize and a tolerance in units of the scale need standardize as the first "
     "step.",
+    OBSERVED: "Preprocessing: residual compares a forecast with what was observed, so it needs observed as the first "
+    "step.",
 }
 
 
@@ -95,10 +98,11 @@ class Preprocess(NamedTuple):
     Attributes:
         array_steps: on the whole batch, after the image or audio steps.
         images: the image steps, if there are any.
-        standardizes: whether the first step is `standardize`.
+        standardizes: whether the first step is `standardize`, but for `observed`.
         audio: the audio steps, if there are any.
         windows: the last of the audio steps, if clips are cut into windows.
         text: the text steps, if there are any.
+        observed: number of the last numbers of each row that the model does not see.
     """
 
     array_steps: Step
@@ -107,6 +111,7 @@ class Preprocess(NamedTuple):
     audio: AudioProcessing | None = None
     windows: Windows | None = None
     text: TextProcessing | None = None
+    observed: int = 0
 
     @property
     def decoder(self) -> ImageProcessing | AudioProcessing | None:
@@ -125,7 +130,7 @@ class Preprocess(NamedTuple):
         Args:
             tensor: a checked bundle input.
             cost: from `decoder.cost`, of this tensor; None to read the headers now.
-            needs: names of the side arrays, that it `gives`: `GEOMETRY` and `STANDARDIZATION`.
+            needs: names of the side arrays, that it `gives`: `GEOMETRY`, `STANDARDIZATION` and `OBSERVED`.
             shared: with the other inputs of the model, of this request.
 
         Returns:
@@ -145,13 +150,18 @@ class Preprocess(NamedTuple):
                 return Prepared(done.reshape(*array.shape[:2], *done.shape[1:]), {WINDOWS: self.audio.counts(cost)})
         elif self.text is not None:
             array = self.text.run(tensor, {} if shared is None else shared)
-        elif self.standardizes:
+        elif self.observed:
+            array, side[OBSERVED] = split_observed(array, self.observed)
+        if self.standardizes:
             array, side[STANDARDIZATION] = standardize(array)
+            if self.observed:
+                side[OBSERVED] = in_units_of(side[OBSERVED], side[STANDARDIZATION])
         return Prepared(self.array_steps(array), side)
 
     def gives(self, side: str) -> bool:
         """Returns whether `run` can give this side array."""
-        return self.images is not None if side == GEOMETRY else side == STANDARDIZATION and self.standardizes
+        given = {GEOMETRY: self.images is not None, STANDARDIZATION: self.standardizes, OBSERVED: self.observed > 0}
+        return given[side]
 
 
 def check_needs(inputs: Sequence[Preprocess], needs: Collection[str]) -> None:
@@ -212,12 +222,16 @@ def compile_preprocess(
             "UINT8."
         )
     channels = CHANNELS[decodes[0].mode] if decodes else spec.shape[-1] if len(spec.shape) > 1 else -1
+    observed = array_steps[0].samples if array_steps and isinstance(array_steps[0], Observed) else 0
+    array_steps = array_steps[observed > 0 :]
+    if (image_steps and observed) or any(isinstance(step, Observed) for step in array_steps):
+        raise ModelLoadError("Preprocessing: observed comes first, once, and takes numbers that are no image.")
     standardizes = bool(array_steps) and isinstance(array_steps[0], Standardize)
     if (image_steps and standardizes) or any(isinstance(step, Standardize) for step in array_steps[1:]):
         raise ModelLoadError("Preprocessing: standardize comes first, once, and takes numbers that are no image.")
     apply = chain(_array_steps(array_steps[standardizes:], channels, load_graph))
     if not image_steps:
-        return Preprocess(apply, standardizes=standardizes)
+        return Preprocess(apply, standardizes=standardizes, observed=observed)
     from firstline_core.processing.images import ImageProcessing  # Pillow takes 3 MB: import it only for images
 
     pixels = ImageProcessing(

@@ -140,6 +140,12 @@ class Flatten(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", t
     """Reshapes [n, ...] to [n, product of the other axes]."""
 
 
+class Observed(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="observed"):
+    """Takes the last numbers of each row away from a forecast model: `residual` compares its forecast with them."""
+
+    samples: Positive = 1
+
+
 class Standardize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="standardize"):
     """Computes (x - mean) / deviation of each row's own numbers, as FP32; flat rows are only shifted."""
 
@@ -174,6 +180,18 @@ class Reconstruction(Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     """Compares the output of an autoencoder with its prepared input: one number for each row."""
 
     of: Literal["mean_square", "mean_absolute", "largest"] = "mean_square"
+
+
+class Residual(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="residual"):
+    """Compares a forecast with the numbers of `observed`: one number for each row.
+
+    Attributes:
+        spread: name of the model's output with the error that it expects of each value, by which the difference is
+            divided; "" for the difference itself.
+    """
+
+    of: Literal["mean_square", "mean_absolute", "largest"] = "mean_square"
+    spread: str = ""
 
 
 class Threshold(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="threshold"):
@@ -565,7 +583,18 @@ BoxDecoder = Yolox | FastestDet | Yolo | Detr | Ssd | BoxRows
 """The first step after a detector; then come any `class_map`, and `suppress`."""
 
 PreStep = (
-    Decode | CenterCrop | Resize | AudioStep | SignalStep | TextStep | Standardize | Scale | Layout | Flatten | Graph
+    Decode
+    | CenterCrop
+    | Resize
+    | AudioStep
+    | SignalStep
+    | TextStep
+    | Observed
+    | Standardize
+    | Scale
+    | Layout
+    | Flatten
+    | Graph
 )
 PostStep = (
     Softmax
@@ -581,6 +610,7 @@ PostStep = (
     | Argmax
     | ClassScores
     | Reconstruction
+    | Residual
     | Threshold
     | Gallery
     | BoxDecoder

@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.processing.compile import compile_postprocess
-from firstline_core.processing.steps import Columns, Graph, PostStep, Reconstruction, Sigmoid, Softmax, Threshold
+from firstline_core.processing.standardize import OBSERVED
+from firstline_core.processing.steps import (
+    Columns,
+    Graph,
+    PostStep,
+    Reconstruction,
+    Residual,
+    Sigmoid,
+    Softmax,
+    Threshold,
+)
 from firstline_core.tasks.arrays import LABEL, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
@@ -33,6 +43,7 @@ TIME, SEQUENCE = "time", "sequence"
 
 _MEASURES = 4
 _DAY_S = 86_400.0
+_LEAST_SPREAD = 1e-6  # keeps residuals finite if a model expects no error
 
 
 class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
@@ -85,18 +96,25 @@ class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
                 pass
             case _:
                 raise ModelLoadError("Postprocessing of an anomaly model: threshold comes last, and once.")
-        rebuilt = steps[0] if steps and isinstance(steps[0], Reconstruction) else None
-        steps = steps[1:] if rebuilt is not None else steps
+        compared = steps[0] if steps and isinstance(steps[0], Reconstruction | Residual) else None
+        steps = steps[1:] if compared is not None else steps
         if not all(isinstance(step, Sigmoid | Softmax | Columns | Graph) for step in steps):
             raise ModelLoadError(
-                "Postprocessing of an anomaly model: reconstruction first, then sigmoid, softmax, columns and graph."
+                "Postprocessing of an anomaly model: reconstruction or residual first, then sigmoid, softmax, columns "
+                "and graph."
             )
         name, to_score = model.port(model.output), compile_postprocess(steps, model.load_graph)
+        spread = model.port(compared.spread) if isinstance(compared, Residual) and compared.spread else ""
         scale = last.scale or abs(last.value) or 1.0
         direction = 1 if last.side == "above" else -1
 
         def run(raw: Arrays, rows: Arrays) -> Prediction:
-            found = to_score(_rebuilt(raw[name], rows, rebuilt.of) if rebuilt is not None else raw[name])
+            output = raw[name]
+            if isinstance(compared, Reconstruction):
+                output = _error(_reconstruction(output, rows), compared.of)
+            elif compared is not None:
+                output = _error(_residual(output, rows[OBSERVED], raw[spread] if spread else None), compared.of)
+            found = to_score(output)
             if found.shape != (row_count(rows), 1):
                 raise InferenceError(
                     f"{model.what} gave {list(found.shape)} for {row_count(rows)} rows, but an anomaly has one score; "
@@ -107,7 +125,8 @@ class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
             anomalous = direction * (score.astype(np.float64) - last.value) >= 0
             return Prediction({SCORE: score, ANOMALOUS: anomalous}, {DISTANCE: distance})
 
-        return Postprocess((name,), run)
+        needs = (OBSERVED,) if isinstance(compared, Residual) else ()
+        return Postprocess((name, spread) if spread else (name,), run, needs)
 
     def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
         """Returns the confidence of each row, in [0, 1].
@@ -219,18 +238,33 @@ def _bounded(evidence: Arrays) -> NDArray[np.float64]:
     return np.asarray(distance / (1 + np.abs(distance)), np.float64)
 
 
-def _rebuilt(output: Array, rows: Arrays, of: str) -> Array:
-    """Returns the error of an autoencoder's output for each row, (n, 1)."""
+def _reconstruction(output: Array, rows: Arrays) -> NDArray[np.float64]:
+    """Returns the size of the differences of an autoencoder's output and its input, (n, values)."""
     inputs = [array for name, array in rows.items() if not name.startswith("firstline/") and array.size == output.size]
     if len(inputs) != 1:
         raise InferenceError(
             f"The step reconstruction compares the output {list(output.shape)} with an input; none fits."
         )
-    wide = np.float64
-    error = np.abs(output.reshape(len(output), -1).astype(wide) - inputs[0].reshape(len(output), -1))
+    return np.abs(output.reshape(len(output), -1).astype(np.float64) - inputs[0].reshape(len(output), -1))
+
+
+def _residual(output: Array, observed: Array, spread: Array | None) -> NDArray[np.float64]:
+    """Returns the size of the differences of a forecast and what was observed, (n, values), by the spread."""
+    for found, what in ((output, "the forecast"), (spread, "the spread")):
+        if found is not None and found.size != observed.size:
+            raise InferenceError(
+                f"The step residual compares {what} {list(found.shape)} with {list(observed.shape)} observed numbers; "
+                "correct the number of observed."
+            )
+    size = np.abs(output.astype(np.float64).reshape(len(observed), -1) - observed.reshape(len(observed), -1))
+    return size if spread is None else size / np.maximum(spread.reshape(size.shape), _LEAST_SPREAD)
+
+
+def _error(size: NDArray[np.float64], of: str) -> Array:
+    """Returns one number for each row, (n, 1)."""
     if of == "mean_square":
-        return np.asarray((error**2).mean(axis=1, keepdims=True))
-    return np.asarray(error.mean(axis=1, keepdims=True) if of == "mean_absolute" else error.max(axis=1, keepdims=True))
+        return np.asarray((size**2).mean(axis=1, keepdims=True))
+    return np.asarray(size.mean(axis=1, keepdims=True) if of == "mean_absolute" else size.max(axis=1, keepdims=True))
 
 
 def _runs(found: NDArray[np.bool_], sequence: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

@@ -15,7 +15,7 @@ from support.sample_bundles import IMAGES
 from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
 from firstline_core.processing.compile import check_needs, compile_postprocess, compile_preprocess, softmax
 from firstline_core.processing.geometry import GEOMETRY
-from firstline_core.processing.standardize import STANDARDIZATION
+from firstline_core.processing.standardize import OBSERVED, STANDARDIZATION
 from firstline_core.processing.steps import (
     CenterCrop,
     Columns,
@@ -25,6 +25,7 @@ from firstline_core.processing.steps import (
     InputSpec,
     LabelOffset,
     Layout,
+    Observed,
     PreStep,
     Resize,
     Scale,
@@ -341,9 +342,27 @@ def test_standardize_comes_first(steps: Any) -> None:
         pre(*steps, spec=NUMBERS)
 
 
-@pytest.mark.parametrize("needs", [GEOMETRY, STANDARDIZATION])
+@pytest.mark.parametrize("steps", [(Scale(), Observed()), (Observed(), Observed()), (Standardize(), Observed())])
+def test_observed_comes_first(steps: Any) -> None:
+    with pytest.raises(ModelLoadError, match="observed comes first, once"):
+        pre(*steps, spec=NUMBERS)
+
+
+def test_observed_numbers_are_in_the_units_of_the_rows() -> None:
+    x = np.array([[6e7, 6e7 + 200, 6e7 + 400, 6e7 + 600, 6e7 + 300], [7, 7, 7, 7, 9]], np.float64)
+    spec = InputSpec("x", "FP64", (-1, 5))
+    plain = compile_preprocess((Observed(2),), spec, no_graph).run(Tensor("x", x))
+    assert (plain.rows.tolist(), plain.side[OBSERVED].tolist()) == (x[:, :3].tolist(), x[:, 3:].tolist())
+    standard = compile_preprocess((Observed(), Standardize()), spec, no_graph).run(Tensor("x", x))
+    assert standard.rows.shape == (2, 4)
+    assert standard.side[OBSERVED].tolist() == [[0], [2]]
+    with pytest.raises(InvalidTensorError, match=r"rows of shape \[5\]; the last 5 numbers"):
+        compile_preprocess((Observed(5),), spec, no_graph).run(Tensor("x", x))
+
+
+@pytest.mark.parametrize("needs", [GEOMETRY, STANDARDIZATION, OBSERVED])
 def test_a_missing_step_is_named(needs: str) -> None:
-    with pytest.raises(ModelLoadError, match=r"so it needs decode|need standardize"):
+    with pytest.raises(ModelLoadError, match=r"so it needs decode|need standardize|needs observed"):
         check_needs([compile_preprocess((), NUMBERS, no_graph)], (needs,))
 
 

@@ -10,8 +10,8 @@ from PIL import Image
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.processing.boxes import InputSize
-from firstline_core.processing.standardize import STANDARDIZATION
-from firstline_core.processing.steps import ClassMap, Columns, Reconstruction, Sigmoid, Softmax, Threshold
+from firstline_core.processing.standardize import OBSERVED, STANDARDIZATION
+from firstline_core.processing.steps import ClassMap, Columns, Reconstruction, Residual, Sigmoid, Softmax, Threshold
 from firstline_core.tasks.anomaly import ANOMALOUS, DISTANCE, SCORE, Anomaly
 from firstline_core.tasks.base import ModelOutputs, Postprocess, check_outputs
 from firstline_core.types import Array, TensorSpec
@@ -100,7 +100,7 @@ def test_nan_is_refused() -> None:
 
 
 def compiled(*steps: Any) -> Postprocess:
-    ports = [TensorSpec("y", "FP32", (-1, -1))]
+    ports = [TensorSpec(name, "FP32", (-1, -1)) for name in ("y", "error")]
     return TASK.postprocess(
         ModelOutputs("Model 'm'", steps, ports, "y", lambda: InputSize(1, 1), lambda _: lambda array: array)
     )
@@ -142,13 +142,36 @@ def test_an_autoencoder_is_compared_with_its_input(of: Any, expected: list[float
 
 
 @pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (Residual("largest"), [2, 4]),
+        (Residual("mean_absolute"), [1.5, 2]),
+        (Residual(), [2.5, 8]),
+        (Residual("largest", spread="error"), [4, 1]),
+    ],
+)
+def test_a_forecast_is_compared_with_what_was_observed(step: Residual, expected: list[float]) -> None:
+    post = compiled(step, Threshold(1.5))
+    observed = np.array([[1, 2], [3, 0]], np.float64)
+    raw = {"y": np.array([[2, 4], [3, 4]], np.float32), "error": np.array([[1, 0.5], [0, 4]], np.float32)}
+    found = post.run({name: raw[name] for name in post.reads}, {"x": np.zeros((2, 9)), OBSERVED: observed})
+    assert (post.needs, found.outputs[SCORE].tolist()) == ((OBSERVED,), expected)
+    assert found.outputs[ANOMALOUS].tolist() == [score >= 1.5 for score in expected]
+    for name in post.reads:
+        other = raw | {name: np.zeros((2, 3), np.float32)}
+        with pytest.raises(InferenceError, match=r"\[2, 3\] with \[2, 2\] observed numbers"):
+            post.run(other, {OBSERVED: observed})
+
+
+@pytest.mark.parametrize(
     ("steps", "message"),
     [
         ((), "threshold comes last, and once"),
         ((Threshold(1), Sigmoid()), "threshold comes last"),
         ((Threshold(1), Threshold(1)), "threshold comes last, and once"),
-        ((Sigmoid(), Reconstruction(), Threshold(1)), "reconstruction first"),
-        ((ClassMap((1,)), Threshold(1)), "reconstruction first, then sigmoid"),
+        ((Sigmoid(), Reconstruction(), Threshold(1)), "reconstruction or residual first"),
+        ((Residual(), Reconstruction(), Threshold(1)), "reconstruction or residual first"),
+        ((ClassMap((1,)), Threshold(1)), "reconstruction or residual first, then sigmoid"),
     ],
 )
 def test_steps_that_do_not_fit_are_refused(steps: Any, message: str) -> None:
