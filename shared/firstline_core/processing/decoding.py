@@ -26,7 +26,7 @@ from firstline_core.types import Array, Arrays, row_count
 LIGHT_PIXELS, _LIGHT_S = 65_536, 0.001
 """Decoding so many takes a millisecond at most."""
 
-_OF_RUN = 3.0  # images may take so many times the model's run
+_OF_RUN = 4.0  # images may take so many times the model's run
 
 _OVERHEAD_PIXELS = 8192  # are decoded in the time that reading a file of any size takes
 

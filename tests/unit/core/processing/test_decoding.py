@@ -84,7 +84,7 @@ async def test_a_small_image_is_left_to_its_model(decoding: ImageDecoding, model
 
 
 @pytest.mark.parametrize(
-    ("row_s", "pixels", "left"), [(0.004, 12 * LIGHT_PIXELS, True), (0.003, 12 * LIGHT_PIXELS, False)]
+    ("row_s", "pixels", "left"), [(0.004, 16 * LIGHT_PIXELS, True), (0.003, 16 * LIGHT_PIXELS, False)]
 )
 async def test_an_image_that_takes_little_compared_with_its_model_is_left_to_it(
     decoding: ImageDecoding, model: Model, row_s: float, pixels: int, left: bool
