@@ -1,4 +1,4 @@
-"""The throughput of detectors on the gateway, next to ONNX Runtime in a process of its own, on the same cores."""
+"""The throughput of detectors on the gateway, next to bare ONNX Runtime with the same decoding, on the same cores."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from bench.support.bundles import write_manifest
 from bench.tasks.detection import images, recipe_bundle
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.store import Bundle
+from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions
 
 _MODELS = ("fastestdet", "yolox-nano")
 _IN_FLIGHT = 8
-_TURNS, _TURN_S = 11, 2.0
+_PATH = "/firstline/v1/models/m/infer"
+_TURNS, _TURN_S = 9, 2.0
 
 
 class Turn(NamedTuple):
@@ -43,9 +45,9 @@ class Turn(NamedTuple):
 
 
 def figures(data: Path) -> Iterator[Figure]:
-    """Yields the throughput of both sides, which take turns, and its ratio."""
+    """Yields the throughput of a gateway, of a bare server with the same client, and of a loop in this process."""
     contents = [file.read_bytes() for file in images(data)]
-    cores = frozenset(os.sched_getaffinity(0))
+    keep_freed_memory()  # as both servers do
     for name in _MODELS:
         with ExitStack() as opened:
             opened.enter_context(undisturbed())
@@ -55,15 +57,22 @@ def figures(data: Path) -> Iterator[Figure]:
             bundle = _full_only(recipe_bundle(name, data, at), at)
             model = bundle.manifest.models[0]
             loaded = opened.enter_context(closing(load_model(bundle, model, RuntimeOptions(threads=1))))
-            server = opened.enter_context(_gateway(folder, cores, contents[0]))
-            turns = [(_bare(loaded, contents, len(cores)), _asked(server, contents)) for _ in range(_TURNS)]
-        bare, ours = (np.median([turn[side] for turn in turns], axis=0) for side in (0, 1))
-        yield plain(f"{name}: images a second in a bare process", float(bare[0]), "1/s", 1)
-        yield plain(f"{name}: images a second of a gateway", float(ours[0]), "1/s", 1)
-        yield plain(f"{name}: processor time of an image in a bare process", float(bare[1]), "ms", 2)
-        yield plain(f"{name}: processor time of an image in a gateway", float(ours[1]), "ms", 2)
-        ratio = float(np.median([found.images_per_s / raw.images_per_s for raw, found in turns]))
-        yield at_least(f"{name}: throughput of a gateway, relative to the bare process", ratio, 0.9)
+            (folder / "gateway.toml").write_text('[auth]\nmode = "off"\n')
+            gateway = ("firstline_gateway", "run", "--config", folder / "gateway.toml", "--port")
+            bare, ours = (
+                opened.enter_context(_server(command, folder, contents[0]))
+                for command in (("bench.tasks.bare_server", at), gateway)
+            )
+            turns = [(_loop(loaded, contents), _asked(bare, contents), _asked(ours, contents)) for _ in range(_TURNS)]
+        per_s, cpu_ms = np.median(turns, axis=0).T
+        for what, images_per_s, each_ms in zip(("loop", "bare server", "gateway"), per_s, cpu_ms, strict=True):
+            yield plain(f"{name}: images a second of a {what}", float(images_per_s), "1/s", 1)
+            yield plain(f"{name}: processor time of an image in a {what}", float(each_ms), "ms", 2)
+        of_loop, of_bare = np.median(
+            [[turn[-1].images_per_s / each.images_per_s for each in turn[:2]] for turn in turns], axis=0
+        )
+        yield plain(f"{name}: throughput of a gateway, relative to the loop", float(of_loop))
+        yield at_least(f"{name}: throughput of a gateway, relative to the bare server", float(of_bare), 0.9)
 
 
 def _full_only(bundle: Bundle, folder: Path) -> Bundle:
@@ -74,24 +83,22 @@ def _full_only(bundle: Bundle, folder: Path) -> Bundle:
 
 
 @contextmanager
-def _gateway(folder: Path, cores: frozenset[int], image: bytes) -> Iterator[Server]:
-    """A gateway with its defaults, except that it needs no key."""
-    (folder / "gateway.toml").write_text('[auth]\nmode = "off"\n')
+def _server(command: Sequence[str | Path], folder: Path, image: bytes) -> Iterator[Server]:
+    """A server on all cores; its defaults hold, except that it needs no key."""
     port = free_port()
-    command = [sys.executable, "-m", "firstline_gateway", "run", "--config", folder / "gateway.toml", "--port", port]
     with started(
-        [str(part) for part in command],
+        [sys.executable, "-m", *command, str(port)],
         port=port,
-        on=cores,
-        log=folder / "gateway.log",
-        answers=lambda at: post(at, "/firstline/v1/models/m/infer", {}, image)[0] == 200,
+        on=frozenset(os.sched_getaffinity(0)),
+        log=folder / "server.log",
+        answers=lambda at: post(at, _PATH, {}, image)[0] == 200,
     ) as server:
         yield server
 
 
 def _asked(server: Server, contents: Sequence[bytes]) -> Turn:
     """Sends images over some connections, each the next one as soon as the one before is answered."""
-    head = "POST /firstline/v1/models/m/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {}\r\n\r\n"
+    head = f"POST {_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {{}}\r\n\r\n"
     requests = [head.format(len(content)).encode() + content for content in contents]
 
     def ask(until_s: float, numbers: Iterator[int]) -> int:
@@ -120,8 +127,8 @@ def _read_answer(connection: socket.socket) -> None:
         raise RuntimeError(f"the gateway answered: {body.decode()}")
 
 
-def _bare(loaded: LoadedModel, contents: Sequence[bytes], threads: int) -> Turn:
-    """Decodes and runs images with one session on each core."""
+def _loop(loaded: LoadedModel, contents: Sequence[bytes]) -> Turn:
+    """Decodes and runs images without a client, with one session on each core."""
 
     def work(until_s: float, numbers: Iterator[int]) -> int:
         done = 0
@@ -131,7 +138,7 @@ def _bare(loaded: LoadedModel, contents: Sequence[bytes], threads: int) -> Turn:
             done += 1
         return done
 
-    return _turn(work, threads, time.process_time)
+    return _turn(work, len(os.sched_getaffinity(0)), time.process_time)
 
 
 def _turn(work: Callable[[float, Iterator[int]], int], threads: int, cpu_s: Callable[[], float]) -> Turn:

@@ -104,6 +104,7 @@ class Doubler:
         self.runs: list[int] = []
         self.batch_s = batch_s or {}
         self.batch = None
+        self.by_row = False
         self._fails_above = fails_above
 
     def prepare(self, inputs: Arrays) -> Arrays:

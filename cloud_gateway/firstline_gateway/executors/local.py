@@ -150,10 +150,11 @@ class LocalExecutor:
 class _Timed:
     """A model for one batch, which measures the times of preparing and of inference."""
 
-    __slots__ = ("_model", "infer_s", "input_s")
+    __slots__ = ("_model", "by_row", "infer_s", "input_s")
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
+        self.by_row = model.by_row
         self.input_s = self.infer_s = 0.0
 
     def prepare(self, inputs: Arrays) -> Arrays:
@@ -174,6 +175,9 @@ class _Timed:
 class Predictor(Protocol):
     """The part of `firstline_core.bundle.loading.LoadedModel` that a batch needs."""
 
+    @property
+    def by_row(self) -> bool: ...
+
     def prepare(self, inputs: Arrays) -> Arrays: ...
 
     def run(self, rows: Arrays) -> Arrays: ...
@@ -188,7 +192,8 @@ def run_batch(
 ) -> list[Outcome]:
     """Runs the inputs of several requests.
 
-    Requests whose prepared rows differ in shape or dtype run in groups of their own.
+    Requests whose prepared rows differ in shape or dtype run in groups of their own. Encoded inputs of a model that
+    runs row by row are prepared and run one request after the other, while the pixels are in the processor's cache.
 
     Args:
         model: prepares and runs.
@@ -206,6 +211,9 @@ def run_batch(
         alike = _run_alike(model, inputs, max_rows, until_s, clock)
         if alike is not None:
             return alike
+    if model.by_row and len(inputs) > 1:
+        pairs = zip_longest(inputs, deadlines_s)
+        return [run_batch(model, [each], max_rows, [deadline_s], clock)[0] for each, deadline_s in pairs]
     prepared = prepare_batch(model.prepare, inputs, deadlines_s, clock)
     outcomes = prepared.outcomes
     for group in prepared.groups:

@@ -119,6 +119,7 @@ class LoadedModel:
         digest: of the model, see `Model.digest`.
         decodes_images: whether its preprocessing has image or audio steps.
         batch: of the model, see `Model.batch`; `run` obeys it.
+        by_row: whether rows gain nothing by being joined, because the model runs one at a time.
         task: of the bundle.
         declared: the declaration that the outputs satisfy.
         inputs: of the model, for which `prepare` makes rows.
@@ -146,6 +147,7 @@ class LoadedModel:
         self.model = model
         self.digest = model.digest
         self.batch = model.batch
+        self.by_row = model.batch is not None or any(spec.shape[0] == 1 for spec in runtime.inputs)
         self.task = manifest.task
         self.runtime = runtime
         self.declared = manifest.outputs_of(model)

@@ -101,6 +101,20 @@ def test_rows_of_different_shapes_run_in_groups_of_their_own() -> None:
     assert model.runs == [4, 2]
 
 
+def test_encoded_inputs_of_a_model_that_runs_row_by_row_are_not_joined() -> None:
+    class Reader(Doubler):
+        def prepare(self, inputs: Arrays) -> Arrays:
+            return {"x": np.array([[float(each)] for each in inputs["x"]], np.float32)}
+
+    model = Reader()
+    files = [{"x": np.array(values, object)} for values in ([b"1"], [b"2", b"3"], [b"4"])]
+    expected = [[[2]], [[4], [6]], [[8]]]
+    for by_row, runs in ((False, [4]), (True, [1, 2, 1])):
+        model.by_row, model.runs = by_row, []
+        assert [outcome["probabilities"].tolist() for outcome in run_batch(model, files, max_rows=8)] == expected
+        assert model.runs == runs
+
+
 def test_a_model_that_loses_rows_fails() -> None:
     class Loser(Doubler):
         def run(self, rows: Arrays) -> Arrays:
