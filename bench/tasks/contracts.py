@@ -24,6 +24,7 @@ from bench.routing.population import Population, at_most
 from bench.tasks.forecast import windows
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import open_dataset
+from firstline.workbench.evaluate import routed
 from firstline.workbench.observe import observe
 from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.loading import load_model, load_scorer
@@ -216,7 +217,7 @@ def _risk_elsewhere(rows: Rows, weights: NDArray[np.float64], drawn: set[int], t
 def _quality(pool: Pool, accepted: NDArray[np.bool_]) -> Iterator[Figure]:
     if pool.truth is None:
         return
-    tiered, evidence = _mixed(accepted, pool.edge, pool.full), _mixed(accepted, pool.evidence, pool.full_evidence)
+    tiered, evidence = routed(accepted, pool.edge, pool.full), routed(accepted, pool.evidence, pool.full_evidence)
     answers = {
         "edge": (pool.edge, pool.evidence),
         "full": (pool.full, pool.full_evidence),
@@ -225,15 +226,6 @@ def _quality(pool: Pool, accepted: NDArray[np.bool_]) -> Iterator[Figure]:
     for name, (outputs, more) in answers.items():
         for figure, value in pool.task.summary(outputs, more, pool.truth).items():
             yield plain(f"{figure}: {name}", value, digits=4)
-
-
-def _mixed(accepted: NDArray[np.bool_], edge: Arrays, full: Arrays) -> Arrays:
-    """Returns the edge's rows where they are accepted, and the full model's elsewhere."""
-    return {
-        name: np.where(accepted.reshape(-1, *[1] * (array.ndim - 1)), edge[name], array)
-        for name, array in full.items()
-        if name in edge
-    }
 
 
 def collect(data: Path) -> Pool:

@@ -16,13 +16,15 @@ from firstline.cli.promises import caveats, promises_text
 from firstline.cli.run import PortOption, serve
 from firstline.workbench.bundle import refuse_overwriting
 from firstline.workbench.certify import Certification, PromisesResult, write_certified
-from firstline.workbench.pairing.measuring import Measured, certify_pair, compare, measure_pair
+from firstline.workbench.evaluate import Measured, measure
+from firstline.workbench.pairing.certifying import as_certified, certify_pair, compare
 from firstline.workbench.pairing.pair import BUNDLE, EDGE, FULL, PairSpec, create_pair, read_pair, split
-from firstline.workbench.pairing.report import PairReport, accepted_rows, draw_disagreements, report_of, summary_lines
+from firstline.workbench.pairing.report import PairReport, draw_disagreements, report_of, summary_lines
 from firstline.workbench.promises import EXAMPLE
 from firstline.workbench.spec import read_labels
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.wording import counted
 
 
 def pair_command(
@@ -76,14 +78,17 @@ def pair_command(
     pair = read_pair(spec, deciding, options, show=lambda sentence: typer.echo(sentence, err=True))
     bundle = create_pair(spec, pair, options, warn)
     if len(files) > 1 and not pair.agreement:
-        compare(measure_pair(bundle, deciding, options), out / BUNDLE)
+        compare(measure(bundle, deciding, options=options), out / BUNDLE)
     with progress("Running both models" if len(files) > 1 else "Running the model") as bar:
-        measured = measure_pair(bundle, rest, options, bar)
-    certification = certify_pair(measured, promise or ()) if len(files) > 1 else None
-    if certification is not None and certification.certificate is not None:
-        bundle = write_certified(bundle, certification, out / BUNDLE, force=True)
+        measured = measure(bundle, rest, options=options, progress=bar, all_evidence=True)
+    certification = None
+    if len(files) > 1:
+        certification = certify_pair(bundle, measured, promise or ())
+        measured = as_certified(measured, certification)
+        if certification.certificate is not None:
+            bundle = write_certified(bundle, certification, out / BUNDLE, force=True)
     report = report_of(pair, measured, certification, out / BUNDLE)
-    draw_disagreements(measured, accepted_rows(measured, certification), out / "disagreements")
+    draw_disagreements(measured, out / "disagreements")
     text = list(_text(report, measured, certification, out, served=serve_it))
     failed = require and not report.certified
     print_report(Printed(report, text, EXIT_FAILED if failed else 0), output)
@@ -112,7 +117,10 @@ def _text(
         elif certification.certificate is not None:
             yield f"Certified: {certification.certificate.promise}."
         else:
-            yield f"Not certified on {result.n} rows; every input goes to the full model."
+            yield (
+                f"Not certified on {result.n} rows; every input goes to the full model. Some threshold would have to "
+                f"accept at least {counted(result.n_needed, 'more row')} without a single error."
+            )
         yield from caveats(certification)
         if (out / "disagreements").is_dir():
             yield f"Pictures of disagreements, edge at the left: {out / 'disagreements'}."

@@ -74,6 +74,7 @@ def measure(
     variants: Sequence[str] = (),
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     progress: Progress = lambda done, total: None,
+    all_evidence: bool = False,
 ) -> Measured:
     """Runs the models, row by row.
 
@@ -83,6 +84,7 @@ def measure(
         variants: ids of edge variants, or "all"; empty for the first one that loads, as on a device.
         options: how the models run.
         progress: receives the number of processed samples and their total.
+        all_evidence: stores all evidence of the edge models, which other scores than the bundle's may read.
 
     Raises:
         ConfigError: a variant is unknown, or the data does not fit the bundle.
@@ -99,7 +101,7 @@ def measure(
             stack.callback(model.close)
 
         # Scores of probabilities alone read no evidence, which may take as much memory as the outputs.
-        outputs_only = manifest.task.graph_scores and manifest.policy.score.kind != "energy"
+        outputs_only = not all_evidence and manifest.task.graph_scores and manifest.policy.score.kind != "energy"
         with_evidence = models if manifest.task.compares_evidence else () if outputs_only else edges
         observed = observe(models, manifest.inputs, dataset, progress, with_evidence=with_evidence)
     runs = [_edge_run(manifest, one, one.scores(score)) for one in observed.answers[: len(edges)]]
@@ -296,7 +298,7 @@ def _tiered(measured: Measured, edge: EdgeRun, full: Answers) -> TieredFigures:
     task, accepted, sizes = measured.manifest.task, edge.accepted, measured.sizes
     losses = task.loss(edge.answers.outputs, full.outputs)
     outputs, evidence = (
-        _routed(accepted, ours, theirs)
+        routed(accepted, ours, theirs)
         for ours, theirs in (
             (edge.answers.outputs, full.outputs),
             (edge.answers.evidence, full.evidence),
@@ -316,7 +318,7 @@ def _tiered(measured: Measured, edge: EdgeRun, full: Answers) -> TieredFigures:
     )
 
 
-def _routed(accepted: NDArray[np.bool_], edge: Arrays, full: Arrays) -> dict[str, Array]:
+def routed(accepted: NDArray[np.bool_], edge: Arrays, full: Arrays) -> dict[str, Array]:
     """Returns the rows of the edge model where they are accepted, else those of the full model."""
     return {
         name: np.where(accepted.reshape(-1, *(1,) * (ours.ndim - 1)), ours, full[name])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from firstline.client.sync_client import Client
 from firstline.workbench.data.dataset import Dataset, Row
+from firstline.workbench.evaluate import EdgeRun, Measured
 from firstline.workbench.observe import Answers, Progress, observe, predict_row
 from firstline.workbench.selection import EdgeRows, group_keys
 from firstline.workbench.sequences import Sequences, find_sequences
@@ -124,6 +125,22 @@ def full_model(bundle: Bundle, edge: str) -> Model:
     if edge and edge not in ids:
         raise ConfigError(f"Bundle '{manifest.name}' has no edge variant '{edge}'; it has: {', '.join(ids)}.")
     return manifest.full
+
+
+def evidence_of(measured: Measured, edge: EdgeRun) -> Evidence:
+    """Returns the rows of an edge variant of a measured bundle with a full model."""
+    assert measured.full is not None  # noqa: S101 (the callers')
+    answers, dataset = edge.answers, measured.dataset
+    rows = EdgeRows(measured.manifest.task, answers.outputs, answers.evidence)
+    return Evidence(
+        answers.model,
+        rows,
+        edge.scores,
+        measured.full.outputs,
+        measured.truth,
+        dataset.groups,
+        find_sequences(dataset),
+    )
 
 
 def gather(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from firstline.workbench.evaluate import EdgeRun, Evaluation, Measured, Variant
 from firstline.workbench.infer import upright_image
@@ -322,24 +323,51 @@ def quality_of(variant: Variant, evaluation: Evaluation) -> Quality:
 
 
 def _pictures(measured: Measured, edge: EdgeRun) -> tuple[Picture, ...]:
-    """Draws the accepted rows with the largest losses, if the data are images."""
+    accepted = takewhile(lambda drawn: drawn.accepted, disagreements(measured, edge, PICTURES))
+    return tuple(Picture(drawn.name, _jpeg(drawn.edge), _jpeg(drawn.full)) for drawn in accepted)
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A row in which the models differ.
+
+    Attributes:
+        name: of the row.
+        accepted: whether the edge answer is.
+        edge, full: the image with the answers.
+    """
+
+    name: str
+    accepted: bool
+    edge: Image.Image
+    full: Image.Image
+
+
+def disagreements(measured: Measured, edge: EdgeRun, most: int) -> Iterator[Disagreement]:
+    """Yields the rows in which the models differ, if the data are images.
+
+    The accepted rows come first, and of these and of the others those with the largest losses.
+
+    Args:
+        measured: the measurement.
+        edge: one of its variants.
+        most: number of rows.
+    """
     task, dataset, full = measured.manifest.task, measured.dataset, measured.full
     takes_images = any(isinstance(step, Decode) for step in edge.answers.model.presteps)
     if full is None or dataset.media is None or not takes_images:
-        return ()
-    losses = np.where(edge.accepted, task.loss(edge.answers.outputs, full.outputs), 0)
-    rows = [row for row in np.argsort(-losses, kind="stable")[:PICTURES].tolist() if losses[row] > 0]
+        return
+    losses = task.loss(edge.answers.outputs, full.outputs)
+    ordered = np.lexsort((-losses, ~edge.accepted))
+    rows = ordered[losses[ordered] > 0][:most].tolist()
     some = replace(dataset, samples=tuple(dataset.samples[row] for row in rows))
-    found = []
     for row, sample, content in zip(rows, some.samples, some.contents(), strict=True):
         image = upright_image(content, dataset.place_of(sample))
-        drawn = (_jpeg(task.draw(image, run.outputs, row)) for run in (edge.answers, full))
-        found.append(Picture(sample.file, *drawn))
-    return tuple(found)
+        drawn = (ImageOps.contain(task.draw(image, run.outputs, row), (_SIDE, _SIDE)) for run in (edge.answers, full))
+        yield Disagreement(sample.file, bool(edge.accepted[row]), *drawn)
 
 
 def _jpeg(image: Image.Image) -> bytes:
-    image.thumbnail((_SIDE, _SIDE))
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, "JPEG", quality=80)
     return buffer.getvalue()

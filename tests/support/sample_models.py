@@ -27,8 +27,11 @@ def average_colours(path: Path, *, dtype: int = TensorProto.FLOAT, size: int | s
     )
 
 
-def one_box(path: Path, *, size: tuple[int | str, int | str] = (8, 16)) -> Path:
-    """[n, 3, height, width] to rows [n, 1, 6]: the box 4, 2, 8, 6 of class 1, as sure as the image is bright."""
+def one_box(path: Path, *, size: tuple[int | str, int | str] = (8, 16), white: float = 1) -> Path:
+    """[n, 3, height, width] to rows [n, 1, 6]: the box 4, 2, 8, 6 of class 1, as sure as the image is bright.
+
+    The score is the mean of the pixels divided by `white`.
+    """
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["columns"], axes=[2], keepdims=0),
         helper.make_node("ReduceMean", ["columns"], ["mean"], axes=[1, 2]),
@@ -42,7 +45,7 @@ def one_box(path: Path, *, size: tuple[int | str, int | str] = (8, 16)) -> Path:
         [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["n", 1, 6])],
         [
             numpy_helper.from_array(np.array([[[4, 2, 8, 6, 0, 1]]], np.float32), "box"),
-            numpy_helper.from_array(np.array([[[0, 0, 0, 0, 1, 0]]], np.float32), "score"),
+            numpy_helper.from_array(np.array([[[0, 0, 0, 0, 1 / white, 0]]], np.float32), "score"),
         ],
     )
 

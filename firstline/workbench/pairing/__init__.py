@@ -5,6 +5,7 @@ settling          makes the choices that the files leave open, by data or by a p
 contact_sheet     pictures from which a person chooses
 agreement         refuses an edge model that does not fit its full model, and proposes operating scores
 recipe            writes the recipe
-pair              all of it, in order
+pair              all of it, in order, up to the bundle
+certifying        certifies the edge model
 report            share at the edge, bytes, latency, quality and pictures of disagreements
 """

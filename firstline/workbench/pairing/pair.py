@@ -1,4 +1,4 @@
-"""From two model files and data to a bundle: recognise, decide, compare, create. `certify.py` and `report.py` go on."""
+"""From two model files and data to a bundle: recognise, decide, compare, create. `certifying.py` goes on."""
 
 from __future__ import annotations
 

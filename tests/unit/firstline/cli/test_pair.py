@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support import detector_graphs
-from support.sample_models import average_colours, linear_model
+from support.sample_models import average_colours, linear_model, one_box
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
@@ -74,6 +74,15 @@ def test_a_promise_that_is_not_proved_fails_where_it_is_required(site: Path) -> 
     assert "more would be needed" in result.stdout
 
 
+def test_a_promise_on_too_few_rows_is_reported_with_what_is_missing(site: Path) -> None:
+    arguments = ("--edge", site / "colours.onnx", "--full", site / "colours.onnx", "--data", site / "data")
+    arguments = (*arguments, "--limit", 60, "--out", site / "out", "--force")
+    (tried,) = json.loads(_run(*arguments, "-o", "json").stdout)["contracts"]
+    assert (tried["event"], tried["epsilon"], tried["delta"], tried["n"]) == ("", 0.05, 0.1, 30)
+    assert (tried["certified"], tried["risk_upper"], tried["n_needed"]) == (False, None, 15)
+    assert "at least 15 more rows without a single error" in " ".join(_run(*arguments).stdout.split())
+
+
 def test_frames_of_one_video_are_reported_as_dependent(site: Path) -> None:
     model, frames = site / "colours.onnx", site / "frames"
     frames.mkdir()
@@ -85,6 +94,26 @@ def test_frames_of_one_video_are_reported_as_dependent(site: Path) -> None:
     sentence = f"they count as about 1 observation, not {rows}, and nothing is proved"
     assert sentence in " ".join(_run(*arguments).stdout.split())
     assert json.loads(_run(*arguments, "-o", "json").stdout)["sequences"]["effective"] == 1
+
+
+def test_a_detector_answered_by_the_full_model_alone_has_its_quality(tmp_path: Path) -> None:
+    """Candidates below the operating score count in the precision of the full model, and so in that of both tiers."""
+    images, boxes = tmp_path / "data" / "images", tmp_path / "data" / "labels"
+    images.mkdir(parents=True)
+    boxes.mkdir()
+    for number, level in enumerate(np.linspace(0, 250, 120).astype(np.uint8)):
+        Image.fromarray(np.full((8, 16, 3), level, np.uint8)).save(images / f"{number:03}.png")
+        (boxes / f"{number:03}.txt").write_text("1 0.375 0.5 0.25 0.5\n")
+    (tmp_path / "classes.txt").write_text("car\nperson\n")
+    for role in ("edge", "full"):
+        one_box(tmp_path / f"{role}.onnx", white=255)
+    models = ("--edge", tmp_path / "edge.onnx", "--full", tmp_path / "full.onnx", "--labels", tmp_path / "classes.txt")
+    promise = ("--promise", "missed person 0.1% at 99%")
+    found = json.loads(
+        _run(*models, *promise, "--data", tmp_path / "data", "--out", tmp_path / "out", "-o", "json").stdout
+    )
+    assert (found["task"], found["certified"], found["share_at_edge"]) == ("detection", False, 0)
+    assert found["quality"]["tiered"] == found["quality"]["full"] > 0
 
 
 def test_a_model_alone_becomes_a_bundle_of_one_tier(site: Path) -> None:

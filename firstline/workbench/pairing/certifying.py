@@ -1,0 +1,77 @@
+"""Certifies the edge model of a pair on the measured rows."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from firstline.workbench.certify import Certification, Terms, certify_bundle, require_confidence
+from firstline.workbench.evaluate import Measured
+from firstline.workbench.evidence import evidence_of
+from firstline.workbench.pairing.agreement import check_agreement
+from firstline.workbench.promises import EventBound, parse_promises, require_event
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError
+from firstline_core.tasks.base import MISSED
+
+EPSILON, DELTA = 0.05, 0.1
+"""Of the promise that is tried where the user names none: 5 % at 90 %."""
+
+
+def compare(measured: Measured, folder: Path) -> str:
+    """Compares both models of a bundle that was made without a comparison; deletes it if they do not fit.
+
+    Args:
+        measured: the bundle on the data that decide.
+        folder: of the bundle.
+
+    Raises:
+        ConfigError: the models do not fit each other.
+    """
+    (edge,) = measured.edges
+    assert measured.full is not None  # noqa: S101 (of a pair)
+    try:
+        return check_agreement(measured.manifest.task, edge.answers.outputs, measured.full.outputs, {})
+    except ConfigError:
+        shutil.rmtree(folder)
+        raise
+
+
+def certify_pair(bundle: Bundle, measured: Measured, promises: Sequence[str]) -> Certification:
+    """Certifies promises about events, or the usual one: 5 % at 90 %.
+
+    Of tasks that need an event, the usual promise is about missing what the full model reports most often.
+
+    Args:
+        bundle: with both models.
+        measured: the bundle, with evidence.
+        promises: such as "missed person 5% at 90%".
+
+    Raises:
+        ConfigError: a promise is not valid, or the scores are the same for every row.
+    """
+    task, (edge,) = bundle.manifest.task, measured.edges
+    evidence = evidence_of(measured, edge)
+    bounds = parse_promises(promises, task)
+    if not bounds and bundle.manifest.needs_event:
+        if not task.events:
+            require_event(bundle.manifest)
+        reported = (task.occurrences(evidence.full) > 0).sum(axis=0)
+        bounds = {f"{MISSED} {task.group_names[int(reported.argmax())]}": EventBound(EPSILON, DELTA)}
+    terms = Terms(EPSILON, DELTA)
+    certification = certify_bundle(bundle, evidence, terms.about(bounds) if bounds else terms)
+    require_confidence(evidence, certification.selection)
+    return certification
+
+
+def as_certified(measured: Measured, certification: Certification) -> Measured:
+    """Returns the measurement with the rows accepted that the certified threshold accepts, if there is one."""
+    threshold, scores = certification.result.threshold, certification.selection.scores
+    if threshold is None:
+        return measured
+    edges = tuple(
+        replace(edge, scores=scores, threshold=threshold, accepted=scores >= threshold) for edge in measured.edges
+    )
+    return replace(measured, edges=edges)
