@@ -127,7 +127,8 @@ def create(
     ] = None,
     bundle_version: Annotated[int | None, typer.Option(help="Increase it with every change (default: 1).")] = None,
     score: Annotated[
-        str | None, typer.Option(help="max_probability (default), margin, entropy or graph:FILE.onnx.")
+        str | None,
+        typer.Option(help="A score of the task (default: its first), or graph:FILE.onnx."),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Divides log-probabilities before scoring.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Accept edge answers of at least this score.")] = None,
@@ -149,7 +150,7 @@ def create(
         spec,
         version=spec.version if bundle_version is None else bundle_version,
         policy=PolicySpec(
-            policy.score if score is None else parse_score(score),
+            policy.score if score is None else parse_score(score, Path(), spec.task.score_kinds),
             policy.temperature if temperature is None else temperature,
             policy.threshold if threshold is None else threshold,
         ),

@@ -59,12 +59,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, defstruct
 
 from firstline.workbench.step_syntax import PlainPost, PlainPre, parse_postprocess, parse_preprocess, spell
 from firstline_core.bundle.manifest import TEMPERATURES
@@ -251,9 +251,8 @@ def read_labels(file: Path, skip: int = 0) -> tuple[str, ...]:
     return labels
 
 
-SCORES = ("max_probability", "margin", "entropy")
-# The score "energy" takes data, see `parse_score`.
-_SCORE_KINDS = {kind for task in BUILT_IN.values() for kind in task.score_kinds} - {"energy"}
+_FROM_DATA = ("energy", "learned")
+"""Scores that a bundle cannot begin with."""
 _KINDS = [kind for kind in BUILT_IN if kind != Classification.kind]
 _TASK = "task"
 _GRAPH = "graph:"
@@ -289,7 +288,7 @@ class _Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     threshold: float | None = None
 
 
-class _Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Fields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     version: int
     labels: str = ""
@@ -302,14 +301,17 @@ class _Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     edge: tuple[_Model, ...] = ()
     full: _Model | None = None
     policy: _Policy = _Policy()
-    detection: dict[str, Any] | None = None
-    regression: dict[str, Any] | None = None
-    segmentation: dict[str, Any] | None = None
-    anomaly: dict[str, Any] | None = None
-    embedding: dict[str, Any] | None = None
-    tensors: dict[str, Any] | None = None
-    text: dict[str, Any] | None = None
     task: dict[str, Any] | None = None
+
+
+_Recipe: type[_Fields] = defstruct(  # with a table for each task
+    "_Recipe",
+    [(kind, dict[str, Any] | None, None) for kind in _KINDS],
+    bases=(_Fields,),
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+)
 
 
 def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
@@ -347,7 +349,7 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
 
     labels = read_labels(folder / recipe.labels, recipe.labels_skip) if recipe.labels else ()
     configured = _configured(recipe, labels, file, folder)
-    kinds = SCORES if configured is None else configured.score_kinds
+    kinds = (Classification if configured is None else configured).score_kinds
     score = recipe.policy.score or kinds[0]
     edge = tuple(model(entry) for entry in recipe.edge)
     full = model(recipe.full) if recipe.full is not None else None
@@ -364,7 +366,7 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
     )
 
 
-def _inputs(recipe: _Recipe, models: Sequence[ModelSpec], file: Path) -> tuple[InputSpec, ...]:
+def _inputs(recipe: _Fields, models: Sequence[ModelSpec], file: Path) -> tuple[InputSpec, ...]:
     """Returns the inputs that the recipe declares; BYTES without a kind are images where they are decoded, else text.
 
     Raises:
@@ -393,7 +395,7 @@ def _kind(name: str, declared: _Input, models: Sequence[ModelSpec]) -> Kind:
     return decoded_kind(steps) or "text"
 
 
-def _configured(recipe: _Recipe, labels: Sequence[str], file: Path, folder: Path) -> Task | None:
+def _configured(recipe: _Fields, labels: Sequence[str], file: Path, folder: Path) -> Task | None:
     tables = {kind: table for kind in (*_KINDS, _TASK) if (table := getattr(recipe, kind, None)) is not None}
     if len(tables) > 1:
         raise ConfigError(f"{file} has the tables {' and '.join(f'[{kind}]' for kind in tables)}; keep one of them.")
@@ -417,24 +419,25 @@ def _content(file: Path) -> bytes:
         raise ConfigError(f"The loss graph {file} cannot be read: {error.strerror}.") from error
 
 
-def parse_score(text: str, folder: Path = Path(), kinds: Collection[str] = _SCORE_KINDS) -> str | Path:
+def parse_score(text: str, folder: Path, kinds: Sequence[str]) -> str | Path:
     """Returns the kind of a score, or the file of `graph:FILE.onnx`.
 
     Args:
         text: as in a recipe.
         folder: that the graph's path is relative to.
-        kinds: that there are, by default those of all tasks of Firstline.
+        kinds: of the task.
 
     Raises:
         ConfigError: it is neither.
     """
-    if text in kinds and text != "energy":
+    if text in kinds and text not in _FROM_DATA:
         return text
     if text.startswith(_GRAPH) and text != _GRAPH:
         return folder / text.removeprefix(_GRAPH)
-    if text in ("energy", "learned"):
+    if text in _FROM_DATA:
         raise ConfigError(
             f"A bundle starts without the score '{text}', which takes data: make it with another one, then "
             f"`firstline certify BUNDLE --data DIR --score {text} ... --out NEW`."
         )
-    raise ConfigError(f"'{text}' is not a score; there are: {', '.join(SCORES)} and graph:FILE.onnx.")
+    named = ", ".join(kind for kind in kinds if kind not in _FROM_DATA)
+    raise ConfigError(f"'{text}' is not a score of this task; there are: {named} and graph:FILE.onnx.")

@@ -158,7 +158,7 @@ def test_outputs_that_are_no_probabilities_fail_both_commands(tmp_path: Path) ->
         (["bundle", "create", "--out", "x", "--name", "n"], "needs --labels"),
         ([*_CREATE, "--out", "x", "--models", "y"], "--models goes with --recipe"),
         ([*_CREATE, "--out", "x", "--calibrate", "y", "--threshold", "0.5"], "drop --threshold"),
-        ([*_CREATE, "--out", "x", "--score", "luck"], "'luck' is not a score"),
+        ([*_CREATE, "--out", "x", "--score", "luck"], "'luck' is not a score of this task"),
         ([*_CREATE, "--out", "x"], "The bundle has no threshold: choose one on data with --calibrate DIR, or state it"),
         (
             [*_CREATE, "--out", "x", "--threshold", "nan"],

@@ -74,7 +74,7 @@ def test_score_can_be_a_graph(tmp_path: Path) -> None:
     [
         ("output =", "outptu =", "did you mean 'output'?"),
         ("version = 3", 'version = "three"', "recipe.toml:2"),
-        ('score = "entropy"', 'score = "entropie"', "'entropie' is not a score"),
+        ('score = "entropy"', 'score = "entropie"', "there are: max_probability, margin, entropy and graph:"),
         ('score = "entropy"', 'score = "energy"', "`firstline certify BUNDLE --data DIR --score energy"),
         ('name = "cats"', "", "name"),
         ("resize:8x8", "rezise:8x8", "did you mean 'resize'?"),
@@ -93,6 +93,9 @@ def test_a_table_makes_the_recipe_one_of_a_detector(tmp_path: Path) -> None:
     assert detector.policy.score == "minimum_confidence"
     with pytest.raises(ConfigError, match=r"recipe.toml: \[detection\] is not valid: .*<= 1"):
         read_recipe(_written(tmp_path, f"{text}\n[detection]\niou = 2\n"))
+    lowest = _RECIPE.replace('score = "entropy"', 'score = "lowest"')
+    with pytest.raises(ConfigError, match="there are: minimum_confidence, mean_confidence, no_candidate, product and"):
+        read_recipe(_written(tmp_path, f"{lowest}\n[detection]\nk = 50\n"))
 
 
 def test_a_table_declares_tensors_and_the_loss_graph(tmp_path: Path) -> None:
