@@ -62,7 +62,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct, defstruct
 
@@ -304,14 +304,18 @@ class _Fields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     task: dict[str, Any] | None = None
 
 
-_Recipe: type[_Fields] = defstruct(  # with a table for each task
-    "_Recipe",
-    [(kind, dict[str, Any] | None, None) for kind in _KINDS],
-    bases=(_Fields,),
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
+_Recipe = cast(
+    type[_Fields],
+    defstruct(
+        "_Recipe",
+        [(kind, dict[str, Any] | None, None) for kind in _KINDS],
+        bases=(_Fields,),
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+    ),
 )
+"""With a table for each task."""
 
 
 def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
