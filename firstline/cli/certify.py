@@ -32,7 +32,6 @@ from firstline.workbench.certify import (
     certify_field_promises,
     certify_stream_bundle,
     is_graded,
-    require_confidence,
     voided,
     write_certified,
 )
@@ -152,11 +151,6 @@ class ContractOptions:
         Raises:
             ConfigError: arguments out of range, groups that do not fit the data, or a score that separates no answers.
         """
-        certification = self._certify_loss(bundle, evidence, dataset, terms)
-        require_confidence(evidence, certification.selection)
-        return certification
-
-    def _certify_loss(self, bundle: Bundle, evidence: Evidence, dataset: Dataset, terms: Terms) -> Certification:
         if self.scope is Scope.STREAM:
             return certify_stream_bundle(bundle, evidence, terms)
         if self.groups is not None:

@@ -118,8 +118,9 @@ def _text(
             yield f"Certified: {certification.certificate.promise}."
         else:
             yield (
-                f"Not certified on {result.n} rows; every input goes to the full model. Some threshold would have to "
-                f"accept at least {counted(result.n_needed, 'more row')} without a single error."
+                f"Not certified on {result.n} rows that {certification.terms.promise(graded=certification.graded)}; "
+                "every input goes to the full model. Some threshold would have to accept at least "
+                f"{counted(result.n_needed, 'more row')} without a single error."
             )
         yield from caveats(certification)
         if (out / "disagreements").is_dir():

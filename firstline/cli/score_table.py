@@ -36,7 +36,7 @@ class ScoredRow(NamedTuple):
 
 
 def read_table(source: str, events: Collection[str] = ()) -> list[ScoredRow]:
-    """All rows.
+    """Returns the rows of a table.
 
     Args:
         source: a file, or "-" for standard input.
@@ -137,6 +137,6 @@ def _loss(text: str | None, event: str, where: str) -> float:
 
 
 def _shown(text: str | None) -> str:
-    """A cell in quotes, cut short, with nothing in it that a terminal would obey."""
+    """Returns a cell in quotes, cut short, with control characters escaped."""
     cell = text or ""
     return ascii(cell if len(cell) <= _CELL_SHOWN else cell[: _CELL_SHOWN - 3] + "...")

@@ -67,7 +67,7 @@ class Terms:
             accuracy given up at most.
         delta: probability that the promise is wrong; of all promises together where there are several.
         contract: the definition of a loss.
-        score: which one.
+        score: name of the confidence score, see `selection.check_score`.
         seed: of the split, and of the choice of one row of each group of dependent rows.
         select_fraction: share of the data that decides; None takes `selection.default_fraction`. Promises about several
             events need a part; None then takes one.
@@ -135,6 +135,7 @@ class Certification:
         variant: as it was tested.
         selection: the decisions made before testing.
         result: the statistics, certified or not.
+        terms: that were tested.
         certificate: the variant's certificate; None if nothing is certified.
         sequences: see `Evidence`; None for audits.
         graded: whether losses lie between 0 and 1, so that what is bounded is their mean and no share of answers.
@@ -144,10 +145,15 @@ class Certification:
     variant: Model
     selection: Selection
     result: CertificationResult
+    terms: Terms
     certificate: Certificate | None
     sequences: Sequences | None = None
     graded: bool = False
     usual: UsualAnswer | None = None
+
+
+class ConstantScoreError(ConfigError):
+    """A score that is the same for every row, so that no threshold separates answers."""
 
 
 def certify_bundle(
@@ -175,7 +181,8 @@ def certify_bundle(
         With a `PromisesResult` for events.
 
     Raises:
-        ConfigError: arguments out of range, or a score that cannot be had.
+        ConfigError: arguments out of range, or a score that cannot be computed.
+        ConstantScoreError: the score is the same for every row.
     """
     if terms.events:
         return _certify_events(bundle, evidence, terms, placing)
@@ -210,6 +217,7 @@ def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: E
         fraction=fraction,
         seed=seed,
     )
+    _require_confidence(evidence, selection)
     scores, rest, part = selection.scores, selection.rest, _selection_rows(selection)
     places: list[NDArray[np.float64]] | None = None
     if placing is not None and len(promises) > 1:
@@ -282,37 +290,6 @@ def _prove_promises(
     )
 
 
-def require_confidence(evidence: Evidence, selection: Selection) -> None:
-    """Refuses a score that is the same for every row: no threshold of it separates answers.
-
-    Args:
-        evidence: that was certified.
-        selection: with the score.
-
-    Raises:
-        ConfigError: it is; names the scores that differ between rows.
-    """
-
-    def differs(scores: NDArray[np.floating]) -> bool:
-        known = scores[~np.isnan(scores)]
-        return bool(known.size) and bool((known != known[0]).any())
-
-    if len(evidence) < 2 or differs(selection.scores):
-        return
-    kind = selection.score.kind
-    others = [name for name, (_, scores) in evidence.edge.fixed_scores().items() if name != kind and differs(scores)]
-    remedy = (
-        f"Scores that differ are: {', '.join(others)}; choose one with --score."
-        if others
-        else "No other score of the task differs either: this edge model gives no confidence. Export it with its "
-        "scores or candidates, and without thresholds inside the graph."
-    )
-    raise ConfigError(
-        f"The score '{kind}' of '{evidence.variant.id}' is {selection.scores[0]:g} for all {len(evidence)} rows, so it "
-        f"cannot tell which answers to accept. {remedy}"
-    )
-
-
 def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certification:
     """Certifies that the tiered accuracy is at most epsilon below the full model's; `terms.contract` does not matter.
 
@@ -368,11 +345,12 @@ def certify_by(bundle: Bundle, evidence: Evidence, groups: Sequence[str], by: st
         With a `GroupsResult`.
 
     Raises:
-        ConfigError: arguments out of range, or a score that cannot be had.
+        ConfigError: arguments out of range, or a score that cannot be computed.
+        ConstantScoreError: the score is the same for every row.
     """
     result, selection = _certify_all_groups(bundle, evidence, groups, by, terms)
     graded = is_graded(evidence.losses(terms.contract))
-    return Certification(evidence.variant, selection, result, None, evidence.sequences, graded)
+    return Certification(evidence.variant, selection, result, terms, None, evidence.sequences, graded)
 
 
 def _certify_all_groups(
@@ -448,7 +426,7 @@ def certify_field(
         scores=histogram(values, weights=weights),
         graded=graded,
     )
-    return Certification(variant, selection, result, certificate, graded=graded)
+    return Certification(variant, selection, result, terms, certificate, graded=graded)
 
 
 def certify_field_promises(
@@ -529,7 +507,7 @@ def certify_field_promises(
         contract="events",
         graded=False,
     )
-    return Certification(variant, selection, result, renewed)
+    return Certification(variant, selection, result, terms.about(promises), renewed)
 
 
 def _audited_variant(manifest: Manifest, keys: set[str]) -> tuple[Model, Certificate]:
@@ -570,7 +548,7 @@ def auditable_epsilon(terms: Terms, differs: Scores) -> float:
 
 def _select(bundle: Bundle, evidence: Evidence, terms: Terms, contract: EdgeContract) -> Selection:
     harm = contract == "harm"
-    return select(
+    selection = select(
         evidence.edge,
         evidence.losses(contract),
         own=bundle.manifest.policy.score,
@@ -581,6 +559,39 @@ def _select(bundle: Bundle, evidence: Evidence, terms: Terms, contract: EdgeCont
         name=terms.score,
         fraction=terms.select_fraction,
         seed=terms.seed,
+    )
+    _require_confidence(evidence, selection)
+    return selection
+
+
+def _require_confidence(evidence: Evidence, selection: Selection) -> None:
+    """Refuses a score that is the same for every row: no threshold of it separates answers.
+
+    Args:
+        evidence: that was certified.
+        selection: with the score.
+
+    Raises:
+        ConstantScoreError: it is; names the scores that differ between rows.
+    """
+
+    def differs(scores: NDArray[np.floating]) -> bool:
+        known = scores[~np.isnan(scores)]
+        return bool(known.size) and bool((known != known[0]).any())
+
+    if len(evidence) < 2 or differs(selection.scores):
+        return
+    kind = selection.score.kind
+    others = [name for name, (_, scores) in evidence.edge.fixed_scores().items() if name != kind and differs(scores)]
+    remedy = (
+        f"Scores that differ are: {', '.join(others)}; choose one with --score."
+        if others
+        else "No other score of the task differs either: this edge model gives no confidence. Export it with its "
+        "scores or candidates, and without thresholds inside the graph."
+    )
+    raise ConstantScoreError(
+        f"The score '{kind}' of '{evidence.variant.id}' is {selection.scores[0]:g} for all {len(evidence)} rows, so it "
+        f"cannot tell which answers to accept. {remedy}"
     )
 
 
@@ -627,7 +638,7 @@ def _certification(
         contract=contract,
         graded=graded,
     )
-    return Certification(evidence.variant, selection, result, certificate, evidence.sequences, graded, usual)
+    return Certification(evidence.variant, selection, result, terms, certificate, evidence.sequences, graded, usual)
 
 
 def _certificate(
@@ -675,11 +686,11 @@ def _certificate(
 
 
 def policy_of(policy: Policy, certification: Certification) -> Policy:
-    """The bundle's policy with what was decided.
+    """Returns the bundle's policy with the score, the threshold and the value that a certification decided on.
 
-    The declared threshold is in the score's own units: with another score it becomes the certified one, which is the
-    best that is known for variants without a certificate of their own; of a promise by class, the strictest, for none
-    of the looser ones speaks of the other classes.
+    The declared threshold serves variants without a certificate of their own. It is in the score's own units, so
+    another score replaces it with the certified threshold; of a promise by class with the strictest one, because the
+    looser ones say nothing about other classes.
     """
     value = certification.selection.value or policy.value
     if certification.certificate is None or certification.selection.score == policy.score:
@@ -689,7 +700,7 @@ def policy_of(policy: Policy, certification: Certification) -> Policy:
 
 
 def voided(manifest: Manifest, certification: Certification) -> tuple[str, ...]:
-    """Ids of the other variants whose certificates are valid now, and void once the new score is the bundle's."""
+    """Returns the ids of the other variants whose certificates become void with the new score."""
     if certification.selection.score.digest == manifest.policy.score.digest:
         return ()
     others = (model for model in manifest.edge if model.id != certification.variant.id)
@@ -697,7 +708,7 @@ def voided(manifest: Manifest, certification: Certification) -> tuple[str, ...]:
 
 
 def with_certificate(manifest: Manifest, certification: Certification) -> Manifest:
-    """The manifest with the variant's new certificate and what was decided; its version is the caller's to count."""
+    """Returns the manifest with the variant's new certificate and policy; the caller increases the version."""
     variant = next(model for model in manifest.edge if model.id == certification.variant.id)
     replaced = msgspec.structs.replace(variant, certificate=certification.certificate)
     return msgspec.structs.replace(

@@ -88,7 +88,7 @@ class Selection:
     """The decisions, and the rows that are left for the certificate.
 
     Attributes:
-        score: the loss of the certificate.
+        score: the score that is certified.
         value: learned P(loss); None if it could not be learned.
         aurocs: cross-validated AUROC of each candidate on the selection part; empty without a comparison.
         starts: where testing starts; None if the certifying rows decide.

@@ -15,17 +15,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline.workbench.certify import Certification, Terms, certify_bundle
+from firstline.workbench.certify import Certification, ConstantScoreError, Terms, certify_bundle
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.data.sample import Sample
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.observe import arrays_of, naming_sample
 from firstline.workbench.promises import EventBound
 from firstline.workbench.quality import quality
+from firstline.workbench.selection import Selection
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
+from firstline_core.routing.certification import CertificationResult
 from firstline_core.types import Array
 
 SHARES = (0.5, 0.2, 0.3)
@@ -162,13 +164,23 @@ def proved(
         terms: each delta, the probability that any of the `among` promises is wrong, is stated in the certificate.
         among: number of variants that are certified on these rows.
         judged: evidence of the variant on the judging rows, which say where testing of several events starts.
+
+    Returns:
+        Without a certificate also if the score is the same for every row.
     """
     shared = replace(
         terms,
         delta=terms.delta / among,
         events={name: EventBound(one.epsilon, one.delta / among) for name, one in terms.events.items()},
     )
-    found = certify_bundle(bundle, evidence, shared, placing=judged)
+    try:
+        found = certify_bundle(bundle, evidence, shared, placing=judged)
+    except ConstantScoreError:  # other candidates go on
+        result = CertificationResult(False, None, 0.0, None, len(evidence), 0)
+        selection = Selection(
+            bundle.manifest.policy.score, None, {}, None, 0, np.arange(len(evidence)), evidence.scores
+        )
+        return Certification(evidence.variant, selection, result, shared, None)
     if found.certificate is None:
         return found
     events = {

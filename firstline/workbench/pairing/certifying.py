@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from firstline.workbench.certify import Certification, Terms, certify_bundle, require_confidence
+from firstline.workbench.certify import Certification, Terms, certify_bundle
 from firstline.workbench.evaluate import Measured
 from firstline.workbench.evidence import evidence_of
 from firstline.workbench.pairing.agreement import check_agreement
@@ -61,9 +61,7 @@ def certify_pair(bundle: Bundle, measured: Measured, promises: Sequence[str]) ->
         reported = (task.occurrences(evidence.full) > 0).sum(axis=0)
         bounds = {f"{MISSED} {task.group_names[int(reported.argmax())]}": EventBound(EPSILON, DELTA)}
     terms = Terms(EPSILON, DELTA)
-    certification = certify_bundle(bundle, evidence, terms.about(bounds) if bounds else terms)
-    require_confidence(evidence, certification.selection)
-    return certification
+    return certify_bundle(bundle, evidence, terms.about(bounds) if bounds else terms)
 
 
 def as_certified(measured: Measured, certification: Certification) -> Measured:

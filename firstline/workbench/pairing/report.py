@@ -11,13 +11,11 @@ from PIL import Image
 
 from firstline.workbench.certify import Certification, PromisesResult
 from firstline.workbench.evaluate import Evaluation, Measured, figures
-from firstline.workbench.pairing.certifying import DELTA, EPSILON
 from firstline.workbench.pairing.pair import EDGE, FULL, ReadPair
 from firstline.workbench.promises import UsualAnswer
 from firstline.workbench.report_data import disagreements
 from firstline.workbench.sequences import Sequences
 from firstline_core.errors import ConfigError
-from firstline_core.routing.contracts import EventResult
 
 _PICTURES = 12
 
@@ -108,13 +106,14 @@ def _figures(measured: Measured) -> Evaluation:
 
 def contracts_of(certification: Certification) -> Iterator[TestedContract]:
     """Yields the contracts that were tested."""
-    result = certification.result
+    result, terms = certification.result, certification.terms
     tested = result.events if isinstance(result, PromisesResult) else {"": result}
     for event, one in tested.items():
+        bound = terms.events.get(event, terms)
         yield TestedContract(
             event=event,
-            epsilon=one.epsilon if isinstance(one, EventResult) else EPSILON,
-            delta=one.delta if isinstance(one, EventResult) else DELTA,
+            epsilon=bound.epsilon,
+            delta=bound.delta,
             certified=one.risk_upper is not None,
             n=one.n,
             kept=round(one.kept, 6),

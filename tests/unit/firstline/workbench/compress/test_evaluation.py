@@ -35,7 +35,7 @@ def _terms(epsilon: float, delta: float) -> Terms:
 
 
 def _evidence(bundle: Bundle, random: np.random.Generator) -> Evidence:
-    """Evidence of a variant that just violates the contract, with equal scores."""
+    """Evidence of a variant that just violates the contract, with equal scores except for one row."""
     model = bundle.manifest.edge[0]
     wrong = random.random(_ROWS) < _EPSILON + 0.001
     probabilities = np.full((_ROWS, 10), 0.05, np.float32)
@@ -43,7 +43,7 @@ def _evidence(bundle: Bundle, random: np.random.Generator) -> Evidence:
     return Evidence(
         model,
         EdgeRows(bundle.manifest.task, {PROBABILITIES: probabilities}, {}),
-        np.full(_ROWS, 0.9),
+        np.append(np.full(_ROWS - 1, 0.9), 0.95),
         _full(wrong),
         None,
     )
@@ -73,6 +73,13 @@ def test_a_certificate_states_the_joint_confidence() -> None:
     alone, among = (proved(bundle, sure, _terms(0.1, 0.1), among=count).certificate for count in (1, 4))
     assert among.delta == alone.delta == 0.1
     assert among.risk_upper > alone.risk_upper
+
+
+def test_a_score_without_information_certifies_nothing() -> None:
+    bundle = open_bundle(_DIGITS)
+    sure = replace(_evidence(bundle, np.random.default_rng(1)), full=_full(np.zeros(_ROWS)))
+    found = proved(bundle, replace(sure, scores=np.full(_ROWS, 0.9)), _terms(0.1, 0.1))
+    assert (found.certificate, found.result.certified, found.result.kept) == (None, False, 0)
 
 
 def test_certificates_about_events_share_the_delta_of_each() -> None:
