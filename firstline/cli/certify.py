@@ -23,7 +23,6 @@ from firstline.workbench.bundle import refuse_overwriting
 from firstline.workbench.certify import (
     Certification,
     GroupsResult,
-    PromisesResult,
     Terms,
     certify_bundle,
     certify_by,
@@ -53,7 +52,7 @@ from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import points, promise_text
 from firstline_core.routing.certification import CertificationResult, check_share
-from firstline_core.routing.contracts import certify_weighted
+from firstline_core.routing.contracts import EventsResult, certify_weighted
 from firstline_core.storage.secrets import read_secret
 from firstline_core.tasks.arrays import labelled_rows
 from firstline_core.telemetry.wording import counted
@@ -406,8 +405,9 @@ def _report(
     graded: bool,
 ) -> Report:
     value, text = asdict(result), list[str | Table]()
-    if isinstance(result, PromisesResult):
-        text += promises_text(result)
+    if certification is not None and isinstance(result, EventsResult):
+        value |= {"unpromised": certification.unpromised}
+        text += promises_text(result, certification.unpromised)
     else:
         text += [
             (edge_sentence if plain else other_contract_sentence)(result, terms, graded=graded),

@@ -15,7 +15,7 @@ from firstline.cli.output import Output, OutputOption, progress, warn
 from firstline.cli.promises import caveats, promises_text
 from firstline.cli.run import PortOption, serve
 from firstline.workbench.bundle import refuse_overwriting
-from firstline.workbench.certify import Certification, PromisesResult, write_certified
+from firstline.workbench.certify import Certification, write_certified
 from firstline.workbench.evaluate import Measured, measure
 from firstline.workbench.pairing.certifying import as_certified, certify_pair, compare
 from firstline.workbench.pairing.pair import BUNDLE, EDGE, FULL, PairSpec, create_pair, read_pair, split
@@ -23,6 +23,7 @@ from firstline.workbench.pairing.report import PairReport, draw_disagreements, r
 from firstline.workbench.promises import EXAMPLE
 from firstline.workbench.spec import read_labels
 from firstline_core.errors import ConfigError
+from firstline_core.routing.contracts import EventsResult
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.wording import counted
 
@@ -112,8 +113,8 @@ def _text(
     yield from summary_lines(report, measured)
     if certification is not None:
         result = certification.result
-        if isinstance(result, PromisesResult):
-            yield from promises_text(result)
+        if isinstance(result, EventsResult):
+            yield from promises_text(result, certification.unpromised)
         elif certification.certificate is not None:
             yield f"Certified: {certification.certificate.promise}."
         else:

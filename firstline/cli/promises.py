@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from firstline.cli.output import percent
-from firstline.workbench.certify import Certification, PromisesResult
+from firstline.workbench.certify import Certification
+from firstline.workbench.promises import Unpromised
 from firstline_core.routing.certificate import event_promise
+from firstline_core.routing.contracts import EventsResult
 from firstline_core.telemetry.wording import counted
 
 _SHOWN = 12
 
 
-def promises_text(result: PromisesResult) -> Iterator[str]:
+def promises_text(result: EventsResult, unpromised: Mapping[str, Unpromised]) -> Iterator[str]:
     """Yields what is proved of each event, with the number of observations, and what cannot be promised."""
     if result.threshold is None:
         yield f"Not certified on {result.n} rows; escalate everything."
@@ -34,8 +36,8 @@ def promises_text(result: PromisesResult) -> Iterator[str]:
             yield f"- Not proved: {promise}. {seen} are enough, but no threshold serves all promises."
         else:
             yield f"- Not proved: {promise}. {seen} are enough, but too many of the answers with high scores break it."
-    few = {name: event.n for name, event in result.unpromised.items() if event.n_needed}
-    enough = {name: event.n for name, event in result.unpromised.items() if not event.n_needed}
+    few = {name: event.n for name, event in unpromised.items() if event.n_needed}
+    enough = {name: event.n for name, event in unpromised.items() if not event.n_needed}
     if few:
         yield f"Too few observations for any such promise: {_listed(few)}."
     if enough:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -117,17 +118,6 @@ class GroupsResult(CertificationResult):
 
 
 @dataclass(frozen=True, slots=True)
-class PromisesResult(EventsResult):
-    """The results of promises about events. `n` and `kept` are of all rows, whether or not an event can occur in them.
-
-    Attributes:
-        unpromised: the observations of events without a promise, by event.
-    """
-
-    unpromised: Mapping[str, Unpromised]
-
-
-@dataclass(frozen=True, slots=True)
 class Certification:
     """The result of certifying one variant.
 
@@ -140,6 +130,7 @@ class Certification:
         sequences: see `Evidence`; None for audits.
         graded: whether losses lie between 0 and 1, so that what is bounded is their mean and no share of answers.
         usual: the answer that a model could always give and still keep a promise about all accepted answers together.
+        unpromised: the observations of events without a promise, by event, if the contract is about events.
     """
 
     variant: Model
@@ -150,6 +141,7 @@ class Certification:
     sequences: Sequences | None = None
     graded: bool = False
     usual: UsualAnswer | None = None
+    unpromised: Mapping[str, Unpromised] = field(default_factory=dict)
 
 
 class ConstantScoreError(ConfigError):
@@ -178,7 +170,7 @@ def certify_bundle(
             certified; None: of the selection part.
 
     Returns:
-        With a `PromisesResult` for events.
+        For events with an `EventsResult`, whose `n` and `kept` are of all rows, whether or not an event can occur.
 
     Raises:
         ConfigError: arguments out of range, or a score that cannot be computed.
@@ -233,17 +225,12 @@ def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: E
         places,
         seed=seed,
     )
-    result = PromisesResult(
-        certified=found.certified,
-        threshold=found.threshold,
-        kept=0.0 if found.threshold is None else float((selection.scores[rest] >= found.threshold).mean()),
-        risk_upper=found.risk_upper,
-        n=len(evidence.units(rest, seed)),
-        n_needed=found.n_needed,
-        events=found.events,
-        unpromised=unpromised(evidence, rest, promises, seed),
+    kept = 0.0 if found.threshold is None else float((scores[rest] >= found.threshold).mean())
+    result = replace(found, kept=kept, n=len(evidence.units(rest, seed)))
+    others = unpromised(evidence, rest, promises, seed)
+    return _certification(
+        bundle, evidence, selection, result, terms, contract="events", audit_epsilon=None, unpromised=others
     )
-    return _certification(bundle, evidence, selection, result, terms, contract="events", audit_epsilon=None)
 
 
 def _prove_promises(
@@ -450,7 +437,7 @@ def certify_field_promises(
             not matter.
 
     Returns:
-        With a `PromisesResult`.
+        With an `EventsResult`, as `certify_bundle`.
 
     Raises:
         ConfigError: as for `certify_field`; or a promise about an event of which the audits kept nothing.
@@ -484,16 +471,8 @@ def certify_field_promises(
         weights=weight_array,
     )
     accepted = values[rest] >= (np.inf if found.threshold is None else found.threshold)
-    result = PromisesResult(
-        certified=found.certified,
-        threshold=found.threshold,
-        kept=float(weight_array[rest][accepted].sum() / weight_array[rest].sum()),
-        risk_upper=found.risk_upper,
-        n=len(rest),
-        n_needed=found.n_needed,
-        events=found.events,
-        unpromised={},
-    )
+    kept = float(weight_array[rest][accepted].sum() / weight_array[rest].sum())
+    result = replace(found, kept=kept, n=len(rest))
     score = bundle.manifest.policy.score
     selection = Selection(score, None, {}, None, 0, rest, values)
     renewed = _certificate(
@@ -624,6 +603,7 @@ def _certification(
     audit_epsilon: float | None,
     contract: Contract | None = None,
     usual: UsualAnswer | None = None,
+    unpromised: Mapping[str, Unpromised] = MappingProxyType({}),
 ) -> Certification:
     scores = histogram(selection.scores[selection.rest])
     graded = contract is None and is_graded(evidence.losses(terms.contract))
@@ -638,7 +618,9 @@ def _certification(
         contract=contract,
         graded=graded,
     )
-    return Certification(evidence.variant, selection, result, terms, certificate, evidence.sequences, graded, usual)
+    return Certification(
+        evidence.variant, selection, result, terms, certificate, evidence.sequences, graded, usual, unpromised
+    )
 
 
 def _certificate(
@@ -657,7 +639,7 @@ def _certificate(
     if result.threshold is None or result.risk_upper is None:
         return None
     groups = result.groups if isinstance(result, GroupsResult) else {}
-    events = result.events if isinstance(result, PromisesResult) else {}
+    events = result.events if isinstance(result, EventsResult) else {}
     return Certificate(
         contract=contract or terms.contract,
         epsilon=terms.epsilon,

@@ -9,13 +9,14 @@ from pathlib import Path
 from msgspec import Struct
 from PIL import Image
 
-from firstline.workbench.certify import Certification, PromisesResult
+from firstline.workbench.certify import Certification
 from firstline.workbench.evaluate import Evaluation, Measured, figures
 from firstline.workbench.pairing.pair import EDGE, FULL, ReadPair
 from firstline.workbench.promises import UsualAnswer
 from firstline.workbench.report_data import disagreements
 from firstline.workbench.sequences import Sequences
 from firstline_core.errors import ConfigError
+from firstline_core.routing.contracts import EventsResult
 
 _PICTURES = 12
 
@@ -107,7 +108,7 @@ def _figures(measured: Measured) -> Evaluation:
 def contracts_of(certification: Certification) -> Iterator[TestedContract]:
     """Yields the contracts that were tested."""
     result, terms = certification.result, certification.terms
-    tested = result.events if isinstance(result, PromisesResult) else {"": result}
+    tested = result.events if isinstance(result, EventsResult) else {"": result}
     for event, one in tested.items():
         bound = terms.events.get(event, terms)
         yield TestedContract(

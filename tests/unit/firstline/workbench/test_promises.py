@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.cli.promises import promises_text
-from firstline.workbench.certify import PromisesResult, Terms, certify_bundle, require_confidence, with_certificate
+from firstline.workbench.certify import Terms, certify_bundle, with_certificate
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.promises import (
     EventBound,
@@ -31,6 +31,7 @@ from firstline.workbench.selection import EdgeRows
 from firstline_core.bundle.manifest import Manifest, Policy, Score, encode_manifest, parse_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.routing.contracts import EventsResult
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
 from firstline_core.tasks.embedding import Embedding
@@ -113,8 +114,7 @@ def _evidence(
 
 def _certify(bundle: Bundle, evidence: Evidence, promises: dict[str, EventBound], **options: Any) -> Any:
     found = certify_bundle(bundle, evidence, Terms(0, 0, **{"score": "bundle"} | options).about(promises))
-    require_confidence(evidence, found.selection)
-    assert isinstance(found.result, PromisesResult)
+    assert isinstance(found.result, EventsResult)
     return found
 
 
@@ -230,10 +230,10 @@ def test_report_says_what_cannot_be_promised(bundle: Bundle) -> None:
     evidence = _evidence(bundle, seed=1)
     found = _certify(bundle, evidence, _PERSON)
     bicycles, cars = (int((evidence.full["classes"] == label).any(axis=1).sum()) for label in (1, 2))
-    assert found.result.unpromised == {
+    assert found.unpromised == {
         "missed car": Unpromised(cars, 0), "missed bicycle": Unpromised(bicycles, 45 - bicycles),
     }  # fmt: skip
-    text = " ".join(promises_text(found.result))
+    text = " ".join(promises_text(found.result, found.unpromised))
     assert "at most 5 % of the edge answers miss 'person' where the full model reports it, with confidence 90 %" in text
     assert f"{found.result.events['missed person'].n:,} observations, of which" in text
     assert f"Too few observations for any such promise: missed bicycle ({bicycles} rows)." in text
@@ -250,11 +250,11 @@ def test_rare_event_is_not_certified_and_needs_more_rows(bundle: Bundle) -> None
     bicycles = events["missed bicycle"]
     assert (events["missed person"].n_needed, bicycles.n_needed) == (0, 45 - bicycles.n)
     assert found.result.n_needed >= bicycles.n_needed > 20
-    text = " ".join(promises_text(found.result))
+    text = " ".join(promises_text(found.result, found.unpromised))
     assert f"{bicycles.n} observations; at least {bicycles.n_needed} more would be needed" in text
     assert "are enough, but no threshold serves all promises" in text
     lost = _certify(bundle, _evidence(bundle, blind=(0,)), _PERSON)
-    assert "too many of the answers with high scores break it" in " ".join(promises_text(lost.result))
+    assert "too many of the answers with high scores break it" in " ".join(promises_text(lost.result, lost.unpromised))
 
 
 def test_several_promises_set_a_part_aside(bundle: Bundle) -> None:
