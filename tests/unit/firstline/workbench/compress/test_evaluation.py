@@ -27,7 +27,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import PROBABILITIES
 
 _DIGITS = Path(__file__).parents[5] / "models/digits/bundle"
-_DELTA, _EPSILON, _ROWS, _AMONG = 0.1, 0.1, 199, 4
+_DELTA, _EPSILON, _ROWS, _AMONG = 0.1, 0.1, 199, 6
 
 
 def _terms(epsilon: float, delta: float) -> Terms:
@@ -43,7 +43,7 @@ def _evidence(bundle: Bundle, random: np.random.Generator) -> Evidence:
     return Evidence(
         model,
         EdgeRows(bundle.manifest.task, {PROBABILITIES: probabilities}, {}),
-        np.append(np.full(_ROWS - 1, 0.9), 0.95),
+        np.append(np.full(_ROWS - 1, 0.9), 0.1),
         _full(wrong),
         None,
     )
