@@ -10,4 +10,4 @@ if not 3 <= len(sys.argv) <= 4:
 url, file, model = [*sys.argv[1:], "digits"][:3]
 with Client(url, token=os.environ.get("FIRSTLINE_TOKEN")) as client:
     found = client.infer_file(model, file)
-print(f"{found.label} ({found.probability:.3f}), {found.answer.tier}: {found.answer.reason}, {found.answer.status}")
+print(f"{found}, {found.answer.tier}: {found.answer.reason}, {found.answer.status}")

@@ -17,7 +17,7 @@ from PIL import Image
 from firstline.cli.command import EXIT_FAILED
 from firstline.cli.options import CaOption, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
-from firstline.client.results import Detections, Segmentation, prediction_from
+from firstline.client.results import Detections, Segmentation, own_members, prediction_from
 from firstline.client.sync_client import Client
 from firstline.workbench.infer import files_of, open_models, upright_image
 from firstline_core.bundle.store import open_bundle
@@ -35,11 +35,10 @@ from firstline_core.protocol.file_inference import answer_json
 from firstline_core.storage.secrets import read_secret
 from firstline_core.tasks import describe
 from firstline_core.tasks.drawing import caption
-from firstline_core.types import Answer, Route
+from firstline_core.types import Route
 
 _TOKEN = "FIRSTLINE_TOKEN"  # noqa: S105 (the name of a variable)
 
-_METADATA = frozenset({*Answer.__struct_fields__, "model", "version", "id"})
 # Nothing can be right for the next file either.
 _STOPS = (UnknownModelError, UnauthorizedError, ForbiddenError)
 
@@ -168,8 +167,7 @@ def _said(answer: Mapping[str, Any]) -> str:
         return ", ".join(f"{count} {label}" for label, count in counts.items()) or "nothing"
     if "label" in answer:
         return f"{answer['label']} {answer['probability']:.3f}"
-    own = {key: value for key, value in answer.items() if key not in _METADATA}
-    return msgspec.json.encode(own).decode()
+    return msgspec.json.encode(own_members(answer)).decode()
 
 
 def _show_failure(file: Path, error: FirstlineError, output: Output) -> None:

@@ -30,6 +30,9 @@ from firstline_core.types import Answer, Array, Arrays, InferResponse, ModelMeta
 if TYPE_CHECKING:
     from PIL import Image
 
+_COMMON = frozenset({*Answer.__struct_fields__, "model", "version", "id"})
+_SHOWN_VALUES = 8
+
 Picture: TypeAlias = "Image.Image | str | Path | bytes"
 """An opened image, the path of a file, or its content."""
 
@@ -262,6 +265,9 @@ class Tensors(Prediction):
 
     outputs: Mapping[str, Array]
 
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {_in_short(array)}" for name, array in self.outputs.items())
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fields(Prediction):
@@ -272,6 +278,9 @@ class Fields(Prediction):
     """
 
     fields: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in own_members(self.fields).items())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -320,6 +329,11 @@ def prediction_from(document: Mapping[str, Any], source: str, sent_id: str = "")
         raise ProtocolError(f"{source} did not answer as a Firstline server does: {error}.") from error
 
 
+def own_members(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the members of an answer in JSON that its task has made: those that every answer has are left out."""
+    return {name: value for name, value in document.items() if name not in _COMMON}
+
+
 def check_id(found: object, sent_id: str, source: str) -> None:
     """Raises ProtocolError if an answer does not repeat the id of the request."""
     if found != sent_id:
@@ -349,6 +363,13 @@ def predictions(response: InferResponse, metadata: ModelMetadata) -> tuple[Predi
     task = metadata.task if isinstance(metadata.task, Task) else None
     found = prediction_from(answer_json(response, task, {}), "The response")
     return found.rows if isinstance(found, Rows) else (found,)
+
+
+def _in_short(array: Array) -> str:
+    """Returns the values of a small array, and the shape of a larger one."""
+    if array.size > _SHOWN_VALUES:
+        return f"of shape {list(array.shape)}"
+    return " ".join(np.array2string(array, precision=4, separator=", ").split())
 
 
 def _read(row: Mapping[str, Any], common: dict[str, Any]) -> Prediction:

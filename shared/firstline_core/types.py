@@ -424,8 +424,8 @@ class Answer(Struct, frozen=True):
         tier: for a batch, the farthest that answered a row.
         confidence: the edge score, the lowest of a batch; None if the edge model did not run.
         model_digest: of the model that answered (of a batch, the farthest tier's).
-        changed: of a final answer that corrected a provisional one: whether the most likely class of any row changed;
-            None otherwise.
+        changed: of a final answer that corrected a provisional one: whether it differs from that in any row, by
+            the task's loss; None otherwise.
         refusal: with the reason `cloud_error`, why the gateway refused, in sentences; "" otherwise.
         contract: from a gateway to a device, if the contract of the bundle's version is broken or bounded.
     """

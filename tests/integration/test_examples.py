@@ -52,7 +52,7 @@ def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_words(probabilities: np.ndarray) -> str:
-    return f"{open_bundle(DIGITS).manifest.labels[int(probabilities.argmax())]} ({probabilities.max():.3f})"
+    return f"{open_bundle(DIGITS).manifest.labels[int(probabilities.argmax())]} ({100 * probabilities.max():.4g} %)"
 
 
 def run(command: list[str], *arguments: object, token: str = "") -> subprocess.CompletedProcess[str]:
@@ -93,16 +93,35 @@ def test_streaming_example_prints_both_answers(running: Line, tmp_path: Path, no
     assert refused.returncode == 1 and "Row 0 of input 'image'" in refused.stderr
 
 
+def served_detector(folder: Path) -> Path:
+    """Stores the bundle `pets` in `models`, and an image in which it finds a dog."""
+    (folder / "models" / "pets").mkdir(parents=True)
+    detector_bundle(folder / "models" / "pets", name="pets")
+    file = folder / "bright.png"
+    file.write_bytes(encode(np.full((80, 80, 3), 255, np.uint8)))
+    return file
+
+
+async def test_examples_print_answers_of_any_task(tmp_path: Path, node: str) -> None:
+    file = served_detector(tmp_path)
+    async with either_tier("agent", tmp_path) as (url, _):
+        python = await asyncio.to_thread(run, [sys.executable, str(EXAMPLES / "infer.py")], url, file, "pets")
+        others = [
+            await asyncio.to_thread(run, [node, str(EXAMPLES / name)], url, file, "pets")
+            for name in ("infer.mjs", "stream.mjs")
+        ]
+    assert (python.stdout[:16], python.stderr) == ("dog (50 %), edge", "")
+    for done in others:
+        assert done.stderr == "" and '"objects":[{"label":"dog","score":0.5,' in done.stdout
+        assert "request_id" not in done.stdout and "final" in done.stdout
+
+
 @pytest.mark.parametrize("language", ["python", "javascript"])
 async def test_detecting_example_prints_and_draws_objects(
     tmp_path: Path, language: str, request: pytest.FixtureRequest
 ) -> None:
     interpreter, suffix = (sys.executable, "py") if language == "python" else (request.getfixturevalue("node"), "mjs")
-    folder = tmp_path / "models" / "pets"
-    folder.mkdir(parents=True)
-    detector_bundle(folder, name="pets")
-    file, out = tmp_path / "bright.png", tmp_path / "drawn.jpg"
-    file.write_bytes(encode(np.full((80, 80, 3), 255, np.uint8)))
+    file, out = served_detector(tmp_path), tmp_path / "drawn.jpg"
     async with either_tier("gateway", tmp_path) as (url, _):
         command = [interpreter, str(EXAMPLES / f"detect.{suffix}")]
         done = await asyncio.to_thread(run, command, url, file, out, "pets")

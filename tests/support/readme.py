@@ -9,7 +9,8 @@
 A server (`edge-agent run`, `firstline-gateway run`) goes on until the same one is started again, or the page ends; what
 `export` sets holds for the commands after it.
 Outputs are compared by shape: numbers, ids, times and folders may differ, and a line `...` matches any lines. Shares
-in percent, thresholds and temperatures are the same in every run, and so they must be on the page.
+in percent, thresholds and temperatures are the same in every run, and so they must be on the page. On an exact page,
+all numbers but durations are the same in every run.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ _SHAPES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
     (re.compile(r"(?<![\w.:/])/[\w./-]+"), "PATH"),
     (re.compile(r"\b(?:x86_64|aarch64)\b"), "PROCESSOR"),
     (_SAME, lambda found: found[0].translate(_SPELT)),
-    (re.compile(r"\d+(?:[.,]\d+)*(?:e-?\d+)?"), "N"),
-    (re.compile(r"─+"), "─"),
-    (re.compile(r"\s+"), " "),
 )
+_NUMBER = r"\d+(?:[.,]\d+)*(?:e-?\d+)?"
+# Also the last two columns of `evaluate`'s table, which are times.
+_DURATION = re.compile(rf"{_NUMBER}(?= (?:ms|s)\b)|(?<=_ms\": ){_NUMBER}|(?<=_ms\":){_NUMBER}|\d+\.\d\d +\d+\.\d\d$")
 
 
 class MismatchError(AssertionError):
@@ -116,20 +117,22 @@ def commands(block: Block) -> list[Command]:
     return [Command(text, tuple(output), number) for text, output, number in found]
 
 
-def shape(line: str) -> str:
-    """A line without what differs from run to run."""
+def shape(line: str, exact: bool = False) -> str:
+    """A line without what differs from run to run: all numbers, or durations alone where the others are exact."""
     for pattern, instead in _SHAPES:
         line = pattern.sub(instead, line)
-    return line.strip()
+    line = _DURATION.sub("N", line) if exact else re.sub(_NUMBER, "N", line)
+    return re.sub(r"\s+", " ", re.sub(r"─+", "─", line)).strip()
 
 
-def matches(expected: tuple[str, ...], actual: tuple[str, ...]) -> bool:
+def matches(expected: tuple[str, ...], actual: tuple[str, ...], exact: bool = False) -> bool:
     """Whether the lines have the same shape; `...` matches any number of lines."""
     if not expected:
         return not actual
     if expected[0].strip() == "...":
-        return any(matches(expected[1:], actual[skip:]) for skip in range(len(actual) + 1))
-    return bool(actual) and shape(expected[0]) == shape(actual[0]) and matches(expected[1:], actual[1:])
+        return any(matches(expected[1:], actual[skip:], exact) for skip in range(len(actual) + 1))
+    same = bool(actual) and shape(expected[0], exact) == shape(actual[0], exact)
+    return same and matches(expected[1:], actual[1:], exact)
 
 
 @dataclass
@@ -141,12 +144,14 @@ class Reader:
         environ: of every command.
         ports: the page's ports, and those that are used instead.
         absent: programs that this machine lacks; their commands are passed over.
+        exact: whether all numbers but durations must be those of the page.
     """
 
     folder: Path
     environ: Mapping[str, str]
     ports: Mapping[str, str]
     absent: frozenset[str] = frozenset()
+    exact: bool = False
     executed: list[str] = field(default_factory=list)
     _servers: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     _copied: dict[str, str] = field(default_factory=dict)
@@ -187,7 +192,7 @@ class Reader:
         server = _SERVER.match(text)
         output = self._start(server[1], text, command) if server else self._run(text, command)
         expected = tuple(self._ours(line).rstrip() for line in command.output)
-        if not matches(expected, output):
+        if not matches(expected, output, self.exact):
             raise MismatchError(
                 f"line {command.line}: `{text}` said\n  " + "\n  ".join(output) + "\nand the page shows\n  "
                 + "\n  ".join(expected)

@@ -25,7 +25,7 @@ _STATUSES = {
     Status.EXPIRED: "The correction did not come in time; the first answer stands.",
 }
 
-_CHANGED = {True: ", which says another class", False: ", which says the same class", None: ""}
+_CHANGED = {True: ", which answers otherwise", False: ", which answers the same", None: ""}
 _REFUSED = "The gateway refused to correct it; the first answer stands."
 _UNAUTHORIZED = (
     "The full model was to answer, but the gateway refuses this device's token; this device's answer stood in. "

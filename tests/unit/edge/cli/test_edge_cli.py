@@ -87,10 +87,10 @@ def test_explain_describes_a_request() -> None:
     ]
     (corrected,) = describe(LINE | {"event": "corrected", "status": "final", "tier": "cloud"})
     assert corrected.endswith("Corrected by the gateway, model aaaaaaaaaaaa. The answer is final.")
-    for changed, result in ((True, "another class"), (False, "the same class")):
+    for changed, result in ((True, "otherwise"), (False, "the same")):
         (corrected,) = describe(LINE | {"event": "corrected", "status": "final", "tier": "cloud", "changed": changed})
         assert corrected.endswith(
-            f"Corrected by the gateway, model aaaaaaaaaaaa, which says {result}. The answer is final."
+            f"Corrected by the gateway, model aaaaaaaaaaaa, which answers {result}. The answer is final."
         )
     (expired,) = describe(LINE | {"event": "corrected", "status": "expired"})
     assert "did not come in time" in expired

@@ -118,6 +118,8 @@ def test_other_outputs_are_arrays() -> None:
     found = read(None, {"y": np.arange(6, dtype=np.float32).reshape(2, 3)})
     assert isinstance(found, firstline.Tensors)
     np.testing.assert_array_equal(found.outputs["y"], [[0, 1, 2], [3, 4, 5]])
+    assert str(found) == "y [[0., 1., 2.], [3., 4., 5.]]"
+    assert str(read(None, {"y": np.zeros((1, 3, 224), np.float32)})) == "y of shape [1, 3, 224]"
 
 
 def test_text_has_its_keywords() -> None:
@@ -191,4 +193,4 @@ def test_answers_of_unknown_tasks_keep_their_fields() -> None:
     document = {key: value for key, value in answer_json(response(BOXES), TASK, {}).items() if key != "results"}
     found = prediction_from({**document, "poem": "roses"}, "The server")
     assert isinstance(found, firstline.Fields)
-    assert found.fields["poem"] == "roses"
+    assert found.fields["poem"] == "roses" and str(found) == "poem roses"
