@@ -42,7 +42,8 @@ class Effect:
         drift: by how much scores lie elsewhere than the device's own did, see `Device.shares`.
         blind: classes of which it reports no object.
         wrong: share of the objects that it reports as one of another class, drawn at random.
-        boards: share of the devices on which it is blind or wrong.
+        invented: objects that it reports where there are none, for each that there is.
+        boards: share of the devices on which it is blind or wrong, or invents objects.
         at_night: whether it is blind only from 20 to 6 o'clock.
     """
 
@@ -54,6 +55,7 @@ class Effect:
     drift: float = 0.0
     blind: tuple[str, ...] = ()
     wrong: float = 0.0
+    invented: float = 0.0
     boards: float = 1.0
     at_night: bool = False
 
@@ -131,7 +133,8 @@ class Device:
         self.scene = float(rng.normal(self.scene * back, _WANDERS * math.sqrt(1 - back * back)))
         scores = rng.multinomial(rows, self.shares(effect.drift))
         looked = self.look(hours, audited, effect)
-        telling = audited - looked.empty
+        differs = min(1.0, self.disagreeing + effect.disagreement + looked.lost)
+        disagreed = int(rng.binomial(audited - looked.empty, differs))
         counted = ModelCounts(
             BUNDLE,
             self.version,
@@ -144,7 +147,8 @@ class Device:
             scores=tuple(scores.tolist()),
             audited=audited,
             audited_empty=looked.empty,
-            disagreed=int(rng.binomial(telling, min(1.0, self.disagreeing + effect.disagreement + looked.lost))),
+            disagreed=disagreed,
+            losses=float(disagreed),
             objects=looked.objects,
             event_audits=looked.event_audits,
             event_losses=looked.event_losses,
@@ -168,7 +172,7 @@ class Device:
         open_ = 1 - blind * (dark[:, None] if effect.at_night else np.ones((len(starts_h), 1)))
         found = rng.binomial(there, (1 - self.missing) * open_)
         confused = rng.binomial(found, effect.wrong * affected)
-        false = rng.poisson(there * self.inventing * open_) + rng.multinomial(
+        false = rng.poisson(there * (self.inventing + effect.invented * affected) * open_) + rng.multinomial(
             confused.sum(axis=1), np.full(len(names), 1 / len(names))
         )
         right, invented, total = (each.sum(axis=0) for each in (found - confused, false, there))
@@ -242,7 +246,17 @@ def generators(number: int, seed: int) -> Iterator[tuple[str, np.random.Generato
 
 
 def _sum(one: ModelCounts, more: ModelCounts) -> ModelCounts:
-    numbers = ("rows", "kept", "escalated", "errors", "audited", "audited_empty", "disagreed", "latency_sum_ms")
+    numbers = (
+        "rows",
+        "kept",
+        "escalated",
+        "errors",
+        "audited",
+        "audited_empty",
+        "disagreed",
+        "losses",
+        "latency_sum_ms",
+    )
     values = {name: getattr(one, name) + getattr(more, name) for name in numbers}
     classes = {name: _by_class(getattr(one, name), getattr(more, name)) for name in _BY_CLASS}
     return replace(

@@ -74,6 +74,7 @@ DETECTORS = {
     "blind, and one in 1,000 frames holds an object": Detector(Effect(blind=tuple(RARE.objects)), RARE),
     "one class lost, which is in one of 50 frames": Detector(Effect(blind=("dog",))),
     "blind at night": Detector(Effect(blind=tuple(STREET.objects), at_night=True)),
+    "invents as many objects as there are": Detector(Effect(invented=1.0)),
     "wrong on one board, which a quarter of the devices have": Detector(Effect(wrong=0.9, boards=0.25)),
 }
 

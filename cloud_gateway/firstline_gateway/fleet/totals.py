@@ -22,9 +22,10 @@ _MOST_COUNTS = 2**53
 _MOST_TIME = 1e15
 _MODELS = 128
 _COUNTERS = ("rows", "kept", "escalated", "errors", "audited", "audited_empty", "disagreed")
+_SUMS = ("latency_sum_ms", "losses")
 _BY_GROUP = ("objects", "event_audits", "event_losses")
 _NO_AUDITS: Mapping[str, Any] = MappingProxyType(
-    {"audited": 0, "audited_empty": 0, "disagreed": 0, "event_audits": {}, "event_losses": {}}
+    {"audited": 0, "audited_empty": 0, "disagreed": 0, "losses": 0.0, "event_audits": {}, "event_losses": {}}
 )
 KEPT_HOURS = 48
 """Length of the history."""
@@ -105,7 +106,7 @@ def difference(after: ModelCounts, before: ModelCounts | None) -> ModelCounts:
         after,
         **{name: max(0, getattr(after, name) - getattr(before, name)) for name in _COUNTERS},
         **{name: _less_by(getattr(after, name), getattr(before, name)) for name in _BY_GROUP},
-        latency_sum_ms=max(0.0, after.latency_sum_ms - before.latency_sum_ms),
+        **{name: max(0.0, getattr(after, name) - getattr(before, name)) for name in _SUMS},
         latency=_less(after.latency, before.latency),
         scores=_less(after.scores, before.scores),
     )
@@ -135,7 +136,7 @@ def _sum(one: ModelCounts, more: ModelCounts) -> ModelCounts:
         more,
         **{name: min(_MOST_COUNTS, getattr(one, name) + getattr(more, name)) for name in _COUNTERS},
         **{name: _more_by(getattr(one, name), getattr(more, name)) for name in _BY_GROUP},
-        latency_sum_ms=min(_MOST_TIME, one.latency_sum_ms + more.latency_sum_ms),
+        **{name: min(_MOST_TIME, getattr(one, name) + getattr(more, name)) for name in _SUMS},
         latency=_more(one.latency, more.latency),
         scores=_more(one.scores, more.scores),
     )

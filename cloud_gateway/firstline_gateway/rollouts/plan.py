@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
 from firstline_core.telemetry.wording import counted, duration_text
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.device_progress import DeviceView, is_reachable
-from firstline_gateway.rollouts.judgement.figures import BEFORE_S, FIGURES, between, classes_of, falls
+from firstline_gateway.rollouts.judgement.figures import BEFORE_S, FIGURES, against_past, between, classes_of
 from firstline_gateway.rollouts.judgement.statistics import (
     LOOKS_PER_STAGE,
     divisions,
@@ -176,11 +175,11 @@ def _audits(
     end, start = view.totals(names), view.totals_before(names, now.wall_s - BEFORE_S)
     found = [between(definition.judged_bundle, start.get(name, Totals()), end[name]) for name in names if name in end]
     periods = [period for period in found if period is not None]
-    telling, audited, disagreed = (
-        sum(getattr(period.counts, name) for period in periods) for name in ("telling_audits", "audited", "disagreed")
+    telling, audited, losses = (
+        sum(getattr(period.counts, name) for period in periods) for name in ("telling_audits", "audited", "losses")
     )
     hours = sum(period.hours for period in periods)
-    share = max(disagreed / telling if telling else 0.0, limit.must_detect)
+    share = max(losses / telling if telling else 0.0, limit.must_detect)
     # The standard error of a difference of shares, if the devices do not differ.
     reach = smallest_detectable(1.0, level, divisions(treated, stage.control)) / (limit.must_detect - limit.tolerance)
     if not hours or not math.isfinite(reach):
@@ -234,7 +233,7 @@ def _spreads(bundle: str, names: Sequence[str], view: View, now: Now) -> _Spread
         past = view.totals_before(names, now.wall_s - hours * 3600 - BEFORE_S) if hours <= _FALLS_H else {}
         before = {name: between(bundle, past[name], start[name]) for name in names if name in past and name in start}
         periods = [
-            replace(period, falls=falls(earlier, period)) if (earlier := before.get(name)) is not None else period
+            against_past(earlier, period) if (earlier := before.get(name)) is not None else period
             for name in names
             if name in start and name in end and (period := between(bundle, start[name], end[name])) is not None
         ]

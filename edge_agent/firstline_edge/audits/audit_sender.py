@@ -71,12 +71,14 @@ class Finding:
     Args:
         outcome: agreed, disagreed or lost.
         cause: why it was lost; "" if it was not.
+        loss: of the answer, in [0, 1].
         events: losses of the events that can occur in it.
     """
 
     audit: Audit
     outcome: str
     cause: str = ""
+    loss: float = 0.0
     events: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -191,7 +193,8 @@ class AuditSender:
         self._cache.put(result_key(audit.content, manifest.full_digest), ModelOutput(full))
         compared = Comparison.of(audit.model, audit.edge, full)
         # Before its own result can raise an alarm: the certificate was valid when the note was sent.
-        self._on_finding(Finding(audit, "agreed" if compared.agree else "disagreed", events=compared.events))
+        outcome = "agreed" if compared.agree else "disagreed"
+        self._on_finding(Finding(audit, outcome, loss=compared.loss, events=compared.events))
         if audit.monitored is None:
             return
         sample = audit.monitored.sample(

@@ -184,6 +184,7 @@ class _Sums(Struct, eq=False):
     audited: int = 0
     audited_empty: int = 0
     disagreed: int = 0
+    losses: float = 0.0
     objects: Counter[str] = field(default_factory=Counter)
     event_audits: Counter[str] = field(default_factory=Counter)
     event_losses: Counter[str] = field(default_factory=Counter)
@@ -239,6 +240,7 @@ class FleetCounts:
             sums = self._sums_of(finding.model, finding.version)
             sums.audited += 1
             sums.disagreed += finding.outcome == "disagreed"
+            sums.losses += finding.loss
             device_model = self._models.find(finding.model, finding.version)
             task = device_model.manifest.task if device_model is not None else None
             if task is not None and task.events and not finding.events:

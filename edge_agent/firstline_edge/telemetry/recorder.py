@@ -177,6 +177,10 @@ class AuditFinding(Protocol):
         """One of "agreed", "disagreed" and "lost"."""
 
     @property
+    def loss(self) -> float:
+        """The loss of the answer, in [0, 1]; 0 if the audit was lost."""
+
+    @property
     def events(self) -> Mapping[str, float]:
         """The losses of the events that can occur in the answer."""
 

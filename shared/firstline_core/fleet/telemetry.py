@@ -39,6 +39,7 @@ class ModelCounts(Struct, frozen=True):
         audited: edge answers that the full model checked.
         audited_empty: audited answers in which no event can occur, because neither model reports anything.
         disagreed: audited answers that differ from the full model's.
+        losses: sum of the losses of audited answers, each 0 to 1; the same number where losses have no grades.
         objects: numbers of objects that the edge model reported, by group of classes; see `Task.occurrences`.
         event_audits: audited answers in which an event can occur, by event; see `Task.event`.
         event_losses: audited answers in which it occurred.
@@ -57,6 +58,7 @@ class ModelCounts(Struct, frozen=True):
     audited: _Count = 0
     audited_empty: _Count = 0
     disagreed: _Count = 0
+    losses: Annotated[float, Meta(ge=0)] = 0.0
     objects: _ByGroup = {}
     event_audits: _ByGroup = {}
     event_losses: _ByGroup = {}

@@ -23,7 +23,8 @@ _HALF = 50.0
 _HALF_HOURS = 24.0
 _HALF_OBJECTS = 5.0
 FALL = 1 / 1.2
-"""Share of a class's past objects to which they may fall on a device."""
+RISE = 1 / FALL
+"""Shares of a class's past objects to which they may fall and rise on a device."""
 _FEWEST_LATENCIES = 20  # a 95th percentile of fewer is their maximum
 _CRASHES_PER_DAY = 24.0  # more is all the same
 
@@ -37,7 +38,7 @@ class Period:
         hours: between the two.
         crashes: number of processes that ended without a shutdown.
         stability_index: of the scores against the device's own before; None if unknown.
-        falls: how far the objects of each class fell against the device's own past, see `_falls`.
+        falls, rises: how far the objects of each class changed against the device's own past, see `against_past`.
         silent: whether it was silent at the end; None if unknown.
     """
 
@@ -46,11 +47,13 @@ class Period:
     crashes: int = 0
     stability_index: float | None = None
     falls: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    rises: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     silent: bool | None = None
 
 
 Figure = Callable[[Period], Mapping[str, tuple[float, float]]]
-"""Returns a period's value and weight by class; `ALL` for a figure without classes. Empty without data."""
+"""Returns a period's value and weight by class; empty without data. `ALL` is the only class of a figure without
+classes; of a figure by class it is any class that the device does not report."""
 ALL = ""
 
 
@@ -60,7 +63,8 @@ def classes_of(values: Iterable[Mapping[str, tuple[float, float]]]) -> list[str]
     for by_class in values:
         for name, (_, weight) in by_class.items():
             weights[name] = weights.get(name, 0.0) + weight
-    return sorted(weights, key=lambda name: (-weights[name], name))
+    named = [name for name in weights if name != ALL]
+    return sorted(named, key=lambda name: (-weights[name], name)) or list(weights)
 
 
 def _plain(of: Callable[[Period], tuple[float, float] | None]) -> Figure:
@@ -73,11 +77,11 @@ def _plain(of: Callable[[Period], tuple[float, float] | None]) -> Figure:
     return figure
 
 
-def _weighted_share(part: int, whole: int) -> tuple[float, float] | None:
+def _weighted_share(part: float, whole: int) -> tuple[float, float] | None:
     return (min(1.0, part / whole), whole / (whole + _HALF)) if whole else None
 
 
-def _share(part: Callable[[ModelCounts], int], whole: Callable[[ModelCounts], int]) -> Figure:
+def _share(part: Callable[[ModelCounts], float], whole: Callable[[ModelCounts], int]) -> Figure:
     return _plain(lambda period: _weighted_share(part(period.counts), whole(period.counts)))
 
 
@@ -141,18 +145,20 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "latency": _plain(_latency),
         "escalations": _share(lambda counts: counts.escalated, lambda counts: counts.rows),
         "drift": _plain(_drift),
-        "disagreement": _share(lambda counts: counts.disagreed, lambda counts: counts.telling_audits),
+        "disagreement": _share(lambda counts: counts.losses, lambda counts: counts.telling_audits),
         "missed": _event_share(MISSED),
         "invented": _event_share(INVENTED),
         "objects": lambda period: period.falls,
+        "surplus": lambda period: period.rises,
         "alarms": _plain(_alarms),
         "silence": _plain(_silence),
     }
 )
 """By name. Higher is worse: crashes a day; shares of rows; the logarithm of the 95th percentile, so that a difference
-is a ratio; the population stability index; the share of audits that disagreed, of those in which an event can occur;
-by class the share that missed or invented it, and how far its objects fell below `FALL`; whether a contract's alarm is
-active; whether the device was silent at the end."""
+is a ratio; the population stability index; the mean loss of audits in which an event can occur (the share that
+disagrees where losses have no grades); by class the share that missed or invented it, how far its objects fell below
+`FALL`, and how far they rose above `RISE`; whether a contract's alarm is active; whether the device was silent at the
+end."""
 
 
 class Device(Struct, frozen=True):
@@ -210,28 +216,34 @@ def compared(
     after = between(bundle, start, end, audits_of=audits_of) if end is not None else None
     after = after or Period(ModelCounts(bundle or "all", 1), 0.0)
     if before is not None:
-        after = replace(
-            after, stability_index=_stability_index(before.counts, after.counts), falls=falls(before, after)
-        )
+        index = _stability_index(before.counts, after.counts)
+        after = replace(against_past(before, after), stability_index=index)
     return Device(replace(after, silent=silent), before)
 
 
-def falls(before: Period, after: Period) -> dict[str, tuple[float, float]]:
-    """Returns how far the objects per hour of each class fell below `FALL` of those before: the logarithm of a ratio.
+def against_past(before: Period, after: Period) -> Period:
+    """Returns the later period, with the changes of the objects per hour of each class: logarithms of ratios.
 
-    0 for a smaller fall, so that a few devices on which a model sees nothing are not offset by the noise of the others.
-    A class counts if the edge model reported it before. The weight increases with the number of expected objects, which
-    the model of the later period does not influence. One is added to both numbers, so that the ratio is finite.
+    A change within `FALL` and `RISE` is 0, so that a few devices on which a model sees nothing, or too much, are not
+    offset by the noise of the others. A class falls only if the edge model reported it before; a class that it did not
+    report can rise, also from none, and has risen by nothing on the other devices (`ALL`). The weight increases with
+    the number of expected objects, which the model of the later period does not influence. One is added to both
+    numbers, so that the ratio is finite.
     """
-    if before.hours <= 0 or after.hours <= 0:
-        return {}
-    found = {}
-    for name, number in before.counts.objects.items():
-        expected = number * after.hours / before.hours
+    if before.hours <= 0 or after.hours <= 0 or not (before.counts.objects or after.counts.objects):
+        return after
+    falls, rises = {}, {ALL: (0.0, _rise_weight(0.0))}
+    for name in dict.fromkeys((*before.counts.objects, *after.counts.objects)):
+        expected = before.counts.objects.get(name, 0) * after.hours / before.hours
+        change = math.log((after.counts.objects.get(name, 0) + 1) / (expected + 1))
+        rises[name] = max(0.0, change - math.log(RISE)), _rise_weight(expected)
         if expected > 0:
-            fall = math.log((expected + 1) / (after.counts.objects.get(name, 0) + 1))
-            found[name] = max(0.0, fall + math.log(FALL)), expected / (expected + _HALF_OBJECTS)
-    return found
+            falls[name] = max(0.0, math.log(FALL) - change), expected / (expected + _HALF_OBJECTS)
+    return replace(after, falls=falls, rises=rises)
+
+
+def _rise_weight(expected: float) -> float:
+    return (expected + 1) / (expected + 1 + _HALF_OBJECTS)
 
 
 def _stability_index(before: ModelCounts, after: ModelCounts) -> float | None:

@@ -29,7 +29,7 @@ from firstline_core.errors import RequestError
 from firstline_core.fleet.rollout import FindingState
 from firstline_core.routing.binomial import cdf
 from firstline_core.telemetry.wording import counted
-from firstline_gateway.rollouts.judgement.figures import ALL, FALL, FIGURES, Device, Figure, classes_of
+from firstline_gateway.rollouts.judgement.figures import ALL, FALL, FIGURES, RISE, Device, Figure, classes_of
 from firstline_gateway.rollouts.judgement.statistics import (
     ClassGroups,
     Groups,
@@ -82,6 +82,7 @@ DEFAULT_LIMITS: Mapping[str, Limit] = MappingProxyType(
         "missed": Limit(0.02),
         "invented": Limit(0.02),
         "objects": Limit(0.02),
+        "surplus": Limit(0.02),
         "alarms": Limit(0.02),
         "silence": Limit(0.02),
     }
@@ -246,7 +247,9 @@ def _groups(figure: Figure, treated: Sequence[Device], control: Sequence[Device]
     found, by_board = list[Groups](), list[Groups]()
     boards = _boards(devices)
     for name in classes_of(after)[:_CLASSES_AT_MOST] or [ALL]:
-        table = np.asarray([values.get(name, (0.0, 0.0)) for values in after], np.float64).reshape(-1, 2)
+        table = np.asarray([values.get(name, values.get(ALL, (0.0, 0.0))) for values in after], np.float64).reshape(
+            -1, 2
+        )
         past = np.asarray([values[name][0] if name in values else math.nan for values in before], np.float64)
         found.append(Groups(table[:, 0], table[:, 1], past, is_treated, name))
         for board, there in boards.items():
@@ -287,12 +290,13 @@ def _compared(named: tuple[str, Limit], tested: ClassGroups, p_value: float, lev
 def _worse(finding: FindingState) -> str:
     chance = f"{_chance(finding.p_value)}, aborts at {finding.level:.2g}"
     on = f" on '{finding.board}'" if finding.board else ""
-    if finding.figure == "objects" and finding.treated is not None and finding.control is not None:
+    changed = {"objects": f"fewer than {FALL:.0%}", "surplus": f"more than {RISE:.0%}"}.get(finding.figure)
+    if changed and finding.treated is not None and finding.control is not None:
         with_, without, accepted = (
             f"{math.exp(fall):.3g}" for fall in (finding.treated, finding.control, finding.tolerance)
         )
         return (
-            f"objects of '{finding.group}'{on}: fewer than {FALL:.0%} of the devices' own past, by a factor of {with_} "
+            f"objects of '{finding.group}'{on}: {changed} of the devices' own past, by a factor of {with_} "
             f"on {counted(finding.devices[0], 'device')} with the model and {without} on {finding.devices[1]} without; "
             f"{accepted} times that would be accepted ({chance})."
         )
@@ -342,7 +346,11 @@ def _audits(running: Sequence[Device], control: Sequence[Device]) -> str:
     """Returns sentences about the audits of the model's answers and about a group without audited answers."""
     counts = [each.after.counts for each in running if each.after is not None]
     audited, disagreed = (sum(getattr(each, name) for each in counts) for name in ("telling_audits", "disagreed"))
-    found = f" Of {counted(audited, 'audit')} on devices with the model, {disagreed} disagreed." if audited else ""
+    losses = sum(each.losses for each in counts)
+    mean = f", with a mean loss of {losses / audited:.3g}" if audited and losses != disagreed else ""
+    found = (
+        f" Of {counted(audited, 'audit')} on devices with the model, {disagreed} disagreed{mean}." if audited else ""
+    )
     return f"{found}{_without_audits(running, control)}"
 
 

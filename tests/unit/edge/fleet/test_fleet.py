@@ -138,15 +138,17 @@ async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:
 async def test_audits_are_counted_by_the_events_that_can_occur() -> None:
     scene = Scene(certified=0.8)
     counts = FleetCounts(scene.models, lambda _: False)
-    for outcome, events in (
-        ("agreed", {"missed yes": 0.0, "invented yes": 0.0}),
-        ("disagreed", {"missed no": 1.0, "invented yes": 1.0}),
-        ("agreed", {}),
-        ("lost", {}),
+    for outcome, loss, events in (
+        ("agreed", 0.0, {"missed yes": 0.0, "invented yes": 0.0}),
+        ("disagreed", 0.25, {"missed no": 1.0, "invented yes": 1.0}),
+        ("agreed", 0.0, {}),
+        ("lost", 0.0, {}),
     ):
-        counts.audited(SimpleNamespace(model="m", version=scene.held.version, outcome=outcome, events=events))
+        finding = SimpleNamespace(model="m", version=scene.held.version, outcome=outcome, loss=loss, events=events)
+        counts.audited(finding)
     (found,) = counts.counts()
     assert (found.audited, found.audited_empty, found.telling_audits, found.disagreed) == (3, 1, 2, 1)
+    assert found.losses == 0.25
     assert found.event_audits == {"missed yes": 1, "invented yes": 2, "missed no": 1}
     assert found.event_losses == {"missed no": 1, "invented yes": 1}
     await scene.close()

@@ -67,7 +67,14 @@ class SimulatedFleet:
         disagreed = audited if version in self.disagreeing else 0
         empty = audited if self.empty else 0
         return ModelCounts(
-            "cameras", version, rows=rows, kept=rows, audited=audited, audited_empty=empty, disagreed=disagreed
+            "cameras",
+            version,
+            rows=rows,
+            kept=rows,
+            audited=audited,
+            audited_empty=empty,
+            disagreed=disagreed,
+            losses=disagreed,
         )
 
     def totals_before(self, names: Iterable[str], at_s: float) -> Mapping[str, Totals]:
@@ -621,7 +628,7 @@ def test_a_stage_with_audits_is_promoted_unseen() -> None:
 
 def test_a_plan_counts_the_audits_in_which_an_event_can_occur() -> None:
     fleet = simulated_fleet(40, Stage(0.5, soak_s=8 * 3600), rules=Rules())
-    counts = ModelCounts("cameras", 1, rows=9000, audited=1000, audited_empty=950, disagreed=2)
+    counts = ModelCounts("cameras", 1, rows=9000, audited=1000, audited_empty=950, disagreed=2, losses=2)
     fleet.totals = lambda names: {name: Totals((counts,), 86_400) for name in names}  # type: ignore[method-assign]
     fleet.totals_before = lambda names, _: {name: Totals() for name in names}  # type: ignore[method-assign]
     definition = fleet.rollout.definition

@@ -86,6 +86,17 @@ def test_objects_fall_against_the_devices_own_past_per_hour() -> None:
     fewer = compared("m", before, start, Totals((objects(1, 2400, 0), objects(2, 700, 5)), 32 * 3600))
     assert fewer.after is not None and FIGURES["objects"](fewer.after) == {"person": (0.0, 800 / 805)}
     assert FIGURES["objects"](compared("m", None, start, end).after) == {}
+    # Cars appear on this device, and not on those that do not report them.
+    assert FIGURES["surplus"](device.after) == {
+        ALL: (0.0, 1 / 6), "person": (0.0, 801 / 806), "car": (pytest.approx(math.log(6 / 1.2)), 1 / 6)
+    }  # fmt: skip
+    more = compared("m", before, start, Totals((objects(1, 2400, 0), objects(2, 1601, 0)), 32 * 3600))
+    assert FIGURES["surplus"](more.after)["person"] == (pytest.approx(math.log(1602 / 801 / 1.2)), 801 / 806)
+
+
+def test_disagreement_is_the_mean_loss_where_losses_have_grades() -> None:
+    period = between("m", Totals(), Totals((ModelCounts("m", 2, audited=50, disagreed=50, losses=2.5),), 3600))
+    assert period is not None and FIGURES["disagreement"](period) == {ALL: (0.05, 0.5)}
 
 
 def test_events_are_shares_of_the_audits_in_which_they_can_occur() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, latency_bin
-from firstline_gateway.rollouts.judgement.figures import FIGURES, Device, Period, falls, latency_p95_ms
+from firstline_gateway.rollouts.judgement.figures import FIGURES, Device, Period, against_past, latency_p95_ms
 from firstline_gateway.rollouts.judgement.statistics import (
     POWER,
     ClassGroups,
@@ -40,7 +40,7 @@ def period(rng: np.random.Generator, own: float, **worse: float) -> Period:
         errors=int(rng.binomial(rows, 0.01 + worse.get("errors", 0.0))),
         latency=tuple(np.bincount([latency_bin(ms) for ms in latencies], minlength=BINS).tolist()),
         audited=200,
-        disagreed=int(rng.binomial(200, 0.04 + 0.01 * own + worse.get("disagreement", 0.0))),
+        losses=int(rng.binomial(200, 0.04 + 0.01 * own + worse.get("disagreement", 0.0))),
         alarm=bool(rng.random() < worse.get("alarms", 0.0)),
     )
     drift = 0.03 + worse.get("drift", 0.0) + 0.01 * rng.random()
@@ -104,14 +104,16 @@ CLASSES = tuple(f"class {number}" for number in range(20))
 
 
 def detector(rng: np.random.Generator, lost: str = "", *, audited: bool = True, kept: float = 0.0) -> Device:
-    """A device before and after a stage; a detector of twenty classes, of which it finds a share of one only."""
+    """A device before and after a stage; a detector of twenty classes, of one of which it reports more or less."""
     own = {name: float(rng.gamma(4, 3)) for name in CLASSES}
 
     def lived(hours: float, share: float) -> Period:
         objects = {name: int(rng.poisson(hours * mean * (share if name == lost else 1))) for name, mean in own.items()}
+        if lost and lost not in own and share > 1:
+            objects[lost] = int(rng.poisson(hours * share))
         audits = {f"missed {name}": int(rng.poisson(2.0)) for name in CLASSES}
         losses = {
-            event: int(rng.binomial(number, 1 - 0.95 * (share if event == f"missed {lost}" else 1)))
+            event: int(rng.binomial(number, 1 - 0.95 * (min(share, 1) if event == f"missed {lost}" else 1)))
             for event, number in audits.items()
         }
         counts = ModelCounts("m", 1, objects=objects)
@@ -120,7 +122,7 @@ def detector(rng: np.random.Generator, lost: str = "", *, audited: bool = True, 
         return Period(counts, hours)
 
     before, after = lived(24.0, 1.0), lived(8.0, kept)
-    return Device(replace(after, falls=falls(before, after)), before)
+    return Device(against_past(before, after), before)
 
 
 def judged_detector(seed: int, lost: str = "", **changes: object) -> Verdict:
@@ -149,6 +151,14 @@ def test_a_class_whose_objects_fall_by_half_aborts_without_a_full_model() -> Non
         "objects of 'class 7': fewer than 83% of the devices' own past, by a factor of 1.67 on 40 devices with"
     )
     assert "1.02 times that would be accepted (p < 0.00001, aborts at" in verdict.sentence
+
+
+@pytest.mark.parametrize("lost", ["class 7", "new"])
+def test_a_class_whose_objects_double_or_appear_aborts_without_a_full_model(lost: str) -> None:
+    verdict = judged_detector(1, lost, audited=False, kept=2.0)
+    assert (verdict.decision, verdict.rule) == (Decision.ABORT, "surplus")
+    assert verdict.sentence.startswith(f"objects of '{lost}': more than 120% of the devices' own past, by a factor of ")
+    assert "on 40 devices with the model and 1" in verdict.sentence
 
 
 def test_a_model_that_is_worse_on_one_board_aborts_by_the_name_of_the_board() -> None:
@@ -230,7 +240,9 @@ def test_every_variant_needs_an_audit(rules: Rules, decision: Decision) -> None:
 
 def test_a_promotion_says_how_many_audits_there_were_and_how_many_disagreed() -> None:
     rules = Rules(promote_unseen=True)
-    small = [Device(Period(ModelCounts("m", 2, audited=1, disagreed=1), 1.0), variant="edge") for _ in range(2)]
+    small = [
+        Device(Period(ModelCounts("m", 2, audited=1, disagreed=1, losses=1), 1.0), variant="edge") for _ in range(2)
+    ]
     verdict = judge(
         rules, stages=1, look=8, over=True, installed=2, failed=0, treated=small, control=[], running=small, seed=1
     )
