@@ -10,6 +10,7 @@ from typing import Any
 
 from cryptography.utils import CryptographyDeprecationWarning
 
+from bench.fuzzing.audio_files import make_audio, read_audio
 from bench.fuzzing.byte_tensors import make_bytes, read_bytes
 from bench.fuzzing.corpora import BODIES, CERTIFICATES, IMAGES, MANIFESTS, MESSAGES, PUBLICATIONS, SMALL, TOPICS
 from bench.fuzzing.gateway_answers import make_answer, read_answer
@@ -241,6 +242,7 @@ TARGETS: Sequence[Target] = (
     Target("BYTES tensors", make_bytes, read_bytes, (RequestError,), 0.05),
     Target("image headers", make_image, read_image, (RequestError,), 0.05),
     Target("image decoder", _image, _read_image, (RequestError,), 0.05),
+    Target("audio files", make_audio, read_audio, (RequestError,), 0.2),
     Target("certificates, and requests for them", _certificate, _read_certificate, (RequestError,), 0.05),
     Target("graphs whose rows depend on each other", graph_input, check_graph, (InferenceError,), 0.005),
     Target("tokens, errors, events, ONNX files", _small, _read_small, (ConfigError, ProtocolError), 0.05),

@@ -6,6 +6,7 @@ Every header is checked before any clip is decoded: a file of a few bytes may de
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from firstline_core.processing.audio_header import AudioHeader, MeasuredClip, ch
 from firstline_core.processing.image_header import ImageCost
 from firstline_core.processing.steps import AudioStep, Crop, DecodeAudio, Mono, Pad, Resample, Windows
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
-from firstline_core.types import Array, Tensor, all_finite
+from firstline_core.types import Array, Tensor
 
 ENCODED_LIMIT_BYTES = 64 << 20
 """Of one clip."""
@@ -36,6 +37,9 @@ TOTAL_SAMPLES_LIMIT = 60_000_000
 
 WINDOWS_LIMIT = 4096
 """Of all clips of a request, each with as many as the longest one."""
+
+SAMPLE_LIMIT = 2.0**32
+"""Of one sample: whole numbers stored as floats are accepted, and sums and squares of them stay finite."""
 
 CHUNKS_LIMIT = 1000
 """Of a WAV file: they are read one by one."""
@@ -224,7 +228,7 @@ def decode(encoded: bytes, where: str) -> NDArray[np.float32]:
         FP32 (samples, channels), in -1 to 1; files of floating-point numbers may exceed this.
 
     Raises:
-        InvalidTensorError: a truncated or broken file, or NaN or infinity in it.
+        InvalidTensorError: a truncated or broken file, or NaN, infinity or samples over a limit in it.
     """
     with _opened(encoded, where) as file:
         declared = file.frames
@@ -234,8 +238,11 @@ def decode(encoded: bytes, where: str) -> NDArray[np.float32]:
             raise InvalidTensorError(f"{where} cannot be decoded: {_reason(error)}.") from error
     if len(samples) < declared:
         raise InvalidTensorError(f"{where} ends after {len(samples)} of {declared} samples; send the whole file.")
-    if not all_finite(samples):
+    lowest, highest = float(samples.min()), float(samples.max())
+    if not (math.isfinite(lowest) and math.isfinite(highest)):
         raise InvalidTensorError(f"{where} has NaN or infinity; send finite samples.")
+    if (peak := max(-lowest, highest)) > SAMPLE_LIMIT:
+        raise InvalidTensorError(f"{where} has samples up to {peak:g}; scale them to -1 to 1.")
     return samples
 
 

@@ -136,8 +136,10 @@ def wav(samples: bytes, *, channels: int = 1, rate_hz: int = 8000, size: int | N
         (wav(bytes(100), rate_hz=10), "has a sample rate of 10 Hz"),
         (clip(tone(440, 8000), form="FLAC")[:-400], "row|Row"),
         (clip([0.5, np.nan], subtype="FLOAT"), "has NaN or infinity"),
+        (clip([0.5, -3e38], subtype="FLOAT"), "has samples up to 3e"),
+        (clip([0.5, 1e300], subtype="DOUBLE"), "has NaN or infinity"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_a_damaged_clip_is_refused_by_its_row(encoded: bytes, reason: str) -> None:
     with pytest.raises(InvalidTensorError, match="Row 1 of input 'audio'") as refused:
