@@ -30,7 +30,6 @@ from firstline.workbench.certify import (
     certify_field,
     certify_field_promises,
     certify_stream_bundle,
-    is_graded,
     voided,
     write_certified,
 )
@@ -46,6 +45,7 @@ from firstline.workbench.selection import (
     can_learn,
     check_score,
     default_fraction,
+    is_graded,
 )
 from firstline_core.bundle.manifest import Manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle

@@ -75,7 +75,8 @@ def _text(evaluation: Evaluation, drawn: Path | None) -> Iterator[str | Table]:
                 yield from _events(variant.edge.id, variant.tiered.events)
     yield (
         "disagree: mean loss of the answers accepted at the edge against the full model's; of a classifier the share "
-        "with another label. KB sent: of inputs. ms: of one row through the models here, without the network."
+        "with another label; with grades between 0 and 1, an answer disagrees for the AUROC if its loss is above the "
+        "mean. KB sent: of inputs. ms: of one row through the models here, without the network."
     )
     if drawn is not None:
         yield f"Drawn: {drawn}"

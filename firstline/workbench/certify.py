@@ -20,12 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 from firstline.workbench.bundle import write_version
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.promises import EventBound, Unpromised, UsualAnswer, unpromised, usual_answer
-from firstline.workbench.selection import BEST, SELECT_FRACTION, Selection, default_fraction, select
+from firstline.workbench.selection import BEST, SELECT_FRACTION, Selection, default_fraction, is_graded, select
 from firstline.workbench.sequences import Sequences
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing import binomial
 from firstline_core.routing.certificate import (
     Certificate,
     Contract,
@@ -35,7 +34,15 @@ from firstline_core.routing.certificate import (
     event_promise,
     promise_text,
 )
-from firstline_core.routing.certification import CertificationResult, Start, certify, split, start_shares, starts_at
+from firstline_core.routing.certification import (
+    CertificationResult,
+    RiskTests,
+    Start,
+    certify,
+    split,
+    start_shares,
+    starts_at,
+)
 from firstline_core.routing.contracts import (
     EventRows,
     EventsResult,
@@ -280,14 +287,14 @@ def _prove_promises(
 def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certification:
     """Certifies that the tiered accuracy is at most epsilon below the full model's; `terms.contract` does not matter.
 
-    An answer is right if it has no loss against its label.
+    An answer is right if it has no loss against its label. With losses between 0 and 1, the mean loss of both tiers is
+    at most epsilon above the full model's.
 
     Nothing audits it in the field, where the true labels are not known: `audit_epsilon` stays empty. Arguments and
     errors are those of `certify_bundle`; the images are labelled.
     """
     selection = _select(bundle, evidence, terms, "harm")
-    edge_right, full_right = (evidence.truth_losses(outputs) == 0 for outputs in (evidence.edge.outputs, evidence.full))
-    costs = net_loss(edge_right, full_right)
+    costs = net_loss(*(1 - evidence.truth_losses(outputs) for outputs in (evidence.edge.outputs, evidence.full)))
     rows, part = evidence.units(selection.rest, terms.seed), _selection_rows(selection)
     stream = certify_stream(
         selection.scores[rows],
@@ -300,7 +307,10 @@ def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> C
     result = CertificationResult(
         stream.certified, stream.threshold, stream.kept, stream.given_up_upper, stream.n, stream.n_needed
     )
-    return _certification(bundle, evidence, selection, result, terms, contract="stream", audit_epsilon=None)
+    graded = is_graded(np.abs(costs))
+    return _certification(
+        bundle, evidence, selection, result, terms, contract="stream", audit_epsilon=None, graded=graded
+    )
 
 
 def certify_classes(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certification:
@@ -503,12 +513,6 @@ def _audited_variant(manifest: Manifest, keys: set[str]) -> tuple[Model, Certifi
     )
 
 
-def is_graded(losses: ArrayLike) -> bool:
-    """Returns whether any loss lies between 0 and 1."""
-    values = np.asarray(losses)
-    return bool(((values > 0) & (values < 1)).any())
-
-
 def auditable_epsilon(terms: Terms, differs: Scores) -> float:
     """Returns the bound that audits in the field can test without labels.
 
@@ -517,12 +521,13 @@ def auditable_epsilon(terms: Terms, differs: Scores) -> float:
         differs: (accepted,) disagreement with the full model, of the rows that the certified threshold accepts.
 
     Returns:
-        `epsilon` where disagreement itself is promised; else the most that is likely of the share with any, which the
-        mean loss, that audits test, does not exceed.
+        `epsilon` where disagreement itself is promised; else the upper bound of the mean loss, which audits test.
     """
     if terms.contract == "disagreement":
         return terms.epsilon
-    return min(binomial.upper_bound(int(np.count_nonzero(differs)), len(differs), terms.delta), _NEARLY_ALL)
+    rows, losses = len(differs), differs.astype(np.float64)
+    tests = RiskTests.of(np.zeros(rows), losses, _NEARLY_ALL, terms.delta, seed=terms.seed)
+    return tests.upper_bound(rows, terms.delta)
 
 
 def _select(bundle: Bundle, evidence: Evidence, terms: Terms, contract: EdgeContract) -> Selection:
@@ -604,9 +609,10 @@ def _certification(
     contract: Contract | None = None,
     usual: UsualAnswer | None = None,
     unpromised: Mapping[str, Unpromised] = MappingProxyType({}),
+    graded: bool = False,
 ) -> Certification:
     scores = histogram(selection.scores[selection.rest])
-    graded = contract is None and is_graded(evidence.losses(terms.contract))
+    graded = graded or (contract is None and is_graded(evidence.losses(terms.contract)))
     certificate = _certificate(
         bundle,
         evidence.variant,

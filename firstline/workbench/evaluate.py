@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.observe import Answers, Progress, observe
+from firstline.workbench.selection import is_lost
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
@@ -185,7 +186,8 @@ class TieredFigures(Struct, frozen=True):
         disagreement: mean `Task.loss` of the answers accepted at the edge against the full model's; of a classifier the
             share with another label. None where none was accepted.
         auroc: how well the score tells the answers that disagree from the others, accepted or not: the chance that one
-            of them scores below one of the others. None where none disagrees, or all do.
+            of them scores below one of the others. Of graded losses, those above the mean disagree. None where none
+            disagrees, or all do.
         bytes_sent: of the inputs that travel.
         bytes_all: if every row travelled.
         events: by name, of the task's events that could occur in an accepted row.
@@ -310,7 +312,7 @@ def _tiered(measured: Measured, edge: EdgeRun, full: Answers) -> TieredFigures:
         kept=int(accepted.sum()),
         escalated=int((~accepted).sum()),
         disagreement=float(losses[accepted].mean(dtype=np.float64)) if accepted.any() else None,
-        auroc=auroc(edge.scores, losses > 0),
+        auroc=auroc(edge.scores, is_lost(losses)),
         bytes_sent=int(sizes[~accepted].sum()),
         bytes_all=int(sizes.sum()),
         events=_events(task, edge, full),

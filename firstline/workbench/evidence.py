@@ -73,6 +73,8 @@ class Evidence:
     def losses(self, contract: Contract) -> Scores:
         """Returns what accepting each edge answer costs by a contract on edge answers, (n,) in 0..1.
 
+        Harm is the loss against the label that the edge model adds to the full model's: 1 if only the edge is wrong.
+
         Raises:
             InferenceError: the task's loss graph fails, or gives other values than 0 to 1.
         """
@@ -81,7 +83,7 @@ class Evidence:
         differs = self.edge.task.loss(self.edge.outputs, self.full)
         if contract != "harm":
             return differs
-        harm: Scores = np.where(self.truth_losses(self.full) == 0, self.truth_losses(self.edge.outputs), 0)
+        harm: Scores = np.maximum(self.truth_losses(self.edge.outputs) - self.truth_losses(self.full), 0)
         return harm
 
     def truth_losses(self, outputs: Arrays) -> Scores:

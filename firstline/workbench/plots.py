@@ -36,7 +36,7 @@ LIGHT = Theme(paper="#ffffff", ink="#1d2329", faint="#c9d0d6", first="#0b62b8", 
 DARK = Theme(paper="#161b20", ink="#e4e8eb", faint="#4a545d", first="#6db3f8", second="#ff9e57")
 
 
-def accuracy(data: ReportData, tiers: Tiers, theme: Theme) -> bytes:
+def accuracy(data: ReportData, tiers: Tiers, right: str, theme: Theme) -> bytes:
     """Accuracy of all answers against the share that is escalated."""
 
     def draw(figure: Figure) -> None:
@@ -52,20 +52,21 @@ def accuracy(data: ReportData, tiers: Tiers, theme: Theme) -> bytes:
             promised = f"certified: at most {points(data.certificate.epsilon)} below the full model"
             axes.axhline(least, color=theme.ink, linewidth=1, linestyle=(0, (1, 2)), label=promised)
         _point(axes, tiers.escalated, both, theme, "this bundle, with its 95 % interval")
-        _percent(axes, "escalated to the full model (% of answers)", "right answers (%)")
+        _percent(axes, "escalated to the full model (% of answers)", f"{right} (%)")
         axes.set_xlim(-0.02, 1.02)
         axes.legend(loc="lower right")
 
     return rendered(draw, theme)
 
 
-def risk(tiers: Tiers, epsilon: float | None, by: str, theme: Theme) -> bytes:
+def risk(tiers: Tiers, epsilon: float | None, by: str, lost: str, theme: Theme) -> bytes:
     """Disagreement among accepted edge answers against the share that is escalated.
 
     Args:
         tiers: the data to draw.
         epsilon: the certified bound; None without a certificate.
         by: of what groups it does, each by itself; "" for all answers together.
+        lost: name of the disagreement.
         theme: colours.
     """
 
@@ -77,7 +78,7 @@ def risk(tiers: Tiers, epsilon: float | None, by: str, theme: Theme) -> bytes:
             axes.axhline(epsilon, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label=promised)
         if tiers.disagreement.rows:
             _point(axes, tiers.escalated, tiers.disagreement, theme, "this bundle, with its 95 % interval")
-        _percent(axes, "escalated to the full model (% of answers)", "accepted edge answers that disagree with it (%)")
+        _percent(axes, "escalated to the full model (% of answers)", f"{lost} (%)")
         axes.set_xlim(-0.02, 1.02)
         axes.set_ylim(bottom=0)
         axes.legend(loc="upper right")
@@ -120,7 +121,7 @@ def reliability(data: Reliability, theme: Theme) -> bytes:
     return rendered(draw, theme)
 
 
-def scores(data: ReportData, tiers: Tiers, theme: Theme) -> bytes:
+def scores(data: ReportData, tiers: Tiers, kinds: tuple[str, str], theme: Theme) -> bytes:
     """How scores lie, of the answers that agree with the full model and of those that do not."""
 
     def draw(figure: Figure) -> None:
@@ -130,8 +131,8 @@ def scores(data: ReportData, tiers: Tiers, theme: Theme) -> bytes:
         meaning = f"some are accepted from here on, by {by}" if by else "accepted from here on"
         middles, widths = (histograms.edges[:-1] + histograms.edges[1:]) / 2, 0.9 * np.diff(histograms.edges)
         panels = (
-            ("agree with the full model", histograms.agreeing, theme.first),
-            ("disagree", histograms.disagreeing, theme.second),
+            (kinds[0], histograms.agreeing, theme.first),
+            (kinds[1], histograms.disagreeing, theme.second),
         )
         for axes, (name, counts, colour) in zip(figure.subplots(2, 1, sharex=True), panels, strict=True):
             axes.bar(middles, counts, widths, color=colour)

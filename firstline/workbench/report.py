@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from firstline.workbench.evaluate import Evaluation, Measured
 from firstline.workbench.report_data import Picture, Reliability, ReportData, Share, Tiers, quality_of, report_data
@@ -79,15 +80,40 @@ def html(title: str, about: str, sections: Iterable[tuple[ReportData, Sequence[P
 """
 
 
+class Words(NamedTuple):
+    """The names of figures.
+
+    Attributes:
+        right: share of right answers.
+        lost: share of the accepted edge answers that disagree with the full model.
+        agree, disagree: the two kinds of answers.
+    """
+
+    right: str
+    lost: str
+    agree: str
+    disagree: str
+
+    @classmethod
+    def of(cls, data: ReportData) -> Words:
+        """Returns the names; shares are means of losses that lie between 0 and 1."""
+        if data.graded:
+            mean = "mean loss of accepted edge answers against the full model's"
+            return cls("1 - mean loss", mean, "have a loss up to the mean", "have a larger one")
+        lost = "accepted edge answers that disagree with the full model"
+        return cls("right answers", lost, "agree with the full model", "disagree")
+
+
 def figures(data: ReportData) -> Table:
     """Returns the variant's figures with their intervals."""
-    shares: list[tuple[str, Share | None]] = [("right answers, edge model alone", data.edge)]
+    words = Words.of(data)
+    shares: list[tuple[str, Share | None]] = [(f"{words.right}, edge model alone", data.edge)]
     if (tiers := data.tiers) is not None:
         shares += [
-            ("right answers, both tiers", tiers.accuracy),
-            ("right answers, full model alone", tiers.full),
+            (f"{words.right}, both tiers", tiers.accuracy),
+            (f"{words.right}, full model alone", tiers.full),
             ("escalated to the full model", tiers.escalated),
-            ("accepted edge answers that disagree with it", tiers.disagreement),
+            (words.lost, tiers.disagreement),
         ]
     return Table(
         "What this data shows",
@@ -110,13 +136,15 @@ def _number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.4g}"
 
 
-def curve_table(tiers: Tiers) -> Table:
+def curve_table(data: ReportData, tiers: Tiers) -> Table:
     """Returns the curve at every twentieth of the answers."""
-    curve, right = tiers.curve, ("right answers, %",) if tiers.curve.accuracy is not None else ()
+    curve, words = tiers.curve, Words.of(data)
+    right = (f"{words.right}, %",) if curve.accuracy is not None else ()
+    lost = "mean loss of accepted, %" if data.graded else "accepted that disagree, %"
     positions = sorted({curve.at(step / _STEPS) for step in range(_STEPS + 1)}, reverse=True)
     return Table(
         "By threshold of the score",
-        ("escalated, %", "accepted from a score of", *right, "accepted that disagree, %"),
+        ("escalated, %", "accepted from a score of", *right, lost),
         [
             (
                 percent(curve.escalated[position]),
@@ -147,14 +175,14 @@ def reliability_table(reliability: Reliability) -> Table:
     )
 
 
-def scores_table(tiers: Tiers) -> Table:
+def scores_table(data: ReportData, tiers: Tiers) -> Table:
     """Returns the bars of the histograms, without scores that never occur."""
     histograms = tiers.scores
     counts = histograms.agreeing.tolist(), histograms.disagreeing.tolist()
     bars = zip(histograms.edges, histograms.edges[1:], *counts, strict=False)
     return Table(
         "Rows by score",
-        ("score", "agree", "disagree"),
+        ("score", Words.of(data).agree, Words.of(data).disagree),
         [
             (f"{low:.4g} to {high:.4g}", str(agreeing), str(disagreeing))
             for low, high, agreeing, disagreeing in bars
@@ -373,44 +401,44 @@ def _reliability(data: Reliability) -> Plot:
 
 def _accuracy(data: ReportData, tiers: Tiers) -> Iterator[Plot]:
     """Yields the plot of right answers; nothing without labels."""
-    plots, edge, full, both = _plots(), data.edge, tiers.full, tiers.accuracy
+    plots, words, edge, full, both = _plots(), Words.of(data), data.edge, tiers.full, tiers.accuracy
     if edge is None or full is None or both is None:
         return
     yield Plot(
         "accuracy",
-        "Right answers by how many are escalated",
-        f"Accuracy goes from {percent(edge.value)} % with nothing escalated to {percent(full.value)} % with "
-        f"everything. This bundle escalates {percent(tiers.escalated.value)} % and has {percent(both.value)} % right, "
-        f"95 % interval {interval(both)} %.",
-        plots.accuracy(data, tiers, plots.LIGHT),
-        plots.accuracy(data, tiers, plots.DARK),
-        curve_table(tiers),
+        f"{words.right.capitalize()} by how many are escalated",
+        f"From {percent(edge.value)} % with nothing escalated to {percent(full.value)} % with everything. This bundle "
+        f"escalates {percent(tiers.escalated.value)} % and has {percent(both.value)} %, 95 % interval "
+        f"{interval(both)} %.",
+        plots.accuracy(data, tiers, words.right, plots.LIGHT),
+        plots.accuracy(data, tiers, words.right, plots.DARK),
+        curve_table(data, tiers),
     )
 
 
 def _risk(data: ReportData, tiers: Tiers) -> Plot:
-    plots = _plots()
+    plots, words = _plots(), Words.of(data)
     certificate = data.certificate if data.certificate and data.certificate.contract == "disagreement" else None
     epsilon, by = (certificate.epsilon, certificate.by) if certificate is not None else (None, "")
     return Plot(
         "risk",
-        "Accepted edge answers that the full model contradicts",
-        f"Of the edge answers that this bundle accepts, {percent(tiers.disagreement.value)} % disagree with the "
-        f"full model, 95 % interval {interval(tiers.disagreement)} %; it escalates {percent(tiers.escalated.value)} %.",
-        plots.risk(tiers, epsilon, by, plots.LIGHT),
-        plots.risk(tiers, epsilon, by, plots.DARK),
-        curve_table(tiers),
+        f"{words.lost.capitalize()}, by how many are escalated",
+        f"{words.lost.capitalize()}: {percent(tiers.disagreement.value)} % for this bundle, 95 % interval "
+        f"{interval(tiers.disagreement)} %; it escalates {percent(tiers.escalated.value)} %.",
+        plots.risk(tiers, epsilon, by, words.lost, plots.LIGHT),
+        plots.risk(tiers, epsilon, by, words.lost, plots.DARK),
+        curve_table(data, tiers),
     )
 
 
 def _scores(data: ReportData, tiers: Tiers) -> Plot:
-    plots = _plots()
+    plots, words = _plots(), Words.of(data)
     return Plot(
         "scores",
-        "Scores of answers that agree with the full model, and of those that do not",
-        f"Two histograms of the score: {tiers.scores.agreeing.sum()} answers agree, "
-        f"{tiers.scores.disagreeing.sum()} disagree. Answers are accepted from {data.threshold:.6g} on.",
-        plots.scores(data, tiers, plots.LIGHT),
-        plots.scores(data, tiers, plots.DARK),
-        scores_table(tiers),
+        f"Scores of answers that {words.agree}, and of those that {words.disagree}",
+        f"Two histograms of the score: {tiers.scores.agreeing.sum()} answers {words.agree}, "
+        f"{tiers.scores.disagreeing.sum()} {words.disagree}. Answers are accepted from {data.threshold:.6g} on.",
+        plots.scores(data, tiers, (words.agree, words.disagree), plots.LIGHT),
+        plots.scores(data, tiers, (words.agree, words.disagree), plots.DARK),
+        scores_table(data, tiers),
     )

@@ -16,6 +16,7 @@ from PIL import Image, ImageOps
 from firstline.workbench.evaluate import EdgeRun, Evaluation, Measured, Variant
 from firstline.workbench.infer import upright_image
 from firstline.workbench.observe import Answers
+from firstline.workbench.selection import is_graded, is_lost
 from firstline_core.bundle.manifest import certificate_problem, valid_certificate
 from firstline_core.processing.steps import Decode
 from firstline_core.routing import binomial
@@ -74,7 +75,7 @@ class Curve:
     Attributes:
         thresholds: decreasing, from infinity.
         escalated: share of all rows, decreasing.
-        accuracy: share of right answers of all together; None without labels.
+        accuracy: share of right answers of all together, or 1 - their mean loss; None without labels.
         disagreement: mean loss of the accepted edge answers against the full model's; NaN if none is accepted.
     """
 
@@ -89,19 +90,20 @@ class Curve:
         return min(position, len(self.escalated) - 1)
 
 
-def curve(scores: Floats, losses: Floats, right: tuple[Bools, Bools] | None) -> Curve:
+def curve(scores: Floats, losses: Floats, right: tuple[Floats, Floats] | None) -> Curve:
     """Returns the results of all thresholds; rows of equal score are accepted together.
 
     Args:
         scores: (n,), a higher value means accept; NaN is never accepted.
         losses: (n,) of the edge model against the full model.
-        right: (n,) whether the edge model is right, and whether the full model is; None without labels.
+        right: (n,) 1 - the loss of the edge model's answers against the labels, and of the full model's; None without
+            labels.
     """
     order = np.argsort(-scores, kind="stable")[: len(scores) - int(np.isnan(scores).sum())]  # NaN sorts last
     descending = scores[order]
     accepted = np.concatenate([[0], np.unique(np.searchsorted(-descending, -descending, side="right"))])
 
-    def among_accepted(rows: Bools | Floats) -> Floats:
+    def among_accepted(rows: Floats) -> Floats:
         counts: Floats = np.concatenate([[0.0], np.cumsum(rows[order])])[accepted]
         return counts
 
@@ -175,7 +177,7 @@ class Histograms:
 
     Attributes:
         edges: (bins + 1,) of all bins.
-        agreeing: (bins,) rows in which both models agree.
+        agreeing: (bins,) rows in which both models agree; of graded losses, those up to the mean, see `is_lost`.
         disagreeing: (bins,) the other rows.
     """
 
@@ -200,11 +202,11 @@ class Tiers:
     """An edge variant with the full model behind it.
 
     Attributes:
-        full: share of right answers of the full model alone; None without labels.
+        full: share of right answers of the full model alone, or 1 - their mean loss; None without labels.
         accuracy: of all answers as the bundle's policy routes them; None without labels.
         escalated: by that policy, of all rows.
         disagreement: mean loss of the answers that it accepts against the full model's.
-        auroc: of the score, for "edge disagrees with full"; None if no row disagrees, or all do.
+        auroc: of the score, for "edge disagrees with full", see `is_lost`; None if no row disagrees, or all do.
         curve: the results of other thresholds.
         scores: of agreeing and disagreeing answers.
     """
@@ -241,12 +243,13 @@ class ReportData:
         threshold: from which answers are accepted, the lowest of any class.
         quality: the task's own figures, empty without labels.
         edge: share of right answers of the edge model alone; None without labels. An answer is right if it has no loss
-            against its label, see `Task.truth_loss`.
+            against its label, see `Task.truth_loss`; of graded losses, 1 - their mean.
         reliability: of a classifier's probabilities; None for other tasks and without labels.
         pictures: of accepted answers that disagree most with the full model's.
         certificate: of the variant; None without a valid one.
         uncertified: reason for a missing certificate, as part of a sentence, or "".
         tiers: None if the bundle has no full model.
+        graded: whether losses lie between 0 and 1, so that figures are means, and no shares of answers.
     """
 
     variant: str
@@ -261,6 +264,7 @@ class ReportData:
     certificate: Certificate | None
     uncertified: str
     tiers: Tiers | None
+    graded: bool
 
 
 def report_data(measured: Measured, edge: EdgeRun, quality: Quality = MappingProxyType({})) -> ReportData:
@@ -273,7 +277,8 @@ def report_data(measured: Measured, edge: EdgeRun, quality: Quality = MappingPro
     """
     manifest, answers = measured.manifest, edge.answers
     task, rule, truth = manifest.task, manifest.policy.score, measured.truth
-    right = None if truth is None else task.truth_loss(answers.outputs, truth) == 0
+    right = None if truth is None else 1 - task.truth_loss(answers.outputs, truth).astype(np.float64)
+    losses = np.zeros(0) if measured.full is None else task.loss(answers.outputs, measured.full.outputs)
     return ReportData(
         variant=answers.model.id,
         score=rule.kind.replace("_", " ") + (f", temperature {rule.temperature:g}" if rule.temperature != 1 else ""),
@@ -281,34 +286,36 @@ def report_data(measured: Measured, edge: EdgeRun, quality: Quality = MappingPro
         classes=len(manifest.labels),
         rows=len(measured.sizes),
         quality=quality,
-        edge=None if right is None else share(int(right.sum()), len(right)),
+        edge=None if right is None else share(float(right.sum()), len(right)),
         reliability=_reliability(task, answers, rule.temperature, right),
         pictures=_pictures(measured, edge),
         certificate=valid_certificate(manifest, answers.model),
         uncertified=certificate_problem(manifest, answers.model),
         tiers=_tiers(measured, edge, measured.full, right) if measured.full is not None else None,
+        graded=is_graded(losses) or (right is not None and is_graded(right)),
     )
 
 
-def _reliability(task: Task, answers: Answers, temperature: float, right: Bools | None) -> Reliability | None:
+def _reliability(task: Task, answers: Answers, temperature: float, right: Floats | None) -> Reliability | None:
     if right is None or not isinstance(task, Classification):
         return None
-    return reliability(temper(answers.probabilities, temperature).max(axis=1).astype(np.float64), right)
+    return reliability(temper(answers.probabilities, temperature).max(axis=1).astype(np.float64), right == 1)
 
 
-def _tiers(measured: Measured, edge: EdgeRun, full: Answers, right: Bools | None) -> Tiers:
+def _tiers(measured: Measured, edge: EdgeRun, full: Answers, right: Floats | None) -> Tiers:
     task, truth, rows, accepted = measured.manifest.task, measured.truth, len(measured.sizes), edge.accepted
     losses = task.loss(edge.answers.outputs, full.outputs).astype(np.float64)
-    full_right = None if truth is None else task.truth_loss(full.outputs, truth) == 0
+    full_right = None if truth is None else 1 - task.truth_loss(full.outputs, truth).astype(np.float64)
     both = None if right is None or full_right is None else (right, full_right)
+    lost = is_lost(losses)
     return Tiers(
-        full=None if full_right is None else share(int(full_right.sum()), rows),
-        accuracy=None if both is None else share(int(both[0][accepted].sum() + both[1][~accepted].sum()), rows),
+        full=None if full_right is None else share(float(full_right.sum()), rows),
+        accuracy=None if both is None else share(float(both[0][accepted].sum() + both[1][~accepted].sum()), rows),
         escalated=share(int((~accepted).sum()), rows),
         disagreement=share(float(losses[accepted].sum()), int(accepted.sum())),
-        auroc=auroc(edge.scores, losses > 0),
+        auroc=auroc(edge.scores, lost),
         curve=curve(edge.scores, losses, both),
-        scores=histograms(edge.scores, losses == 0),
+        scores=histograms(edge.scores, ~lost),
     )
 
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from firstline.workbench.calibrate import fit_temperature
 from firstline_core.bundle.loading import scorer
@@ -330,7 +330,7 @@ def _fit(
     if prior is not None:
         scaled = np.column_stack([scaled, _PRIOR_SCALE * (inputs @ np.asarray(prior.weights) + prior.bias)])
     model = _sklearn("linear_model").LogisticRegression(C=inverse_penalty, max_iter=1000, tol=1e-3)
-    if _graded(losses):  # each row is lost in part, and in part not
+    if is_graded(losses):  # each row is lost in part, and in part not
         lost = np.repeat([True, False], len(wanted))
         model.fit(np.vstack([scaled, scaled]), lost, sample_weight=np.concatenate([wanted, 1 - wanted]))
     else:
@@ -343,8 +343,16 @@ def _fit(
     return Logistic(tuple(float(weight) for weight in weights), bias)
 
 
-def _graded(losses: Losses) -> bool:
-    return not bool(((losses == 0) | (losses == 1)).all())
+def is_graded(losses: ArrayLike) -> bool:
+    """Returns whether any loss lies between 0 and 1."""
+    values = np.asarray(losses)
+    return bool(((values > 0) & (values < 1)).any())
+
+
+def is_lost(losses: Losses) -> NDArray[np.bool_]:
+    """Returns (n,) whether an answer is lost: its loss is above 0, or above the mean if losses are graded."""
+    lost: NDArray[np.bool_] = losses > (losses.mean() if is_graded(losses) else 0)
+    return lost
 
 
 def choose_score(
@@ -370,7 +378,7 @@ def choose_score(
         seed: seed of the folds.
     """
     candidates = dict(sorted(edge.fixed_scores(temperature).items(), key=lambda item: item[0] != _AT_TIES))
-    lost = losses > (losses.mean() if _graded(losses) else 0)
+    lost = is_lost(losses)
     fold_of = _folds(lost, seed)
     if fold_of is None:
         first = next(iter(candidates), edge.task.score_kinds[0])

@@ -31,6 +31,27 @@ class Bare(Classification, frozen=True, tag="other"):
     pass
 
 
+class Failing(Triage, frozen=True, tag="failing"):
+    """Its functions that score, group and count raise what no tier expects, if an answer is sure."""
+
+    def score(self, kind, outputs, evidence, *, temperature=1.0):
+        return fail(outputs) or super().score(kind, outputs, evidence, temperature=temperature)
+
+    def supposed_losses(self, outputs, evidence):
+        return fail(outputs) or super().supposed_losses(outputs, evidence)
+
+    def groups(self, outputs):
+        return fail(outputs) or super().groups(outputs)
+
+    def occurrences(self, outputs):
+        return fail(outputs) or super().occurrences(outputs)
+
+
+def fail(outputs):
+    if outputs["probabilities"].max() > 0.8:
+        raise KeyError("margins")
+
+
 unfinished = int
 '''
 

@@ -21,6 +21,7 @@ from firstline_core.fleet.telemetry import GROUPS_LIMIT, LATENCY_BOUNDS_MS, Mode
 from firstline_core.fleet.twin import Profiling, Reported, RunningModel, Update
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.tasks.base import Task
+from firstline_core.tasks.field import field_occurrences
 from firstline_core.types import Answer, InferRequest, InferResponse, RowAnswer, Status, Tier
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.fleet.start import FleetStart, Starts
@@ -279,13 +280,11 @@ class FleetCounts:
 
 def _add_objects(sums: _Sums, task: Task, rows: Sequence[AnsweredRow]) -> None:
     """Counts what the edge model reported, also in rows that the full model answers."""
-    names = task.group_names
-    if len(names) > GROUPS_LIMIT:
+    if len(task.group_names) > GROUPS_LIMIT:
         return
     for row in rows:
         if row.edge is not None:
-            reported = zip(names, task.occurrences(row.edge.outputs)[0].tolist(), strict=True)
-            sums.objects.update({name: number for name, number in reported if number})
+            sums.objects.update(field_occurrences(task, row.edge.outputs))
 
 
 def _add_latency(sums: _Sums, seconds: float) -> None:

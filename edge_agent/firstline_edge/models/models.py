@@ -25,6 +25,7 @@ from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.base import runs_on_loop
 from firstline_core.runtime.select import PLATFORMS
+from firstline_core.tasks.field import field_group, field_scores
 from firstline_core.types import Arrays, InferRequest, ModelMetadata, payload_bytes, slice_rows
 from firstline_edge.models.workers import Workers
 from firstline_edge.requests.context import ModelOutput
@@ -184,7 +185,7 @@ class EdgeModel:
         started_s = time.perf_counter()
         prediction = self.loaded.predict(inputs)
         outputs, evidence = prediction.outputs, prediction.evidence
-        scores = self.score(outputs, evidence).tolist()
+        scores = field_scores(self.loaded.task, self.score, outputs, evidence)
         self.pace.ran(time.perf_counter() - started_s, measured_s)
         values = self._values(outputs, evidence, len(scores))
         if len(scores) == 1:
@@ -196,13 +197,13 @@ class EdgeModel:
 
     def _values(self, outputs: Arrays, evidence: Arrays, rows: int) -> Sequence[float | None]:
         """Returns the learned value of an escalation of each row; None if the score determines it."""
+        task = self.loaded.task
         if self.value is not None:
-            learned: list[float] = self.value.losses(self.loaded.task.features(outputs, evidence)).tolist()
-            return learned
+            learned = self.value.losses
+            return field_scores(task, lambda *given: learned(task.features(*given)), outputs, evidence)
         if self.bounded_score:
             return [None] * rows
-        supposed: list[float] = self.loaded.task.supposed_losses(outputs, evidence).tolist()
-        return supposed
+        return field_scores(task, task.supposed_losses, outputs, evidence)
 
     async def run_in_thread(
         self, inputs: Arrays, deadline_s: float = math.inf, measured_s: float = 0.0
@@ -260,7 +261,7 @@ class DeviceModel:
         edge = self.edge
         if edge is None or output is None or (certificate := edge.certificate) is None or not certificate.by:
             return None
-        return self.manifest.task.groups(output.outputs)[0]
+        return field_group(self.manifest.task, output.outputs)
 
     @property
     def metadata(self) -> ModelMetadata:

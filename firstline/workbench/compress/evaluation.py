@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from firstline.workbench.certify import Certification, ConstantScoreError, Terms, certify_bundle
 from firstline.workbench.data.dataset import Dataset
@@ -28,6 +27,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.certification import CertificationResult
+from firstline_core.tasks.base import Scores
 from firstline_core.types import Array
 
 SHARES = (0.5, 0.2, 0.3)
@@ -132,9 +132,9 @@ def _held(rows: Iterable[Array], place: Path) -> Array:
     return np.memmap(place, row.dtype, "r", shape=(count, *row.shape)).view(np.ndarray)
 
 
-def right(evidence: Evidence) -> NDArray[np.bool_]:
-    """Returns (n,) whether the model's answer has no loss against the label."""
-    found: NDArray[np.bool_] = evidence.truth_losses(evidence.edge.outputs) == 0
+def right(evidence: Evidence) -> Scores:
+    """Returns 1 - the loss of each answer of the model against the label, (n,) in 0..1."""
+    found: Scores = 1 - evidence.truth_losses(evidence.edge.outputs)
     return found
 
 

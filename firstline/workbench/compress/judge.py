@@ -23,11 +23,12 @@ from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from firstline_core.hardware.readings import Measured, Modelled, Reading
 from firstline_core.profile.summary import DISTURBED
-from firstline_core.routing import binomial
+from firstline_core.routing import binomial, bounds
+from firstline_core.routing.contracts import net_loss
 
 GAIN = 1.1
 HARM = 1.05
@@ -38,11 +39,11 @@ KEEPS = 0.9
 class Loss(Struct, frozen=True):
     """Accuracy that a model loses against another one, on the same rows.
 
-    Only rows count that exactly one of them has right.
+    Only rows count that exactly one of them has right. With losses between 0 and 1, it is their mean that grows.
 
     Attributes:
-        lost: rows that only the other model has right.
-        won: rows that only this model has right.
+        lost: rows that only the other model has right, or in which this one loses more.
+        won: rows that only this model has right, or in which this one loses less.
         rows: number of rows.
         seen: share of accuracy lost on these rows; negative if accuracy was gained.
         at_most: upper bound of the share lost on the distribution of the rows; wrong with probability `delta` at most.
@@ -57,19 +58,23 @@ class Loss(Struct, frozen=True):
     delta: float
 
 
-def loss(right: NDArray[np.bool_], was_right: NDArray[np.bool_], *, delta: float, among: int = 1) -> Loss:
+def loss(right: ArrayLike, was_right: ArrayLike, *, delta: float, among: int = 1) -> Loss:
     """Returns the loss of one model against another.
 
     Args:
-        right: (n,) whether the model is right, n at least 1.
-        was_right: (n,) whether the other model is right on the same rows.
+        right: (n,) whether the model is right, n at least 1; 1 - loss for losses between 0 and 1.
+        was_right: (n,) the same of the other model on the same rows.
         delta: probability that any of `among` such bounds is wrong.
         among: number of models judged on these rows; the rows choose among them, so delta is split evenly.
     """
-    lost, won = int((was_right & ~right).sum()), int((right & ~was_right).sum())
-    return Loss(
-        lost, won, len(right), (lost - won) / len(right), most_lost(lost, won, len(right), delta / among), delta
-    )
+    net, level = net_loss(right, was_right), delta / among
+    lost, won, rows = int((net > 0).sum()), int((net < 0).sum()), len(net)
+    if np.isin(net, (-1, 0, 1)).all():
+        at_most = most_lost(lost, won, rows, level)
+    else:
+        halves = np.random.default_rng(0).permutation((1 + net) / 2)  # bets must not follow the order of the data
+        at_most = 2 * bounds.upper_bound(lambda mean: bounds.betting(halves, mean), level) - 1
+    return Loss(lost, won, rows, float(net.mean()), at_most, delta)
 
 
 def most_lost(lost: int, won: int, rows: int, level: float) -> float:

@@ -54,9 +54,14 @@ class StreamCertificate:
     n_needed: int
 
 
-def net_loss(edge_right: ArrayLike, full_right: ArrayLike) -> NDArray[np.int8]:
-    """Returns the accuracy lost by each edge answer: 1 if only the full model is right, -1 if only the edge is."""
-    return np.asarray(full_right, np.int8) - np.asarray(edge_right, np.int8)
+def net_loss(edge_right: ArrayLike, full_right: ArrayLike) -> NDArray[np.float64]:
+    """Returns the accuracy lost by each edge answer: 1 if only the full model is right, -1 if only the edge is.
+
+    Args:
+        edge_right: (n,) whether the edge model's answer is right; 1 - loss for losses between 0 and 1.
+        full_right: (n,) the same of the full model's.
+    """
+    return np.asarray(full_right, np.float64) - np.asarray(edge_right, np.float64)
 
 
 def certify_stream(
@@ -81,7 +86,7 @@ def certify_stream(
 
     Args:
         scores: (n,), higher means keep; NaN is never kept.
-        net_losses: (n,) of -1, 0 and 1: see `net_loss`.
+        net_losses: (n,) in [-1, 1]: see `net_loss`.
         epsilon: bound of the accuracy given up, above 0 and below 1.
         delta: probability that the bound does not hold, above 0 and below 1.
         select_fraction: share of the rows that only places the thresholds.
@@ -92,8 +97,8 @@ def certify_stream(
         ConfigError: arguments out of range, or of different lengths.
     """
     score_array, net_array = np.asarray(scores, np.float64), np.asarray(net_losses, np.float64)
-    if score_array.ndim != 1 or score_array.shape != net_array.shape or not np.isin(net_array, (-1, 0, 1)).all():
-        raise ConfigError("A contract on the stream needs one score and one net loss of -1, 0 or 1 a row.")
+    if score_array.ndim != 1 or score_array.shape != net_array.shape or not (np.abs(net_array) <= 1).all():
+        raise ConfigError("A contract on the stream needs one score and one net loss from -1 to 1 a row.")
     check_share("epsilon", epsilon)
     check_share("delta", delta)
     if grid is None and not select_fraction and len(score_array) > _WALKED:

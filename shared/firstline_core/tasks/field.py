@@ -1,7 +1,9 @@
-"""Losses in the field: a task's loss that fails or gives no number counts as 1, and never fails a request.
+"""The functions of a task in the field, where their failure never fails a request.
 
-The answer is right whatever its comparison does. If failures did not count, audits of a bad model would be lost by its
-own loss, and it would never alarm.
+- A loss that fails or gives no number counts as 1. The answer is right whatever its comparison does. If failures did
+  not count, audits of a bad model would be lost by its own loss, and it would never alarm.
+- An answer whose score fails has no confidence, and one whose group fails is of no group: both are escalated.
+- Groups that cannot be counted are not reported.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from firstline_core.types import Arrays, row_count
 
 log = logger(__name__)
 
+_LOST, _UNKNOWN = "loss of a task failed, counted as 1", "score or group of a task failed, counted as unknown"
+
 _Found = TypeVar("_Found")
+Numbers = list[float | None]
+"""One for each row; None where there is none."""
 
 
 def field_losses(task: Task, edge: Arrays, full: Arrays) -> Scores:
@@ -62,14 +68,49 @@ def field_events(task: Task, edge: Arrays, full: Arrays) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _or_else(task: Task, find: Callable[[], _Found], failed: _Found) -> _Found:
+def field_scores(task: Task, score: Callable[[Arrays, Arrays], Scores], outputs: Arrays, evidence: Arrays) -> Numbers:
+    """Returns the number that a function computes for each row, such as the score or the learned loss; else None.
+
+    Args:
+        task: of the answer.
+        score: of outputs and evidence.
+        outputs: canonical outputs.
+        evidence: see `Prediction`.
+    """
+    rows = row_count(outputs)
+
+    def scores() -> Numbers:
+        found: Numbers = score(outputs, evidence).tolist()
+        if len(found) != rows:
+            raise ValueError(f"there are {len(found)} scores of {rows} rows")
+        return found
+
+    return _or_else(task, scores, [None] * rows, _UNKNOWN)
+
+
+def field_group(task: Task, outputs: Arrays) -> str:
+    """Returns `Task.groups` of the only row; "" for no group."""
+    return _or_else(task, lambda: task.groups(outputs)[0], "", _UNKNOWN)
+
+
+def field_occurrences(task: Task, outputs: Arrays) -> dict[str, int]:
+    """Returns how often the only row reports each group that it reports."""
+
+    def occurrences() -> dict[str, int]:
+        reported = zip(task.group_names, task.occurrences(outputs)[0].tolist(), strict=True)
+        return {name: number for name, number in reported if number}
+
+    return _or_else(task, occurrences, {}, _UNKNOWN)
+
+
+def _or_else(task: Task, find: Callable[[], _Found], failed: _Found, event: str = _LOST) -> _Found:
     try:
         return find()
     except Exception as error:  # noqa: BLE001 (a task of an installed package may raise anything)
-        _log_once(task.kind, repr(error)[:200])
+        _log_once(event, task.kind, str(error)[:500] or type(error).__name__)
         return failed
 
 
 @lru_cache(maxsize=64)
-def _log_once(task: str, error: str) -> None:
-    log.error("loss of a task failed, counted as 1", task=task, error=error)
+def _log_once(event: str, task: str, error: str) -> None:
+    log.error(event, task=task, error=error)

@@ -7,16 +7,20 @@ that provides it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, wraps
 from importlib import metadata
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 
+from firstline_core.errors import FirstlineError, InferenceError
 from firstline_core.tasks import AnyTask
-from firstline_core.tasks.base import ConfiguredTask, Task
+from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Task
 
 GROUP = "firstline.tasks"
 
+_CORE = "firstline_core."
 _BASE = f"{ConfiguredTask.__module__}.{ConfiguredTask.__name__}"
 
 BUILT_IN: dict[str, type[Task]] = {task.kind: task for task in get_args(AnyTask)}
@@ -56,7 +60,7 @@ def task_type(kind: str, package: str = "") -> type[Task]:
         ) from error
     if problem := _unfit(loaded, kind):
         raise TaskError(f"the task '{kind}' of the package '{_package(entry)}' {problem}")
-    return cast("type[Task]", loaded)
+    return _guarded(loaded, kind, _package(entry))
 
 
 def package_of(kind: str) -> str:
@@ -84,6 +88,45 @@ def read_task(fields: object, package: str = "") -> Task:
         return msgspec.convert(fields, task)
     except msgspec.ValidationError as error:
         raise ValueError(f"task '{kind}': {error}") from error
+
+
+_GUARDED = (
+    "fault", "score", "features", "supposed_losses", "groups", "occurrences", "loss", "event", "truth_loss", "summary",
+    "describe", "title", "draw", "difference", "distance",
+)  # fmt: skip
+
+
+@cache
+def _guarded(task: type[Task], kind: str, package: str) -> type[Task]:
+    """Returns a subclass whose functions raise an `InferenceError` that names the package, whatever they raise."""
+
+    def guard(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except FirstlineError:
+                raise
+            except Exception as error:
+                raise InferenceError(
+                    f"The function '{name}' of the task '{kind}' failed, which the package '{package}' provides: "
+                    f"{type(error).__name__}: {error}"[:500]
+                ) from error
+
+        return guarded
+
+    def postprocess(self: Task, model: ModelOutputs) -> Postprocess:
+        compiled = task.postprocess(self, model)
+        return compiled._replace(run=guard("postprocess", compiled.run))
+
+    own = {name: getattr(task, name) for name in _GUARDED}
+    functions: dict[str, object] = {
+        name: guard(name, one) for name, one in own.items() if not getattr(one, "__module__", "").startswith(_CORE)
+    }
+    functions |= {name: getattr(task, name) for name in ("__module__", "__qualname__", "__doc__")}
+    functions["postprocess"] = postprocess
+    made = cast("Any", type(task))(task.__name__, (task,), functions, frozen=True, tag=kind)
+    return cast("type[Task]", made)
 
 
 def _package(entry: metadata.EntryPoint) -> str:

@@ -63,8 +63,17 @@ def test_an_edge_that_is_as_good_keeps_all() -> None:
 def test_too_few_rows_certify_no_stream() -> None:
     assert not certify_stream([0.5, 0.6], [0, 0], 0.05, 0.05).certified
     assert not certify_stream([], [], 0.05, 0.05).certified
-    with pytest.raises(ConfigError, match="-1, 0 or 1"):
-        certify_stream([0.5], [0.5], 0.05, 0.05)
+    with pytest.raises(ConfigError, match="from -1 to 1"):
+        certify_stream([0.5], [1.5], 0.05, 0.05)
+
+
+def test_graded_net_losses_are_bounded_by_their_mean() -> None:
+    random = np.random.default_rng(0)
+    scores = random.random(3000)
+    net = net_loss(random.random(3000) * scores, np.full(3000, 0.5))
+    found = certify_stream(scores, net, 0.02, 0.05)
+    assert found.certified and 0 < found.kept < 0.5
+    assert (net * (scores >= found.threshold)).mean() <= found.given_up_upper <= 0.02
 
 
 def test_groups_share_delta() -> None:

@@ -1,4 +1,4 @@
-"""Losses in the field, also of tasks whose own loss fails."""
+"""The functions of tasks in the field, also of those that fail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from support.logs import captured_lines
 
 from firstline_core.tasks import field
 from firstline_core.tasks.classification import Classification
-from firstline_core.tasks.field import field_events, field_losses
+from firstline_core.tasks.field import field_events, field_group, field_losses, field_occurrences, field_scores
 from firstline_core.types import PROBABILITIES, Arrays
 
 TASK = Classification(("a", "b", "c"))
@@ -47,3 +47,17 @@ def test_events_that_fail_have_occurred(monkeypatch: pytest.MonkeyPatch) -> None
     assert field_events(TASK, said(1), said(1)) == {"missed b": 1.0, "invented b": 1.0}
     monkeypatch.setattr(Classification, "occurrences", raises)
     assert field_events(TASK, said(1), said(1)) == dict.fromkeys(TASK.events, 1.0)
+
+
+def test_scores_and_groups_that_fail_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = said(1)
+    assert field_scores(TASK, lambda *given: TASK.score("margin", *given), said(0, 1), {}) == pytest.approx([1, 1])
+    assert (field_group(TASK, outputs), field_occurrences(TASK, outputs)) == ("b", {"b": 1})
+    assert field_scores(TASK, lambda *_: np.ones(3, np.float32), said(0, 1), {}) == [None, None]
+    for name in ("score", "groups", "occurrences"):
+        monkeypatch.setattr(Classification, name, raises)
+    field._log_once.cache_clear()
+    with captured_lines() as lines:
+        assert field_scores(TASK, lambda *given: TASK.score("margin", *given), said(0, 1), {}) == [None, None]
+        assert (field_group(TASK, outputs), field_occurrences(TASK, outputs)) == ("", {})
+    assert [line["event"] for line in lines] == ["score or group of a task failed, counted as unknown"]

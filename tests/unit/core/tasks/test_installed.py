@@ -13,7 +13,7 @@ from support.sample_bundles import NUMBERS, number_bundle
 
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.errors import IntegrityError
+from firstline_core.errors import ConfigError, InferenceError, IntegrityError
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.installed import BUILT_IN, TaskError, package_of, read_task, task_type
 
@@ -126,18 +126,54 @@ def test_every_task_of_this_package_is_found_by_kind() -> None:
     assert {kind: task.kind for kind, task in BUILT_IN.items()} == {kind: kind for kind in BUILT_IN}
 
 
+def test_a_function_that_fails_names_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "failing = triage_task:Failing")
+    task = read_task(FIELDS | {"kind": "failing"})
+    assert task == read_task(FIELDS | {"kind": "failing"}) and type(task).__name__ == "Failing"
+    assert msgspec.to_builtins(task)["kind"] == "failing"
+    outputs = probabilities(0)
+    calls = {
+        "score": lambda: task.score("margin", outputs, {}),
+        "supposed_losses": lambda: task.supposed_losses(outputs, {}),
+        "groups": lambda: task.groups(outputs),
+        "occurrences": lambda: task.occurrences(outputs),
+    }
+    for name, call in calls.items():
+        with pytest.raises(
+            InferenceError, match=f"function '{name}' of the task 'failing' failed, which the package 'tr"
+        ):
+            call()
+    with pytest.raises(ConfigError, match="There is no event 'missed none at all'"):
+        task.event("missed none at all", outputs, outputs)  # an error of Firstline stays as it is
+
+
+def _served(folder: Path, kind: str) -> None:
+    """Writes a bundle of two tiers with an installed task."""
+    folder.mkdir(parents=True)
+    full = msgspec.structs.replace(number_bundle(folder, name="triage").manifest.edge[0], id="full")
+    number_bundle(folder, name="triage", full=full)
+    fields = msgspec.to_builtins(open_bundle(folder).manifest) | {"task": FIELDS | {"kind": kind, "labels": ["a", "b"]}}
+    (folder / MANIFEST_NAME).write_bytes(msgspec.json.encode(fields))
+
+
+@pytest.mark.parametrize("tier", ["agent", "gateway"])
+async def test_both_tiers_answer_although_functions_of_the_task_fail(
+    tier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "site", monkeypatch, "failing = triage_task:Failing")
+    _served(tmp_path / "models" / "triage", "failing")
+    async with either_tier(tier, tmp_path) as (url, _), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        found = await client.post("/firstline/v1/models/triage/infer", json={NUMBERS.name: [[0, 2]]})
+        assert (found.status_code, found.json()["label"]) == (200, "b"), found.text
+        assert found.json().get("confidence") is None
+
+
 @pytest.mark.parametrize("tier", ["agent", "gateway"])
 async def test_both_tiers_answer_with_an_installed_task(
     tier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path / "site", monkeypatch)
-    folder = tmp_path / "models" / "triage"
-    folder.mkdir(parents=True)
-    bundle = number_bundle(folder, name="triage")
-    full = msgspec.structs.replace(bundle.manifest.edge[0], id="full")
-    number_bundle(folder, name="triage", full=full)
-    fields = msgspec.to_builtins(open_bundle(folder).manifest) | {"task": FIELDS | {"labels": ["a", "b"]}}
-    (folder / MANIFEST_NAME).write_bytes(msgspec.json.encode(fields))
+    _served(tmp_path / "models" / "triage", "triage")
     async with either_tier(tier, tmp_path) as (url, _), httpx.AsyncClient(base_url=url, trust_env=False) as client:
         row = {NUMBERS.name: [[0, 2]]}
         found = await client.post("/firstline/v1/models/triage/infer", json=row)

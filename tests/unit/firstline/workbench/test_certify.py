@@ -20,6 +20,7 @@ from firstline.cli.output import Output
 from firstline.workbench.certify import (
     GroupsResult,
     Terms,
+    certify_bundle,
     certify_by,
     certify_classes,
     certify_stream_bundle,
@@ -35,6 +36,7 @@ from firstline_core.routing.certification import CertificationResult, certify, s
 from firstline_core.routing.contracts import certify_stream, net_loss
 from firstline_core.routing.drift import histogram
 from firstline_core.tasks.arrays import LABEL
+from firstline_core.tasks.segmentation import CONFIDENCE, MASK, Segmentation
 from firstline_core.types import PROBABILITIES
 from firstline_edge.audits.records import key_of
 
@@ -402,6 +404,44 @@ def test_audit_bound_of_harm_is_the_observed_disagreement(rows: Evidence) -> Non
         for sure, at in zip(rows.scores, edge, strict=True)
     ]
     assert (edge != _labels(rows.full))[kept].mean() < certificate.audit_epsilon < 0.1
+
+
+@pytest.fixture(scope="module")
+def masks() -> Evidence:
+    """Masks of four pixels, labelled with the class 0: the models lose a part of most of them."""
+    random, n = np.random.default_rng(3), 3000
+    scores = random.random(n)
+    task = Segmentation(("floor", "crack"), width=4, height=1, counted=("floor",))
+    wrong = {
+        "edge": random.integers(0, 2, (n, 1, 4)) * (random.random((n, 1, 4)) > scores[:, None, None] + 0.3),
+        "full": random.integers(0, 2, (n, 1, 4)) * (random.random((n, 1, 4)) > 0.9),
+    }
+    edge, full = ({MASK: mask.astype(np.uint8), CONFIDENCE: np.ones(n, np.float32)} for mask in wrong.values())
+    truth = {MASK: np.zeros((n, 1, 4), np.uint8)}
+    return Evidence(_OPENED.manifest.edge[0], EdgeRows(task, edge, {}), scores, full, truth)
+
+
+def test_harm_of_graded_losses_is_what_the_edge_adds(masks: Evidence) -> None:
+    added = masks.truth_losses(masks.edge.outputs) - masks.truth_losses(masks.full)
+    assert masks.losses("harm").tolist() == np.maximum(added, 0).tolist()
+    assert masks.losses("harm").mean() > 0.05  # and not 0 where the full model is never right
+    terms = Terms(0.03, 0.1, "harm", "bundle", select_fraction=0)
+    found = certify_bundle(_OPENED, masks, terms)
+    certificate = found.certificate
+    assert certificate is not None and found.graded and certificate.graded
+    assert certificate.promise.startswith("the mean loss that edge answers add to the full model's is at most 3 %")
+    kept = masks.scores >= certificate.threshold
+    differs = masks.losses("disagreement")[kept]
+    assert (differs > 0).mean() > certificate.audit_epsilon > differs.mean()
+    assert certificate.audit_epsilon < differs.mean() + 0.03
+
+
+def test_stream_of_graded_losses_bounds_the_mean(masks: Evidence) -> None:
+    found = certify_stream_bundle(_OPENED, masks, Terms(0.02, 0.1, score="bundle", select_fraction=0))
+    certificate = found.certificate
+    assert certificate is not None and certificate.graded and 0 < certificate.kept < 1
+    added = masks.truth_losses(masks.edge.outputs) - masks.truth_losses(masks.full)
+    assert (added * (masks.scores >= certificate.threshold)).mean() <= certificate.risk_upper <= 0.02
 
 
 def test_stream_is_certified_on_paired_costs(rows: Evidence) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import linear
 from firstline.cli.app import app
+from firstline.workbench import report
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import Dataset, open_dataset
 from firstline.workbench.evaluate import EventFigures, evaluate, figures, measure
@@ -173,6 +175,21 @@ def test_report_shows_where_detectors_disagree(tmp_path: Path) -> None:
     page = write_report(measured, figures(measured), tmp_path / "plots").read_text()
     assert "dim.png with the answer of the full model" in page and "1 of 2" in page
     assert "right answers" not in page  # there are no labels
+
+
+def test_report_of_graded_losses_speaks_of_means(tmp_path: Path) -> None:
+    bundle, dataset = _pets(tmp_path)
+    measured = measure(bundle, dataset)
+    (edge,) = measured.edges
+    plain = report_data(measured, edge)
+    graded = dataclasses.replace(plain, graded=True)
+    assert not plain.graded and plain.tiers is not None
+    last = [report.figures(data).rows[-1][0] for data in (plain, graded)]
+    assert last == [
+        "accepted edge answers that disagree with the full model",
+        "mean loss of accepted edge answers against the full model's",
+    ]
+    assert report.curve_table(graded, plain.tiers).heads[-1] == "mean loss of accepted, %"
 
 
 def test_command_prints_the_figures_of_a_detector(tmp_path: Path) -> None:

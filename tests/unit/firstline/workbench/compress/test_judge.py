@@ -254,3 +254,13 @@ def test_the_bound_falls_with_rows_and_rises_with_candidates() -> None:
     assert few.at_most == pytest.approx(1 - 0.025 ** (1 / 100), rel=1e-6)  # as no error in so many rows says
     assert many.at_most < few.at_most < loss(same[100], same[100], delta=0.05, among=4).at_most
     assert loss(same[100], same[100], delta=0.05, among=4).delta == 0.05
+
+
+def test_graded_losses_are_compared_by_their_mean() -> None:
+    random = np.random.default_rng(0)
+    before = 0.7 + 0.2 * random.random(500)
+    found = loss(before - 0.01, before, delta=0.05)
+    assert (found.lost, found.won) == (500, 0)
+    assert found.seen == pytest.approx(0.01)
+    assert 0.01 < found.at_most < 0.03 < loss(before - 0.01, before, delta=0.05, among=8).at_most + 0.02
+    assert loss(before, before, delta=0.05).at_most == most_lost(0, 0, 500, 0.05)
