@@ -17,9 +17,12 @@ from firstline.cli.run import PortOption, serve
 from firstline.workbench.bundle import refuse_overwriting
 from firstline.workbench.certify import Certification, write_certified
 from firstline.workbench.evaluate import Measured, measure
-from firstline.workbench.pairing.certifying import as_certified, certify_pair, compare
-from firstline.workbench.pairing.pair import BUNDLE, EDGE, FULL, PairSpec, create_pair, read_pair, split
+from firstline.workbench.pairing.certifying import as_certified, certify_pair
+from firstline.workbench.pairing.pair import create_pair, label_lists, read_files, read_pair, split
+from firstline.workbench.pairing.recipe import EDGE, FULL
 from firstline.workbench.pairing.report import PairReport, draw_disagreements, report_of, summary_lines
+from firstline.workbench.pairing.sources import open_data
+from firstline.workbench.pairing.specification import BUNDLE, PairSpec
 from firstline.workbench.promises import EXAMPLE
 from firstline.workbench.spec import read_labels
 from firstline_core.errors import ConfigError
@@ -47,6 +50,13 @@ def pair_command(
     labels: Annotated[
         Path | None, typer.Option(help="Text file, one label a line; found in or near the models by default.")
     ] = None,
+    tolerance: Annotated[
+        str,
+        typer.Option(
+            help="Of models that answer with numbers: 2.5, 5% of the value, or 0.25sd of the row's deviation. Default: "
+            "the full model's median error on labelled data."
+        ),
+    ] = "",
     choose: Annotated[
         list[str] | None,
         typer.Option(metavar="edge|full=N", help="Number on a contact sheet, for each question in its order."),
@@ -71,15 +81,28 @@ def pair_command(
     if not files:
         raise ConfigError("Name --edge FILE, --full FILE or both.")
     spec = PairSpec(
-        files, out, name, read_labels(labels) if labels is not None else (), _chosen(choose or (), files), force
+        files,
+        out,
+        name,
+        read_labels(labels) if labels is not None else (),
+        _chosen(choose or (), files),
+        force,
+        tolerance,
     )
     options = RuntimeOptions(threads=threads)
-    deciding, rest = split(reading.open(data, limit))
     refuse_overwriting(out / BUNDLE, force)
-    pair = read_pair(spec, deciding, options, show=lambda sentence: typer.echo(sentence, err=True))
+    models = read_files(spec, options)
+    dataset = open_data(
+        data,
+        lambda path: reading.open(path, limit),
+        models,
+        lists=label_lists(spec, models, data),
+        out=out,
+        show=_show,
+    )
+    deciding, rest = split(dataset)
+    pair = read_pair(spec, models, deciding, options, _show)
     bundle = create_pair(spec, pair, options, warn)
-    if len(files) > 1 and not pair.agreement:
-        compare(measure(bundle, deciding, options=options), out / BUNDLE)
     with progress("Running both models" if len(files) > 1 else "Running the model") as bar:
         measured = measure(bundle, rest, options=options, progress=bar, all_evidence=True)
     certification = None
@@ -95,6 +118,10 @@ def pair_command(
     print_report(Printed(report, text, EXIT_FAILED if failed else 0), output)
     if serve_it:
         serve(bundle, port, output)
+
+
+def _show(sentence: str) -> None:
+    typer.echo(sentence, err=True)
 
 
 def _chosen(arguments: list[str] | tuple[str, ...], files: dict[str, Path]) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""Decides by data what a model file does not tell: each way of decoding runs on some images, and they are compared.
+"""Decides by data what a model file does not tell: each way of decoding runs on some rows, and they are compared.
 
 Labels are the best judge. Without labels it is the other model, if its own decoding is settled; without that, it is how
 much the model has to say: confident detections, or sure and diverse classes.
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.bundle import runtime_of
 from firstline.workbench.recognition import Choice, Reading
-from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
+from firstline.workbench.step_syntax import StepOfFile, parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Manifest, Model, Policy, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError
 from firstline_core.processing.boxes import CLASSES, COUNT, SCORES, intersection_over_union, partners
-from firstline_core.processing.steps import InputSpec, ModelInput
-from firstline_core.processing.trial import bytes_rows
+from firstline_core.processing.steps import ModelInput
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks import AnyTask
@@ -34,16 +34,17 @@ from firstline_core.tasks.arrays import LABEL, UNLABELLED
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection, detections
-from firstline_core.types import PROBABILITIES, Arrays, join_rows
+from firstline_core.tasks.regression import VALUES, Regression
+from firstline_core.types import PROBABILITIES, Array, Arrays, join_rows
 
-_INPUT = InputSpec("image", "BYTES", (-1,), "image")
 BUDGET_S = 15.0
-_FEWEST_IMAGES = 8
-_IMAGES = 48  # that a decision begins with; it takes more while they do not settle it
+_FEWEST_ROWS = 8
+_ROWS = 48  # that a decision begins with; it takes more while they do not settle it
 _CONFIDENT = 0.4  # score from which a detection counts as confident
 _MOST_OBJECTS = 40  # confident detections that an image may plausibly have
 _OVERLAP = 0.5
 
+_ONLY_OTHERS_TELL = ("scaling", "decoder", "rate", "standardized")
 _CLEAR, _CLEAR_AGAINST_CONVENTION = 2.5, 4.0
 """Standard errors by which a decoding has to be better than the preferred one to replace it."""
 _ALIKE = 0.03
@@ -53,96 +54,113 @@ Judge = Literal["labels", "the other model", "the model itself"]
 
 
 class Trials:
-    """Runs readings of one model file on images, each once.
+    """Runs readings of one model file on rows of data, each once.
 
     Args:
         file: of the model.
         task: whose outputs the readings give.
-        images: encoded.
+        rows: each with the inputs of the readings by name.
         options: how the model runs.
-        budget_s: of all decodings of one choice, in seconds; it limits the number of images.
+        budget_s: of all decodings of one choice, in seconds; it limits the number of rows.
     """
 
     def __init__(
         self,
         file: Path,
         task: AnyTask,
-        images: Sequence[bytes],
+        rows: Sequence[Arrays],
         options: RuntimeOptions,
         budget_s: float = BUDGET_S,
     ) -> None:
-        content = file.read_bytes()
-        self._file, self._task, self._options = file.absolute(), task, options
-        self._artefact = Artefact(file=file.name, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
-        self._runtime = runtime_of(file)
-        self._images = list(images)
-        self._outputs: dict[tuple[str, str], Arrays] = {}
-        self._row_s: float | None = None
+        self.task = task
+        self._options, self._runtime = options, runtime_of(file)
+        self._artefact = _artefact(file)
+        self._rows = list(rows)
+        self._outputs: dict[tuple[object, ...], Arrays] = {}
+        self._row_s = 0.0
         self._budget_s = budget_s
 
-    @property
-    def task(self) -> AnyTask:
-        return self._task
-
-    @property
-    def images(self) -> Sequence[bytes]:
-        return self._images
+    def image(self, row: int) -> bytes | None:
+        """Returns the encoded image of a row; None if the rows are no images."""
+        found = self._rows[row].get("image")
+        return None if found is None else found[0]
 
     def outputs(self, reading: Reading, count: int | None = None) -> Arrays:
-        """Returns the canonical outputs of a reading for the first `count` images, all without it.
+        """Returns the canonical outputs of a reading for the first `count` rows, all without it.
 
         Raises:
-            FirstlineError: the steps do not fit the model, or it fails on an image.
+            FirstlineError: the steps do not fit the model, or it fails on a row.
         """
-        count = len(self._images) if count is None else count
-        key = reading.preprocess, reading.postprocess
+        count = len(self._rows) if count is None else count
+        key = reading.feeds, reading.postprocess, reading.output, self.task.digest
         known = self._outputs.get(key)
         done = 0 if known is None else len(next(iter(known.values())))
         if known is None or done < count:
             found = [] if known is None else [known]
             with closing(load_model(self._bundle(reading), self._model(reading), self._options)) as loaded:
-                for image in self._images[done:count]:
-                    found.append(loaded.predict({_INPUT.name: bytes_rows([image])}).outputs)
+                begin_s = time.perf_counter()
+                found += [loaded.predict(row).outputs for row in self._rows[done:count]]
+                self._row_s = (time.perf_counter() - begin_s) / (count - done)
             known = self._outputs[key] = join_rows(found)
         return {name: array[:count] for name, array in known.items()}
 
     def affordable(self, reading: Reading, decodings: int) -> int:
-        """Returns the number of images on which this many decodings run in the time that a choice may take."""
-        if self._row_s is None:
-            self.outputs(reading, 1)
-            begin_s, count = time.perf_counter(), min(4, len(self._images))
-            self.outputs(reading, count)
-            self._row_s = (time.perf_counter() - begin_s) / max(count - 1, 1)
+        """Returns the number of rows on which this many decodings run in the time that a choice may take."""
+        if not self._row_s:
+            self.outputs(reading, 1)  # the first run pays for what decoders and runtimes do lazily
+            self.outputs(reading, min(4, len(self._rows)))
         most = int(self._budget_s / decodings / max(self._row_s, 1e-6))
-        return min(len(self._images), max(_FEWEST_IMAGES, most))
+        return min(len(self._rows), max(_FEWEST_ROWS, most))
 
     def use(self, count: int) -> None:
-        """Leaves out all images after the first `count`."""
-        del self._images[count:]
+        """Leaves out all rows after the first `count`."""
+        del self._rows[count:]
 
     def _model(self, reading: Reading) -> Model:
-        steps: tuple[Any, ...] = parse_preprocess(reading.preprocess)
         return Model(
             id="model",
             artefact=self._artefact,
             runtime=self._runtime,
             precision="",
-            inputs=(ModelInput(_INPUT.name, reading.input, steps),),
-            postprocess=parse_postprocess(reading.postprocess),  # type: ignore[arg-type]
+            inputs=tuple(
+                ModelInput(feed.spec.name, feed.tensor, _with_files(parse_preprocess(feed.steps)))
+                for feed in reading.feeds
+            ),
+            postprocess=_with_files(parse_postprocess(reading.postprocess)),
             output=reading.output,
         )
 
     def _bundle(self, reading: Reading) -> Bundle:
-        kinds = self._task.score_kinds
+        task = self.task
         manifest = Manifest(
             name="trial",
             version=1,
-            task=self._task,
-            inputs=(_INPUT,),
+            task=task,
+            inputs=tuple({feed.spec.name: feed.spec for feed in reading.feeds}.values()),
             edge=(self._model(reading),),
-            policy=Policy(Score("few_classes" if "few_classes" in kinds else kinds[0])),
+            policy=Policy(Score(first_score(task, reading))),
         )
-        return Bundle(self._file.parent, manifest)
+        return Bundle(Path("/"), manifest)  # the artefacts have absolute paths
+
+
+def first_score(task: AnyTask, reading: Reading) -> str:
+    """Returns the score that a policy begins with: one that the model can have."""
+    if "product" in task.score_kinds:
+        return "product"
+    steps = parse_postprocess(reading.postprocess)
+    return next(kind for kind in task.score_kinds if not task.unscored(kind, steps))  # type: ignore[arg-type]
+
+
+def _artefact(file: Path) -> Artefact:
+    content = file.read_bytes()
+    return Artefact(file=str(file.absolute()), sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
+
+
+def _with_files(steps: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(
+        msgspec.structs.replace(step.step, artefact=_artefact(step.file)) if isinstance(step, StepOfFile) else step
+        for step in steps
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,25 +185,25 @@ class Decision:
 def decide(
     trials: Trials, reading: Reading, choice: Choice, *, truth: Arrays | None = None, others: Sequence[Arrays] = ()
 ) -> Decision:
-    """Tries the values of a choice, and compares them image by image.
+    """Tries the values of a choice, and compares them row by row.
 
     Args:
         trials: of the model.
         reading: with other choices made, or at their preferred values.
         choice: one of its choices.
-        truth: labels of the trials' images, in the form of the task; None without labels.
+        truth: labels of the trials' rows, in the form of the task; None without labels.
         others: the outputs of the other model for them, in each way in which it may be decoded; the one that agrees
             best counts. Without any, the model itself is the judge.
     """
     judge: Judge = "labels" if truth is not None else "the other model" if others else "the model itself"
     most = trials.affordable(reading, len(choice.values))
-    count = min(_IMAGES, most)
+    count = min(_ROWS, most)
     while True:
         rows = _rows(trials, reading, choice, count, others if truth is None else (truth,))
         if not rows:
             return Decision(choice, choice.values[0], sure=False, why="no way of decoding fits the model")
         decision = _compared(choice, rows, judge)
-        if judge == "the model itself" and choice.field in ("scaling", "decoder") and not choice.known:
+        if judge == "the model itself" and choice.field in _ONLY_OTHERS_TELL and not choice.known:
             # A wrong range or activation can make a model surer than the right one.
             decision = replace(
                 decision, sure=False, why=f"only the data's labels or another model could tell: {decision.why}"
@@ -198,7 +216,7 @@ def decide(
 def _rows(
     trials: Trials, reading: Reading, choice: Choice, count: int, references: Sequence[Arrays]
 ) -> dict[str, NDArray[np.float64]]:
-    """Returns the figure of each image by value; values that do not fit the model are left out."""
+    """Returns the figure of each row by value; values that do not fit the model are left out."""
     rows: dict[str, NDArray[np.float64]] = {}
     for value in choice.values:
         try:
@@ -282,7 +300,16 @@ def similarity(task: Task, outputs: Arrays, reference: Arrays) -> NDArray[np.flo
         norm = np.linalg.norm(probabilities, axis=1) * np.linalg.norm(theirs, axis=1)
         agreement: NDArray[np.float64] = (probabilities * theirs).sum(axis=1) / np.maximum(norm, 1e-9)
         return agreement
+    if isinstance(task, Regression):
+        return _closeness(outputs[VALUES], reference[VALUES])
     return 1.0 - task.loss(outputs, reference).astype(np.float64)
+
+
+def _closeness(ours: Array, theirs: Array) -> NDArray[np.float64]:
+    """Returns 1 / (1 + difference) of each row, in tenths of the reference's value and of its usual size."""
+    reference = theirs.astype(np.float64)
+    unit = 0.1 * np.abs(reference) + 0.01 * float(np.nanmedian(np.abs(reference))) + 1e-12
+    return np.asarray((1 / (1 + np.abs(ours - reference) / unit)).mean(axis=1))
 
 
 def _matched(outputs: Arrays, reference: Arrays, row: int) -> float:

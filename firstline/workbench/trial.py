@@ -1,7 +1,8 @@
-"""One run of a model file on one image or row, before anything about the model is known."""
+"""Runs of a model file on one image, recording or row, before anything about the model is known."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -9,15 +10,19 @@ import numpy as np
 from PIL import Image
 
 from firstline.workbench.model_file import ModelFile
-from firstline.workbench.recognition import ImageInput, image_input
+from firstline.workbench.recognition import ImageInput, image_input, token_inputs
+from firstline_core.errors import FirstlineError, InferenceError
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.types import DATATYPES, Array, Arrays, TensorSpec
+
+_TOKENS = (16, 32, 64, 128, 256, 512)
+_SAMPLES = 16_000
 
 
 def trial_outputs(file: Path, described: ModelFile, image: Image.Image | None) -> Arrays:
     """Returns the outputs of a model for an image, stretched to its size and scaled to its range or to 0..1.
 
-    A model of other inputs runs on zeros and empty texts.
+    A model of other inputs runs on noise, tokens of number 1 and empty texts.
 
     Args:
         file: of the model.
@@ -33,13 +38,51 @@ def trial_outputs(file: Path, described: ModelFile, image: Image.Image | None) -
     found = image_input(described)
     with closing(load_runtime(file, described.runtime, RuntimeOptions())) as loaded:
         if found is None or image is None:
-            return loaded.run({spec.name: _nothing(spec) for spec in described.inputs})
+            return loaded.run(_made_up(described))
         return loaded.run({described.inputs[0].name: _pixels(described, found, image)})
 
 
-def _nothing(spec: TensorSpec) -> Array:
-    shape = (1, *(max(size, 1) for size in spec.shape[1:]))
-    return np.full(shape, b"", object) if spec.datatype == "BYTES" else np.zeros(shape, DATATYPES[spec.datatype])
+def most_tokens(file: Path, described: ModelFile, limit: int) -> int:
+    """Returns the most tokens that a model takes in each row, at most `limit` or 512.
+
+    Args:
+        file: of the model.
+        described: the same file, of a model of tokens.
+        limit: that the tokenizer's file names; 0 for none.
+
+    Raises:
+        InferenceError: it runs with no number of tokens.
+    """
+    fixed = [spec.shape[1] for spec in described.inputs if spec.shape[1] > 0]
+    if fixed:
+        return min(fixed)
+    with closing(load_runtime(file, described.runtime, RuntimeOptions())) as loaded:
+        fits = 0
+        for count in sorted({*_TOKENS, min(limit, _TOKENS[-1])} - {0}):
+            try:
+                loaded.run({spec.name: np.ones((1, count), DATATYPES[spec.datatype]) for spec in described.inputs})
+            except FirstlineError as error:
+                if not fits:
+                    raise InferenceError(
+                        f"{described.name} does not run with {count} tokens: {error.message}"
+                    ) from error
+                break
+            fits = count
+    return min(fits, limit or fits)
+
+
+def _made_up(described: ModelFile) -> Mapping[str, Array]:
+    rng = np.random.default_rng(0)
+    return {spec.name: _row(spec, rng, tokens=bool(token_inputs(described))) for spec in described.inputs}
+
+
+def _row(spec: TensorSpec, rng: np.random.Generator, *, tokens: bool) -> Array:
+    free = _TOKENS[0] if tokens else _SAMPLES if len(spec.shape) == 2 else 1
+    shape = (1, *(size if size > 0 else free for size in spec.shape[1:]))
+    if spec.datatype == "BYTES":
+        return np.full(shape, b"", object)
+    dtype = DATATYPES[spec.datatype]
+    return rng.normal(0, 0.1, shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
 
 
 def _pixels(described: ModelFile, found: ImageInput, image: Image.Image) -> Array:

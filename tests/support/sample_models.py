@@ -124,3 +124,48 @@ def _product_graph(file: Path, given: str, weights: NDArray[np.float32], made: s
 
 def _floats(name: str, width: int) -> Any:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width])
+
+
+def beep_model(file: Path, samples: int = 8000) -> Path:
+    """`waveform` FP32 [n, 8000] to logits [n, 2]: whether a tone of 1 kHz is in the first samples of a second."""
+    angles = 2 * np.pi * 1000 * np.arange(8000) / 8000
+    waves = np.stack([np.cos(angles), np.sin(angles)], axis=1) / samples
+    waves[samples:] = 0
+    constants: dict[str, Any] = {"waves": waves, "gains": [[0, 400]], "offsets": [2, 0]}
+    return write_graph(
+        file,
+        [
+            helper.make_node("MatMul", ["waveform", "waves"], ["parts"]),
+            helper.make_node("ReduceSumSquare", ["parts"], ["energy"], axes=[1]),
+            helper.make_node("MatMul", ["energy", "gains"], ["scaled"]),
+            helper.make_node("Add", ["scaled", "offsets"], ["logits"]),
+        ],
+        [_floats("waveform", 8000)],
+        [_floats("logits", 2)],
+        [numpy_helper.from_array(np.array(array, np.float32), name) for name, array in constants.items()],
+    )
+
+
+def word_model(file: Path, words: int, *, tokens: int | str = "tokens") -> Path:
+    """`input_ids` and `attention_mask` INT64 [n, tokens] to logits [n, 2]: odd words for the second class."""
+    weights = np.array([[4, 0], [0, 4]] * words, np.float32)[:words]
+    return write_graph(
+        file,
+        [
+            helper.make_node("Gather", ["weights", "input_ids"], ["each"]),
+            helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+            helper.make_node("Unsqueeze", ["mask", "last"], ["column"]),
+            helper.make_node("Mul", ["each", "column"], ["masked"]),
+            helper.make_node("ReduceSum", ["masked", "one"], ["logits"], keepdims=0),
+        ],
+        [
+            helper.make_tensor_value_info(name, TensorProto.INT64, ["n", tokens])
+            for name in ("input_ids", "attention_mask")
+        ],
+        [_floats("logits", 2)],
+        [
+            numpy_helper.from_array(weights, "weights"),
+            numpy_helper.from_array(np.array([2]), "last"),
+            numpy_helper.from_array(np.array([1]), "one"),
+        ],
+    )

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -108,6 +108,13 @@ class Dataset:
         """Returns the group of each sample; () if no groups are known."""
         groups = tuple(sample.group for sample in self.samples)
         return groups if any(groups) else ()
+
+    @property
+    def kind(self) -> Literal["image", "audio", "tensor"]:
+        """Returns what the samples are: images or frames, recordings, or rows of a table."""
+        if self.media is None:
+            return "tensor"
+        return "audio" if Path(self.samples[0].file).suffix.lower() in AUDIO else "image"
 
     def some(self, limit: int | None) -> Dataset:
         """Returns at most `limit` of the samples, spread evenly; all without a limit."""

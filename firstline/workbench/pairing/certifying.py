@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from firstline.workbench.certify import Certification, Terms, certify_bundle
 from firstline.workbench.evaluate import Measured
 from firstline.workbench.evidence import evidence_of
-from firstline.workbench.pairing.agreement import check_agreement
 from firstline.workbench.promises import EventBound, parse_promises, require_event
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError
 from firstline_core.tasks.base import MISSED
 
 EPSILON, DELTA = 0.05, 0.1
 """Of the promise that is tried where the user names none: 5 % at 90 %."""
-
-
-def compare(measured: Measured, folder: Path) -> str:
-    """Compares both models of a bundle that was made without a comparison; deletes it if they do not fit.
-
-    Args:
-        measured: the bundle on the data that decide.
-        folder: of the bundle.
-
-    Raises:
-        ConfigError: the models do not fit each other.
-    """
-    (edge,) = measured.edges
-    assert measured.full is not None  # noqa: S101 (of a pair)
-    try:
-        return check_agreement(measured.manifest.task, edge.answers.outputs, measured.full.outputs, {})
-    except ConfigError:
-        shutil.rmtree(folder)
-        raise
 
 
 def certify_pair(bundle: Bundle, measured: Measured, promises: Sequence[str]) -> Certification:

@@ -10,7 +10,7 @@ from PIL import Image
 from firstline.workbench.decodings import Decision, Trials
 from firstline.workbench.infer import upright_image
 from firstline.workbench.recognition import Reading
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.tasks.drawing import COLOURS, write
 from firstline_core.types import Arrays, slice_rows
 
@@ -21,6 +21,8 @@ _COLUMNS = 2
 def write_contact_sheet(file: Path, trials: Trials, reading: Reading, decision: Decision) -> tuple[str, ...]:
     """Writes a picture that shows what each value of a choice finds in the image on which they differ most.
 
+    No picture is written of rows that are no images.
+
     Args:
         file: PNG to write.
         trials: of the model.
@@ -28,7 +30,10 @@ def write_contact_sheet(file: Path, trials: Trials, reading: Reading, decision: 
         decision: that a person has to make.
 
     Returns:
-        The values in the order of their numbers, from 1.
+        The values in the order of their numbers, from 1; those that do not fit the model are left out.
+
+    Raises:
+        ConfigError: the picture cannot be written.
     """
     choice = decision.choice
     found: dict[str, Arrays] = {}
@@ -38,9 +43,11 @@ def write_contact_sheet(file: Path, trials: Trials, reading: Reading, decision: 
         except FirstlineError:
             continue
     row = _most_different(trials, list(found.values()))
-    picture = upright_image(trials.images[row], "the image")
-    picture = picture.resize((_WIDTH, max(1, round(_WIDTH * picture.height / picture.width))))
-    original = upright_image(trials.images[row], "the image")
+    encoded = trials.image(row)
+    if encoded is None:
+        return tuple(found)
+    original = upright_image(encoded, "the image")
+    picture = original.resize((_WIDTH, max(1, round(_WIDTH * original.height / original.width))))
     panels = []
     for number, (value, outputs) in enumerate(found.items(), 1):
         drawn = trials.task.draw(original, slice_rows(outputs, row, row + 1), 0).resize(picture.size)
@@ -51,8 +58,11 @@ def write_contact_sheet(file: Path, trials: Trials, reading: Reading, decision: 
     sheet = Image.new("RGB", (columns * picture.width, lines * picture.height), "white")
     for position, panel in enumerate(panels):
         sheet.paste(panel, (position % columns * picture.width, position // columns * picture.height))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        sheet.save(file)
+    except OSError as error:
+        raise ConfigError(f"The contact sheet {file} cannot be written: {error.strerror or error}.") from error
     return tuple(found)
 
 

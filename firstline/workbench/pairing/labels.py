@@ -56,6 +56,8 @@ def label(readings: Mapping[str, Reading], given: tuple[str, ...], nearby: Mappi
         ConfigError: a model has other classes.
     """
     task = next(iter(readings.values())).task
+    if task in ("regression", "anomaly"):
+        return Labelled((), "", dict(readings), dict.fromkeys(readings, ""))
     labels, source = _chosen(readings, given, nearby, task)
     adapted, assumptions = {}, {}
     for role, reading in readings.items():

@@ -2,77 +2,46 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from firstline.workbench.bundle import create_bundle
-from firstline.workbench.data.dataset import AUDIO, Dataset
-from firstline.workbench.decodings import BUDGET_S, Trials
-from firstline.workbench.infer import upright_image
+from firstline.workbench.data.dataset import Dataset
+from firstline.workbench.decodings import Trials, first_score
 from firstline.workbench.model_file import ModelFile, read_model_file
-from firstline.workbench.pairing.agreement import check_agreement, propose_score
+from firstline.workbench.observe import arrays_of
+from firstline.workbench.pairing.agreement import check_agreement
 from firstline.workbench.pairing.labels import Labelled, label, label_files
-from firstline.workbench.pairing.recipe import Described, recipe_text
+from firstline.workbench.pairing.operating import operate
+from firstline.workbench.pairing.recipe import EDGE, FULL, Described, recipe_text
 from firstline.workbench.pairing.settling import Judges, Settled
-from firstline.workbench.recognition import Reading, recognise
+from firstline.workbench.pairing.specification import BUNDLE, PairSpec
+from firstline.workbench.pairing.surroundings import look_around, readable_image, unknown
+from firstline.workbench.recognition import Reading, Surroundings, recognise
 from firstline.workbench.selection import split_groups
 from firstline.workbench.spec import read_recipe
 from firstline.workbench.trial import trial_outputs
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError, RequestError
+from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks import AnyTask
+from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.regression import Regression
 from firstline_core.tasks.segmentation import Segmentation
-from firstline_core.types import Array, Arrays
-
-EDGE, FULL = "edge", "full"
-BUNDLE = "bundle"
-"""Folder of the bundle below the output folder."""
+from firstline_core.telemetry.wording import counted
+from firstline_core.types import Array
 
 _MOST_DECIDING, _FEWEST_DECIDING, _DECIDING_SHARE = 384, 48, 0.2
 _SEED = 0
+_LEAST_GROUPS, _MOST_GROUPS = 3, 0.34  # number that decide, and their share
 _LEAST_SURE = 0.5
-_LOW_SCORE = 0.05
-_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class PairSpec:
-    """The parts of a pair, and where it goes.
-
-    Attributes:
-        files: model files by role, "edge" and "full"; one of them may be absent.
-        out: folder for the recipe, the bundle and pictures.
-        name: of the bundle; "" derives it from the models' files.
-        labels: given by the user; () to find them.
-        chosen: numbers on contact sheets, by role.
-        force: replaces a bundle in the output folder.
-        budget_s: seconds that the data may take to decide one choice.
-    """
-
-    files: Mapping[str, Path]
-    out: Path
-    name: str = ""
-    labels: tuple[str, ...] = ()
-    chosen: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    force: bool = False
-    budget_s: float = BUDGET_S
-
-    def places(self, data: Path) -> list[Path]:
-        """Returns the folders where label files may be: those of the models and above, and the data's."""
-        folders = [folder for file in self.files.values() for folder in file.absolute().parents[:2]]
-        return list(dict.fromkeys([*folders, data]))
-
-    @property
-    def bundle_name(self) -> str:
-        if self.name:
-            return self.name
-        stems = [file.stem for file in self.files.values()]
-        return (_NAME.sub("-", "-".join(dict.fromkeys(stems))).strip("-.") or "pair")[:64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,66 +72,92 @@ def split(dataset: Dataset) -> tuple[Dataset, Dataset]:
         count = len(dataset) // 2
     if not count:
         return dataset, dataset
+    rng = np.random.default_rng(_SEED)  # evenly spread rows may all be of one class
+    chosen: NDArray[np.intp] = rng.permutation(len(dataset))[:count]
+    others = np.setdiff1d(np.arange(len(dataset)), chosen)
     if dataset.groups:
-        positions, others = split_groups(dataset.groups, count / len(dataset), _SEED)
-        deciding, rest = (tuple(dataset.samples[position] for position in part) for part in (positions, others))
-    else:
-        deciding = tuple(dataset.some(count).samples)
-        chosen = set(deciding)
-        rest = tuple(sample for sample in dataset.samples if sample not in chosen)
+        least = _LEAST_GROUPS / len(set(dataset.groups))
+        chosen, others = split_groups(dataset.groups, max(count / len(dataset), min(least, _MOST_GROUPS)), _SEED)
+        chosen = rng.permutation(chosen)[:_MOST_DECIDING]
+    deciding, rest = (tuple(dataset.samples[at] for at in np.sort(part)) for part in (chosen, others))
     if not deciding or not rest:
         return dataset, dataset
     return replace(dataset, samples=deciding), replace(dataset, samples=rest)
 
 
+def read_files(spec: PairSpec, options: RuntimeOptions) -> dict[str, ModelFile]:
+    """Returns the descriptions of the models, by role.
+
+    Raises:
+        ConfigError: a file is of no known runtime, or cannot be read.
+        ModelLoadError: a model does not load.
+    """
+    return {role: read_model_file(file, options) for role, file in spec.files.items()}
+
+
+def label_lists(spec: PairSpec, files: Mapping[str, ModelFile], data: Path) -> list[tuple[str, ...]]:
+    """Returns the known lists of labels: the user's, the models' own, and those of files near them."""
+    lists = [spec.labels, *(file.labels for file in files.values()), *label_files(spec.places(data)).values()]
+    return [labels for labels in lists if labels]
+
+
 def read_pair(
-    spec: PairSpec, dataset: Dataset, options: RuntimeOptions, show: Callable[[str], None] = lambda sentence: None
+    spec: PairSpec,
+    files: Mapping[str, ModelFile],
+    dataset: Dataset,
+    options: RuntimeOptions,
+    show: Callable[[str], None] = lambda sentence: None,
 ) -> ReadPair:
     """Recognises the models, lets the data decide what their files do not tell, and compares them.
 
     Args:
-        spec: the files.
+        spec: what the user gives.
+        files: from `read_files`.
         dataset: that decides, see `split`.
         options: how the models run.
         show: receives each step.
 
     Raises:
-        OpenQuestionError: a person has to choose from a contact sheet.
-        ConfigError: the data are recordings, a model is of no known family, or the models do not fit each other or the
-            data.
+        OpenQuestionError: a person has to choose.
+        ConfigError: a model is of no known family, the models do not fit each other or the data, or a choice answers no
+            question.
         FirstlineError: a model does not load or run.
     """
-    _refuse_recordings(dataset)
-    images = list(_images(dataset)) if dataset.media is not None else []
-    files = {role: read_model_file(file, options) for role, file in spec.files.items()}
-    raw = {role: _raw(spec.files[role], file, images[:1]) for role, file in files.items()}
-    found = {role: recognise(file, raw[role]) for role, file in files.items()}
     nearby = label_files(spec.places(dataset.path))
-    readings = _of_one_task(files, found, {len(spec.labels), *map(len, nearby.values())})
-    labelled = label(readings, spec.labels, nearby)
-    task = task_of(labelled)
-    for role, reading in labelled.readings.items():
+    near = look_around(spec, dataset, files, {len(spec.labels), *map(len, nearby.values())})
+    raw = {role: _raw(spec.files[role], file, dataset) for role, file in files.items()}
+    found = {role: recognise(file, raw[role], near[role]) for role, file in files.items()}
+    labelled = label(_of_one_task(files, found, near), spec.labels, nearby)
+    readings = labelled.readings
+    for role, reading in readings.items():
         show(f"{role}: {reading.family} ({reading.sure:.0%} sure): {'; '.join(reading.assumptions)}.")
-    if any(reading.size is None for reading in labelled.readings.values()):
-        return ReadPair(task, labelled.source, _of_tables(spec, labelled), "")
-    trials = {role: Trials(spec.files[role], task, images, options, spec.budget_s) for role in files}
-    count = min(trials[role].affordable(labelled.readings[role], 1) for role in files)
+    inputs = _inputs(readings.values())
+    # The first rows decide as long as they settle a choice; data are often sorted by class or group.
+    order = np.random.default_rng(_SEED).permutation(len(dataset))
+    every = [arrays_of(row) for _, row in dataset.rows(inputs)]
+    rows = [every[at] for at in order]
+    task = task_of(labelled)
+    trials = {role: Trials(spec.files[role], task, rows, options, spec.budget_s) for role in files}
+    count = min(trials[role].affordable(readings[role], 1) for role in files)
     for each in trials.values():
         each.use(count)
-    all_labels = dataset.truth(task)
-    truth = None if all_labels is None else {name: array[:count] for name, array in all_labels.items()}
-    settled = Judges(truth, spec.chosen, spec.out).settle_all(trials, labelled.readings)
+    all_labels = dataset.truth(task, inputs)
+    truth = None if all_labels is None else {name: array[order[:count]] for name, array in all_labels.items()}
+    settled = Judges(truth, spec.chosen, spec.out).settle_all(trials, readings)
     for role, one in settled.items():
         for decision in one.decisions:
             show(f"{role}: {decision.why}.")
+    notes = labelled.assumptions
+    described = {role: _described(spec.files[role], one, notes[role]) for role, one in settled.items()}
+    operated = operate(task, trials, described, truth, spec.tolerance)
+    for sentence in operated.decided:
+        show(sentence)
     agreement = ""
     if len(settled) > 1:
-        agreement = check_agreement(task, settled[EDGE].outputs, settled[FULL].outputs, raw[EDGE])
-        show(f"Edge and full model on {count} images: {agreement}.")
-    described = {role: _described(spec.files[role], one, labelled.assumptions[role]) for role, one in settled.items()}
-    if isinstance(task, Detection):
-        described = _with_scores(task, trials, described, truth, show)
-    return ReadPair(task, labelled.source, described, agreement)
+        agreed = {role: trials[role].outputs(one.reading) for role, one in operated.models.items()}
+        agreement = check_agreement(operated.task, agreed[EDGE], agreed[FULL], raw[EDGE])
+        show(f"Edge and full model on {counted(count, 'row')}: {agreement}.")
+    return ReadPair(operated.task, labelled.source, operated.models, agreement)
 
 
 def create_pair(
@@ -181,11 +176,13 @@ def create_pair(
         FirstlineError: the models fail on a trial run.
     """
     task = pair.task
-    text = recipe_text(spec.bundle_name, task, pair.labels_source, pair.models, _first_score(task, pair.models))
+    score = first_score(task, next(iter(pair.models.values())).reading)
+    text = recipe_text(spec.bundle_name, task, pair.labels_source, pair.models, score)
     recipe = spec.out / "recipe.toml"
     try:
         spec.out.mkdir(parents=True, exist_ok=True)
-        (spec.out / "labels.txt").write_text("\n".join(task.labels) + "\n")
+        if task.labels:
+            (spec.out / "labels.txt").write_text("\n".join(task.labels) + "\n")
         recipe.write_text(text)
     except OSError as error:
         raise ConfigError(f"{spec.out} cannot be written: {error.strerror}.") from error
@@ -193,90 +190,65 @@ def create_pair(
 
 
 def task_of(labelled: Labelled) -> AnyTask:
-    """Returns the task of a pair."""
+    """Returns the task of a pair; the tolerance of a regression is not known yet."""
     last = list(labelled.readings.values())[-1]
-    kind = last.task
-    if kind == "segmentation" and last.size is not None:
-        return Segmentation(labels=labelled.labels, width=last.size[0], height=last.size[1])
-    return Detection(labels=labelled.labels) if kind == "detection" else Classification(labels=labelled.labels)
+    match last.task:
+        case "segmentation" if last.size is not None:
+            return Segmentation(labels=labelled.labels, width=last.size[0], height=last.size[1])
+        case "detection":
+            return Detection(labels=labelled.labels)
+        case "regression":
+            return Regression(names=last.names, absolute=1)
+        case "anomaly":
+            return Anomaly()
+    return Classification(labels=labelled.labels)
 
 
-def _first_score(task: AnyTask, models: Mapping[str, Described]) -> str:
-    """Returns the score that the policy begins with."""
-    if isinstance(task, Detection):
-        return "product"
-    edge = models.get(EDGE)
-    if isinstance(task, Segmentation) and edge is not None and not edge.reading.decoder:
-        return "few_classes"  # a map of classes says nothing else about its confidence
-    return task.score_kinds[0]
+def _inputs(readings: Iterable[Reading]) -> tuple[InputSpec, ...]:
+    """Returns the bundle's inputs, as wide as any value of the open properties needs."""
+    feeds: dict[str, InputSpec] = {}
+    for reading in readings:
+        open_ones = [one for one in reading.choices if one.field == "standardized"]
+        for way in (reading, *(reading.with_value(one, "standardize") for one in open_ones)):
+            feeds |= {feed.spec.name: feed.spec for feed in way.feeds}
+    return tuple(feeds.values())
 
 
-def _images(dataset: Dataset) -> Iterator[bytes]:
-    """Yields the encoded images of a data set, each of which can be decoded.
-
-    Raises:
-        ConfigError: one cannot; names it.
-    """
-    for sample, content in zip(dataset.samples, dataset.contents(), strict=True):
-        try:
-            upright_image(content, dataset.place_of(sample))
-        except RequestError as error:
-            raise ConfigError(error.message) from error
-        yield content
-
-
-def _refuse_recordings(dataset: Dataset) -> None:
-    recording = next((one for one in dataset.samples if Path(one.file).suffix.lower() in AUDIO), None)
-    if dataset.media is not None and recording is not None:
-        raise ConfigError(
-            f"{dataset.place_of(recording)} is a recording, and `firstline pair` does not recognise models of audio "
-            "yet. Describe them in a recipe for `firstline bundle create`, as in docs/audio.md."
-        )
-
-
-def _raw(file: Path, described: ModelFile, images: Sequence[bytes]) -> dict[str, Array]:
-    image = upright_image(images[0], "The first image of the data") if images else None
+def _raw(file: Path, described: ModelFile, dataset: Dataset) -> dict[str, Array]:
+    image = None
+    if dataset.kind == "image":
+        (content,) = replace(dataset, samples=dataset.samples[:1]).contents()
+        image = readable_image(content, dataset.place_of(dataset.samples[0]))
     return dict(trial_outputs(file, described, image))
 
 
-def _of_tables(spec: PairSpec, labelled: Labelled) -> dict[str, Described]:
-    """Returns models whose inputs are columns of a table, about which nothing is open.
-
-    Raises:
-        ConfigError: one of them takes images.
-    """
-    if any(reading.size is not None for reading in labelled.readings.values()):
-        raise ConfigError("One model takes images and the other one columns of a table; a pair needs the same data.")
-    notes = {
-        role: [*reading.assumptions, *filter(None, [labelled.assumptions[role]])]
-        for role, reading in labelled.readings.items()
-    }
-    return {role: Described(spec.files[role], reading, notes[role]) for role, reading in labelled.readings.items()}
-
-
 def _of_one_task(
-    files: Mapping[str, ModelFile], found: Mapping[str, list[Reading]], label_counts: Collection[int]
+    files: Mapping[str, ModelFile], found: Mapping[str, list[Reading]], near: Mapping[str, Surroundings]
 ) -> dict[str, Reading]:
     """Returns the surest readings of both models that are of one task.
 
     Args:
         files: by role.
-        found: readings by role.
-        label_counts: sizes of the known lists of labels: a classifier of that many classes is likely.
+        found: readings by role, the surest first.
+        near: by role, what the data show.
 
     Raises:
         ConfigError: a model is of no known family, nothing shows what it is, or the tasks differ.
     """
     for role, readings in found.items():
         if not readings:
-            raise ConfigError(_unknown(role, files[role]))
+            raise ConfigError(unknown(role, files[role], near[role]))
     tasks = set.intersection(*({reading.task for reading in readings} for readings in found.values()))
     if not tasks:
         kinds = ", ".join(f"the {role} model is a {readings[0].family}" for role, readings in found.items())
         raise ConfigError(f"Both models need the same task: {kinds}.")
-    chosen = {role: next(reading for reading in readings if reading.task in tasks) for role, readings in found.items()}
+    best = {
+        task: {role: next(one for one in readings if one.task == task) for role, readings in found.items()}
+        for task in tasks
+    }
+    chosen = max(best.values(), key=lambda readings: (min(one.sure for one in readings.values()), readings[role].task))
     for role, reading in chosen.items():
-        if reading.sure < _LEAST_SURE and not {reading.classes, reading.classes - 1} & set(label_counts):
+        if reading.sure < _LEAST_SURE:
             raise ConfigError(
                 f"The {role} model {files[role].name} may be a {reading.family}, but that is a guess: "
                 f"{'; '.join(reading.assumptions)}. Write a recipe for `firstline bundle create` if it is one."
@@ -284,48 +256,6 @@ def _of_one_task(
     return chosen
 
 
-def _unknown(role: str, file: ModelFile) -> str:
-    inputs, outputs = (
-        ", ".join(f"'{spec.name}' {spec.datatype} {list(spec.shape)}" for spec in specs[:4])
-        for specs in (file.inputs, file.outputs)
-    )
-    return (
-        f"The {role} model {file.name} is of no family that `firstline pair` knows (inputs {inputs}; outputs {outputs}"
-        "). Describe it in a recipe "
-        "for `firstline bundle create`, or export it with its boxes decoded and its suppression inside."
-    )
-
-
 def _described(file: Path, settled: Settled, labels_note: str) -> Described:
     notes = [*settled.reading.assumptions, *([labels_note] if labels_note else [])]
     return Described(file, settled.reading, [*notes, *(decision.why for decision in settled.decisions)])
-
-
-def _with_scores(
-    task: Detection,
-    trials: Mapping[str, Trials],
-    described: Mapping[str, Described],
-    truth: Arrays | None,
-    show: Callable[[str], None],
-) -> dict[str, Described]:
-    """Returns the detectors with the operating scores of the best F1: the full model's against labels, then the edge's.
-
-    Without labels the full model keeps the usual score of its family.
-    """
-    chosen: dict[str, Described] = {}
-    reference, against = truth, "the labels"
-    for role in (FULL, EDGE):
-        if role not in described:
-            continue
-        one = described[role]
-        reading = one.reading
-        if reference is not None:
-            every = trials[role].outputs(replace(reading, score=_LOW_SCORE))
-            proposed = propose_score(task, every, reference, reading.score, against)
-            reading = replace(reading, score=proposed.score)
-            show(f"{role}: {proposed.why}")
-            one = Described(one.file, reading, [*one.notes, proposed.why])
-        chosen[role] = one
-        if role == FULL:
-            reference, against = trials[FULL].outputs(reading), "the full model"
-    return {role: chosen[role] for role in (EDGE, FULL) if role in chosen}

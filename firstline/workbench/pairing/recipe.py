@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from firstline.workbench.recognition import Reading
+from firstline.workbench.recognition import Feed, Reading
 from firstline_core.tasks import AnyTask
+from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.regression import Regression
 from firstline_core.tasks.segmentation import Segmentation
 
+EDGE, FULL = "edge", "full"
 _WIDTH = 110
 
 
@@ -46,13 +50,11 @@ def recipe_text(name: str, task: AnyTask, labels_source: str, models: Mapping[st
         f"# firstline bundle create --recipe recipe.toml --out bundle  # {name}",
         f"name = {json.dumps(name)}",
         "version = 1",
-        'labels = "labels.txt"',
-        *_comment(f"The labels are from {labels_source}."),
     ]
-    if isinstance(task, Detection):
-        lines += ["", "[detection]", f"k = {task.k}"]
-    elif isinstance(task, Segmentation):
-        lines += ["", "[segmentation]", f"width = {task.width}", f"height = {task.height}"]
+    if task.labels and not isinstance(task, Anomaly):
+        lines += ['labels = "labels.txt"', *_comment(f"The labels are from {labels_source}.")]
+    lines += _inputs([feed for model in models.values() for feed in model.reading.feeds])
+    lines += _task(task)
     for role, described in models.items():
         lines += ["", *_model(role, described)]
     threshold = "1" if len(models) > 1 else "0"
@@ -60,18 +62,64 @@ def recipe_text(name: str, task: AnyTask, labels_source: str, models: Mapping[st
     return "\n".join(lines)
 
 
+def _inputs(feeds: Sequence[Feed]) -> Iterator[str]:
+    """Yields the inputs of the bundle, unless they follow from the models."""
+    specs = {feed.spec.name: feed.spec for feed in feeds}
+    follow = all(spec.kind in ("image", "audio") for spec in specs.values())
+    if follow or all(not feed.steps and feed.spec.name == feed.tensor for feed in feeds):
+        return
+    for name, spec in specs.items():
+        yield from ("", f"[inputs.{_key(name)}]")
+        if spec.kind == "text":
+            yield 'kind = "text"'
+        else:
+            yield from (f'datatype = "{spec.datatype}"', f"shape = {list(spec.shape)}")
+
+
+def _task(task: AnyTask) -> Sequence[str]:
+    match task:
+        case Detection():
+            return "", "[detection]", f"k = {task.k}"
+        case Segmentation():
+            return "", "[segmentation]", f"width = {task.width}", f"height = {task.height}"
+        case Regression():
+            parts = {"absolute": task.absolute, "relative": task.relative, "scaled": task.scaled}
+            tolerance = (f"{part} = {value!r}" for part, value in parts.items() if value)
+            return "", "[regression]", f"names = {json.dumps(task.names)}", *tolerance
+        case Anomaly():
+            return "", "[anomaly]"
+    return ()
+
+
 def _model(role: str, described: Described) -> Iterator[str]:
     reading = described.reading
     yield from _comment(f"{reading.family}, {reading.sure:.0%} sure.")
     for note in described.notes:
         yield from _comment(f"- {note}")
-    yield "[[edge]]" if role == "edge" else "[full]"
+    yield "[[edge]]" if role == EDGE else "[full]"
     yield f'id = "{role}"'
     yield f"file = {json.dumps(str(described.file.absolute()))}"
-    yield f"preprocess = {json.dumps(reading.preprocess)}"
+    if len(reading.feeds) == 1 and reading.feeds[0].steps:
+        yield f"preprocess = {json.dumps(reading.preprocess)}"
     yield f"postprocess = {json.dumps(reading.postprocess)}"
     if reading.output:
         yield f"output = {json.dumps(reading.output)}"
+    if len(reading.feeds) > 1 or reading.columns:
+        yield from _feeds(role, reading)
+
+
+def _feeds(role: str, reading: Reading) -> Iterator[str]:
+    """Yields the table of a model's inputs, without those that the bundle's input of their name feeds as it is."""
+    named = [feed for feed in reading.feeds if feed.steps or feed.spec.name != feed.tensor]
+    if named and not reading.preprocess:
+        yield from ("", f"[{role}.inputs]")
+        for feed in named:
+            table = f"input = {json.dumps(feed.spec.name)}, preprocess = {json.dumps(feed.steps)}"
+            yield f"{_key(feed.tensor)} = {{ {table} }}"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name, re.ASCII) else json.dumps(name)
 
 
 def _comment(text: str) -> list[str]:

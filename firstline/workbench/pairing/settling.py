@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from firstline.workbench.decodings import Decision, Trials, decide
@@ -28,8 +28,11 @@ class Settled:
     outputs: Arrays
 
 
+_MATTER = ("scaling", "rate", "standardized")
+
+
 class OpenQuestionError(ConfigError):
-    """A choice that a person has to make from a contact sheet."""
+    """A choice that a person has to make, from a contact sheet if the data are images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Judges:
     """The means by which choices are settled.
 
     Attributes:
-        truth: labels of the trials' images; None without any.
+        truth: labels of the trials' rows; None without any.
         chosen: numbers that a person has chosen, by role, in the order of the questions.
         folder: takes contact sheets.
     """
@@ -55,28 +58,41 @@ class Judges:
 
         Raises:
             OpenQuestionError: a person has to choose; names the contact sheet.
+            ConfigError: a number of a person answers no question.
             FirstlineError: a model does not run with its steps.
         """
         order = sorted(readings, key=lambda role: (_unknown(readings[role]), role != "full"))
         settled: dict[str, Settled] = {}
         for role in order:
+            shared = [one.reading.standardized for one in settled.values()]
             others = [one.outputs for one in settled.values()]
             if not others and len(order) > 1 and self.truth is None and _unknown(readings[role]):
                 others = [trials[order[1]].outputs(way) for way in _ways(readings[order[1]])]
-            settled[role] = self._settle(role, trials[role], readings[role], others)
+            settled[role] = self._settle(role, trials[role], readings[role], others, shared)
         return settled
 
-    def _settle(self, role: str, trials: Trials, reading: Reading, others: Sequence[Arrays]) -> Settled:
+    def _settle(
+        self, role: str, trials: Trials, reading: Reading, others: Sequence[Arrays], shared: Sequence[str]
+    ) -> Settled:
         decisions: list[Decision] = []
         chosen = list(self.chosen.get(role, ()))
         for choice in reading.choices:
             decision = decide(trials, reading, choice, truth=self.truth, others=others)
+            if choice.field == "standardized" and shared and decision.value not in shared:
+                why = f"the other model of the pair takes {Choice.meaning(shared[0])}, but of this one {decision.why}"
+                decision = replace(decision, sure=False, why=why)
             if not decision.sure:
                 sheet = self.folder / f"contact-{role}-{choice.field}.png"
                 values = write_contact_sheet(sheet, trials, reading, decision)
                 decision = _asked(role, decision, values, chosen, sheet)
             decisions.append(decision)
             reading = reading.with_value(choice, decision.value)
+        if chosen:
+            asked = "nothing more" if decisions and len(chosen) < len(self.chosen[role]) else "nothing"
+            raise ConfigError(
+                f"--choose {role}={chosen[0]} answers no question: {asked} was asked about the {role} model. Leave it "
+                "out."
+            )
         return Settled(reading, tuple(decisions), trials.outputs(reading))
 
 
@@ -85,22 +101,26 @@ def _unknown(reading: Reading) -> int:
 
 
 def _ways(reading: Reading) -> list[Reading]:
-    """Returns the reading with each range of pixels that it may have."""
-    open_ones = [choice for choice in reading.choices if choice.field == "scaling" and not choice.known]
-    return [reading.with_value(choice, value) for choice in open_ones for value in choice.values] or [reading]
+    """Returns the reading with each value of the properties that only data tell."""
+    ways = [reading]
+    for choice in reading.choices:
+        if choice.field in _MATTER and not choice.known:
+            ways = [way.with_value(choice, value) for way in ways for value in choice.values]
+    return ways
 
 
 def _asked(role: str, decision: Decision, values: Sequence[str], chosen: list[int], sheet: Path) -> Decision:
-    """Returns the decision with the value that a person chose from the contact sheet."""
+    """Returns the decision with the value that a person chose, from the contact sheet if there is one."""
+    listed = "; ".join(f"{number}: {Choice.meaning(value)}" for number, value in enumerate(values, 1))
     if not chosen:
-        listed = "; ".join(f"{number}: {Choice.meaning(value)}" for number, value in enumerate(values, 1))
+        look = f"Look at {sheet}, and repeat" if sheet.is_file() else "Repeat"
         raise OpenQuestionError(
-            f"The {role} model needs your choice: {decision.why}. Look at {sheet}, and repeat the command with "
-            f"--choose {role}=N ({listed})."
+            f"The {role} model needs your choice: {decision.why}. {look} the command with --choose {role}=N ({listed})."
         )
     number = chosen.pop(0)
     if not 1 <= number <= len(values):
-        raise ConfigError(f"--choose {role}={number}: {sheet} has the numbers 1 to {len(values)}.")
+        raise ConfigError(f"--choose {role}={number}: the choice has the numbers 1 to {len(values)} ({listed}).")
     value = values[number - 1]
-    why = f"{Choice.meaning(value)}: chosen from {sheet.name}"
+    source = f"from {sheet.name}" if sheet.is_file() else "by --choose"
+    why = f"{Choice.meaning(value)}: chosen {source}"
     return Decision(decision.choice, value, sure=True, why=why, figures=decision.figures)

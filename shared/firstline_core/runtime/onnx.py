@@ -16,7 +16,7 @@ from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_ba
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
 _CPU = "CPUExecutionProvider"
-_LOG_ERRORS_ONLY = 3
+_LOG_NO_ERRORS = 4  # they are raised, and the runtime would print them too
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -316,7 +316,7 @@ def _options(ort: ModuleType, threads: int) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = _LOG_ERRORS_ONLY
+    options.log_severity_level = _LOG_NO_ERRORS
     options.add_session_config_entry("session.load_model_format", "ONNX")
     # Spinning threads save microseconds, but occupy a whole core.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from PIL import Image
 from support import detector_graphs
-from support.sample_models import average_colours, linear_model, one_box
+from support.audio import clip, tone
+from support.sample_models import average_colours, beep_model, linear_model, one_box, word_model
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
+from firstline.workbench.step_syntax import spell
 from firstline_core.bundle.store import open_bundle
+from firstline_core.processing.steps import Tokenize
+from firstline_core.tasks.regression import Regression
 
 COLOURS = ("red", "green", "blue")
 
@@ -155,9 +160,10 @@ def test_models_of_columns_are_paired_on_a_table(tmp_path: Path) -> None:
     arguments = ("--full", tmp_path / "full.onnx", "--data", tmp_path / "rows.jsonl", "--out", tmp_path / "out")
     found = json.loads(_run("--edge", tmp_path / "edge.onnx", *arguments, "-o", "json").stdout)
     assert (found["family"]["edge"], found["certified"], found["quality"]) == ("table classifier", True, None)
-    refused = _run("--edge", tmp_path / "other.onnx", *arguments, "--force", code=2)
+    arguments = (*arguments[:-1], tmp_path / "refused")
+    refused = _run("--edge", tmp_path / "other.onnx", *arguments, code=2)
     assert "does not fit the full model" in refused.stderr
-    assert not (tmp_path / "out" / "bundle").exists()
+    assert not (tmp_path / "refused" / "bundle").exists()
 
 
 @pytest.mark.parametrize(
@@ -165,11 +171,13 @@ def test_models_of_columns_are_paired_on_a_table(tmp_path: Path) -> None:
     [
         ([], "Name --edge FILE, --full FILE or both"),
         (["--full", "colours.onnx", "--choose", "edge=1"], "is not in the form edge=N or full=N"),
+        (["--full", "colours.onnx", "--choose", "full=1"], "answers no question: nothing was asked"),
+        (["--full", "colours.onnx", "--tolerance", "5%"], "--tolerance is of models that answer with numbers"),
         (["--full", "labels.txt"], "neither .onnx nor a TFLite file"),
         (["--full", "nowhere.onnx"], "cannot be read"),
         (
             ["--full", "unknown.onnx"],
-            "is of no family that `firstline pair` knows (inputs 'images' FP32 [1, 3, 96",
+            "is of no family that `firstline pair` knows for images (inputs 'images' FP32 [1, 3, 96",
         ),
         (["--edge", "colours.onnx", "--full", "yolo.onnx"], "Both models need the same task"),
     ],
@@ -183,12 +191,105 @@ def test_what_cannot_become_a_pair_is_refused(
     assert message in " ".join(_run("--data", "data", *arguments, code=2).stderr.split())
 
 
-def test_recordings_need_a_recipe(tmp_path: Path) -> None:
-    linear_model(tmp_path / "edge.onnx", pixels=8000, classes=2)
-    (tmp_path / "data").mkdir()
-    for name in "ab":
-        (tmp_path / "data" / f"{name}.wav").write_bytes(b"RIFF")
-    found = _run("--data", tmp_path / "data", "--edge", tmp_path / "edge.onnx", "--out", tmp_path / "out", code=2)
-    message = " ".join(found.stderr.split())
-    assert "'a.wav' of" in message and "does not recognise models of audio yet" in message
-    assert "docs/audio.md" in message
+@pytest.fixture
+def beeps(tmp_path: Path) -> Path:
+    """A folder with models of beeps, and 40 recordings at 16 kHz with labels."""
+    beep_model(tmp_path / "edge.onnx", 2000)
+    beep_model(tmp_path / "full.onnx")
+    (tmp_path / "labels.txt").write_text("quiet\nbeep\n")
+    audio = tmp_path / "data" / "audio"
+    audio.mkdir(parents=True)
+    lines = ["file,label"]
+    for number in range(40):
+        loudness, is_beep = 0.2 + number / 60, number % 2
+        (audio / f"{number}.wav").write_bytes(clip(loudness * tone(1000 if is_beep else 300, 16_000), 16_000))
+        lines.append(f"{number}.wav,{is_beep}")
+    (tmp_path / "data" / "labels.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_labels_decide_the_sample_rate_of_models_of_recordings(beeps: Path) -> None:
+    arguments = ("--edge", beeps / "edge.onnx", "--full", beeps / "full.onnx", "--out", beeps / "out")
+    found = _run(*arguments, "--data", beeps / "data", "-o", "json")
+    report = json.loads(found.stdout)
+    assert report["family"] == {"edge": "audio classifier", "full": "audio classifier"}
+    assert report["quality"]["full"] == 1.0
+    (feed,) = open_bundle(beeps / "out" / "bundle").manifest.edge[0].inputs
+    assert spell(feed.preprocess) == "decode_audio,mono,resample:8000,crop:8000:start,pad:8000:end"
+
+
+def test_a_person_names_the_sample_rate_that_nothing_tells(beeps: Path) -> None:
+    arguments = ("--full", beeps / "full.onnx", "--data", beeps / "data" / "audio", "--out", beeps / "out")
+    arguments = (*arguments, "--labels", beeps / "labels.txt")
+    asked = _run(*arguments, code=2).stderr
+    assert "Repeat the command with --choose full=N (1: 8000 samples a second; 2: 16000 samples a second" in asked
+    _run(*arguments, "--choose", "full=1")
+    assert "resample:8000" in (beeps / "out" / "recipe.toml").read_text()
+
+
+def test_models_of_images_are_refused_for_recordings(beeps: Path) -> None:
+    average_colours(beeps / "colours.onnx", size=4)
+    refused = _run("--full", beeps / "colours.onnx", "--data", beeps / "data", "--out", beeps / "out", code=2)
+    assert "is of no family that `firstline pair` knows for recordings" in refused.stderr
+
+
+def test_a_model_of_tokens_is_read_with_the_tokenizer_next_to_it(tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", *(f"word{number}" for number in range(20))]
+    word_model(tmp_path / "full.onnx", len(words))
+    (tmp_path / "labels.txt").write_text("even\nodd\n")
+    rows = [{"sentence": f"word{n % 20} word{(n + 2) % 20}", "label": "odd" if n % 2 else "even"} for n in range(60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ("--full", tmp_path / "full.onnx", "--data", tmp_path / "rows.jsonl", "--out", tmp_path / "out")
+    assert "there is no tokenizer.json of its tokenizer" in _run(*arguments, code=2).stderr
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = json.loads(_run(*arguments, "-o", "json").stdout)
+    assert (found["family"]["full"], found["quality"]["full"]) == ("text classifier", 1.0)
+    manifest = open_bundle(tmp_path / "out" / "bundle").manifest
+    assert [(each.name, each.kind) for each in manifest.inputs] == [("sentence", "text")]
+    assert manifest.full is not None
+    parts = [step for feed in manifest.full.inputs for step in feed.preprocess if isinstance(step, Tokenize)]
+    assert [(step.part, step.length, step.truncate) for step in parts] == [("ids", 8, True), ("mask", 8, True)]
+
+
+def test_models_of_numbers_get_their_tolerance_from_labels(tmp_path: Path) -> None:
+    linear_model(tmp_path / "model.onnx", pixels=3, classes=1)
+    weights = np.random.default_rng(0).standard_normal((3, 1)).astype(np.float32)  # those of the model
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(200, 3))
+    noise = rng.choice([-0.5, 0.5], 200)
+    labels = (rows @ weights)[:, 0] + noise
+    lines = (json.dumps({"image": row, "price": label}) for row, label in zip(rows.tolist(), labels, strict=True))
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    model, out = tmp_path / "model.onnx", tmp_path / "out"
+    arguments = ("--edge", model, "--full", model, "--data", tmp_path / "rows.jsonl", "--out", out)
+    asked = _run(*arguments, code=2).stderr
+    assert "need a tolerance" in asked and "--tolerance" in asked
+    found = json.loads(_run(*arguments, "--label-column", "price", "-o", "json").stdout)
+    assert (found["task"], found["certified"]) == ("regression", True)
+    task = open_bundle(out / "bundle").manifest.task
+    assert isinstance(task, Regression)
+    assert (task.names, task.absolute) == (("price",), 0.5)
+    _run(*arguments, "--tolerance", "5%", "--force")
+    task = open_bundle(out / "bundle").manifest.task
+    assert isinstance(task, Regression)
+    assert (task.absolute, task.relative) == (0, 0.05)
+
+
+def test_anomaly_models_get_their_operating_scores_from_labels(tmp_path: Path) -> None:
+    linear_model(tmp_path / "model.onnx", pixels=3, classes=1)
+    weights = np.random.default_rng(0).standard_normal((3, 1)).astype(np.float32)
+    rows = np.random.default_rng(1).normal(size=(300, 3))
+    anomalous = ((rows @ weights)[:, 0] < -1).astype(int)
+    lines = [json.dumps({"image": row, "label": int(one)}) for row, one in zip(rows.tolist(), anomalous, strict=True)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    model, out = tmp_path / "model.onnx", tmp_path / "out"
+    found = json.loads(
+        _run("--edge", model, "--full", model, "--data", tmp_path / "rows.jsonl", "--out", out, "-o", "json").stdout
+    )
+    assert (found["task"], found["contracts"][0]["event"]) == ("anomaly", "missed anomaly")
+    assert found["quality"]["full"] > 0.9
+    assert ":below:scale=" in (out / "recipe.toml").read_text()

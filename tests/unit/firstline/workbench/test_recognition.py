@@ -18,6 +18,7 @@ from firstline.workbench.decodings import Trials
 from firstline.workbench.model_file import read_model_file
 from firstline.workbench.recognition import COCO, SURE, Reading, recognise
 from firstline.workbench.trial import trial_outputs
+from firstline_core.processing.trial import bytes_rows
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.detection import Detection, detections
 
@@ -58,7 +59,9 @@ def test_a_detector_is_recognised_and_gives_the_known_object(tmp_path: Path, nam
     task = Detection(labels=first.labels or COCO)
     if first.size != (SIDE, SIDE):  # TensorFlow's takes any size
         assert (name, first.size) == ("TensorFlow", (640, 640))
-    found = detections(Trials(path, task, [encoded.getvalue()], RuntimeOptions()).outputs(first), 0)
+    found = detections(
+        Trials(path, task, [{"image": bytes_rows([encoded.getvalue()])}], RuntimeOptions()).outputs(first), 0
+    )
     assert found.classes.tolist() == [LABEL]
     np.testing.assert_allclose(found.boxes, [BOX], atol=0.01)
 

@@ -12,7 +12,8 @@ from PIL import Image
 from support import detector_graphs
 
 from firstline.workbench.data.dataset import open_dataset
-from firstline.workbench.pairing.pair import PairSpec, ReadPair, create_pair, read_pair, split
+from firstline.workbench.pairing.pair import ReadPair, create_pair, read_files, read_pair, split
+from firstline.workbench.pairing.specification import PairSpec
 from firstline.workbench.step_syntax import spell
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
@@ -179,7 +180,8 @@ def test_made_pairs_are_read_without_a_question_and_agree(tmp_path: Path, name: 
 
 
 def _pair(folder: Path, edge: Path, full: Path, data: Path, images: int) -> ReadPair:
-    return read_pair(_spec(folder, edge, full), open_dataset(data, images), OPTIONS)
+    spec = _spec(folder, edge, full)
+    return read_pair(spec, read_files(spec, OPTIONS), open_dataset(data, images), OPTIONS)
 
 
 def _spec(folder: Path, edge: Path, full: Path) -> PairSpec:

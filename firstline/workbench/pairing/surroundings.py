@@ -1,0 +1,162 @@
+"""What the data, and files near the models, show about the models of a pair."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from PIL import Image
+
+from firstline.workbench.data.dataset import Dataset
+from firstline.workbench.infer import upright_image
+from firstline.workbench.model_file import ModelFile
+from firstline.workbench.pairing.specification import PairSpec
+from firstline.workbench.recognition import Surroundings, token_inputs
+from firstline.workbench.trial import most_tokens
+from firstline_core.errors import ConfigError, RequestError
+
+_TOKENIZER = "tokenizer.json"
+_LIMIT_BYTES = 64 << 20
+_CELLS = 1000
+_MOST_CLASSES = 0.5  # share of whole numbers that differ; of more, they are values and no classes
+_FEW = 20
+_NO_TEXT = ("file", "group", "name", "time")
+_DATA = {"image": "images", "audio": "recordings", "tensor": "rows of a table"}
+
+
+def look_around(
+    spec: PairSpec, dataset: Dataset, files: Mapping[str, ModelFile], label_counts: Collection[int]
+) -> dict[str, Surroundings]:
+    """Returns what is known about each model before it is recognised, by role.
+
+    Raises:
+        ConfigError: an image or a recording cannot be decoded, or a model of tokens has no tokenizer near it.
+        InferenceError: a model of tokens does not run.
+    """
+    rates = tuple(_rates(dataset)) if dataset.kind == "audio" else ()
+    if dataset.kind == "image":
+        for sample, content in zip(dataset.samples, dataset.contents(), strict=True):
+            readable_image(content, dataset.place_of(sample))
+    columns = tuple(dataset.table.columns) if dataset.table is not None else ()
+    texts = tuple(name for name in columns if name not in (*_NO_TEXT, dataset.label_column) and _is_text(dataset, name))
+    found: dict[str, Surroundings] = {}
+    for role, file in files.items():
+        tokenizer, tokens = None, 0
+        if dataset.kind == "tensor" and token_inputs(file):
+            tokenizer, limit = _tokenizer(spec.files[role], file)
+            tokens = most_tokens(spec.files[role], file, limit)
+        found[role] = Surroundings(
+            kind=dataset.kind,
+            columns=columns,
+            texts=texts,
+            rates_hz=rates,
+            label_counts=label_counts,
+            truth=_truth(dataset, columns),
+            label_column=dataset.label_column,
+            tokenizer=tokenizer,
+            tokens=tokens,
+        )
+    return found
+
+
+def readable_image(content: bytes, where: str) -> Image.Image:
+    """Returns an image of the data upright.
+
+    Raises:
+        ConfigError: it cannot be decoded.
+    """
+    try:
+        return upright_image(content, where)
+    except RequestError as error:
+        raise ConfigError(error.message) from error
+
+
+def unknown(role: str, file: ModelFile, near: Surroundings) -> str:
+    """Returns why a model is not recognised, as sentences."""
+    inputs, outputs = (
+        ", ".join(f"'{spec.name}' {spec.datatype} {list(spec.shape)}" for spec in specs[:4])
+        for specs in (file.inputs, file.outputs)
+    )
+    return (
+        f"The {role} model {file.name} is of no family that `firstline pair` knows for {_DATA[near.kind or 'tensor']} "
+        f"(inputs {inputs}; outputs {outputs}). Give data of the kind that it takes, describe it in a recipe for "
+        "`firstline bundle create`, or export it with its boxes decoded and its suppression inside."
+    )
+
+
+def _rates(dataset: Dataset) -> Iterator[int]:
+    """Yields the sample rate of each recording."""
+    from firstline_core.processing.audio import check_header, read_header
+
+    for sample, content in zip(dataset.samples, dataset.contents(), strict=True):
+        where = dataset.place_of(sample)
+        try:
+            header = read_header(content, where)
+            check_header(header, where)
+        except RequestError as error:
+            raise ConfigError(error.message) from error
+        yield header.rate_hz
+
+
+def _tokenizer(model: Path, file: ModelFile) -> tuple[Path, int]:
+    """Returns the tokenizer's file near a model, and the number of tokens to which it cuts texts; 0 for none."""
+    places = [folder / _TOKENIZER for folder in model.absolute().parents[:2]]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        names = ", ".join(f"'{spec.name}'" for spec in file.inputs)
+        raise ConfigError(
+            f"{file.name} takes numbers of tokens ({names}), and there is no {_TOKENIZER} of its tokenizer in "
+            f"{places[0].parent}; put it there."
+        )
+    if "," in str(found):
+        raise ConfigError(f"The path {found} has a comma, which separates steps; move the file to another folder.")
+    try:
+        content = json.loads(found.read_bytes()) if found.stat().st_size <= _LIMIT_BYTES else {}
+        return found, int((content.get("truncation") or {}).get("max_length", 0))
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{found} is not the file of a tokenizer: {error}.") from error
+
+
+def _is_text(dataset: Dataset, name: str) -> bool:
+    """Whether most cells of a column are strings that are no numbers and no arrays."""
+    cells = list(_some(dataset, name))
+    texts = [cell for cell in cells if isinstance(cell, str) and _number(cell) is None and not cell.startswith("[")]
+    return 2 * len(texts) > len(cells)
+
+
+def _truth(dataset: Dataset, columns: Sequence[str]) -> Literal["", "numbers", "classes"]:
+    """Returns whether the labels are real numbers or classes; "" without labels."""
+    if dataset.label_column not in columns:
+        return ""
+    cells = list(_some(dataset, dataset.label_column))
+    if not cells:
+        return ""
+    numbers = [_number(cell) for cell in cells]
+    if None in numbers:
+        rows = all(not isinstance(cell, str) or cell.startswith("[") for cell in cells)
+        return "numbers" if rows else "classes"
+    whole = all(number == round(number) for number in numbers if number is not None)
+    many = len(set(numbers)) > max(_FEW, _MOST_CLASSES * len(numbers))
+    return "numbers" if many or not whole else "classes"
+
+
+def _some(dataset: Dataset, name: str) -> Iterator[Any]:
+    """Yields the first cells of a column that are not empty."""
+    if dataset.table is None:
+        return
+    values = dataset.table.column(name)
+    cells = (values[sample.row] for sample in dataset.samples)
+    for cell in islice(cells, _CELLS):
+        value = cell.strip() if isinstance(cell, str) else cell
+        if value is not None and (not isinstance(value, str) or value):
+            yield value
+
+
+def _number(cell: Any) -> float | None:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return None

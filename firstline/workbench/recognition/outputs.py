@@ -1,0 +1,45 @@
+"""An output of a model: its shape, and the numbers of one trial run."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from firstline_core.types import DATATYPES, Array, TensorSpec
+
+
+class Output(NamedTuple):
+    """An output: its shape without the axis of rows, and the smallest and largest value of the trial run."""
+
+    name: str
+    real: bool
+    shape: tuple[int, ...]
+    values: Array | None
+
+    @classmethod
+    def of(cls, spec: TensorSpec, found: Array | None) -> Output:
+        shape = found.shape[1:] if found is not None else spec.shape[1:]
+        real = DATATYPES[spec.datatype].kind == "f"
+        return cls(spec.name, real, tuple(shape), None if found is None else found[0])
+
+    def largest(self, *index: Any) -> float | None:
+        """Returns the largest absolute value of a part; None without a trial run."""
+        if self.values is None or not self.values.size:
+            return None
+        return float(np.abs(self.values[index] if index else self.values).max(initial=0))
+
+    @property
+    def probable(self) -> bool:
+        """Whether the values of the trial run are from 0 to 1 and sum to about 1."""
+        if self.values is None or not self.values.size:
+            return False
+        flat = self.values.reshape(-1).astype(np.float64)
+        return bool(flat.min() >= -1e-6 and flat.max() <= 1 + 1e-6 and 0.5 <= flat.sum() <= 1.05)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all values are whole numbers, and any is above 1."""
+        if self.values is None or not self.values.size:
+            return False
+        return bool((self.values == np.rint(self.values)).all() and self.values.max() > 1)
