@@ -203,10 +203,12 @@ def decide(
         if not rows:
             return Decision(choice, choice.values[0], sure=False, why="no way of decoding fits the model")
         decision = _compared(choice, rows, judge)
-        if judge == "the model itself" and choice.field in _ONLY_OTHERS_TELL and not choice.known:
-            # A wrong range or activation can make a model surer than the right one.
+        # A wrong range or activation can make a model surer than the right one, and two models may agree in any way in
+        # which both are read alike.
+        unsettled = judge == "the model itself" or (judge == "the other model" and len(others) > 1 and _even(decision))
+        if unsettled and choice.field in _ONLY_OTHERS_TELL and not choice.known:
             decision = replace(
-                decision, sure=False, why=f"only the data's labels or another model could tell: {decision.why}"
+                decision, sure=False, why=f"only the data's labels or a settled model could tell: {decision.why}"
             )
         if decision.sure or count == most:
             return decision
@@ -265,6 +267,12 @@ def _compared(choice: Choice, rows: Mapping[str, NDArray[np.float64]], judge: Ju
             return Decision(choice, preferred, sure=True, why=why, figures=figures)
     why = f"{meaning(best)} or {meaning(preferred)}: {judge} cannot tell {gain}"
     return Decision(choice, preferred, sure=False, why=why, figures=figures)
+
+
+def _even(decision: Decision) -> bool:
+    """Whether another value is about as good as the best one."""
+    *_, second, best = (0.0, *sorted(decision.figures.values()))
+    return len(decision.figures) > 1 and _alike(best, second)
 
 
 def _mean(found: NDArray[np.float64]) -> float:

@@ -18,7 +18,7 @@ from firstline.workbench.recognition import Reading
 from firstline_core.errors import ConfigError
 from firstline_core.tasks import AnyTask
 from firstline_core.tasks.anomaly import ANOMALOUS, SCORE, Anomaly
-from firstline_core.tasks.classification import LABEL, UNLABELLED
+from firstline_core.tasks.arrays import LABEL, UNLABELLED
 from firstline_core.tasks.detection import Detection
 from firstline_core.tasks.regression import SCALE, VALUES, Regression
 from firstline_core.types import Arrays
