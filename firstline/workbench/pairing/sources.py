@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,14 +118,11 @@ def _write_windows(series: Mapping[str, NDArray[np.float64]], size: int, inputs:
     if not parts:
         raise ConfigError(f"No series is longer than {size} numbers, the window of the models; give longer ones.")
     names, rows = [name for name, _ in parts], np.concatenate([cut for _, cut in parts])
+    columns: dict[str, Any] = dict.fromkeys(inputs, rows[:, :size])
+    columns |= {"label": rows[:, size], "group": np.repeat(names, [len(cut) for _, cut in parts])}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(
-            file,
-            **dict.fromkeys(inputs, rows[:, :size]),
-            label=rows[:, size],
-            group=np.repeat(names, [len(cut) for _, cut in parts]),
-        )
+        np.savez(file, **columns)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
     return file
