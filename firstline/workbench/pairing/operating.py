@@ -178,7 +178,7 @@ def read_tolerance(text: str, *, scaled: bool) -> dict[str, float]:
         scaled: whether the models take standardised rows, whose deviations are known.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: it has another form.
     """
     found = _TOLERANCE.fullmatch(text.strip())
     if found is None or not 0 < float(found[1]) < 1e30:
