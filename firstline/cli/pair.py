@@ -14,11 +14,11 @@ from firstline.cli.options import DataReading, ThreadsOption
 from firstline.cli.output import Output, OutputOption, progress, warn
 from firstline.cli.promises import caveats, promises_text
 from firstline.cli.run import PortOption, serve
-from firstline.workbench.bundle import refuse_overwriting
+from firstline.workbench.bundle import refuse_overwriting, require_writable
 from firstline.workbench.certify import Certification, write_certified
 from firstline.workbench.evaluate import Measured, measure
 from firstline.workbench.pairing.certifying import as_certified, certify_pair
-from firstline.workbench.pairing.pair import create_pair, label_lists, read_files, read_pair, split
+from firstline.workbench.pairing.pair import create_pair, label_lists, larger_edge, read_files, read_pair, split
 from firstline.workbench.pairing.recipe import EDGE, FULL
 from firstline.workbench.pairing.report import PairReport, draw_disagreements, report_of, summary_lines
 from firstline.workbench.pairing.sources import open_data
@@ -91,7 +91,10 @@ def pair_command(
     )
     options = RuntimeOptions(threads=threads)
     refuse_overwriting(out / BUNDLE, force)
+    require_writable(out / BUNDLE)
     models = read_files(spec, options)
+    if larger_edge(spec):
+        warn("The edge model's file is larger than the full model's; exchange --edge and --full if they are swapped.")
     dataset = open_data(
         data,
         lambda path: reading.open(path, limit),

@@ -95,6 +95,12 @@ def read_files(spec: PairSpec, options: RuntimeOptions) -> dict[str, ModelFile]:
     return {role: read_model_file(file, options) for role, file in spec.files.items()}
 
 
+def larger_edge(spec: PairSpec) -> bool:
+    """Returns whether the edge model's file is larger than the full model's."""
+    sizes = {role: file.stat().st_size for role, file in spec.files.items()}
+    return len(sizes) > 1 and sizes[EDGE] > sizes[FULL]
+
+
 def label_lists(spec: PairSpec, files: Mapping[str, ModelFile], data: Path) -> list[tuple[str, ...]]:
     """Returns the known lists of labels: the user's, the models' own, and those of files near them."""
     lists = [spec.labels, *(file.labels for file in files.values()), *label_files(spec.places(data)).values()]

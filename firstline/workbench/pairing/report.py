@@ -128,15 +128,22 @@ def draw_disagreements(measured: Measured, folder: Path) -> None:
     """Writes pictures of rows in which the models differ, the accepted ones first, edge at the left.
 
     Writes none if the data are no images.
+
+    Raises:
+        ConfigError: a picture cannot be written.
     """
     for edge in measured.edges:
         for number, drawn in enumerate(disagreements(measured, edge, _PICTURES), 1):
             picture = Image.new("RGB", (drawn.edge.width + drawn.full.width, drawn.edge.height))
             picture.paste(drawn.edge, (0, 0))
             picture.paste(drawn.full, (drawn.edge.width, 0))
-            folder.mkdir(parents=True, exist_ok=True)
             decided = "accepted" if drawn.accepted else "escalated"
-            picture.save(folder / f"{number:02}-{decided}-{Path(drawn.name).stem}.png")
+            file = folder / f"{number:02}-{decided}-{Path(drawn.name).stem}.png"
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                picture.save(file)
+            except OSError as error:
+                raise ConfigError(f"{file} cannot be written: {error.strerror or error}.") from error
 
 
 def summary_lines(report: PairReport, measured: Measured) -> Iterator[str]:

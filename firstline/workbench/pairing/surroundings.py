@@ -14,9 +14,10 @@ from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.infer import upright_image
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.pairing.specification import PairSpec
-from firstline.workbench.recognition import Surroundings, token_inputs
+from firstline.workbench.recognition import Surroundings, start_of, token_inputs
 from firstline.workbench.trial import most_tokens
 from firstline_core.errors import ConfigError, RequestError
+from firstline_core.processing.steps import Kind
 
 _TOKENIZER = "tokenizer.json"
 _LIMIT_BYTES = 64 << 20
@@ -76,14 +77,24 @@ def readable_image(content: bytes, where: str) -> Image.Image:
 
 def unknown(role: str, file: ModelFile, near: Surroundings) -> str:
     """Returns why a model is not recognised, as sentences."""
+    held = near.kind or "tensor"
+    kinds: tuple[Kind, ...] = ("image", "audio")
+    for kind in kinds:
+        if kind != held and start_of(file, Surroundings(kind)) is not None:
+            return (
+                f"The {role} model {file.name} takes {_DATA[kind]}, and the data hold {_DATA[held]}. Name data of this "
+                f"kind with --data, or another model with --{role}."
+            )
     inputs, outputs = (
         ", ".join(f"'{spec.name}' {spec.datatype} {list(spec.shape)}" for spec in specs[:4])
         for specs in (file.inputs, file.outputs)
     )
+    advice = "Describe it in a recipe for `firstline bundle create`"
+    if held == "image":
+        advice += ", or export it with its boxes decoded, its suppression inside, and an axis of rows first"
     return (
-        f"The {role} model {file.name} is of no family that `firstline pair` knows for {_DATA[near.kind or 'tensor']} "
-        f"(inputs {inputs}; outputs {outputs}). Give data of the kind that it takes, describe it in a recipe for "
-        "`firstline bundle create`, or export it with its boxes decoded and its suppression inside."
+        f"The {role} model {file.name} is of no family that `firstline pair` knows for {_DATA[held]} (inputs {inputs}; "
+        f"outputs {outputs}). {advice}."
     )
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "Surroundings",
     "image_input",
     "recognise",
+    "start_of",
     "token_inputs",
 ]
 

@@ -15,6 +15,7 @@ from firstline.workbench.recognition.reading import GUESS, LIKELY, SURE, Reading
 
 _KINDS = {"image": "", "audio": "audio ", "text": "text ", "tensor": "table "}
 _SPREAD = r"spread|scale|sigma|std|deviation|uncertainty|error"
+_CLASSES = r"logit|prob|class|softmax|predict"
 _SCORE = r"anomal|outlier|novel|score"
 _REGRESSORS = {"LinearRegressor", "TreeEnsembleRegressor", "SVMRegressor"}
 _MOST_VALUES = 4096
@@ -28,15 +29,20 @@ _OF_PIXELS = (
 
 def classifier(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iterator[Reading]:
     """Yields classifiers: one number for each class."""
+    of_images = start.start.size is not None
+    counts = {len(file.labels), *start.near.label_counts, *((10, 100, 1000, 1001) if of_images else ())} - {0}
     many = [output for output in _flat(outputs) if math.prod(output.shape) >= 2]
-    many = [output for output in many if output.probable] or many
-    if len(many) != 1 or any(len(output.shape) > 1 and math.prod(output.shape) > 4096 for output in outputs):
+    for clue in (
+        lambda output: output.probable,
+        lambda output: bool({math.prod(output.shape), math.prod(output.shape) - 1} & counts),
+        lambda output: re.search(_CLASSES, output.name.lower()) is not None,
+    ):
+        many = (many if len(many) == 1 else [output for output in many if clue(output)]) or many
+    if len(many) != 1 or any(len(output.shape) > 1 and math.prod(output.shape) > _MOST_VALUES for output in outputs):
         return
     output = many[0]
     classes = math.prod(output.shape)
     activation, sure, why = _activation(file, output)
-    of_images = start.start.size is not None
-    counts = {len(file.labels), *start.near.label_counts, *((10, 100, 1000, 1001) if of_images else ())} - {0}
     if activation and not {classes, classes - 1} & counts:
         sure, why = GUESS, f"{why}; nothing shows that they are classes, so give --labels"
     imagenet = classes in (1000, 1001)

@@ -19,6 +19,8 @@ class Output(NamedTuple):
 
     @classmethod
     def of(cls, spec: TensorSpec, found: Array | None) -> Output:
+        if found is not None and found.shape[:1] != (1,):  # nothing says which row a part of it belongs to
+            return cls(spec.name, False, (), None)
         shape = found.shape[1:] if found is not None else spec.shape[1:]
         real = DATATYPES[spec.datatype].kind == "f"
         return cls(spec.name, real, tuple(shape), None if found is None else found[0])

@@ -94,6 +94,18 @@ def test_a_classifier_is_recognised(tmp_path: Path, outputs: Any, family: str, p
 
 
 @pytest.mark.parametrize(
+    "outputs",
+    [
+        {"embedding": np.ones((1, 64), np.float32), "logits": np.linspace(-3, 9, 10, dtype=np.float32)[None]},
+        {"logits": np.linspace(-3, 9, 10, dtype=np.float32)[None], "age": np.ones((1, 1), np.float32)},
+    ],
+)
+def test_the_output_of_the_classes_is_found_among_others(tmp_path: Path, outputs: Any) -> None:
+    first = read(detector_graphs.constant_outputs(tmp_path / "model.onnx", outputs))[0]
+    assert (first.family, first.output) == ("logits classifier", "logits")
+
+
+@pytest.mark.parametrize(
     ("outputs", "postprocess", "output"),
     [
         ({"map": np.zeros((1, 96, 96), np.int64)}, "", "map"),
@@ -130,6 +142,8 @@ def test_numbers_that_nothing_shows_to_be_classes_are_a_guess(tmp_path: Path, ou
         {"regressors": np.ones((1, 896, 16), np.float32), "classificators": np.ones((1, 896, 1), np.float32)},
         {"boxes": np.ones((1, 1917, 4), np.float32), "scores": np.ones((1, 1917, 91), np.float32)},
         {"depth": np.ones((1, 1, 96, 96), np.float32)},
+        {"rows": np.ones((0, 7), np.float32)},
+        {"rows": np.ones((5, 10), np.float32)},
     ],
 )
 def test_unknown_families_are_not_guessed(tmp_path: Path, outputs: Any) -> None:
