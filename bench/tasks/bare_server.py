@@ -2,7 +2,7 @@
 
     python -m bench.tasks.bare_server BUNDLE PORT
 
-It has a thread for each connection and one run on each core, and keeps freed memory as the gateway does.
+It has a thread for each connection and one run on each core, and the system's defaults for memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
-from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions
 
 
@@ -37,7 +36,6 @@ def main() -> None:
                     loaded.run(loaded.prepare({"image": np.array([content], object)}))
                 self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
-    keep_freed_memory()
     with ThreadingTCPServer(("127.0.0.1", int(sys.argv[2])), Connection) as server:
         server.daemon_threads = True
         server.serve_forever()
