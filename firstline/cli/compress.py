@@ -22,6 +22,7 @@ from firstline.cli.options import (
 )
 from firstline.cli.output import confidence, percent, progress, rows_checked_sentence, size, table, warn
 from firstline.cli.profile_source import load_profile
+from firstline.cli.promises import caveats
 from firstline.cli.work_folder import work_folder
 from firstline.workbench.bundle import refuse_existing, require_writable
 from firstline.workbench.certify import Terms
@@ -246,6 +247,7 @@ def as_json(found: Compression, taken: list[str], after: Manifest | None, versio
         "target": found.target,
         "waited_share": found.waited_share,
         "promise": _promise(found.rule.promise),
+        "sequences": next((one.sequences for one in found.certifications.values()), None),
         "max_loss": found.rule.max_loss,
         "loss_delta": found.rule.loss_delta,
         "loss_proved": found.rule.confidence is not None,
@@ -288,6 +290,8 @@ def found_text(found: Compression) -> Iterator[str | Table]:
         f"{confidence(found.rule.loss_delta)} for all candidates together; "
         f"{'the most' if found.rule.confidence is not None else 'what was seen'} decides."
     )
+    for certification in [*found.certifications.values()][:1]:  # all of them are about the same rows
+        yield from caveats(certification)
     yield rows_checked_sentence(found.rows_checked)
     costs = (">p50 ms", *((">mJ", "on") if found.target is not None else ()), ">bytes")
     rows = [(*_row(figures, found), "there") for figures in found.existing]

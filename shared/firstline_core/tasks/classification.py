@@ -139,7 +139,7 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
     def supposed_losses(self, outputs: Arrays, evidence: Arrays) -> Scores:
         """Returns 1 - the probability of the answer: of the label, or of the set if all labels are independent."""
         if self.independent:
-            return np.asarray(1 - _sides(outputs[PROBABILITIES], 1.0).prod(axis=1), np.float32)
+            return np.asarray(1 - _of_decisions(outputs[PROBABILITIES], 1.0).prod(axis=1), np.float32)
         supposed: Scores = 1 - max_probability(outputs[PROBABILITIES])
         return supposed
 
@@ -453,12 +453,12 @@ def set_score(kind: str, probabilities: Probabilities, *, temperature: float = 1
     """
     if kind == "energy":
         raise InvalidTensorError("The score 'energy' needs labels that exclude each other.")
-    sides = _sides(probabilities, temperature)
+    decided = _of_decisions(probabilities, temperature)
     if kind == "entropy":
-        others = np.maximum(1 - sides, _LEAST)
-        entropies = -(sides * np.log2(sides) + others * np.log2(others))
+        others = np.maximum(1 - decided, _LEAST)
+        entropies = -(decided * np.log2(decided) + others * np.log2(others))
         return np.asarray(np.clip(1 - entropies.mean(axis=1), 0, 1), np.float32)
-    least = sides.min(axis=1)
+    least = decided.min(axis=1)
     return np.asarray(least if kind == "max_probability" else 2 * least - 1, np.float32)
 
 
@@ -468,18 +468,18 @@ def set_features(probabilities: Probabilities) -> NDArray[np.float32]:
     The scores `margin` and `entropy`, the logarithms of the two lowest probabilities of a decision, and for up to 64
     labels which of them are in the answer.
     """
-    sides = _sides(probabilities, 1.0)
-    lowest = np.sort(np.partition(sides, 1, axis=1)[:, :2], axis=1)
+    decided = _of_decisions(probabilities, 1.0)
+    lowest = np.sort(np.partition(decided, 1, axis=1)[:, :2], axis=1)
     found = [2 * lowest[:, 0] - 1, set_score("entropy", probabilities), np.log(lowest)]
     if probabilities.shape[1] <= _CLASSES_AT_MOST:
         found.append(probabilities >= _LEAST_OF_SET)
     return np.column_stack(found).astype(np.float32, copy=False)
 
 
-def _sides(probabilities: Probabilities, temperature: float) -> NDArray[np.float32]:
+def _of_decisions(probabilities: Probabilities, temperature: float) -> NDArray[np.float32]:
     """Returns the probability of the decision about each label, at least 0.5, with divided log-odds."""
-    sides = np.clip(np.maximum(probabilities, 1 - probabilities), _LEAST_OF_SET, 1 - _LEAST)
+    decided = np.clip(np.maximum(probabilities, 1 - probabilities), _LEAST_OF_SET, 1 - _LEAST)
     if temperature == 1:
-        return np.asarray(sides, np.float32)
-    odds = ((1 - sides) / sides).astype(np.float64) ** (1 / temperature)
+        return np.asarray(decided, np.float32)
+    odds = ((1 - decided) / decided).astype(np.float64) ** (1 / temperature)
     return np.asarray(1 / (1 + odds), np.float32)

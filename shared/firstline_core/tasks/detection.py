@@ -231,7 +231,7 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
         mean = scores.sum(axis=1) / np.maximum(count, 1)
         sure = np.log(np.where(used, np.maximum(scores, _SLACK), 1)).sum(axis=1)
         missed = np.log(np.maximum(1 - candidates, _SLACK)).sum(axis=1)
-        side = np.where(used, _sides(outputs[BOXES]), np.inf).min(axis=1)
+        side = np.where(used, _mean_side(outputs[BOXES]), np.inf).min(axis=1)
         small = np.log1p(np.where(np.isfinite(side), side, 0))
         columns = [count, least, mean, candidates.max(axis=1, initial=0), candidates.sum(axis=1), sure, missed, small]
         if len(self.labels) <= _CLASSES_AT_MOST:
@@ -257,7 +257,7 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
         """Returns the number of objects of at least `least_side` of each group, (n, groups)."""
         index = self._group_index()
         found = np.zeros((len(outputs[COUNT]), len(self.group_names)), np.int64)
-        rows, columns = np.nonzero(_used(outputs) & (_sides(outputs[BOXES]) >= self.least_side))
+        rows, columns = np.nonzero(_used(outputs) & (_mean_side(outputs[BOXES]) >= self.least_side))
         np.add.at(found, (rows, index[outputs[CLASSES][rows, columns]]), 1)
         return found
 
@@ -315,14 +315,14 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
             ours, theirs = detections(edge, row), detections(full, row)
             our_groups, their_groups = index[ours.classes], index[theirs.classes]
             overlap = intersection_over_union(ours.boxes, theirs.boxes)
-            needed = np.where(_sides(theirs.boxes) < self.small_side, self.small_iou, self.iou)
+            needed = np.where(_mean_side(theirs.boxes) < self.small_side, self.small_iou, self.iou)
             overlap[(our_groups[:, None] != their_groups) | (overlap < needed)] = 0
             partner = partners(overlap)
             found = np.isin(np.arange(len(theirs.scores)), partner)
-            counts = _sides(theirs.boxes) >= self.least_side
+            counts = _mean_side(theirs.boxes) >= self.least_side
             np.add.at(result.found[row], their_groups[found & counts], 1)
             np.add.at(result.missed[row], their_groups[~found & counts], 1)
-            np.add.at(result.invented[row], our_groups[(partner < 0) & (_sides(ours.boxes) >= self.least_side)], 1)
+            np.add.at(result.invented[row], our_groups[(partner < 0) & (_mean_side(ours.boxes) >= self.least_side)], 1)
         return result
 
     def distance(self, expected: Arrays, actual: Arrays) -> float:
@@ -423,12 +423,12 @@ def _difference(expected: Arrays, actual: Arrays, row: int) -> float:
         if (partner < 0).any():
             return float("inf")
         pairs = theirs.take(partner)
-        moved = np.abs(ours.boxes - pairs.boxes).max(axis=1) / np.maximum(_sides(ours.boxes), 1)
+        moved = np.abs(ours.boxes - pairs.boxes).max(axis=1) / np.maximum(_mean_side(ours.boxes), 1)
         worst = max(worst, float(np.maximum(moved, np.abs(ours.scores - pairs.scores)).max(initial=0)))
     return worst
 
 
-def _sides(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns the square root of each box's area, in pixels."""
-    sides: NDArray[np.float32] = np.sqrt(np.prod(boxes[..., 2:] - boxes[..., :2], axis=-1))
-    return sides
+def _mean_side(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns the geometric mean of the width and height of each box, in pixels."""
+    found: NDArray[np.float32] = np.sqrt(np.prod(boxes[..., 2:] - boxes[..., :2], axis=-1))
+    return found

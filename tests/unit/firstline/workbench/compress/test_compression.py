@@ -316,9 +316,9 @@ def cells(tmp_path: Path) -> Path:
         found = random.choice(16, random.choice(3, p=(0.1, 0.5, 0.4)), replace=False)
         brightness[found] = random.integers(150, 256, len(found))
         pixels = np.kron(brightness.reshape(4, 4), np.ones((4, 4))).astype(np.uint8)
-        (data / f"images/{number}.png").write_bytes(encode(np.repeat(pixels[..., None], 3, axis=2)))
+        (data / f"images/frame_{number}.png").write_bytes(encode(np.repeat(pixels[..., None], 3, axis=2)))
         boxes = "".join(f"0 {(at % 4 + 0.5) / 4} {(at // 4 + 0.5) / 4} 0.25 0.25\n" for at in found)
-        (data / f"labels/{number}.txt").write_text(boxes)
+        (data / f"labels/frame_{number}.txt").write_text(boxes)
     steps = {
         "preprocess": (Decode("L"), Resize(8, 8), Scale(), Layout("NCHW")),
         "postprocess": (BoxRows(), Suppress(0.4)),
@@ -339,6 +339,7 @@ def test_candidates_of_a_detector_are_certified_for_events(cells: Path) -> None:
         "invented bright": {"epsilon": 0.25, "delta": 0.3},
     }
     assert found["promise"] == {"epsilon": 0.25, "delta": 0.3, "contract": "events", "events": bounds}
+    assert found["sequences"]["effective"] == 1
     made = open_bundle(cells / "next").manifest
     certificates = {model.id: valid_certificate(made, model) for model in made.edge}
     assert len(found["taken"]) == 4
@@ -355,6 +356,7 @@ def test_candidates_of_a_detector_are_certified_for_events(cells: Path) -> None:
         "at most 25 % of the edge answers miss 'bright' where the full model reports it, with confidence 80 %" in text
     )
     assert "at most 25 % of the edge answers that report 'bright' invent it, with confidence 70 %" in text
+    assert "they count as about 1 observation, not" in text
 
 
 def test_compressing_a_detector_needs_a_promise_about_an_event(cells: Path) -> None:
