@@ -245,8 +245,8 @@ def _compared(choice: Choice, rows: Mapping[str, NDArray[np.float64]], judge: Ju
         second = max(others, key=lambda value: figures[value])
         clear = _standard_errors(rows[best], rows[second]) >= _CLEAR
         if clear or choice.known or _alike(figures[best], figures[second]):
-            how = "confirmed by" if clear else "no other way is better by"
-            why = f"{meaning(best)}: {how} {judge} ({shown} against {figures[second]:.3f})"
+            how = f"confirmed by {judge}" if clear else f"the usual way, and judged by {judge} no other is better"
+            why = f"{meaning(best)}: {how} ({shown} against {figures[second]:.3f} of {meaning(second)})"
             return Decision(choice, best, sure=True, why=why, figures=figures)
         why = f"{meaning(best)} or {meaning(second)}: {judge} cannot tell ({shown} and {figures[second]:.3f})"
         return Decision(choice, best, sure=False, why=why, figures=figures)
@@ -263,7 +263,7 @@ def _compared(choice: Choice, rows: Mapping[str, NDArray[np.float64]], judge: Ju
     if errors < _CLEAR or _alike(figures[best], figures[preferred]):
         same = _alike(figures[best], figures[preferred])
         if choice.known or same:
-            why = f"{meaning(preferred)}: no other way is clearly better by {judge}"
+            why = f"{meaning(preferred)}: the usual way, and judged by {judge} no other is clearly better"
             return Decision(choice, preferred, sure=True, why=why, figures=figures)
     why = f"{meaning(best)} or {meaning(preferred)}: {judge} cannot tell {gain}"
     return Decision(choice, preferred, sure=False, why=why, figures=figures)
