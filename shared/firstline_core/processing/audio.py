@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.processing.audio_header import AudioHeader, MeasuredClip, check_format
 from firstline_core.processing.image_header import ImageCost
-from firstline_core.processing.steps import AudioStep, Crop, DecodeAudio, Mono, Pad, Resample, Windows
+from firstline_core.processing.memory import steps_memory
+from firstline_core.processing.steps import AudioStep, Crop, DecodeAudio, Mono, Pad, PreStep, Resample, Windows
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
 from firstline_core.types import Array, Tensor
 
@@ -56,9 +57,13 @@ class AudioProcessing:
     Args:
         steps: `decode_audio` first, and one `resample`.
         limits: `memory_bytes` of one clip.
+        later: the steps after these.
     """
 
-    def __init__(self, steps: Sequence[AudioStep], limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> None:
+    def __init__(
+        self, steps: Sequence[AudioStep], limits: ImageLimits = DEFAULT_IMAGE_LIMITS, later: Sequence[PreStep] = ()
+    ) -> None:
+        self._later = later
         self._steps = [step for step in steps if not isinstance(step, DecodeAudio | Windows)]
         self._windows = next((step for step in steps if isinstance(step, Windows)), None)
         self._limits = limits
@@ -71,12 +76,13 @@ class AudioProcessing:
             PayloadTooLargeError: a clip, or all together, over a limit.
         """
         measured: list[MeasuredClip] = []
-        samples = windows = window_bytes = 0
+        samples = windows = window_bytes = later_bytes = 0
         for row, element in enumerate(tensor.array):
             where = f"Row {row} of input '{tensor.name}'"
             header = read_header(element, where)
-            clip, count = self._measured(header, where)
+            clip, count, later = self._measured(header, where)
             measured.append(clip)
+            later_bytes = max(later_bytes, later)
             samples += max(header.frames * header.channels, clip.result_bytes // _FLOAT_BYTES)
             windows, window_bytes = max(windows, count), max(window_bytes, clip.result_bytes // count)
             padded = (row + 1) * windows * window_bytes // _FLOAT_BYTES if self._windows is not None else 0
@@ -85,9 +91,9 @@ class AudioProcessing:
                     f"Input '{tensor.name}' has more than {TOTAL_SAMPLES_LIMIT} samples or {WINDOWS_LIMIT} windows by "
                     f"row {row}; send fewer or shorter clips."
                 )
-        if self._windows is not None:
-            measured = [clip._replace(result_bytes=clip.result_bytes + windows * window_bytes) for clip in measured]
-        return ImageCost(clips=tuple(measured))
+        # The result of each clip, its copy among those of all clips, and what the later steps make of it.
+        more_bytes = windows * (window_bytes + later_bytes)
+        return ImageCost(clips=tuple([clip._replace(result_bytes=clip.result_bytes + more_bytes) for clip in measured]))
 
     def run(self, tensor: Tensor, cost: ImageCost | None = None) -> Array:
         """Runs the steps.
@@ -150,14 +156,15 @@ class AudioProcessing:
                     frames = max(frames, step.samples)
         return frames, window_count(frames, self._windows) if self._windows is not None else 1
 
-    def _measured(self, header: AudioHeader, where: str) -> tuple[MeasuredClip, int]:
-        """Returns the cost of one clip within the limits, and the number of its windows."""
+    def _measured(self, header: AudioHeader, where: str) -> tuple[MeasuredClip, int, int]:
+        """Returns the cost of one clip within the limits, the number of its windows, and a window's bytes later."""
         check_header(header, where)
         longest = header.frames
         for step in self._steps:
             if isinstance(step, Resample):
                 longest = max(longest, _resampled_length(header.frames, header.rate_hz, step.rate_hz))
-        channels = 1 if any(isinstance(step, Mono) for step in self._steps) else header.channels
+        mono = any(isinstance(step, Mono) for step in self._steps)
+        channels = 1 if mono else header.channels
         frames, windows = self._length(header)
         if self._windows is not None:
             frames = windows * self._windows.samples
@@ -167,15 +174,18 @@ class AudioProcessing:
                 f"{where} has {max(longest * channels, result)} samples after it is resampled; at most "
                 f"{SAMPLES_LIMIT} are used. Send a shorter clip."
             )
-        # The decoded clip, its mono or resampled copies, and the result.
-        working_bytes = _FLOAT_BYTES * (header.frames * header.channels + 2 * longest * channels + result)
+        later = steps_memory(self._later, (frames // windows,) if mono else (frames // windows, channels))
+        # The decoded clip, its mono or resampled copies, and the result; then the later steps.
+        decoding_bytes = _FLOAT_BYTES * (header.frames * header.channels + 2 * longest * channels + result)
+        later_bytes = _FLOAT_BYTES * result + windows * later.row_bytes + later.once_bytes
+        working_bytes = max(decoding_bytes, later_bytes)
         if working_bytes > self._limits.memory_bytes:
             raise PayloadTooLargeError(
                 f"{where} has {header.frames} samples in {header.channels} channels, which take {working_bytes} bytes "
                 f"of memory; at most {self._limits.memory_bytes} are used (images.memory_limit_bytes). Send a shorter "
                 "clip."
             )
-        return MeasuredClip(header, working_bytes, _FLOAT_BYTES * result), windows
+        return MeasuredClip(header, working_bytes, _FLOAT_BYTES * result), windows, later.row_bytes
 
 
 def read_header(encoded: bytes, where: str) -> AudioHeader:

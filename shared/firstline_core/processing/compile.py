@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, absent_package
+from firstline_core.errors import (
+    InferenceError,
+    InvalidTensorError,
+    ModelLoadError,
+    PayloadTooLargeError,
+    absent_package,
+)
 from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.image_header import ImageCost
+from firstline_core.processing.memory import steps_memory
 from firstline_core.processing.signals import compile_signal
 from firstline_core.processing.standardize import OBSERVED, STANDARDIZATION, in_units_of, split_observed, standardize
 from firstline_core.processing.steps import (
@@ -103,6 +110,8 @@ class Preprocess(NamedTuple):
         windows: the last of the audio steps, if clips are cut into windows.
         text: the text steps, if there are any.
         observed: number of the last numbers of each row that the model does not see.
+        steps: on numbers, of inputs that are numbers.
+        memory_bytes: the most that they may hold.
     """
 
     array_steps: Step
@@ -112,6 +121,8 @@ class Preprocess(NamedTuple):
     windows: Windows | None = None
     text: TextProcessing | None = None
     observed: int = 0
+    steps: Sequence[PreStep] = ()
+    memory_bytes: int = DEFAULT_IMAGE_LIMITS.memory_bytes
 
     @property
     def decoder(self) -> ImageProcessing | AudioProcessing | None:
@@ -150,13 +161,30 @@ class Preprocess(NamedTuple):
                 return Prepared(done.reshape(*array.shape[:2], *done.shape[1:]), {WINDOWS: self.audio.counts(cost)})
         elif self.text is not None:
             array = self.text.run(tensor, {} if shared is None else shared)
-        elif self.observed:
+        else:
+            self._check_memory(tensor)
+        if self.observed:
             array, side[OBSERVED] = split_observed(array, self.observed)
         if self.standardizes:
             array, side[STANDARDIZATION] = standardize(array)
             if self.observed:
                 side[OBSERVED] = in_units_of(side[OBSERVED], side[STANDARDIZATION])
         return Prepared(self.array_steps(array), side)
+
+    def _check_memory(self, tensor: Tensor) -> None:
+        """Refuses rows whose steps would hold too much memory.
+
+        Raises:
+            PayloadTooLargeError: as said.
+        """
+        rows, shape = len(tensor.array), tensor.array.shape[1:]
+        memory = steps_memory(self.steps, shape)
+        if (total_bytes := rows * memory.row_bytes + memory.once_bytes) > self.memory_bytes:
+            raise PayloadTooLargeError(
+                f"Input '{tensor.name}' has {rows} rows of shape {list(shape)}, whose steps take {total_bytes} bytes "
+                f"of memory; at most {self.memory_bytes} are used (images.memory_limit_bytes). Send fewer or shorter "
+                "rows."
+            )
 
     def gives(self, side: str) -> bool:
         """Returns whether `run` can give this side array."""
@@ -231,7 +259,9 @@ def compile_preprocess(
         raise ModelLoadError("Preprocessing: standardize comes first, once, and takes numbers that are no image.")
     apply = chain(_array_steps(array_steps[standardizes:], channels, load_graph))
     if not image_steps:
-        return Preprocess(apply, standardizes=standardizes, observed=observed)
+        return Preprocess(
+            apply, standardizes=standardizes, observed=observed, steps=tuple(steps), memory_bytes=limits.memory_bytes
+        )
     from firstline_core.processing.images import ImageProcessing  # Pillow takes 3 MB: import it only for images
 
     pixels = ImageProcessing(
@@ -278,7 +308,7 @@ def _compile_audio(
     first: list[Step] = [lambda array: standardize(array)[0]] if standardizes else []
     return Preprocess(
         chain(first + _array_steps(others[standardizes:], 1 if Mono in kinds else -1, load_graph)),
-        audio=AudioProcessing(audio, limits),
+        audio=AudioProcessing(audio, limits, others),
         windows=next(iter(windows), None),
     )
 

@@ -20,7 +20,9 @@ from firstline_core.types import Array
 
 Floats: TypeAlias = NDArray[np.float64]
 
-_BLOCK_VALUES = 1 << 17  # of the windows that are computed at a time: overlapping ones take many times the signal
+BLOCK_VALUES = 1 << 17
+"""Of the windows that are computed at a time: overlapping ones take many times the signal."""
+
 _QUIETEST = 1e-10  # of mel energies, before the logarithm
 
 
@@ -66,7 +68,7 @@ def welch(row: Floats, step: Welch) -> Floats:
     Audio and Electroacoustics 15, 1967.
     """
     window = _hann(step.samples)
-    frames = _frames(row, step.samples, step.hop or max(1, step.samples - step.samples // 2))
+    frames = _frames(row, step.samples, welch_hop(step))
     power = np.zeros((*frames.shape[1:-1], step.samples // 2 + 1))
     for block in _blocks(frames):
         spectra = np.fft.rfft((block - block.mean(axis=-1, keepdims=True)) * window)
@@ -103,10 +105,13 @@ def mel(row: Floats, step: Mel) -> Floats:
     """Returns the energies of a signal in mel bands over time, (frames, bands, ...), or (bands, frames, ...)."""
     frames = _frames(row, step.samples, step.hop)
     window, filters = _hann(step.samples), mel_filters(step).T
-    energies = np.concatenate([np.abs(np.fft.rfft(block * window)) ** 2 @ filters for block in _blocks(frames)])
-    energies = np.moveaxis(energies, -1, 1)
+    energies, at = np.empty((*frames.shape[:-1], step.bands)), 0
+    for block in _blocks(frames):
+        np.matmul(np.abs(np.fft.rfft(block * window)) ** 2, filters, out=energies[at : at + len(block)])
+        at += len(block)
     if step.log:
-        energies = np.log(np.maximum(energies, _QUIETEST))
+        np.log(np.maximum(energies, _QUIETEST, out=energies), out=energies)
+    energies = np.moveaxis(energies, -1, 1)
     return energies if step.frames == "first" else np.swapaxes(energies, 0, 1)
 
 
@@ -136,9 +141,24 @@ def _by_row(function: Callable[[Floats], Floats], *, least: int = 1) -> Callable
                 f"The input has rows of shape {list(array.shape[1:])}; steps for signals take at least {least} "
                 "samples, in [samples] or [samples, channels]."
             )
-        return np.stack([function(row.astype(np.float64)) for row in array]).astype(np.float32)
+        first = function(array[0].astype(np.float64))
+        done = np.empty((len(array), *first.shape), np.float32)
+        done[0] = first
+        for at in range(1, len(array)):
+            done[at] = function(array[at].astype(np.float64))
+        return done
 
     return run
+
+
+def frame_count(samples: int, window: int, hop: int) -> int:
+    """Returns the number of whole windows of a signal."""
+    return max(0, (samples - window) // hop + 1)
+
+
+def welch_hop(step: Welch) -> int:
+    """Returns the samples from the start of a window to the start of the next one."""
+    return step.hop or max(1, step.samples - step.samples // 2)
 
 
 def _frames(row: Floats, samples: int, hop: int) -> Floats:
@@ -148,7 +168,7 @@ def _frames(row: Floats, samples: int, hop: int) -> Floats:
 
 def _blocks(frames: Floats) -> Iterator[Floats]:
     """Yields the windows in blocks of limited size."""
-    count = max(1, _BLOCK_VALUES // frames[0].size)
+    count = max(1, BLOCK_VALUES // frames[0].size)
     return (frames[at : at + count] for at in range(0, len(frames), count))
 
 
