@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from bench.serving import bodies, compare_peers, peer, rest
 from bench.serving.client import session
 from bench.serving.models import INPUT, M, S, rows, write_bundle
+from bench.serving.processes import undisturbed
 from bench.serving.samples import Sample, median, ratio
 from firstline_core.bundle.store import open_bundle
 
@@ -102,3 +104,10 @@ def test_every_peer_has_a_server_and_a_lock() -> None:
         assert f"{one.package}==" in (checkout / "requirements" / "peers" / f"{one.key}.lock").read_text().replace(
             "ray[serve]", "ray"
         )
+
+
+def test_an_undisturbed_measurement_leaves_the_scheduling_as_it_was() -> None:
+    before = os.sched_getscheduler(0), os.sched_getparam(0).sched_priority
+    with undisturbed():
+        assert os.sched_getscheduler(0) in {before[0], os.SCHED_RR}  # as far as this process may
+    assert (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority) == before
