@@ -1,8 +1,8 @@
 """From two model files to a certified bundle, see `pair.py`.
 
-specification     what the user gives
+specification     files, labels and choices of the user
 sources           opens the data: finds the labels, and cuts series into windows
-surroundings      what the data, and files near the models, show about them
+surroundings      properties of the data and of files near the models
 labels            the labels of the bundle, and how each model's own classes become them
 settling          makes the choices that the files leave open, by data or by a person
 contact_sheet     pictures from which a person chooses

@@ -1,4 +1,4 @@
-"""From two model files and data to a bundle: recognise, decide, compare, create. `certifying.py` goes on."""
+"""From two model files and data to a bundle: recognise, decide, compare, create. `certifying.py` follows."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def read_pair(
     """Recognises the models, lets the data decide what their files do not tell, and compares them.
 
     Args:
-        spec: what the user gives.
+        spec: files, labels and choices of the user.
         files: from `read_files`.
         dataset: that decides, see `split`.
         options: how the models run.
@@ -236,7 +236,7 @@ def _of_one_task(
     Args:
         files: by role.
         found: readings by role, the surest first.
-        near: by role, what the data show.
+        near: by role, the properties of the data.
 
     Raises:
         ConfigError: a model is of no known family, nothing shows what it is, or the tasks differ.

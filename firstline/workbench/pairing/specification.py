@@ -1,4 +1,4 @@
-"""What the user gives for a pair."""
+"""The files, labels and choices of the user for a pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the data, and files near the models, show about the models of a pair."""
+"""Properties of the data, and of files near the models, that help to recognise the models of a pair."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.infer import upright_image
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.pairing.specification import PairSpec
-from firstline.workbench.recognition import Surroundings, start_of, token_inputs
+from firstline.workbench.recognition import Surroundings, Truth, start_of, token_inputs
 from firstline.workbench.trial import most_tokens
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.steps import Kind
@@ -55,7 +56,7 @@ def look_around(
             texts=texts,
             rates_hz=rates,
             label_counts=label_counts,
-            truth=_truth(dataset, columns),
+            truth=_truth(dataset, columns, label_counts),
             label_column=dataset.label_column,
             tokenizer=tokenizer,
             tokens=tokens,
@@ -132,26 +133,37 @@ def _tokenizer(model: Path, file: ModelFile) -> tuple[Path, int]:
 
 
 def _is_text(dataset: Dataset, name: str) -> bool:
-    """Whether most cells of a column are strings that are no numbers and no arrays."""
+    """Whether most cells of a column are strings that are no numbers."""
     cells = list(_some(dataset, name))
-    texts = [cell for cell in cells if isinstance(cell, str) and _number(cell) is None and not cell.startswith("[")]
+    texts = [cell for cell in cells if isinstance(cell, str) and _row(cell) is None]
     return 2 * len(texts) > len(cells)
 
 
-def _truth(dataset: Dataset, columns: Sequence[str]) -> Literal["", "numbers", "classes"]:
-    """Returns whether the labels are real numbers or classes; "" without labels."""
+def _truth(dataset: Dataset, columns: Sequence[str], label_counts: Collection[int]) -> Truth:
+    """Returns the kind of the labels."""
     if dataset.label_column not in columns:
-        return ""
+        return Truth()
     cells = list(_some(dataset, dataset.label_column))
     if not cells:
-        return ""
-    numbers = [_number(cell) for cell in cells]
-    if None in numbers:
-        rows = all(not isinstance(cell, str) or cell.startswith("[") for cell in cells)
-        return "numbers" if rows else "classes"
-    whole = all(number == round(number) for number in numbers if number is not None)
+        return Truth()
+    rows = [_row(cell) for cell in cells]
+    lengths = {len(row) if row is not None else 0 for row in rows}
+    if lengths != {1}:
+        return Truth("classes") if 0 in lengths else Truth("numbers", max(lengths))
+    numbers = [row[0] for row in rows if row is not None]
+    if any(number != round(number) for number in numbers):
+        return Truth("numbers", 1)
     many = len(set(numbers)) > max(_FEW, _MOST_CLASSES * len(numbers))
-    return "numbers" if many or not whole else "classes"
+    return Truth("numbers", 1) if many and max(numbers) >= max(label_counts, default=0) else Truth("classes")
+
+
+def _row(cell: Any) -> list[float] | None:
+    """Returns the numbers of a label, one or a list; None for text."""
+    try:
+        found = np.atleast_1d(np.asarray(json.loads(cell) if isinstance(cell, str) else cell, np.float64))
+    except (TypeError, ValueError):
+        return None
+    return found.tolist() if found.ndim == 1 and np.isfinite(found).all() else None
 
 
 def _some(dataset: Dataset, name: str) -> Iterator[Any]:
@@ -164,10 +176,3 @@ def _some(dataset: Dataset, name: str) -> Iterator[Any]:
         value = cell.strip() if isinstance(cell, str) else cell
         if value is not None and (not isinstance(value, str) or value):
             yield value
-
-
-def _number(cell: Any) -> float | None:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return None

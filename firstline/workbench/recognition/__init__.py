@@ -1,8 +1,8 @@
 """Recognises what a model file computes, from its ports, operators, metadata and one trial run. Pure.
 
 reading       a way to feed a model and to read its outputs, and the properties that the file leaves open
-inputs        what a model takes
-outputs       what one trial run shows about an output
+inputs        the input side of a model
+outputs       an output in one trial run
 detectors     families of detectors
 answers       families of other models
 
@@ -18,7 +18,7 @@ from firstline.workbench.model_file import ModelFile
 from firstline.workbench.recognition import answers, detectors
 from firstline.workbench.recognition.inputs import ImageInput, Start, image_input, start_of, token_inputs
 from firstline.workbench.recognition.outputs import Output
-from firstline.workbench.recognition.reading import COCO, SURE, Choice, Feed, Reading, Surroundings
+from firstline.workbench.recognition.reading import COCO, SURE, Choice, Feed, Reading, Surroundings, Truth
 from firstline_core.types import Arrays
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "ImageInput",
     "Reading",
     "Surroundings",
+    "Truth",
     "image_input",
     "recognise",
     "start_of",
@@ -42,7 +43,7 @@ class Family(NamedTuple):
     """A family of models.
 
     Attributes:
-        evidence: what its outputs look like.
+        evidence: the form of its outputs.
         read: yields its readings of a model, none for a model of another family.
         images_only: whether its models take images; others take whatever the data hold.
     """
@@ -72,7 +73,7 @@ def recognise(file: ModelFile, raw: Arrays | None = None, near: Surroundings = S
     Args:
         file: the model's description.
         raw: its outputs for one image or row, which tell logits from probabilities and pixels from fractions.
-        near: what the data and other files show.
+        near: properties of the data and of other files.
     """
     start = start_of(file, near)
     if start is None:

@@ -118,14 +118,14 @@ def regression(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
     found = [output for output in _flat(outputs) if math.prod(output.shape) <= _MOST_VALUES]
     spreads = [output for output in found if len(found) > 1 and re.search(_SPREAD, output.name.lower())]
     values = [output for output in found if output not in spreads]
-    if len(values) != 1 or len(spreads) > 1 or start.near.truth == "classes" or file.labels:
+    if len(values) != 1 or len(spreads) > 1 or start.near.truth.kind == "classes" or file.labels:
         return
     output, count = values[0], math.prod(values[0].shape)
     by_kind = _REGRESSORS & set(file.operators)
     reasons = {
         f"{', '.join(sorted(by_kind))} computes it": bool(by_kind),
         f"'{spreads[0].name if spreads else ''}' holds the error that the model expects": bool(spreads),
-        "the labels are real numbers": start.near.truth == "numbers",
+        "the labels are real numbers": start.near.truth.values == count,
     }
     why = [reason for reason, holds in reasons.items() if holds]
     if not why and (count > 1 or _ends_in_sigmoid(file)):
@@ -153,14 +153,14 @@ def anomaly(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iterato
     rebuilt = [output for output in real if sizes == [output.shape] and math.prod(output.shape) > 1]
     single = [output for output in _flat(real) if math.prod(output.shape) == 1]
     scores = [output for output in single if re.search(_SCORE, output.name.lower())]
-    found = rebuilt or scores or (single if start.near.truth == "classes" else [])
-    if len(found) != 1 or file.labels or start.near.truth == "numbers":
+    found = rebuilt or scores or (single if start.near.truth.kind == "classes" else [])
+    if len(found) != 1 or file.labels or start.near.truth.kind == "numbers":
         return
     name = found[0].name
     yield start.reading(
         "autoencoder" if rebuilt else "anomaly score",
         "anomaly",
-        LIKELY if start.near.truth == "classes" else _UNLABELLED,
+        LIKELY if start.near.truth.kind == "classes" else _UNLABELLED,
         decoder="reconstruction" if rebuilt else "",
         output=name,
         choices=_OF_PIXELS,

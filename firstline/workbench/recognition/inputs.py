@@ -1,4 +1,4 @@
-"""What a model takes: pixels, samples of sound, tokens of text, or columns of a table. The start of each reading.
+"""The input side of a model: pixels, samples of sound, tokens of text, or columns of a table. Each reading starts here.
 
 Shape, datatype and name tell the kind of an input, and the data confirm it: [n, 8000] is a second of sound for
 recordings, and 8,000 numbers for a table.

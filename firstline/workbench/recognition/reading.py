@@ -89,9 +89,21 @@ class Feed(NamedTuple):
     steps: str = ""
 
 
+class Truth(NamedTuple):
+    """The labels of data.
+
+    Attributes:
+        kind: real numbers or classes; "" without labels.
+        values: numbers of each label; 0 for classes.
+    """
+
+    kind: Literal["", "numbers", "classes"] = ""
+    values: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the data, and files near a model, show about it.
+    """Properties of the data, and of files near a model, that help to recognise it.
 
     Attributes:
         kind: of the data: images, recordings or tables; None if they are not known.
@@ -99,7 +111,7 @@ class Surroundings:
         texts: those of them that hold text, without the label.
         rates_hz: sample rates of recordings.
         label_counts: sizes of the known lists of labels.
-        truth: whether the labels of the data are real numbers or classes; "" if it has none.
+        truth: of the data.
         label_column: name of the column with the label.
         tokenizer: file of the model's tokenizer; None if there is none near it.
         tokens: the most that the model takes.
@@ -110,7 +122,7 @@ class Surroundings:
     texts: tuple[str, ...] = ()
     rates_hz: tuple[int, ...] = ()
     label_counts: Collection[int] = ()
-    truth: Literal["", "numbers", "classes"] = ""
+    truth: Truth = Truth()  # noqa: RUF009 (immutable)
     label_column: str = "label"
     tokenizer: Path | None = None
     tokens: int = 0

@@ -16,7 +16,7 @@ from support.sample_models import linear_model
 
 from firstline.workbench.decodings import Trials
 from firstline.workbench.model_file import read_model_file
-from firstline.workbench.recognition import COCO, SURE, Reading, recognise
+from firstline.workbench.recognition import COCO, SURE, Reading, Surroundings, Truth, recognise
 from firstline.workbench.trial import trial_outputs
 from firstline_core.processing.trial import bytes_rows
 from firstline_core.runtime.select import RuntimeOptions
@@ -103,6 +103,18 @@ def test_a_classifier_is_recognised(tmp_path: Path, outputs: Any, family: str, p
 def test_the_output_of_the_classes_is_found_among_others(tmp_path: Path, outputs: Any) -> None:
     first = read(detector_graphs.constant_outputs(tmp_path / "model.onnx", outputs))[0]
     assert (first.family, first.output) == ("logits classifier", "logits")
+
+
+@pytest.mark.parametrize(
+    ("truth", "task"), [(Truth("numbers", 1), "classification"), (Truth("numbers", 10), "regression")]
+)
+def test_one_number_for_each_label_makes_no_regression_of_ten_values(tmp_path: Path, truth: Truth, task: str) -> None:
+    outputs = {"output": np.linspace(-3, 9, 10, dtype=np.float32)[None]}
+    path = detector_graphs.constant_outputs(tmp_path / "model.onnx", outputs)
+    described = read_model_file(path)
+    near = Surroundings("image", truth=truth)
+    found = {one.task for one in recognise(described, trial_outputs(path, described, PICTURE), near)}
+    assert (task in found, "regression" in found) == (True, task == "regression")
 
 
 @pytest.mark.parametrize(

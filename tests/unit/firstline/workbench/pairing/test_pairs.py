@@ -12,11 +12,13 @@ from PIL import Image
 from support import detector_graphs
 
 from firstline.workbench.data.dataset import open_dataset
-from firstline.workbench.pairing.pair import ReadPair, create_pair, read_files, read_pair, split
+from firstline.workbench.pairing.pair import ReadPair, create_pair, label_lists, read_files, read_pair, split
+from firstline.workbench.pairing.sources import open_data
 from firstline.workbench.pairing.specification import PairSpec
 from firstline.workbench.step_syntax import spell
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.regression import Regression
 
 OPTIONS = RuntimeOptions(threads=2)
 
@@ -115,6 +117,65 @@ def test_real_pairs_are_read_without_a_question(shared_data: Path, tmp_path: Pat
         reading = pair.models[role].reading
         assert reading.preprocess == before
         assert reading.postprocess.split(":")[0] == after.split(":")[0] or reading.postprocess.startswith(after)
+
+
+OTHERS = {
+    "spoken digits": Case(
+        "spoken-digits-cascade/models/spoken_digits_edge.onnx",
+        "spoken-digits-cascade/models/spoken_digits_full.onnx",
+        "spoken-digits-cascade/dev",
+        96,
+        dict.fromkeys(("edge", "full"), ("decode_audio,mono,resample:8000,crop:8000,pad:8000", "softmax")),
+    ),
+    "sentences": Case(
+        "clinc-cascade/models/clinc_edge_tfidf.onnx",
+        "clinc-cascade/models/clinc_full.onnx",
+        "clinc-cascade/dev",
+        48,
+        {"edge": ("", ""), "full": ("", "softmax")},
+    ),
+    "diamonds": Case(
+        "diamonds-tabular-cascade/models/diamonds_edge_lr.onnx",
+        "diamonds-tabular-cascade/models/diamonds_full_gb.onnx",
+        "diamonds-tabular-cascade/dev",
+        96,
+        {"edge": ("", ""), "full": ("", "")},
+    ),
+    "forecasts": Case(
+        "nab-forecast-cascade/models/nab_spread.onnx",
+        "nab-forecast-cascade/models/nab_full.onnx",
+        "nab-forecast-cascade/dev/series",
+        300,
+        {"edge": ("standardize", "spread:spread,unstandardize"), "full": ("standardize", "unstandardize")},
+    ),
+}
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("name", OTHERS)
+def test_real_pairs_of_labelled_data_that_are_no_images_are_read_without_a_question(
+    shared_data: Path, tmp_path: Path, name: str
+) -> None:
+    case = OTHERS[name]
+    spec = _spec(tmp_path, shared_data / case.edge, shared_data / case.full)
+    files, data = read_files(spec, OPTIONS), shared_data / case.data
+    dataset = open_data(
+        data, open_dataset, files, lists=label_lists(spec, files, data), out=spec.out, show=lambda sentence: None
+    )
+    pair = read_pair(spec, files, dataset.some(case.images), OPTIONS)
+    for role, steps in case.steps.items():
+        reading = pair.models[role].reading
+        assert (reading.preprocess, reading.postprocess) == steps
+    tokens = {feed.tensor: feed.steps for feed in pair.models["full"].reading.feeds if "tokenize" in feed.steps}
+    if name == "sentences":
+        assert [step.split("tokenizer.json")[1] for step in tokens.values()] == [
+            ":ids:64:padding=length:truncate=true",
+            ":mask:64:padding=length:truncate=true",
+        ]
+        assert [feed.spec.name for feed in pair.models["edge"].reading.feeds] == ["text"]
+    if name == "forecasts":
+        assert isinstance(pair.task, Regression)
+        assert 0.1 < pair.task.scaled < 1
 
 
 @pytest.mark.shared_data
