@@ -9,6 +9,7 @@ A recipe declares a bundle:
     preprocess = "decode:RGB,resize:224x224,scale"      # for every model that does not say its own
     postprocess = "softmax"
     independent_labels = false     # true: each label has a probability of its own (sigmoid)
+    label_threshold = 0.5          # of independent labels in the answer; or { dog = 0.3 }, and 0.5 for the others
 
     [[edge]]                       # variants in order of preference
     file = "small_int8.tflite"
@@ -70,6 +71,7 @@ from firstline.workbench.step_syntax import PlainPost, PlainPre, parse_postproce
 from firstline_core.bundle.manifest import TEMPERATURES
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import Datatype, InputSpec, Kind, Scale, decoded_kind
+from firstline_core.routing.certification import check_share
 from firstline_core.storage import settings
 from firstline_core.storage.files import read_text
 from firstline_core.tasks.base import Task
@@ -152,6 +154,7 @@ class BundleSpec:
         inputs: as clients see them. Others follow from the models: encoded images where the processing has `decode`,
             texts where the model takes strings, else what the model takes.
         independent_labels: whether each label has a probability of its own; otherwise a row's sum to about 1.
+        label_thresholds: of independent labels in the answer, one for each; () for 0.5.
         configured: the task with these labels; None for classifiers.
     """
 
@@ -163,11 +166,12 @@ class BundleSpec:
     policy: PolicySpec = PolicySpec()
     inputs: tuple[InputSpec, ...] = ()
     independent_labels: bool = False
+    label_thresholds: tuple[float, ...] = ()
     configured: Task | None = None
 
     @property
     def task(self) -> Task:
-        return self.configured or Classification(self.labels, independent=self.independent_labels)
+        return self.configured or Classification(self.labels, self.independent_labels, self.label_thresholds)
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
@@ -296,6 +300,7 @@ class _Fields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preprocess: str = ""
     postprocess: str = ""
     independent_labels: bool = False
+    label_threshold: float | dict[str, float] | None = None
     input: _Input | None = None
     inputs: dict[str, _Input] = {}
     edge: tuple[_Model, ...] = ()
@@ -366,6 +371,7 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
         policy=PolicySpec(parse_score(score, folder, kinds), recipe.policy.temperature, recipe.policy.threshold),
         inputs=_inputs(recipe, (*edge, full) if full is not None else edge, file),
         independent_labels=recipe.independent_labels,
+        label_thresholds=_label_thresholds(recipe, labels, file),
         configured=configured,
     )
 
@@ -414,6 +420,23 @@ def _configured(recipe: _Fields, labels: Sequence[str], file: Path, folder: Path
     if not labels:
         raise ConfigError(f'{file}: a classifier needs `labels = "FILE"`, one label a line.')
     return None
+
+
+def _label_thresholds(recipe: _Fields, labels: Sequence[str], file: Path) -> tuple[float, ...]:
+    """Returns the threshold of each label; () if the recipe has none."""
+    wanted = recipe.label_threshold
+    if wanted is None:
+        return ()
+    if not recipe.independent_labels:
+        raise ConfigError(f"{file}: label_threshold is of independent labels; add `independent_labels = true`.")
+    by_label = wanted if isinstance(wanted, dict) else dict.fromkeys(labels, wanted)
+    for label, threshold in by_label.items():
+        if label not in labels:
+            raise ConfigError(
+                f"{file}: label_threshold names the label '{label}', which {recipe.labels} does not have."
+            )
+        check_share(f"the label_threshold of '{label}' in {file}", threshold)
+    return tuple(by_label.get(label, 0.5) for label in labels)
 
 
 def _content(file: Path) -> bytes:

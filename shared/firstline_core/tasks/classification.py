@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, InvalidTensorError
@@ -44,18 +45,20 @@ _LEAST_SUM, _MOST_SUM = 0.85, 1.05
 _HALF_STEP = 1 / 512
 # Rounding of 32-bit arithmetic: a dequantised 255 x (1 / 255) is slightly above 1.
 _SLACK = 1e-6
-# Least probability of an independent label that is in the answer.
+# Least probability of an independent label that is in the answer, without thresholds.
 _LEAST_OF_SET = 0.5
 
 
 class Classification(ConfiguredTask, frozen=True, tag="classification"):
     """A classifier: `probabilities` FP32 [-1, labels] in the order of the labels.
 
-    The answer is the likeliest label. With independent labels it is the set of those with a probability of 0.5 or more.
+    The answer is the likeliest label. With independent labels it is the set of those that reach their thresholds.
 
     Args:
         labels: at least two.
         independent: whether each label has a probability of its own; otherwise a row's probabilities sum to about 1.
+        thresholds: of independent labels, one for each; () for 0.5. Scores are of the probabilities whose log-odds are
+            moved so that a threshold becomes 0.5.
     """
 
     score_kinds: ClassVar[tuple[str, ...]] = ("max_probability", "margin", "entropy", "energy")
@@ -65,10 +68,13 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
 
     labels: tuple[str, ...]
     independent: bool = False
+    thresholds: tuple[Annotated[float, Meta(gt=0, lt=1)], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.labels) < 2:
             raise ValueError("a classifier needs at least two labels")
+        if self.thresholds and not (self.independent and len(self.thresholds) == len(self.labels)):
+            raise ValueError("thresholds are of independent labels, one for each")
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -90,8 +96,9 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
 
     @property
     def digest(self) -> str:
-        """Returns the sha256 of `independent` if it is set, else "": labels name the columns, and change no number."""
-        return hashlib.sha256(b"independent").hexdigest() if self.independent else ""
+        """Returns the sha256 of `independent` and the thresholds, or "": labels name columns, and change no number."""
+        thresholds = msgspec.json.encode(self.thresholds) if self.thresholds else b""
+        return hashlib.sha256(b"independent" + thresholds).hexdigest() if self.independent else ""
 
     @property
     def feature_count(self) -> int:
@@ -123,7 +130,7 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
 
     def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
         if self.independent:
-            return set_score(kind, outputs[PROBABILITIES], temperature=temperature)
+            return set_score(kind, self._centred(outputs), temperature=temperature)
         return score(kind, outputs[PROBABILITIES], evidence.get(LOGITS), temperature=temperature)
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
@@ -134,12 +141,12 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
         return "" if _shows_logits(steps) else "needs logits: a softmax and no graph in its postprocessing"
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
-        return (set_features if self.independent else features)(outputs[PROBABILITIES])
+        return set_features(self._centred(outputs)) if self.independent else features(outputs[PROBABILITIES])
 
     def supposed_losses(self, outputs: Arrays, evidence: Arrays) -> Scores:
         """Returns 1 - the probability of the answer: of the label, or of the set if all labels are independent."""
         if self.independent:
-            return np.asarray(1 - _of_decisions(outputs[PROBABILITIES], 1.0).prod(axis=1), np.float32)
+            return np.asarray(1 - _of_decisions(self._centred(outputs), 1.0).prod(axis=1), np.float32)
         supposed: Scores = 1 - max_probability(outputs[PROBABILITIES])
         return supposed
 
@@ -195,11 +202,20 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
     def distance(self, expected: Arrays, actual: Arrays) -> float:
         return float(np.abs(expected[PROBABILITIES].astype(np.float64) - actual[PROBABILITIES]).max(initial=0))
 
+    def _centred(self, outputs: Arrays) -> Probabilities:
+        """Returns the probabilities with log-odds moved so that the threshold of each label becomes 0.5."""
+        probabilities: Probabilities = outputs[PROBABILITIES]
+        if not self.thresholds:
+            return probabilities
+        least = np.asarray(self.thresholds, np.float32)
+        inside = probabilities * (1 - least)
+        return np.asarray(inside / (inside + (1 - probabilities) * least), np.float32)
+
     def _answers(self, outputs: Arrays) -> NDArray[np.bool_]:
         """Returns the labels of each answer, (n, labels)."""
         probabilities = outputs[PROBABILITIES]
         if self.independent:
-            return np.asarray(probabilities >= _LEAST_OF_SET, np.bool_)
+            return np.asarray(probabilities >= np.asarray(self.thresholds or _LEAST_OF_SET, np.float32), np.bool_)
         return np.asarray(probabilities.argmax(axis=1)[:, None] == np.arange(len(self.labels)), np.bool_)
 
 

@@ -253,6 +253,12 @@ def test_independent_labels_void_a_certificate() -> None:
     certified = msgspec.structs.replace(MANIFEST, edge=(with_certificate(EDGE, MANIFEST),))
     other = msgspec.structs.replace(certified, task=Classification(MANIFEST.labels, independent=True))
     assert certificate_problem(other, other.edge[0]).endswith("made for another full model and another score")
+    certified = msgspec.structs.replace(other, edge=(with_certificate(EDGE, other),))
+    thresholds = Classification(MANIFEST.labels, independent=True, thresholds=(0.5, 0.4))
+    moved = msgspec.structs.replace(certified, task=thresholds)
+    assert certificate_problem(certified, certified.edge[0]) == ""
+    assert certificate_problem(moved, moved.edge[0]).endswith("made for another full model and another score")
+    assert parse_manifest(encode_manifest(moved)).task == thresholds
 
 
 def test_only_bundles_that_need_them_have_batch_and_independent_labels() -> None:

@@ -310,6 +310,35 @@ def test_scores_of_independent_labels_are_of_the_least_certain_one() -> None:
         TAGS.score("energy", found, {})
 
 
+def test_thresholds_decide_which_labels_are_in_the_answer() -> None:
+    task = Classification(TAGS.labels, independent=True, thresholds=(0.2, 0.5, 0.8))
+    edge, full = tags([0.25, 0.6, 0.7], [0.1, 0.6, 0.9]), tags([0.9, 0.9, 0.9], [0.3, 0.6, 0.79])
+    assert task.occurrences(edge).tolist() == [[1, 1, 0], [0, 1, 1]]
+    assert task.loss(edge, edge).tolist() == [0, 0] and task.loss(edge, full).tolist() == [1, 1]
+    assert TAGS.loss(tags([0.25, 0.6, 0.7]), tags([0.3, 0.6, 0.6])).tolist() == [0]
+    assert task.event("missed dog", edge, full).loss.tolist() == [0, 1]
+    assert task.event("invented bird", edge, full).loss.tolist() == [0, 1]
+    assert task.truth_loss(edge, {"label": np.array([[1, 1, 0], [1, 1, 0]], np.bool_)}).tolist() == [0, 1]
+    assert task.describe(edge, 0)["labels"] == ["dog", "cat"]
+    # A probability at its threshold is as uncertain as 0.5 without one, and certain ones stay certain.
+    assert task.score("margin", tags([0.2, 0, 0], [0, 0, 0.8], [1, 1, 0]), {}) == pytest.approx([0, 0, 1], abs=1e-5)
+    assert task.score("max_probability", tags([0.5, 1, 1]), {}) == pytest.approx([0.8])
+    assert task.supposed_losses(tags([0.5, 1, 1]), {}) == pytest.approx([0.2], abs=1e-5)
+    halves = Classification(TAGS.labels, independent=True, thresholds=(0.5, 0.5, 0.5))
+    assert halves.features(edge, {}) == pytest.approx(TAGS.features(edge, {}))
+    digests = {one.digest for one in (TAGS, task, halves, Classification(TAGS.labels))}
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [({"thresholds": (0.5, 0.5)}, "independent labels"), ({"independent": True, "thresholds": (0.5,)}, "one for each")],
+)
+def test_thresholds_need_independent_labels(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Classification(("a", "b"), **fields)
+
+
 def test_the_quality_of_sets() -> None:
     outputs, truth = tags([0.9, 0.6, 0.1], [0.9, 0.1, 0.1]), {"label": np.array([[1, 1, 0], [1, 1, 0]], np.bool_)}
     assert TAGS.truth_loss(outputs, truth).tolist() == [0, 1]

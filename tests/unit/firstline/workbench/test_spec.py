@@ -8,6 +8,7 @@ from support.installed_tasks import install
 from firstline.workbench.spec import read_recipe
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.errors import ConfigError
+from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
 from firstline_core.tasks.tensors import DeclaredTensor, Tensors
 
@@ -84,6 +85,30 @@ def test_invalid_recipes_are_refused(tmp_path: Path, wrong: str, right: str, mes
     with pytest.raises(ConfigError) as caught:
         read_recipe(_written(tmp_path, _RECIPE.replace(wrong, right)))
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("value", "thresholds"), [("0.4", (0.4, 0.4)), ("{ dog = 0.3 }", (0.5, 0.3)), ("{}", (0.5, 0.5))]
+)
+def test_thresholds_of_independent_labels_are_read(tmp_path: Path, value: str, thresholds: tuple[float, ...]) -> None:
+    text = _RECIPE.replace("labels_skip = 1", f"labels_skip = 1\nindependent_labels = true\nlabel_threshold = {value}")
+    assert read_recipe(_written(tmp_path, text)).task == Classification(("cat", "dog"), True, thresholds)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("label_threshold = 0.4", "label_threshold is of independent labels; add `independent_labels = true`"),
+        (
+            "independent_labels = true\nlabel_threshold = { bird = 0.3 }",
+            "the label 'bird', which labels.txt does not have",
+        ),
+        ("independent_labels = true\nlabel_threshold = { dog = 30 }", "is 30, but must be above 0 and below 1"),
+    ],
+)
+def test_unfit_thresholds_are_refused(tmp_path: Path, lines: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_recipe(_written(tmp_path, _RECIPE.replace("labels_skip = 1", f"labels_skip = 1\n{lines}")))
 
 
 def test_a_table_makes_the_recipe_one_of_a_detector(tmp_path: Path) -> None:
