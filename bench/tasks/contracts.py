@@ -260,5 +260,5 @@ def collect(data: Path) -> Pool:
             truth=dataset.truth(manifest.task),
             scores=ours.scores(load_scorer(bundle, options)),
             sizes=seen.sizes,
-            groups=dataset.groups,
+            groups=dataset.clusters,
         )

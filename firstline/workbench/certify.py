@@ -76,7 +76,7 @@ class Terms:
         delta: probability that the promise is wrong; of all promises together where there are several.
         contract: the definition of a loss.
         score: name of the confidence score, see `selection.check_score`.
-        seed: of the split, and of the choice of one row of each group of dependent rows.
+        seed: of the split, and of the choice of one row of each cluster of dependent rows.
         select_fraction: share of the data that decides; None takes `selection.default_fraction`. Promises about several
             events need a part; None then takes one.
         events: the promises by event, if the contract is about events; `epsilon` and `delta` are then the largest of
@@ -211,7 +211,7 @@ def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: E
         own=bundle.manifest.policy.score,
         own_scores=evidence.scores,
         targets=_targets(evidence, labelled=False),
-        groups=evidence.groups,
+        clusters=evidence.clusters,
         name=terms.score,
         fraction=fraction,
         seed=seed,
@@ -539,7 +539,7 @@ def _select(bundle: Bundle, evidence: Evidence, terms: Terms, contract: EdgeCont
         own_scores=evidence.scores,
         targets=_targets(evidence, labelled=harm),
         disagreements=evidence.losses("disagreement") if harm else None,
-        groups=evidence.groups,
+        clusters=evidence.clusters,
         name=terms.score,
         fraction=terms.select_fraction,
         seed=terms.seed,

@@ -19,7 +19,7 @@ from firstline.client.sync_client import Client
 from firstline.workbench.data.dataset import Dataset, Row
 from firstline.workbench.evaluate import EdgeRun, Measured
 from firstline.workbench.observe import Answers, Progress, observe, predict_row
-from firstline.workbench.selection import EdgeRows, group_keys
+from firstline.workbench.selection import EdgeRows, cluster_keys
 from firstline.workbench.sequences import Sequences, find_sequences
 from firstline_core.bundle.loading import LoadedModel, Scorer, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model
@@ -54,9 +54,9 @@ class Evidence:
         scores: (n,) of its answers, by the bundle's score.
         full: the full model's canonical outputs.
         truth: the data's labels, see `Task.truth`; None without labels.
-        groups: (n,) of the rows that depend on each other, such as the frames of one clip; () if all are independent.
+        clusters: (n,) of the rows that depend on each other, such as the frames of one clip; () if all are independent.
             "" for a row that depends on no other.
-        sequences: signs that rows depend on each other, although the data has no groups.
+        sequences: signs that rows depend on each other, although the data names no clusters.
     """
 
     variant: Model
@@ -64,7 +64,7 @@ class Evidence:
     scores: NDArray[np.float64]
     full: Arrays
     truth: Arrays | None
-    groups: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
     sequences: Sequences | None = None
 
     def __len__(self) -> int:
@@ -97,16 +97,16 @@ class Evidence:
         return self.edge.task.truth_loss(outputs, self.truth)
 
     def units(self, rows: NDArray[np.intp], seed: int) -> NDArray[np.intp]:
-        """Returns one random row of each group among some rows, ascending; all of them without groups.
+        """Returns one random row of each cluster among some rows, ascending; all of them without clusters.
 
         Args:
             rows: positions.
             seed: of the choice.
         """
-        if not self.groups:
+        if not self.clusters:
             return rows
         shuffled = np.random.default_rng(seed).permutation(rows)
-        _, first = np.unique(group_keys(self.groups)[shuffled], return_index=True)
+        _, first = np.unique(cluster_keys(self.clusters)[shuffled], return_index=True)
         return np.sort(shuffled[first])
 
 
@@ -140,7 +140,7 @@ def evidence_of(measured: Measured, edge: EdgeRun) -> Evidence:
         edge.scores,
         measured.full.outputs,
         measured.truth,
-        dataset.groups,
+        dataset.clusters,
         find_sequences(dataset),
     )
 
@@ -209,7 +209,7 @@ def gather_all(
             _scores(one, score, manifest),
             full_outputs,
             truth,
-            dataset.groups,
+            dataset.clusters,
             sequences,
         )
         for one in observed.answers
@@ -292,7 +292,7 @@ def gather_from_agent(
             scores[i] = np.nan if confidence is None else confidence
             progress(i + 1, count)
     edge_rows = EdgeRows(manifest.task, join_rows(answers), {})
-    return Evidence(variant, edge_rows, scores, join_rows(full), truth, dataset.groups, find_sequences(dataset))
+    return Evidence(variant, edge_rows, scores, join_rows(full), truth, dataset.clusters, find_sequences(dataset))
 
 
 def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -> Model:

@@ -137,7 +137,7 @@ def unpromised(
         evidence: of the data.
         rows: positions of the rows that certify.
         promises: by event. The weakest of them says how many observations are needed.
-        seed: of the choice of one row of each group of dependent rows.
+        seed: of the choice of one row of each cluster of dependent rows.
     """
     task = evidence.edge.task
     weakest = max(bound.epsilon for bound in promises.values()), max(bound.delta for bound in promises.values())

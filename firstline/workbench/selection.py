@@ -147,7 +147,7 @@ def select(
     own_scores: NDArray[np.float64],
     targets: NDArray[np.int64] | None = None,
     disagreements: Losses | None = None,
-    groups: Sequence[str] = (),
+    clusters: Sequence[str] = (),
     name: str = "best",
     fraction: float | None = None,
     seed: int = 0,
@@ -162,7 +162,7 @@ def select(
         targets: (n,) classes that the temperature is fitted to: labels, or the full model's answers. None for tasks
             without a temperature.
         disagreements: (n,) where the losses are others, and rarer: the value is learned with their help.
-        groups: (n,) of dependent rows, which stay together; () if all are independent.
+        clusters: (n,) of dependent rows, which stay together; () if all are independent.
         name: name of the score; "best" is chosen on the selection part, or is the bundle's own without one.
         fraction: share of the selection rows; None is `default_fraction`.
         seed: seed of the split and of the folds.
@@ -178,7 +178,7 @@ def select(
     def scores_by(score: Score) -> NDArray[np.float64]:
         return own_scores if score == own else _computed(edge, score).astype(np.float64)
 
-    part, rest = split_groups(groups, share, seed) if groups else split(len(losses), share, seed)
+    part, rest = split_clusters(clusters, share, seed) if clusters else split(len(losses), share, seed)
     if not len(part):
         score = _named(name, own, own.temperature)
         return Selection(score, None, {}, None, 0, rest, scores_by(score))
@@ -221,14 +221,14 @@ def _computed(edge: EdgeRows, score: Score) -> Scores:
         ) from error
 
 
-def group_keys(groups: Sequence[str]) -> NDArray[np.str_]:
-    """Returns a key for each row, equal for rows of one group; a row with "" has a key of its own."""
-    return np.array([group or f"\0{row}" for row, group in enumerate(groups)])
+def cluster_keys(clusters: Sequence[str]) -> NDArray[np.str_]:
+    """Returns a key for each row, equal for rows of one cluster; a row with "" has a key of its own."""
+    return np.array([cluster or f"\0{row}" for row, cluster in enumerate(clusters)])
 
 
-def split_groups(groups: Sequence[str], share: float, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Returns the positions of the selection rows and of the others; rows of one group are in the same part."""
-    names, of_row = np.unique(group_keys(groups), return_inverse=True)
+def split_clusters(clusters: Sequence[str], share: float, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Returns the positions of the selection rows and of the others; rows of one cluster are in the same part."""
+    names, of_row = np.unique(cluster_keys(clusters), return_inverse=True)
     selected, _ = split(len(names), share, seed)
     in_part = np.isin(of_row, selected)
     return np.flatnonzero(in_part), np.flatnonzero(~in_part)

@@ -40,14 +40,14 @@ class Sequences:
 
 
 def find_sequences(dataset: Dataset) -> Sequences | None:
-    """Returns the strongest sign of dependent samples; None for data with groups, and without a sign.
+    """Returns the strongest sign of dependent samples; None for data that names its clusters, and without a sign.
 
     At most 200 images are compared, in eight blocks of neighbours by name.
 
     Raises:
         ConfigError: a file cannot be read.
     """
-    if dataset.groups or len(dataset) < 2 or dataset.media is None:
+    if dataset.clusters or len(dataset) < 2 or dataset.media is None:
         return None
     samples = sorted(dataset.samples, key=lambda sample: _natural(sample.file))
     signs = [sign for sign in (_by_name(samples), _by_time(samples), _by_image(dataset, samples)) if sign is not None]

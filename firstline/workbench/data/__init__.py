@@ -1,4 +1,4 @@
-"""Data sets: the samples of a folder or file, as inputs of a bundle, with their labels and groups.
+"""Data sets: the samples of a folder or file, as inputs of a bundle, with their labels and clusters.
 
 dataset   recognises the kind of data; samples, inputs, truth
 files     files of a folder or a zip archive

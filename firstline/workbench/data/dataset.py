@@ -1,4 +1,4 @@
-"""Recognises the kind of a data set, and reads its samples, labels and groups.
+"""Recognises the kind of a data set, and reads its samples, labels and clusters.
 
 A data set is
 
@@ -104,10 +104,10 @@ class Dataset:
         return len(self.samples)
 
     @property
-    def groups(self) -> tuple[str, ...]:
-        """Returns the group of each sample; () if no groups are known."""
-        groups = tuple(sample.group for sample in self.samples)
-        return groups if any(groups) else ()
+    def clusters(self) -> tuple[str, ...]:
+        """Returns the cluster of each sample; () if none are known."""
+        clusters = tuple(sample.cluster for sample in self.samples)
+        return clusters if any(clusters) else ()
 
     @property
     def kind(self) -> Literal["image", "audio", "tensor"]:
@@ -317,13 +317,13 @@ class Dataset:
         return {MASK: np.stack([read_mask(file, (width, height), len(task.labels)) for file in files])}
 
     def _order(self, names: Collection[str]) -> dict[str, Array]:
-        """Returns the seconds and the number of the group of each sample, as far as the data has them."""
+        """Returns the seconds and the number of the cluster of each sample, as far as the data has them."""
         found: dict[str, Array] = {}
         if TIME in names and self._has(TIME):
             cells = self._column(TIME)
             found[TIME] = np.array([_seconds(cells[sample.row], self.place_of(sample)) for sample in self.samples])
-        if SEQUENCE in names and self.groups:
-            found[SEQUENCE] = np.unique(np.array(self.groups), return_inverse=True)[1].astype(np.int64)
+        if SEQUENCE in names and self.clusters:
+            found[SEQUENCE] = np.unique(np.array(self.clusters), return_inverse=True)[1].astype(np.int64)
         return found
 
     def _size(self, sample: Sample, content: bytes) -> tuple[int, int]:

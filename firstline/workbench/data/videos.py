@@ -1,4 +1,4 @@
-"""Videos: one frame in N, encoded as JPEG. Each video is one group. Read by PyAV: `firstline[data]`."""
+"""Videos: one frame in N, encoded as JPEG. Each video is one cluster. Read by PyAV: `firstline[data]`."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class VideoStore:
         start = 0
         for position in range(1, len(samples) + 1):
             before, after = samples[position - 1], samples[position] if position < len(samples) else None
-            if after is not None and after.group == before.group and after.row > before.row:
+            if after is not None and after.cluster == before.cluster and after.row > before.row:
                 continue  # the frames of a video are decoded in one pass
             yield from self._of_one(samples[start:position], where)
             start = position
 
     def _of_one(self, samples: Sequence[Sample], where: Where) -> Iterator[bytes]:
-        av, path = _library(), self._path(samples[0].group)
+        av, path = _library(), self._path(samples[0].cluster)
         wanted = iter(samples)
         sample = next(wanted)
         try:

@@ -22,7 +22,7 @@ from firstline.workbench.pairing.settling import Judges, Settled
 from firstline.workbench.pairing.specification import BUNDLE, PairSpec
 from firstline.workbench.pairing.surroundings import look_around, readable_image, unknown
 from firstline.workbench.recognition import Reading, Surroundings, recognise
-from firstline.workbench.selection import split_groups
+from firstline.workbench.selection import split_clusters
 from firstline.workbench.spec import read_recipe
 from firstline.workbench.trial import trial_outputs
 from firstline_core.bundle.store import Bundle
@@ -40,7 +40,7 @@ from firstline_core.types import Array
 
 _MOST_DECIDING, _FEWEST_DECIDING, _DECIDING_SHARE = 384, 48, 0.2
 _SEED = 0
-_LEAST_GROUPS, _MOST_GROUPS = 3, 0.34  # number that decide, and their share
+_LEAST_CLUSTERS, _MOST_CLUSTERS = 3, 0.34  # number that decide, and their share
 _LEAST_SURE = 0.5
 
 
@@ -64,8 +64,8 @@ class ReadPair:
 def split(dataset: Dataset) -> tuple[Dataset, Dataset]:
     """Returns the samples that decide how the models are read, and the others, which certify and are reported.
 
-    A certificate needs rows that decided nothing. Samples of one group, such as a clip, stay together; those without a
-    group are independent. A data set that cannot be divided decides and is reported as a whole.
+    A certificate needs rows that decided nothing. Samples of one cluster, such as a clip, stay together; those without
+    a cluster are independent. A data set that cannot be divided decides and is reported as a whole.
     """
     count = min(_MOST_DECIDING, max(_FEWEST_DECIDING, round(_DECIDING_SHARE * len(dataset))))
     if 2 * count > len(dataset):
@@ -75,9 +75,9 @@ def split(dataset: Dataset) -> tuple[Dataset, Dataset]:
     rng = np.random.default_rng(_SEED)  # evenly spread rows may all be of one class
     chosen: NDArray[np.intp] = rng.permutation(len(dataset))[:count]
     others = np.setdiff1d(np.arange(len(dataset)), chosen)
-    if dataset.groups:
-        least = _LEAST_GROUPS / len(set(dataset.groups))
-        chosen, others = split_groups(dataset.groups, max(count / len(dataset), min(least, _MOST_GROUPS)), _SEED)
+    if dataset.clusters:
+        least = _LEAST_CLUSTERS / len(set(dataset.clusters))
+        chosen, others = split_clusters(dataset.clusters, max(count / len(dataset), min(least, _MOST_CLUSTERS)), _SEED)
         chosen = rng.permutation(chosen)[:_MOST_DECIDING]
     deciding, rest = (tuple(dataset.samples[at] for at in np.sort(part)) for part in (chosen, others))
     if not deciding or not rest:
@@ -138,7 +138,7 @@ def read_pair(
     for role, reading in readings.items():
         show(f"{role}: {reading.family} ({reading.sure:.0%} sure): {'; '.join(reading.assumptions)}.")
     inputs = _inputs(readings.values())
-    # The first rows decide as long as they settle a choice; data are often sorted by class or group.
+    # The first rows decide as long as they settle a choice; data are often sorted by class or cluster.
     order = np.random.default_rng(_SEED).permutation(len(dataset))
     every = [arrays_of(row) for _, row in dataset.rows(inputs)]
     rows = [every[at] for at in order]

@@ -282,7 +282,7 @@ def test_frames_of_one_clip_are_one_observation(bundle: Bundle) -> None:
     clustered = _certify(bundle, repeated, _PERSON)
     assert clustered.result.events == _certify(bundle, frames, _PERSON).result.events
     assert clustered.result.n == 150
-    assert _certify(bundle, replace(repeated, groups=()), _PERSON).result.events["missed person"].n > 1000
+    assert _certify(bundle, replace(repeated, clusters=()), _PERSON).result.events["missed person"].n > 1000
 
 
 def test_clip_without_the_event_is_no_observation(bundle: Bundle) -> None:
@@ -290,10 +290,10 @@ def test_clip_without_the_event_is_no_observation(bundle: Bundle) -> None:
     evidence = _evidence(bundle, n=1000, shares=(0.1, 0, 0))
     clips = tuple(f"clip {frame // 10}" for frame in range(1000))
     present = (evidence.full["count"] > 0).reshape(100, 10).any(axis=1).sum()
-    found = _certify(bundle, replace(evidence, groups=clips), _PERSON)
+    found = _certify(bundle, replace(evidence, clusters=clips), _PERSON)
     assert found.result.events["missed person"].n == present < 100
     both = _PERSON | {"invented person": EventBound(0.05, 0.1)}
-    part = _certify(bundle, replace(evidence, groups=clips), both).selection
+    part = _certify(bundle, replace(evidence, clusters=clips), both).selection
     in_rest = {row // 10 for row in part.rest}
     assert (part.used, len(in_rest), len(part.rest)) == (100, 90, 900)
 

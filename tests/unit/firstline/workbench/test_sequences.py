@@ -60,5 +60,5 @@ def test_known_groups_need_no_sign(tmp_path: Path) -> None:
     rows = "".join(f"{name},scene {number // 2}\n" for number, name in enumerate(names))
     (tmp_path / "data/labels.csv").write_text("file,group\n" + rows)
     dataset = open_dataset(tmp_path / "data")
-    assert len(set(dataset.groups)) == 5
+    assert len(set(dataset.clusters)) == 5
     assert find_sequences(dataset) is None

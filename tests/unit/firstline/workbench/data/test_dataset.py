@@ -227,7 +227,7 @@ def test_recordings_are_read_like_images(tmp_path: Path, archived: bool) -> None
         (tmp_path / "audio" / "7_jackson_0.wav").write_bytes(b"RIFF")
     found = open_dataset(tmp_path)
     assert list(found.contents()) == [b"RIFF"]
-    assert found.groups == ("jackson",)
+    assert found.clusters == ("jackson",)
     assert found.required_truth(TEN)[LABEL].tolist() == [7]
 
 

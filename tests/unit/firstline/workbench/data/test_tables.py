@@ -84,7 +84,7 @@ def test_table_in_a_folder_is_read(tmp_path: Path) -> None:
         b"bye",
     ]
     assert found.required_truth(CUTS)[LABEL].tolist() == [1, -1]
-    assert found.groups == ("a", "")
+    assert found.clusters == ("a", "")
 
 
 def test_rows_of_equal_inputs_have_equal_digests(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_each_video_is_a_group(tmp_path: Path) -> None:
     _video(tmp_path / "b.mkv", 3)
     _video(tmp_path / "day" / "a.mp4", 4)
     found = open_dataset(tmp_path, every=2)
-    assert found.groups == ("b.mkv", "b.mkv", "day/a.mp4", "day/a.mp4")
+    assert found.clusters == ("b.mkv", "b.mkv", "day/a.mp4", "day/a.mp4")
     some = found.some(2)
     assert [sample.file for sample in some.samples] == ["b.mkv@0", "day/a.mp4@0"]
     assert len(list(some.contents())) == 2

@@ -255,5 +255,5 @@ def test_rows_without_a_group_decide_independently(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("x,group\n" + "".join(rows))
     deciding, rest = split(open_dataset(tmp_path / "rows.csv"))
     assert 40 <= len(deciding) <= 120 and len(deciding) + len(rest) == 400
-    assert not {group for group in deciding.groups if group} & set(rest.groups)
-    assert "" in deciding.groups and "" in rest.groups
+    assert not {group for group in deciding.clusters if group} & set(rest.clusters)
+    assert "" in deciding.clusters and "" in rest.clusters
