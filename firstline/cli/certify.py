@@ -286,12 +286,17 @@ def certify_command(
             opened, reading.open(data), edge, tiers, contract=contract, terms=terms
         )
         result, graded = certification.result, certification.graded
-    written = ""
-    if opened is not None and certification is not None and certification.certificate is not None and out is not None:
-        made = write_certified(opened, certification, out, force=force)
-        written = f"{out}: {made.manifest.name} version {made.manifest.version}, {certification.variant.id} certified."
+    written = _write(opened, certification, out, force=force)
     report = _report(result, certification, terms, written, rows_checked, plain=contract.plain, graded=graded)
     return report._replace(exit_code=EXIT_FAILED) if require and not result.certified else report
+
+
+def _write(bundle: Bundle | None, certification: Certification | None, out: Path | None, *, force: bool) -> str:
+    """Writes the certified bundle and returns what was written; "" if there is nothing or no folder to write."""
+    if bundle is None or out is None or certification is None or certification.certificate is None:
+        return ""
+    made = write_certified(bundle, certification, out, force=force)
+    return f"{out}: {made.manifest.name} version {made.manifest.version}, {certification.variant.id} certified."
 
 
 def _prepare(

@@ -32,7 +32,8 @@ Nothing here needs losses of 0 and 1. The risk is the mean loss; any loss in [0,
 segmentation, for f >= 1 - b * epsilon > 0 at a loss of 0 already, and the mean of f depends on that of the loss alone.
 
 Assumed: given all audits before, the next answer's loss is at most epsilon on average; and whether and when
-an audit's result comes does not depend on its loss.
+an audit's result comes does not depend on its loss. If a device's sources differ in risk and pause in turn after their
+audits, the first assumption holds on average over their turns only; their weights make that average the promised one.
 """
 
 from __future__ import annotations
