@@ -366,7 +366,10 @@ class CertificateStates:
                 broken.append(event)
         if broken == [ALL_ROWS]:
             answered = record.agreed + record.disagreed
-            cause = f"{record.disagreed} of {counted(answered, 'audit')} on this device disagreed"
+            audits = f"{counted(answered, 'audit')} on this device"
+            cause = f"{record.disagreed} of {audits} disagreed"
+            if monitored.certificate.graded:
+                cause = f"{audits} show a mean loss above {100 * monitored.bounds[ALL_ROWS]:.4g} %"
             self._alarm(monitored, cause, broken)
         elif broken:
             each = record.events[broken[0]]

@@ -101,8 +101,10 @@ async def test_graded_losses_are_tested_by_their_mean(make_scene: MakeScene) -> 
     assert feed(scene, *[(SURE, 0.97)] * 300) == 0
     monitored = monitored_in(scene)
     assert (monitored.record.agreed, monitored.record.disagreed) == (0, 300)
+    monitored.certificate = msgspec.structs.replace(monitored.certificate, graded=True)
     assert 10 < feed(scene, *[(SURE, 0.8), (0.85, 0.6)] * 300) < 200
     assert states_of(scene).of(scene.held).threshold is not None
+    assert monitored.record.cause.endswith("audits on this device show a mean loss above 5 %")
 
 
 def test_a_comparison_keeps_the_loss(make_scene: MakeScene, monkeypatch: pytest.MonkeyPatch) -> None:
