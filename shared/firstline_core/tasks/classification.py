@@ -147,8 +147,7 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
         """Returns 1 - the probability of the answer: of the label, or of the set if all labels are independent."""
         if self.independent:
             return np.asarray(1 - _of_decisions(self._centred(outputs), 1.0).prod(axis=1), np.float32)
-        supposed: Scores = 1 - max_probability(outputs[PROBABILITIES])
-        return supposed
+        return np.float32(1) - max_probability(outputs[PROBABILITIES])
 
     def groups(self, outputs: Arrays) -> Sequence[str]:
         return [self.labels[label] for label in outputs[PROBABILITIES].argmax(axis=1).tolist()]
@@ -165,8 +164,7 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
         if self.independent:
             return np.asarray((self._answers(outputs) != truth[LABEL]).any(axis=1), np.float32)
-        wrong: Scores = (outputs[PROBABILITIES].argmax(axis=1) != truth[LABEL]).astype(np.float32)
-        return wrong
+        return np.asarray(outputs[PROBABILITIES].argmax(axis=1) != truth[LABEL], np.float32)
 
     def summary(self, outputs: Arrays, evidence: Arrays, truth: Arrays) -> dict[str, float]:
         """Returns the accuracy of the labelled rows, and the mean F1 of the labels that occur in them.

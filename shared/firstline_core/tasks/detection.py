@@ -235,23 +235,18 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
         small = np.log1p(np.where(np.isfinite(side), side, 0))
         columns = [count, least, mean, candidates.max(axis=1, initial=0), candidates.sum(axis=1), sure, missed, small]
         if len(self.labels) <= _CLASSES_AT_MOST:
-            columns += list(self.detected(outputs).T)
+            columns += list((self.occurrences(outputs) > 0).T)
         return np.column_stack(columns).astype(np.float32)
 
     def supposed_losses(self, outputs: Arrays, evidence: Arrays) -> Scores:
         """Returns 1 - the score `product`."""
-        supposed: Scores = 1 - self.score("product", outputs, evidence)
-        return supposed
+        return np.float32(1) - self.score("product", outputs, evidence)
 
     def groups(self, outputs: Arrays) -> Sequence[str]:
         """Returns the group of each row's best detection; "" without detections."""
         index, names = self._group_index(), self.group_names
         best = zip(outputs[COUNT].tolist(), outputs[CLASSES][:, 0].tolist(), strict=True)
         return [names[index[label]] if count else "" for count, label in best]
-
-    def detected(self, outputs: Arrays) -> NDArray[np.bool_]:
-        """Returns which groups have an object of at least `least_side`, (n, groups)."""
-        return self.occurrences(outputs) > 0
 
     def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
         """Returns the number of objects of at least `least_side` of each group, (n, groups)."""
@@ -298,7 +293,7 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
         if direction == MISSED:
             counts, lost = objects.found + objects.missed > 0, objects.missed
         else:
-            counts, lost = self.detected(edge), objects.invented
+            counts, lost = self.occurrences(edge) > 0, objects.invented
         return Event(counts[:, column], (lost[:, column] > 0).astype(np.float32))
 
     def objects(self, edge: Arrays, full: Arrays) -> Objects:

@@ -128,7 +128,7 @@ def test_labels_of_a_group_are_not_told_apart() -> None:
     assert task.events == ("missed person", "invented person", "missed vehicle", "invented vehicle")
     car, truck = outputs(one(label=1)), outputs(one(label=2))
     assert task.loss(car, truck).tolist() == [0] and TASK.loss(car, truck).tolist() == [1]
-    assert task.detected(truck).tolist() == [[False, True]]
+    assert task.occurrences(truck).tolist() == [[0, 1]]
     with pytest.raises(ConfigError, match="no event 'missed car'; there are: missed person"):
         task.event("missed car", car, truck)
 
