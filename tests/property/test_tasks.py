@@ -152,6 +152,11 @@ CASES = {
         Classification(("a", "b", "c")), _probabilities, {"independent": True}, {"labels": ("d", "b", "c")}
     ),
     "independent": Answers(Classification(("a", "b", "c"), independent=True), _independent, {"independent": False}),
+    "thresholds": Answers(
+        Classification(("a", "b", "c"), independent=True, thresholds=(0.2, 0.5, 0.9)),
+        _independent,
+        {"thresholds": (0.2, 0.5, 0.8)},
+    ),
     "detection": Answers(
         Detection(("car", "bus", "dog"), k=3, class_groups={"vehicle": ("car", "bus")}, least_side=1),
         _boxes,
