@@ -24,7 +24,7 @@ _TOKENIZER = "tokenizer.json"
 _LIMIT_BYTES = 64 << 20
 _CELLS = 1000
 _MOST_CLASSES = 0.5  # share of whole numbers that differ; of more, they are values and no classes
-_FEW = 20
+_FEW, _SHOWN = 20, 10
 _NO_TEXT = ("file", "group", "name", "time")
 _DATA = {"image": "images", "audio": "recordings", "tensor": "rows of a table"}
 
@@ -35,7 +35,8 @@ def look_around(
     """Returns what is known about each model before it is recognised, by role.
 
     Raises:
-        ConfigError: an image or a recording cannot be decoded, or a model of tokens has no tokenizer near it.
+        ConfigError: an image or a recording cannot be decoded, a model has no axis of rows, or a model of tokens has no
+            tokenizer near it.
         InferenceError: a model of tokens does not run.
     """
     rates = tuple(_rates(dataset)) if dataset.kind == "audio" else ()
@@ -46,6 +47,12 @@ def look_around(
     texts = tuple(name for name in columns if name not in (*_NO_TEXT, dataset.label_column) and _is_text(dataset, name))
     found: dict[str, Surroundings] = {}
     for role, file in files.items():
+        for each in file.inputs:
+            if len(each.shape) == 1 and each.shape[0] > 1:
+                raise ConfigError(
+                    f"The {role} model {file.name} has an input '{each.name}' {list(each.shape)} without an axis of "
+                    f"rows; export it as [rows, {each.shape[0]}], and its outputs with an axis of rows too."
+                )
         tokenizer, tokens = None, 0
         if dataset.kind == "tensor" and token_inputs(file):
             tokenizer, limit = _tokenizer(spec.files[role], file)
@@ -86,6 +93,12 @@ def unknown(role: str, file: ModelFile, near: Surroundings) -> str:
                 f"The {role} model {file.name} takes {_DATA[kind]}, and the data hold {_DATA[held]}. Name data of this "
                 f"kind with --data, or another model with --{role}."
             )
+    absent = [spec.name for spec in file.inputs if held == "tensor" and spec.name not in near.columns]
+    if absent and start_of(file, near) is None:
+        return (
+            f"The {role} model {file.name} takes {_listed(absent)}, and the data have no column of this name; they "
+            f"have {_listed(near.columns)}. Name other data with --data, or rename the columns."
+        )
     inputs, outputs = (
         ", ".join(f"'{spec.name}' {spec.datatype} {list(spec.shape)}" for spec in specs[:4])
         for specs in (file.inputs, file.outputs)
@@ -97,6 +110,11 @@ def unknown(role: str, file: ModelFile, near: Surroundings) -> str:
         f"The {role} model {file.name} is of no family that `firstline pair` knows for {_DATA[held]} (inputs {inputs}; "
         f"outputs {outputs}). {advice}."
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more
 
 
 def _rates(dataset: Dataset) -> Iterator[int]:

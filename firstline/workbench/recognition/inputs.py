@@ -193,6 +193,8 @@ def _columns(file: ModelFile, near: Surroundings) -> Reading | None:
         return None
     only = len(file.inputs) == 1
     columns = tuple(Feed(_column(spec, near, only=only), spec.name) for spec in file.inputs)
+    if near.columns and any(feed.spec.name not in near.columns for feed in columns):
+        return None
     names = ", ".join(f"'{feed.spec.name}'" for feed in columns[:12])
     return _begun(
         file,

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from onnx import TensorProto, helper
 from PIL import Image
 from support import detector_graphs
 from support.audio import clip, tone
 from support.sample_models import average_colours, beep_model, linear_model, one_box, word_model
 from typer.testing import CliRunner
 
+from bench.support.onnx_models import write_graph
 from firstline.cli.app import app
 from firstline.workbench.step_syntax import spell
 from firstline_core.bundle.store import open_bundle
@@ -178,6 +180,18 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(site: Path) 
     found = _run("--edge", site / "colours.onnx", "--data", site / "data", "--out", site / "file" / "out", code=2)
     assert "cannot be written" in found.stderr
     assert "sure" not in found.stderr
+
+
+def test_columns_that_the_data_lack_and_inputs_without_rows_are_named(tmp_path: Path) -> None:
+    linear_model(tmp_path / "model.onnx", pixels=3, classes=3, softmax=True)
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n3,4\n")
+    arguments = ("--data", tmp_path / "rows.csv", "--out", tmp_path / "out")
+    found = _run("--full", tmp_path / "model.onnx", *arguments, code=2).stderr
+    assert "takes 'image', and the data have no column of this name; they have 'a', 'b'" in found
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [15600]) for name in ("wave", "scores")]
+    write_graph(tmp_path / "bare.onnx", [helper.make_node("Abs", ["wave"], ["scores"])], ports[:1], ports[1:], [])
+    found = _run("--full", tmp_path / "bare.onnx", *arguments, code=2).stderr
+    assert "has an input 'wave' [15600] without an axis of rows" in found
 
 
 @pytest.mark.parametrize(
