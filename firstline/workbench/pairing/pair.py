@@ -257,7 +257,8 @@ def _of_one_task(
         if reading.sure < _LEAST_SURE:
             raise ConfigError(
                 f"The {role} model {files[role].name} may be a {reading.family}, but that is a guess: "
-                f"{'; '.join(reading.assumptions)}. Write a recipe for `firstline bundle create` if it is one."
+                f"{'; '.join(reading.assumptions)}. If it is one, name its classes with --labels, or "
+                "write a recipe for `firstline bundle create`."
             )
     return chosen
 

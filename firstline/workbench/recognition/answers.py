@@ -44,7 +44,7 @@ def classifier(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
     classes = math.prod(output.shape)
     activation, sure, why = _activation(file, output)
     if activation and not {classes, classes - 1} & counts:
-        sure, why = GUESS, f"{why}; nothing shows that they are classes, so give --labels"
+        sure, why = GUESS, f"{why}; nothing shows that they are classes: no list of labels has {classes}"
     imagenet = classes in (1000, 1001)
     scalings = ("imagenet", "symmetric", "unit", "bytes", "caffe")
     if not start.start.channels_first:
