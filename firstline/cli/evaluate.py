@@ -73,11 +73,13 @@ def _text(evaluation: Evaluation, drawn: Path | None) -> Iterator[str | Table]:
             yield f'{variant.edge.id}: AUROC {area} of the score for "edge disagrees with full".'
             if evaluation.task != Classification.kind:  # a classifier's events are its disagreements
                 yield from _events(variant.edge.id, variant.tiered.events)
-    yield (
-        "disagree: mean loss of the answers accepted at the edge against the full model's; of a classifier the share "
-        "with another label; with grades between 0 and 1, an answer disagrees for the AUROC if its loss is above the "
-        "mean. KB sent: of inputs. ms: of one row through the models here, without the network."
+    loss = (
+        "share of the answers accepted at the edge with another label than the full model's"
+        if evaluation.task == Classification.kind
+        else "mean loss of the answers accepted at the edge against the full model's; with grades between 0 and 1, an "
+        "answer disagrees for the AUROC if its loss is above the mean"
     )
+    yield f"disagree: {loss}. KB sent: of inputs. ms: of one row through the models here, without the network."
     if drawn is not None:
         yield f"Drawn: {drawn}"
 

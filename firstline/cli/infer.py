@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,12 +75,15 @@ def infer_command(
     order of the names. A file that does not fit is named on stderr, the others go on, and the exit code is 1. A model
     that does not load or a tier that does not answer stops the command.
     """
+    if draw is not None and draw.exists() and not draw.is_dir():
+        raise ConfigError(f"--draw is {draw}, which is not a folder.")
     files = files_of(places)
+    drawn = _drawn(files.values())
     failed = 0
     with _opened(model, tier, route, draw) as infer, progress("Inferring") as bar:
         for done, (file, name) in enumerate(files.items()):
             try:
-                answer = infer(file, name)
+                answer = infer(file, drawn[name])
             except _STOPS:
                 raise
             except (RequestError, InferenceError) as error:
@@ -136,8 +139,14 @@ def _opened_bundle(folder: Path, route: Route, draw: Path | None) -> Iterator[In
         yield infer
 
 
+def _drawn(names: Collection[Path]) -> dict[Path, Path]:
+    """Returns the names of the pictures of files: PNG, with their own suffix if they differ by it alone."""
+    counts = Counter(name.with_suffix(".png") for name in names)
+    return {name: short if counts[short := name.with_suffix(".png")] == 1 else Path(f"{name}.png") for name in names}
+
+
 def _save(picture: Image.Image, folder: Path, name: Path) -> None:
-    file = folder / f"{name}.png"
+    file = folder / name
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         picture.save(file)

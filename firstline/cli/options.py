@@ -199,6 +199,10 @@ def require_bundle(path: Path) -> Path:
     Raises:
         ConfigError: there is no manifest.
     """
+    if os.path.isfile(path):  # noqa: PTH113 (as `is_there`)
+        raise ConfigError(
+            f"{str(path)[:200]} is a file, and no bundle; make one of a model: firstline pair --edge MODEL --data DATA."
+        )
     if not os.path.isfile(path / MANIFEST_NAME):  # noqa: PTH113 (as `is_there`)
         raise ConfigError(
             f"{str(path)[:200]} is not a bundle: it has no {MANIFEST_NAME} (make one: firstline bundle create)."

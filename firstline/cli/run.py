@@ -33,7 +33,8 @@ def run_command(
     """Serve a bundle on this machine: an agent and a gateway, or one of them if the bundle has one model.
 
     Prints the addresses and a curl command, and serves until SIGINT (Ctrl-C) or SIGTERM, which ends both tiers and
-    deletes their state. Exits with 1 if a tier stops on its own.
+    deletes their state, with the answers that were still to be corrected. Exits with 1 if the tier that answers stops
+    on its own. If only the gateway behind an agent stops, the agent continues.
     """
     serve(open_bundle(require_bundle(path)), port, output)
 
@@ -55,7 +56,7 @@ async def _serve(bundle: Bundle, port: int, output: Output) -> str:
     with tempfile.TemporaryDirectory(prefix="firstline-run-") as scratch:
         async with serve_bundle(bundle, Path(scratch), port) as served:
             _announce(bundle, served, output)
-            return await served.ended()
+            return await served.ended(lambda sentence: typer.echo(sentence, err=True))
 
 
 def _announce(bundle: Bundle, served: ServedBundle, output: Output) -> None:
@@ -68,6 +69,7 @@ def _announce(bundle: Bundle, served: ServedBundle, output: Output) -> None:
         return
     for name, url in urls.items():
         typer.echo(f"{name:<8} {url}")
+    typer.echo("State is temporary: answers that are still to be corrected are lost at the end.")
     typer.echo(f"Send a request, or end the tiers with Ctrl-C:\n  {command}")
 
 

@@ -6,8 +6,8 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,8 +118,13 @@ class ServedBundle:
         assert first is not None  # noqa: S101 (a bundle has a model)
         return first.url
 
-    async def ended(self) -> str:
-        """Waits until a tier ends on its own, and returns what it said last."""
+    async def ended(self, report: Callable[[str], None]) -> str:
+        """Waits until the tier that answers ends on its own, and returns how.
+
+        Args:
+            report: is called with a sentence if the gateway behind an agent ends; the agent continues.
+        """
+        first = "agent" if self.agent is not None else "gateway"
         names = {"agent": self.agent, "gateway": self.gateway}
         waiting = {
             asyncio.ensure_future(running.process.wait()): name
@@ -127,12 +132,32 @@ class ServedBundle:
             if running is not None
         }
         try:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            while True:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                how = {waiting.pop(each): each.result() for each in done}
+                if first in how:
+                    return f"The {first} ended {self._how(first, how[first])}."
+                report(f"The gateway ended {self._how('gateway', how['gateway'])}; the agent answers alone.")
         finally:
             for each in waiting:
                 each.cancel()
-        name = waiting[done.pop()]
-        return f"The {name} stopped. It said: {last_words(self.logs / f'{name}.log')}"
+
+    def _how(self, name: str, code: int) -> str:
+        """Returns the signal, or the exit code and the last output of a process that ended."""
+        if code < 0:
+            return f"with signal {-code}"
+        said = f" and said: {last_words(self.logs / f'{name}.log').rstrip('.')}" if code else ""
+        return f"with exit code {code}{said}"
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # `copytree` goes on after a file that fails, and lists all of them.
+        cause = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+        raise ConfigError(f"{folder} cannot be written: {cause}. Set TMPDIR to a folder with more room.") from error
 
 
 _DEVICE = "local-device"
@@ -167,20 +192,21 @@ async def serve_bundle(bundle: Bundle, folder: Path, port: int = 0) -> AsyncIter
         port: of the tier that answers requests; 0 lets the system choose.
 
     Raises:
-        ConfigError: a process did not start.
+        ConfigError: the files cannot be written, or a process did not start.
     """
     manifest = bundle.manifest
     agent = gateway = None
     async with AsyncExitStack() as stack:
         if manifest.full is not None:
-            shutil.copytree(bundle.path, folder / "full" / manifest.name)
             config = folder / "gateway.toml"
-            # Only the agent reaches the gateway. Without an agent, callers reach it, from this machine alone.
-            config.write_text(_GATEWAY.format(auth="tokens" if manifest.edge else "off"))
-            if manifest.edge:
-                token_file = folder / "device.token"
-                token_file.touch(mode=0o600)
-                token_file.write_text(await create_device_key(config, _DEVICE))
+            with _writing(folder):
+                shutil.copytree(bundle.path, folder / "full" / manifest.name)
+                # Only the agent reaches the gateway. Without an agent, callers reach it, from this machine alone.
+                config.write_text(_GATEWAY.format(auth="tokens" if manifest.edge else "off"))
+                if manifest.edge:
+                    token_file = folder / "device.token"
+                    token_file.touch(mode=0o600)
+                    token_file.write_text(await create_device_key(config, _DEVICE))
             own_port = 0 if manifest.edge else port
             gateway = await stack.enter_async_context(
                 tier("firstline_gateway", config, folder / "gateway.log", own_port)
@@ -189,9 +215,10 @@ async def serve_bundle(bundle: Bundle, folder: Path, port: int = 0) -> AsyncIter
             others = {artefact.file for model in manifest.edge for artefact in model.artefacts}
             left_out = [] if manifest.full is None else [file.file for file in manifest.full.artefacts]
             names = [Path(name).name for name in left_out if name not in others]
-            shutil.copytree(bundle.path, folder / "edge" / manifest.name, ignore=shutil.ignore_patterns(*names))
             config = folder / "agent.toml"
             link = "" if gateway is None else _LINK.format(url=gateway.url)
-            config.write_text(_AGENT.format(device=_DEVICE) + link)
+            with _writing(folder):
+                shutil.copytree(bundle.path, folder / "edge" / manifest.name, ignore=shutil.ignore_patterns(*names))
+                config.write_text(_AGENT.format(device=_DEVICE) + link)
             agent = await stack.enter_async_context(tier("firstline_edge", config, folder / "agent.log", port))
         yield ServedBundle(agent, gateway, folder)

@@ -9,6 +9,7 @@
     │   ├── ConflictError             changed or in use meanwhile: read again, then repeat
     │   ├── ModelMismatchError        the tiers do not run the same bundle
     │   ├── ReusedRequestIdError      a different request with a used id
+    │   ├── NotAcceptableError        `Accept` names only types that the route does not return
     │   ├── PayloadTooLargeError      over a limit that the message names
     │   ├── UnauthorizedError         no valid token
     │   └── ForbiddenError            a valid token without this permission
@@ -101,6 +102,10 @@ class ModelMismatchError(RequestError):
 
 class ReusedRequestIdError(RequestError):
     code = "request_id_reused"
+
+
+class NotAcceptableError(RequestError):
+    code = "not_acceptable"
 
 
 class PayloadTooLargeError(RequestError):

@@ -72,7 +72,7 @@ def test_a_bundle_is_served_until_ctrl_c(tmp_path: Path, make: object, tiers: se
         answer = json.loads(done.stdout)
         assert answer["file"] == str(picture)
         assert answer.get("label") or answer["objects"]
-        with Image.open(tmp_path / "drawn" / "picture.png.png") as drawn:
+        with Image.open(tmp_path / "drawn" / "picture.png") as drawn:
             assert drawn.size == (SIDE, SIDE)
             assert len(drawn.getcolors() or ()) > 1
         serving.send_signal(signal.SIGINT)

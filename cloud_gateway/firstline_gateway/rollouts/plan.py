@@ -101,11 +101,15 @@ def plan(
 
 def _false_aborts(alpha: float, delta: float, contracts: int) -> str:
     most = min(1.0, alpha + contracts * delta)
-    alarms = {0: "no contract can alarm", 1: f"{delta:.3g} by the alarm of its contract (delta)"}
-    several = f"{delta:.3g} by the alarm of each of its {contracts} contracts (delta)"
+    alarms = {
+        0: "no contract can alarm",
+        1: f"{delta:.3g} by the alarm of its contract on the gateway (contracts.delta)",
+    }
+    several = f"{delta:.3g} by the alarm of each of its {contracts} contracts on the gateway (contracts.delta)"
+    own = " A device's own alarm has the delta of its certificate, and aborts nothing." if contracts else ""
     return (
         f"A model that changes nothing is aborted with a probability of at most {most:.3g}: {alpha:.3g} by the "
-        f"comparison of its stages (alpha), and {alarms.get(contracts, several)}."
+        f"comparison of its stages (alpha), and {alarms.get(contracts, several)}.{own}"
     )
 
 

@@ -92,11 +92,12 @@ def _acceptance(threshold: float | None) -> str:
 def _contract_lines(contract: dict[str, Any]) -> list[str]:
     """Returns the findings of the audits and the effect of an alarm."""
     audits = contract["audits"]
-    lines = [
-        f"audits: {audits['drawn']} drawn, {audits['agreed']} agreed, {audits['disagreed']} disagreed, "
+    lines = _event_lines(contract["events"])
+    disagreed = "with any difference, which is not promised" if lines else "disagreed"
+    lines.append(
+        f"audits: {audits['drawn']} drawn, {audits['agreed']} agreed, {audits['disagreed']} {disagreed}, "
         f"{audits['lost']} lost; evidence {contract['e_value']:.3g}, alarm at {contract['alarm_at']:.3g}"
-    ]
-    lines += _event_lines(contract["events"])
+    )
     if contract["drift"] is not None:
         lines.append(f"scores: {contract['drift']['word']} (stability index {contract['drift']['index']:.2f})")
     if contract["alarm"]:

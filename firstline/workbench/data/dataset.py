@@ -252,7 +252,7 @@ class Dataset:
                 f"The bundle's input '{spec.name}' is {spec.datatype}, and {self.path} holds encoded files; give data "
                 "with a column of that name, or give the bundle a preprocessing that starts with decode."
             )
-        has = ", ".join(f"'{name}'" for name in self.table.columns[:10]) or "none"
+        has = _listed(self.table.columns)
         return f"{self.table.path} has no column '{spec.name}', which the bundle takes as an input; it has {has}."
 
     def _labels(self, labels: Sequence[str], inputs: Sequence[InputSpec]) -> Array | None:
@@ -392,6 +392,10 @@ def _sha256(array: np.ndarray[Any, Any] | np.generic) -> str:
     return parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in columns[:10]) or "none"
+
+
 def _text(cell: Any) -> str:
     return "" if cell is None else str(cell).strip()
 
@@ -438,7 +442,7 @@ def open_dataset(path: Path, limit: int | None = None, *, label: str = LABEL, ev
         every: of videos, frames from one sample to the next.
 
     Raises:
-        ConfigError: there is no data set, or it cannot be read.
+        ConfigError: there is no data set, it cannot be read, or it lacks a column of labels that is not the default.
     """
     try:
         found = _folder(path, label, every) if path.is_dir() else _file(path, label, every)
@@ -447,6 +451,12 @@ def open_dataset(path: Path, limit: int | None = None, *, label: str = LABEL, ev
     if not found.samples:
         what = "rows" if found.media is None else "images"
         raise ConfigError(f"{path} holds no {what}." if found.table is None else f"{found.table.path} names no {what}.")
+    if label not in (LABEL, *(found.table.columns if found.table is not None else ())):
+        raise ConfigError(
+            f"{path} has no table, and so no column '{label}' of labels."
+            if found.table is None
+            else f"{found.table.path} has no column '{label}' of labels; it has {_listed(found.table.columns)}."
+        )
     return found.some(limit)
 
 

@@ -177,8 +177,12 @@ class NpzTable(_Rows):
         counts = {name: shape[0] for name, shape in headers.items() if shape}
         if not counts:
             raise ConfigError(f"{path} holds no array of rows; save it with numpy.savez(FILE, NAME=ARRAY).")
-        count = max(counts.values())  # shorter arrays are not rows, such as the names of classes
-        super().__init__(path, [name for name, length in counts.items() if length == count], count)
+        if len(set(counts.values())) > 1:
+            lengths = ", ".join(f"'{name}' {length}" for name, length in counts.items())
+            raise ConfigError(
+                f"The arrays of {path} have different numbers of rows: {lengths}; save equally many of each."
+            )
+        super().__init__(path, list(counts), next(iter(counts.values())))
         self._members = members
 
     def column(self, name: str) -> Sequence[Any]:
@@ -247,7 +251,7 @@ class ParquetTable(_Rows):
             with pyarrow.parquet.ParquetFile(path) as opened:
                 super().__init__(path, opened.schema_arrow.names, opened.metadata.num_rows)
         except self._errors as error:
-            raise ConfigError(f"{path} cannot be read as a Parquet file: {error}.") from error
+            raise ConfigError(f"{path} cannot be read as a Parquet file: {str(error).rstrip('.')}.") from error
 
     def column(self, name: str) -> Sequence[Any]:
         import pyarrow.parquet
@@ -261,7 +265,7 @@ class ParquetTable(_Rows):
                         raise ConfigError(f"Column '{name}' of {self.path} has more than {COLUMN_LIMIT_BYTES} bytes.")
                     values += batch.column(0).to_pylist()
         except self._errors as error:
-            raise ConfigError(f"Column '{name}' of {self.path} cannot be read: {error}.") from error
+            raise ConfigError(f"Column '{name}' of {self.path} cannot be read: {str(error).rstrip('.')}.") from error
         if len(values) != len(self):
             raise ConfigError(f"Column '{name}' of {self.path} has {len(values)} rows instead of {len(self)}.")
         return values
@@ -308,6 +312,8 @@ def row_of(value: Any, datatype: str, shape: Sequence[int], where: str) -> Array
         given = np.asarray(value)
     except (ValueError, OverflowError) as error:  # rows of unequal length
         raise ConfigError(f"{where} is not an array: {error}.") from error
+    if isinstance(value, list) and len({isinstance(one, bool) for one in np.asarray(value, object).flat}) > 1:
+        raise ConfigError(f"{where} is {_short(value)}, which mixes truth values with numbers.")
     if datatype == "BYTES":
         array = _texts(given, value, where)
     else:

@@ -403,7 +403,8 @@ def _other_format(encoded: bytes) -> str:
     if encoded.startswith(_BASE64_STARTS) and _is_base64(encoded):
         return (
             "neither JPEG nor PNG, but text in base64; send the bytes that it encodes: as the body of "
-            "/firstline/v1/models/MODEL/infer, or as binary data of a V2 request ('binary_data_size')."
+            "/firstline/v1/models/MODEL/infer (or the text in JSON as application/json), or as binary data of a V2 "
+            "request ('binary_data_size')."
         )
     return f"neither JPEG nor PNG: {_opening(encoded)}; send the image file's bytes as they are."
 

@@ -180,7 +180,7 @@ def _decoded(where: str, text: bytes) -> bytes:
         return b64decode(b"".join(text.split()), validate=True)
     except binascii.Error as error:
         raise InvalidTensorError(
-            f"{where} is not base64 ({error}); JSON carries files in base64, and a plain body is the file itself."
+            f"{where} is not base64; JSON carries files in base64, and a plain body is the file itself."
         ) from error
 
 
@@ -222,6 +222,9 @@ def _array(spec: TensorSpec, data: object, limits: Limits) -> Array:
     while isinstance(level, list):
         sizes.append(len(level))
         level = level[0] if level else None
+    if not sizes and (data is None or isinstance(data, dict)):
+        kind = "null" if data is None else "an object"
+        raise InvalidTensorError(f"{where} is {kind}; a row takes shape {list(spec.shape[1:])}, as a JSON array.")
     actual_shape = list(sizes)
     if len(sizes) == len(spec.shape) - 1:  # one row, without the axis of rows
         sizes, data = [1, *sizes], [data]

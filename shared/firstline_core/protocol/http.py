@@ -56,6 +56,7 @@ _STATUS: dict[type[FirstlineError], int] = {
     errors.UnknownModelError: 404,
     errors.UnknownAnswerError: 404,
     errors.NotFoundError: 404,
+    errors.NotAcceptableError: 406,
     errors.ConflictError: 409,
     errors.ModelMismatchError: 409,
     errors.ReusedRequestIdError: 409,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.errors import InferenceError, RequestError
+from firstline_core.errors import InferenceError, NotAcceptableError, RequestError
 from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.processing.image_header import ImageCost, check_limits, read_header
 from firstline_core.processing.steps import Decode, Resize
@@ -18,6 +18,7 @@ from firstline_core.protocol import file_inference
 from firstline_core.protocol.http import CONTENT_TYPE, JSON_TYPE, Reply
 from firstline_core.protocol.http import header as header_of
 from firstline_core.protocol.limits import ImageLimits
+from firstline_core.protocol.tensors import shown
 from firstline_core.tasks import describes
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.view import image_of, read_view, with_sizes
@@ -38,9 +39,18 @@ _BYTES_PER_PIXEL = 8  # of the copy that is drawn into, and of its encoding
 
 
 def wants_picture(headers: Mapping[str, str]) -> bool:
-    """Returns whether the Accept header names JPEG before JSON; `*/*` and `image/*` do not."""
+    """Returns whether the Accept header names JPEG before JSON, or takes nothing but images and JPEG among them.
+
+    Raises:
+        NotAcceptableError: it takes images of other types alone.
+    """
     kinds = [kind.partition(";")[0].strip() for kind in (header_of(headers, "Accept") or "").lower().split(",")]
-    return next((kind == PICTURE_TYPE for kind in kinds if kind in {PICTURE_TYPE, JSON_TYPE}), False)
+    named = next((kind == PICTURE_TYPE for kind in kinds if kind in {PICTURE_TYPE, JSON_TYPE}), None)
+    if named is not None or not all(kind.startswith("image/") for kind in kinds):
+        return bool(named)
+    if "image/*" not in kinds:
+        raise NotAcceptableError(f"Accept is {shown(', '.join(kinds))}; accept {PICTURE_TYPE} or {JSON_TYPE}.")
+    return True
 
 
 class Sketch(NamedTuple):

@@ -132,11 +132,11 @@ def _labels(text: str, model: str, labels: Sequence[str]) -> tuple[str, ...]:
         wanted += [value] if value in labels else [part.strip() for part in value.split(",")]
     for label in wanted:
         if label not in labels:
-            more = ", ..." if len(labels) > _SHOWN_LABELS else ""
+            wrong = f"names {shown(label)}, which '{model}' does not know" if label else "has an empty label"
+            more = " and others" if len(labels) > _SHOWN_LABELS else ""
             raise RequestError(
-                f"Query parameter '{CLASSES}' names {shown(label)}, which '{model}' does not know; it knows "
-                f"{', '.join(labels[:_SHOWN_LABELS])}{more}. Separate labels by commas, or "
-                "repeat the parameter."
+                f"Query parameter '{CLASSES}' {wrong}; '{model}' knows {', '.join(labels[:_SHOWN_LABELS])}{more}. "
+                "Separate labels by commas, or repeat the parameter."
             )
     return tuple(wanted)
 

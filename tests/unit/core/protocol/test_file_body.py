@@ -141,10 +141,11 @@ def test_json_carries_text_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b'{"image": "no base64!"}', "Element 0 of input 'image' is not base64"),
+        (b'{"image": "no base64!"}', "Element 0 of input 'image' is not base64; JSON carries"),
         (b'["YQ==", "YQ"]', "Element 1 of input 'image' is not base64"),
         (b'{"picture": "YQ=="}', "has no input 'picture'; its inputs: image"),
-        (b'{"image": {"b64": "YQ=="}}', "image"),
+        (b'{"image": {"b64": "YQ=="}}', "Input 'image' is an object; a row takes shape [], as a JSON array"),
+        (b'{"image": null}', "Input 'image' is null; a row takes shape [], as a JSON array"),
         (b'{"image": 7}', "image"),
         (b"\xff\xd8", "not valid JSON"),
         (b"[]", "a row takes shape"),

@@ -395,6 +395,7 @@ STATUSES = {
     "protocol_error": 503,
     "deadline_exceeded": 504,
     "remote_timeout": 504,
+    "not_acceptable": 406,
 }
 
 

@@ -13,7 +13,13 @@ from support.answers import answer
 from support.images import encode, images
 
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.errors import InferenceError, InvalidTensorError, PayloadTooLargeError, RequestError
+from firstline_core.errors import (
+    InferenceError,
+    InvalidTensorError,
+    NotAcceptableError,
+    PayloadTooLargeError,
+    RequestError,
+)
 from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
 from firstline_core.tasks.detection import Detection
@@ -61,12 +67,20 @@ def sideways() -> bytes:
         ("text/html, image/jpeg", True),
         ("application/json, image/jpeg", False),
         ("*/*", False),
-        ("image/*", False),
+        ("image/*", True),
+        ("image/webp, image/*;q=0.8", True),
+        ("image/*, */*;q=0.8", False),
+        ("image/png, application/json", False),
         ("", False),
     ],
 )
 def test_callers_accept_pictures_by_name(accept: str, wants: bool) -> None:
     assert wants_picture({"accept": accept}) is wants
+
+
+def test_callers_of_other_pictures_are_refused() -> None:
+    with pytest.raises(NotAcceptableError, match="Accept is 'image/png'; accept image/jpeg or application/json"):
+        wants_picture({"accept": "image/png"})
 
 
 async def test_picture_is_upright_and_has_the_boxes(decoding: ImageDecoding) -> None:

@@ -68,8 +68,11 @@ def test_labels_may_be_repeated_and_hold_commas(query: str, wanted: tuple[str, .
         ({"min_score": "1.5"}, "use a number from 0 to 1"),
         ({"min_score": "nan"}, "use a number from 0 to 1"),
         ({"min_score": ""}, "use a number from 0 to 1"),
-        ({"classes": "cow,bird"}, "names 'bird', which 'pets' does not know; it knows cat, dog, cow. Separate labels"),
-        ({"classes": ""}, "names ''"),
+        (
+            {"classes": "cow,bird"},
+            "names 'bird', which 'pets' does not know; 'pets' knows cat, dog, cow. Separate labels",
+        ),
+        ({"classes": ""}, "'classes' has an empty label; 'pets' knows cat, dog, cow. Separate"),
         ({"max_objects": "0"}, "'max_objects' is '0'; use 1 to 1000."),
         ({"max_objects": "-1"}, "use 1 to 1000"),
         ({"max_objects": "9" * 5000}, "use 1 to 1000"),

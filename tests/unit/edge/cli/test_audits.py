@@ -45,9 +45,10 @@ def test_status_shows_the_events_with_most_evidence() -> None:
         f"missed {number}": {"epsilon": 0.05, "counted": number, "lost": 1, "e_value": float(number)}
         for number in range(1, 11)
     }
-    _, first, *_, last = _contract_lines(CONTRACT | {"events": events})
+    first, *_, last, total = _contract_lines(CONTRACT | {"events": events})
     assert first == "missed 10: 1 of 10 audits in which it can occur, at most 5 % promised; evidence 10"
     assert last == "and 2 events more with less evidence"
+    assert total.startswith("audits: 5 drawn, 3 agreed, 1 with any difference, which is not promised, 1 lost; evidence")
 
 
 @pytest.mark.parametrize(

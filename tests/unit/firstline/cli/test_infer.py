@@ -75,8 +75,25 @@ def test_answers_are_drawn_into_a_folder(tmp_path: Path) -> None:
     (tmp_path / "white.png").write_bytes(encode(np.full((80, 80, 3), 255, np.uint8)))
     (found,) = _lines(tmp_path / "bundle", tmp_path / "white.png", "--draw", tmp_path / "drawn")
     assert found["objects"] == [{"label": "dog", "score": 0.5, "box": {"x1": 0.0, "y1": 20.0, "x2": 40.0, "y2": 60.0}}]
-    with Image.open(tmp_path / "drawn" / "white.png.png") as drawn:
+    with Image.open(tmp_path / "drawn" / "white.png") as drawn:
         assert (drawn.size, drawn.getpixel((10, 60)) == (255, 255, 255)) == ((80, 80), False)
+
+
+def test_drawn_files_differ_by_the_whole_name_only_if_they_must(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    detector_bundle(tmp_path / "bundle")
+    for name in ("a.jpg", "a.png", "b.jpg"):
+        (tmp_path / name).write_bytes(encode(np.full((8, 8, 3), 255, np.uint8)))
+    files = [tmp_path / name for name in ("a.jpg", "a.png", "b.jpg")]
+    _lines(tmp_path / "bundle", *files, "--draw", tmp_path / "drawn")
+    assert {path.name for path in (tmp_path / "drawn").iterdir()} == {"a.jpg.png", "a.png.png", "b.png"}
+    refused = _run(tmp_path / "bundle", files[0], "--draw", files[1], code=2)
+    assert "a.png, which is not a folder" in refused.stderr.replace("\n", " ")
+
+
+def test_a_model_file_is_referred_to_pair(colours: Bundle, pictures: Path) -> None:
+    refused = _run(next(colours.path.glob("*.onnx")), pictures, code=2)
+    assert "is a file, and no bundle; make one of a model: firstline pair" in refused.stderr.replace("\n", " ")
 
 
 def test_rows_are_json(tmp_path: Path) -> None:

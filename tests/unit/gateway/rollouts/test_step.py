@@ -319,6 +319,7 @@ def test_a_plan_adds_the_false_alarms_of_all_contracts_of_the_version(contracts:
     fleet = simulated_fleet(2)
     stated = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=contracts).false_aborts
     assert f"at most {most}: 0.01 by the comparison" in stated
+    assert ("on the gateway (contracts.delta). A device's own alarm" in stated) == (contracts > 0)
 
 
 def test_devices_that_wait_at_a_promotion_are_offered_the_model_in_the_next_stage() -> None:

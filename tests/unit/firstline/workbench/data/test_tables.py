@@ -52,7 +52,7 @@ def _json_lines(folder: Path) -> Path:
 def _npz(folder: Path) -> Path:
     path = folder / "rows.npz"
     columns: dict[str, Any] = {name: np.array([row[name] for row in ROWS]) for name in ROWS[0]}
-    np.savez_compressed(path, allow_pickle=False, classes=np.array(["Fair"]), **columns)
+    np.savez_compressed(path, allow_pickle=False, **columns)
     return path
 
 
@@ -122,6 +122,7 @@ def test_csv_error_names_line_and_column(tmp_path: Path, content: str, says: str
         (b'{"carat": 1}\n\n{"carat": \n', r"rows\.jsonl:3 is not a JSON object"),
         (b'{"carat": 1}\n{}\n', r"rows\.jsonl:2, column 'carat', is empty"),
         (b'{"carat": {"a": 1}}\n', r"rows\.jsonl:1, column 'carat', is \{'a': 1\}, and the model takes FP32"),
+        (b'{"carat": [[1, true]]}\n', r"rows\.jsonl:1, column 'carat', is \[\[1, True\]\], which mixes truth values"),
         (b'{"carat": [[1], [2, 3]]}\n', r"rows\.jsonl:1, column 'carat', is not an array"),
         (b'{"carat": ' + b"[" * 100_000, r"rows\.jsonl:1 is not a JSON object"),
         (b"\xff\n", r"rows\.jsonl:1 is not a JSON object"),
@@ -192,6 +193,25 @@ def test_npz_is_checked_before_it_is_read(tmp_path: Path, member: bytes, says: s
         open_dataset(tmp_path / "rows.npz")
 
 
+def test_npz_with_arrays_of_different_lengths_is_refused(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "rows.npz", carat=np.zeros((3, 1), np.float32), label=np.zeros(2, np.int64), scale=np.float32(1)
+    )
+    with pytest.raises(ConfigError, match=r"different numbers of rows: 'carat' 3, 'label' 2; save equally many"):
+        open_dataset(tmp_path / "rows.npz")
+
+
+def test_unknown_column_of_labels_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("carat,cut\n1,Fair\n")
+    assert len(open_dataset(tmp_path / "rows.csv")) == 1
+    with pytest.raises(ConfigError, match=r"rows\.csv has no column 'kut' of labels; it has 'carat', 'cut'"):
+        open_dataset(tmp_path / "rows.csv", label="kut")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"images has no table, and so no column 'kut'"):
+        open_dataset(tmp_path / "images", label="kut")
+
+
 def test_large_table_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "TABLE_LIMIT_BYTES", 10)
     (tmp_path / "rows.csv").write_text("carat\n" + "1\n" * 10)
@@ -207,7 +227,7 @@ def test_damaged_parquet_is_named(tmp_path: Path) -> None:
     path = _parquet(tmp_path)
     content = io.BytesIO(path.read_bytes()).getvalue()
     path.write_bytes(content[:-20])
-    with pytest.raises(ConfigError, match=r"rows\.parquet cannot be read as a Parquet file"):
+    with pytest.raises(ConfigError, match=r"rows\.parquet cannot be read as a Parquet file.*[^.]\.$"):
         open_dataset(path)
 
 

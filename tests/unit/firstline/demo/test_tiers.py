@@ -1,0 +1,50 @@
+"""Tiers that end on their own, and folders without room."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from support.sample_bundles import colour_bundle
+
+from firstline.demo.tiers import RunningTier, ServedBundle, serve_bundle
+from firstline_core.errors import ConfigError
+
+
+async def _ending(code: str) -> RunningTier:
+    return RunningTier("http://127.0.0.1:1", await asyncio.create_subprocess_exec(sys.executable, "-c", code))
+
+
+async def test_agent_goes_on_without_its_gateway(tmp_path: Path) -> None:
+    (tmp_path / "agent.log").write_text("no such file\n")
+    agent = await _ending("import time; time.sleep(60)")
+    gateway = await _ending("import os; os.kill(os.getpid(), 9)")
+    said = list[str]()
+
+    def report(sentence: str) -> None:
+        said.append(sentence)
+        agent.process.terminate()
+
+    ended = await ServedBundle(agent, gateway, tmp_path).ended(report)
+    assert said == ["The gateway ended with signal 9; the agent answers alone."]
+    assert ended == "The agent ended with signal 15."
+
+
+async def test_exit_code_comes_with_the_last_output(tmp_path: Path) -> None:
+    (tmp_path / "gateway.log").write_text("The port is in use.\n")
+    ended = await ServedBundle(None, await _ending("raise SystemExit(3)"), tmp_path).ended(print)
+    assert ended == "The gateway ended with exit code 3 and said: The port is in use."
+
+
+async def test_folder_without_room_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise shutil.Error([("a.onnx", "b.onnx", "[Errno 28] No space left on device")])
+
+    bundle = colour_bundle(tmp_path)
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(ConfigError, match=r"No space left on device\. Set TMPDIR to a folder with more room"):
+        async with serve_bundle(bundle, tmp_path / "served"):
+            pass
