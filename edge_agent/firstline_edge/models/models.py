@@ -187,7 +187,8 @@ class EdgeModel:
         outputs, evidence = prediction.outputs, prediction.evidence
         scores = field_scores(self.loaded.task, self.score, outputs, evidence)
         self.pace.ran(time.perf_counter() - started_s, measured_s)
-        values = self._values(outputs, evidence, len(scores))
+        unvalued = self.value is None and self.bounded_score
+        values = [None] * len(scores) if unvalued else self._values(outputs, evidence)
         if len(scores) == 1:
             return [ModelOutput(outputs, scores[0], values[0])]
         return [
@@ -195,14 +196,12 @@ class EdgeModel:
             for row, (score, value) in enumerate(zip(scores, values, strict=True))
         ]
 
-    def _values(self, outputs: Arrays, evidence: Arrays, rows: int) -> Sequence[float | None]:
-        """Returns the learned value of an escalation of each row; None if the score determines it."""
+    def _values(self, outputs: Arrays, evidence: Arrays) -> Sequence[float | None]:
+        """Returns the learned value of an escalation of each row, or the supposed loss."""
         task = self.loaded.task
         if self.value is not None:
             learned = self.value.losses
             return field_scores(task, lambda *given: learned(task.features(*given)), outputs, evidence)
-        if self.bounded_score:
-            return [None] * rows
         return field_scores(task, task.supposed_losses, outputs, evidence)
 
     async def run_in_thread(

@@ -20,7 +20,7 @@ from firstline_core.processing.steps import Graph, PostStep, Softmax
 from firstline_core.tasks.arrays import LABEL, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
-from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec, row_count
+from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec
 
 Probabilities = NDArray[np.float32]
 
@@ -117,7 +117,7 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
             to_logits = compile_postprocess(steps, model.load_graph)
 
         def run(raw: Arrays, rows: Arrays) -> Prediction:
-            probabilities, count = to_probabilities(raw[name]), row_count(rows)
+            probabilities, count = to_probabilities(raw[name]), len(next(iter(rows.values())))
             if probabilities.shape != (count, labels):
                 raise InferenceError(
                     f"{model.what} gave {list(probabilities.shape)} for {count} rows, but the bundle has {labels} "

@@ -77,15 +77,15 @@ def field_scores(task: Task, score: Callable[[Arrays, Arrays], Scores], outputs:
         outputs: canonical outputs.
         evidence: see `Prediction`.
     """
-    rows = row_count(outputs)
-
-    def scores() -> Numbers:
+    try:  # and no further call: this runs for every request
         found: Numbers = score(outputs, evidence).tolist()
-        if len(found) != rows:
-            raise ValueError(f"there are {len(found)} scores of {rows} rows")
-        return found
-
-    return _or_else(task, scores, [None] * rows, _UNKNOWN)
+        if len(found) == len(next(iter(outputs.values()))):
+            return found
+        error: Exception = ValueError(f"there are {len(found)} scores")
+    except Exception as failure:  # noqa: BLE001 (see `_or_else`)
+        error = failure
+    _log(task, error, _UNKNOWN)
+    return [None] * row_count(outputs)
 
 
 def field_group(task: Task, outputs: Arrays) -> str:
@@ -107,8 +107,12 @@ def _or_else(task: Task, find: Callable[[], _Found], failed: _Found, event: str 
     try:
         return find()
     except Exception as error:  # noqa: BLE001 (a task of an installed package may raise anything)
-        _log_once(event, task.kind, str(error)[:500] or type(error).__name__)
+        _log(task, error, event)
         return failed
+
+
+def _log(task: Task, error: Exception, event: str) -> None:
+    _log_once(event, task.kind, str(error)[:500] or type(error).__name__)
 
 
 @lru_cache(maxsize=64)
