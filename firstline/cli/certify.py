@@ -85,7 +85,8 @@ class ContractOptions:
     """The contract; `plain` is the one on all accepted edge answers together."""
 
     epsilon: Annotated[
-        float | None, typer.Option(help="Share of the accepted edge answers that may disagree, e.g. 0.05.")
+        float | None,
+        typer.Option(help="Share of the accepted edge answers that may disagree, or their mean loss, e.g. 0.05."),
     ] = None
     delta: Annotated[float | None, typer.Option(help="Probability that the promise is wrong, e.g. 0.05.")] = None
     loss: Annotated[
