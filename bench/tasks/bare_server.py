@@ -2,7 +2,7 @@
 
     python -m bench.tasks.bare_server BUNDLE PORT
 
-It has a thread for each connection and one run on each core, and the system's defaults for memory.
+It has a thread for each connection and one run on each core, and keeps freed memory like the gateway.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import numpy as np
 
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
+from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions
 
 
 def main() -> None:
+    keep_freed_memory()
     bundle = open_bundle(Path(sys.argv[1]))
     loaded = load_model(bundle, bundle.manifest.models[0], RuntimeOptions(threads=1))
     cores = Semaphore(len(os.sched_getaffinity(0)))

@@ -47,7 +47,7 @@ class Turn(NamedTuple):
 def figures(data: Path) -> Iterator[Figure]:
     """Yields the throughput of a gateway, of a bare server with the same client, and of a loop in this process.
 
-    The loop keeps freed memory like the gateway; the bare server has the system's defaults.
+    The bare server and the loop keep freed memory like the gateway.
     """
     contents = [file.read_bytes() for file in images(data)]
     keep_freed_memory()  # as the gateway does; what the loop takes would depend on earlier parts
