@@ -31,7 +31,13 @@ _SAME = 1e-6
 
 
 class VariantChoice(Struct, frozen=True):
-    """Results of the threshold for one edge variant on the calibration data; shares in 0..1."""
+    """Results of the threshold for one edge variant on the calibration data.
+
+    Attributes:
+        id: of the variant.
+        edge_share: share of the rows whose edge answer is accepted, in 0..1.
+        disagreement: mean loss of the accepted answers, in 0..1.
+    """
 
     id: str
     edge_share: float
@@ -65,12 +71,13 @@ def calibrate(
     """Chooses a classifier's temperature, then the threshold.
 
     The temperature minimises the negative log-likelihood of the first edge variant's answers. The threshold is the
-    smallest one at which no variant's accepted answers disagree with the full model more often than the target.
+    smallest one at which no variant's accepted answers have a higher mean loss than the target. Where losses are 0 or
+    1, that is the share that disagrees with the full model.
 
     Args:
         bundle: with edge and full model.
         dataset: rows that no model was trained on; labels matter only to the temperature, with `against` "labels".
-        target_disagreement: of the accepted answers, in 0..1.
+        target_disagreement: mean loss of the accepted answers, in 0..1.
         against: the truth that the temperature is fitted to: the data's labels, or the full model's answers.
         keep_temperature: keeps the bundle's temperature.
         options: how the models run.
@@ -104,15 +111,15 @@ def calibrate(
         policy = msgspec.structs.replace(policy, score=msgspec.structs.replace(policy.score, temperature=temperature))
     score = load_scorer(Bundle(bundle.path, msgspec.structs.replace(manifest, policy=policy)), options)
     scores = [score(edge.outputs, edge.evidence).astype(np.float64) for edge in edges]
-    differs = [manifest.task.loss(edge.outputs, full.outputs) > 0 for edge in edges]
-    threshold = smallest_threshold(scores, differs, target_disagreement)
+    losses = [manifest.task.loss(edge.outputs, full.outputs) for edge in edges]
+    threshold = smallest_threshold(scores, losses, target_disagreement)
     return Calibration(
         policy=msgspec.structs.replace(policy, threshold=threshold),
         samples=len(dataset),
         target_disagreement=target_disagreement,
         variants=tuple(
-            _choice(model.id, sure >= threshold, differ)
-            for model, sure, differ in zip(manifest.edge, scores, differs, strict=True)
+            _choice(model.id, sure >= threshold, loss)
+            for model, sure, loss in zip(manifest.edge, scores, losses, strict=True)
         ),
     )
 
@@ -151,7 +158,9 @@ def fit_temperature(probabilities: Probabilities, truth: NDArray[np.integer]) ->
 
 
 def smallest_threshold(
-    scores: Sequence[NDArray[np.floating]], differs: Sequence[NDArray[np.bool_]], target_disagreement: float
+    scores: Sequence[NDArray[np.floating]],
+    losses: Sequence[NDArray[np.bool_] | NDArray[np.floating]],
+    target_disagreement: float,
 ) -> float:
     """Returns the smallest threshold at which every variant's accepted answers meet the target.
 
@@ -160,27 +169,27 @@ def smallest_threshold(
 
     Args:
         scores: (n,) of each variant; compared as FP64, as routing does.
-        differs: (n,) of each variant: whether the full model gives another label.
-        target_disagreement: share of the accepted answers, in 0..1.
+        losses: (n,) of each variant, in 0..1.
+        target_disagreement: mean loss of the accepted answers, in 0..1.
 
     Raises:
-        ConfigError: even the answers with the highest scores disagree too often.
+        ConfigError: even the answers with the highest scores lose too much.
     """
     exact = [sure.astype(np.float64) for sure in scores]
     values = np.unique(np.concatenate(exact))
     values = values[np.isfinite(values)]
     candidates = values[np.diff(values, prepend=-np.inf) > _SAME * np.maximum(1, np.abs(values))]
     fits = np.ones(len(candidates), np.bool_)
-    for sure, differ in zip(exact, differs, strict=True):
+    for sure, loss in zip(exact, losses, strict=True):
         order = np.argsort(-sure)
-        # wrong[k]: how many disagree among the k surest answers.
-        wrong = np.append(0, np.cumsum(differ[order]))
+        # lost[k]: the sum of the losses of the k surest answers.
+        lost = np.append(0.0, np.cumsum(loss[order], dtype=np.float64))
         accepted = np.searchsorted(-sure[order], -candidates, side="right")
-        fits &= wrong[accepted] <= target_disagreement * accepted
+        fits &= lost[accepted] <= target_disagreement * accepted
     if not fits.any():
         raise ConfigError(
             f"No threshold keeps the disagreement at {target_disagreement:g}: even the surest answers differ more "
-            "often from the full model; allow more with --target-disagreement, or improve the edge model."
+            "from the full model; allow more with --target-disagreement, or improve the edge model."
         )
     position = int(fits.argmax())
     chosen = float(candidates[position])
@@ -197,5 +206,5 @@ def _between(below: float, above: float) -> float:
     return short if below + margin <= short <= above - margin else middle
 
 
-def _choice(variant: str, accepted: NDArray[np.bool_], differs: NDArray[np.bool_]) -> VariantChoice:
-    return VariantChoice(variant, float(accepted.mean()), float(differs[accepted].mean()) if accepted.any() else 0.0)
+def _choice(variant: str, accepted: NDArray[np.bool_], losses: NDArray[np.floating]) -> VariantChoice:
+    return VariantChoice(variant, float(accepted.mean()), float(losses[accepted].mean()) if accepted.any() else 0.0)

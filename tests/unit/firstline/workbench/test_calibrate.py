@@ -61,6 +61,13 @@ def test_threshold_is_the_smallest_that_meets_the_target(
         assert min(abs(sure - found) for sure in known) > 2e-7  # no last bit decides
 
 
+def test_graded_losses_count_by_their_mean() -> None:
+    scores, losses = [np.array([0.9, 0.7, 0.5, 0.3])], [np.array([0.1, 0.1, 0.4, 0.8], np.float32)]
+    assert 0.3 < smallest_threshold(scores, losses, 0.201) < 0.5
+    with pytest.raises(ConfigError, match="even the surest answers differ more"):
+        smallest_threshold(scores, losses, 0.05)
+
+
 def test_nan_scores_are_not_accepted() -> None:
     scores, differs = [np.array([np.nan, 0.5], np.float32)], [np.array([True, False])]
     assert 0.499 < smallest_threshold(scores, differs, 0.0) < 0.5
