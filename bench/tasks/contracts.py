@@ -139,7 +139,7 @@ class Pool:
         """Returns the rows in which an event can occur, and their losses."""
         if event == ALL_ROWS:
             return np.arange(len(self.scores)), self.task.loss(self.edge, self.full).astype(np.float64)
-        found = self.task.event(event, self.edge, self.full)
+        found = self.task.events_of([event], self.edge, self.full)[event]
         return np.flatnonzero(found.counts), found.loss[found.counts].astype(np.float64)
 
 

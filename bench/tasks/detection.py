@@ -62,7 +62,7 @@ def figures(data: Path) -> Iterator[Figure]:
         ):
             yield near(f"{name}: {measure} against the full model", share, reference, _WITHIN)
         yield plain(f"{name}: frames that differ", float(task.loss(edge, full).mean()), "share")
-        event = task.event("missed person", edge, full)
+        [event] = task.events_of(["missed person"], edge, full).values()
         share = float(event.loss[event.counts].mean())
         yield plain(f"{name}: missed person, of {event.counts.sum()} frames with one", share, "share")
 

@@ -200,7 +200,7 @@ def certify_bundle(
 def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: Evidence | None) -> Certification:
     task, every = evidence.edge.task, np.arange(len(evidence))
     promises, seed, fraction = terms.events, terms.seed, terms.select_fraction
-    events = {name: task.event(name, evidence.edge.outputs, evidence.full) for name in promises}
+    events = task.events_of(promises, evidence.edge.outputs, evidence.full)
     if fraction is None:
         counting = np.logical_or.reduce([event.counts for event in events.values()])
         enough = default_fraction(len(evidence.units(every[counting], seed)))
@@ -220,8 +220,8 @@ def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: E
     scores, rest, part = selection.scores, selection.rest, _selection_rows(selection)
     places: list[NDArray[np.float64]] | None = None
     if placing is not None and len(promises) > 1:
-        counted = (task.event(name, placing.edge.outputs, placing.full).counts for name in promises)
-        places = [placing.scores[counts] for counts in counted]
+        placed = task.events_of(promises, placing.edge.outputs, placing.full)
+        places = [placing.scores[event.counts] for event in placed.values()]
     elif len(part):
         places = [scores[part[event.counts[part]]] for event in events.values()]
     found = _prove_promises(

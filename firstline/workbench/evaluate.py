@@ -24,7 +24,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.routing import policy
 from firstline_core.routing.policy import auroc
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.base import Task, event_of
+from firstline_core.tasks.base import Task
 from firstline_core.types import Array, Arrays
 
 ALL_VARIANTS = "all"
@@ -330,20 +330,13 @@ def routed(accepted: NDArray[np.bool_], edge: Arrays, full: Arrays) -> dict[str,
 
 
 def _events(task: Task, edge: EdgeRun, full: Answers) -> dict[str, EventFigures]:
-    """Returns the events of the accepted rows. Each one is looked for only in rows in which its group is reported."""
+    """Returns the events that can occur in the accepted rows."""
     ours, theirs = ({name: array[edge.accepted] for name, array in run.outputs.items()} for run in (edge.answers, full))
-    occurs = (task.occurrences(ours) > 0) | (task.occurrences(theirs) > 0)
-    found = {}
-    for name in task.events:
-        _, group = event_of(name, task.group_names)
-        rows = occurs[:, group]
-        if rows.any():
-            counts, losses = task.event(
-                name, *({each: array[rows] for each, array in of.items()} for of in (ours, theirs))
-            )
-            if counts.any():
-                found[name] = EventFigures(int(counts.sum()), int((losses[counts] > 0).sum()))
-    return found
+    return {
+        name: EventFigures(int(counts.sum()), int((losses[counts] > 0).sum()))
+        for name, (counts, losses) in task.events_of(task.events, ours, theirs).items()
+        if counts.any()
+    }
 
 
 def _latency(seconds: NDArray[np.float64]) -> Latency:

@@ -245,13 +245,14 @@ def test_losses_are_a_measure_of_difference(case: Answers, seed: int, rows: int)
         np.testing.assert_allclose(case.task.loss(full, edge), losses, atol=1e-6)
     edge_reports, full_reports = (case.task.occurrences(outputs) > 0 for outputs in (edge, full))
     assert case.task.events == event_names(case.task.group_names)
-    for name in case.task.events:
+    found = case.task.events_of(case.task.events, edge, full)
+    assert tuple(found) == case.task.events
+    for name, event in found.items():
         direction, group = event_of(name, case.task.group_names)
-        event = case.task.event(name, edge, full)
         assert event.counts.tolist() == (full_reports if direction == MISSED else edge_reports)[:, group].tolist()
         assert event.loss.shape == (rows,) and set(event.loss.tolist()) <= {0, 1}
         assert not event.loss[~event.counts].any()
-        assert not case.task.event(name, edge, edge).loss.any()
+        assert not case.task.events_of([name], edge, edge)[name].loss.any()
 
 
 @every_task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -77,6 +77,26 @@ def event_of(name: str, groups: Sequence[str]) -> tuple[str, int]:
         known = ", ".join(event_names(groups)[:8])
         raise ConfigError(f"There is no event '{name}'; there are: {known}." if known else "The task has no events.")
     return direction, groups.index(group)
+
+
+def events_in(
+    columns: Mapping[str, tuple[str, int]],
+    *,
+    missed: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+    invented: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+) -> dict[str, Event]:
+    """Returns the events of some groups, by name.
+
+    Args:
+        columns: `event_of` of each event.
+        missed: where each group counts, and where it is lost if it counts; bool (n, groups) each.
+        invented: the same for the other direction.
+    """
+    found = {}
+    for name, (direction, group) in columns.items():
+        counts, lost = (each[:, group] for each in (missed if direction == MISSED else invented))
+        found[name] = Event(counts, (counts & lost).astype(np.float32))
+    return found
 
 
 class Prediction(Struct, frozen=True, eq=False):
@@ -216,7 +236,7 @@ class Task:
         truth: the labels of a data set. Its first axis is the rows; -1 elsewhere is any size.
         labels: of the classes, in their order; () if the task has none.
         group_names: the classes, or groups of classes, that contracts and rollouts tell apart; () if there are none.
-        events: names of the conditional losses, see `event`.
+        events: names of the conditional losses, see `events_of`.
         feature_count: number of columns of `features`.
     """
 
@@ -375,24 +395,23 @@ class Task:
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
         """Returns the disagreement of each row, (n,) float32 in [0, 1]; an answer changed if it is above 0."""
 
-    def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
-        """Returns the rows in which an event can occur, and where it occurred.
+    def events_of(self, names: Iterable[str], edge: Arrays, full: Arrays) -> dict[str, Event]:
+        """Returns the rows in which each event can occur, and where it occurred, by name.
 
         "missed G" counts the rows in which the full model reports the group G, and loses those in which the edge model
         does not. "invented G" is the reverse.
 
         Args:
-            name: one of `events`.
+            names: some of `events`.
             edge: canonical outputs.
             full: canonical outputs.
 
         Raises:
             ConfigError: no such event.
         """
-        direction, group = event_of(name, self.group_names)
-        ours, theirs = (self.occurrences(outputs)[:, group] > 0 for outputs in (edge, full))
-        counts, found = (theirs, ours) if direction == MISSED else (ours, theirs)
-        return Event(counts, (counts & ~found).astype(np.float32))
+        columns = {name: event_of(name, self.group_names) for name in names}
+        ours, theirs = (self.occurrences(outputs) > 0 for outputs in (edge, full))
+        return events_in(columns, missed=(theirs, ~ours), invented=(ours, ~theirs))
 
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
         """Returns the loss of each row against its label, (n,) float32 in [0, 1]; 1 for a row without a label.

@@ -10,7 +10,7 @@ therefore events, such as "missed person", each with a condition: the frames tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -33,7 +33,6 @@ from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.steps import Detr, PostStep, Ssd
 from firstline_core.tasks.average_precision import average_precision
 from firstline_core.tasks.base import (
-    MISSED,
     ConfiguredTask,
     Event,
     ModelOutputs,
@@ -41,6 +40,7 @@ from firstline_core.tasks.base import (
     Prediction,
     Scores,
     event_of,
+    events_in,
 )
 from firstline_core.tasks.drawing import COLOURS, line_width, write
 from firstline_core.tasks.view import CLASSES as CLASSES_SHOWN
@@ -273,28 +273,28 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
         )
         return {"map50": found.ap50, "map50_95": found.ap50_95}
 
-    def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
-        """Returns the rows that count for an event, and its loss.
+    def events_of(self, names: Iterable[str], edge: Arrays, full: Arrays) -> dict[str, Event]:
+        """Returns the rows that count for each event, and its loss, by name.
 
         "missed G" counts rows in which the full model detects the group G; its loss is 1 if the edge model lacks a
         match for one of these objects. "invented G" counts rows in which the edge model detects G; its loss is 1 if the
         full model lacks a match.
 
         Args:
-            name: one of `events`.
+            names: some of `events`.
             edge: canonical outputs.
             full: canonical outputs, or labelled boxes.
 
         Raises:
             ConfigError: no such event.
         """
-        direction, column = event_of(name, self.group_names)
+        columns = {name: event_of(name, self.group_names) for name in names}
         objects = self.objects(edge, full)
-        if direction == MISSED:
-            counts, lost = objects.found + objects.missed > 0, objects.missed
-        else:
-            counts, lost = self.occurrences(edge) > 0, objects.invented
-        return Event(counts[:, column], (lost[:, column] > 0).astype(np.float32))
+        return events_in(
+            columns,
+            missed=(objects.found + objects.missed > 0, objects.missed > 0),
+            invented=(self.occurrences(edge) > 0, objects.invented > 0),
+        )
 
     def objects(self, edge: Arrays, full: Arrays) -> Objects:
         """Returns the objects that the edge model found, missed and invented, relative to the full model or to labels.

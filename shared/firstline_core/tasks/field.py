@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -59,13 +59,17 @@ def field_events(task: Task, edge: Arrays, full: Arrays) -> dict[str, float]:
         reported = (task.occurrences(edge)[0] + task.occurrences(full)[0]).tolist()
         return event_names([name for name, number in zip(task.group_names, reported, strict=True) if number])
 
-    def loss(name: str) -> float | None:
-        event = task.event(name, edge, full)
-        return float(np.clip(np.nan_to_num(event.loss[0], nan=1.0), 0, 1)) if event.counts[0] else None
+    possible = _or_else(task, names, task.events)
 
-    occurred: float | None = 1.0
-    found = {name: _or_else(task, partial(loss, name), occurred) for name in _or_else(task, names, task.events)}
-    return {name: value for name, value in found.items() if value is not None}
+    def losses() -> dict[str, float]:
+        found = task.events_of(possible, edge, full)
+        return {
+            name: float(np.clip(np.nan_to_num(event.loss[0], nan=1.0), 0, 1))
+            for name, event in found.items()
+            if event.counts[0]
+        }
+
+    return _or_else(task, losses, dict.fromkeys(possible, 1.0))
 
 
 def field_scores(task: Task, score: Callable[[Arrays, Arrays], Scores], outputs: Arrays, evidence: Arrays) -> Numbers:

@@ -91,8 +91,8 @@ def read_task(fields: object, package: str = "") -> Task:
 
 
 _GUARDED = (
-    "fault", "score", "features", "supposed_losses", "groups", "occurrences", "loss", "event", "truth_loss", "summary",
-    "describe", "title", "draw", "difference", "distance",
+    "fault", "score", "features", "supposed_losses", "groups", "occurrences", "loss", "events_of", "truth_loss",
+    "summary", "describe", "title", "draw", "difference", "distance",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -34,7 +34,6 @@ from firstline_core.processing.masks import (
 )
 from firstline_core.processing.steps import Argmax, Binary, ClassMap, ClassScores, Positive, PostStep, Softmax
 from firstline_core.tasks.base import (
-    MISSED,
     ConfiguredTask,
     Event,
     ModelOutputs,
@@ -42,6 +41,7 @@ from firstline_core.tasks.base import (
     Prediction,
     Scores,
     event_of,
+    events_in,
 )
 from firstline_core.tasks.drawing import COLOURS, write
 from firstline_core.tasks.view import CLASSES, MASKS, WHOLE, View
@@ -297,24 +297,24 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         nothing = (full[MASK] == IGNORED).all(axis=(1, 2))
         return np.where(nothing, self._present(edge[MASK])[:, counted].any(axis=1), losses).astype(np.float32)
 
-    def event(self, name: str, edge: Arrays, full: Arrays) -> Event:
-        """Returns the rows that count for an event, and its loss.
+    def events_of(self, names: Iterable[str], edge: Arrays, full: Arrays) -> dict[str, Event]:
+        """Returns the rows that count for each event, and its loss, by name.
 
         "missed L" counts rows in which the label L covers `least_share` of the full model's mask; its loss is 1 if the
         intersection over union of L is below `iou`. "invented L" counts the same of the edge model's mask.
 
         Args:
-            name: one of `events`.
+            names: some of `events`.
             edge: canonical outputs.
             full: canonical outputs, or labelled masks.
 
         Raises:
             ConfigError: no such event.
         """
-        direction, label = event_of(name, self.labels)
-        counts = self._present((full if direction == MISSED else edge)[MASK], self.least_share)[:, label]
-        iou = np.array([both[label] / max(either[label], 1) for both, either in self._overlaps(edge, full)])
-        return Event(counts, (counts & (iou < self.iou)).astype(np.float32))
+        columns = {name: event_of(name, self.labels) for name in names}
+        ours, theirs = (self._present(outputs[MASK], self.least_share) for outputs in (edge, full))
+        lost = np.array([both / np.maximum(either, 1) < self.iou for both, either in self._overlaps(edge, full)])
+        return events_in(columns, missed=(theirs, lost), invented=(ours, lost))
 
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
         known = (truth[MASK] != IGNORED).any(axis=(1, 2))

@@ -27,14 +27,14 @@ def decisions(*anomalous: int, score: float = 1.0) -> dict[str, Array]:
 def test_decisions_are_compared_and_not_scores() -> None:
     edge, full = decisions(0, 0, 1, 1, score=7), decisions(0, 1, 0, 1, score=-3)
     assert TASK.loss(edge, full).tolist() == [0, 1, 1, 0]
-    missed, invented = TASK.event("missed anomaly", edge, full), TASK.event("invented anomaly", edge, full)
+    missed, invented = TASK.events_of(["missed anomaly", "invented anomaly"], edge, full).values()
     assert (missed.counts.tolist(), missed.loss.tolist()) == ([False, True, False, True], [0, 1, 0, 0])
     assert (invented.counts.tolist(), invented.loss.tolist()) == ([False, False, True, True], [0, 0, 1, 0])
     assert TASK.occurrences(edge).tolist() == [[0], [0], [1], [1]]
     assert TASK.groups(edge) == ["normal", "normal", "anomaly", "anomaly"]
     assert Anomaly(("fine", "broken")).events == ("missed broken", "invented broken")
     with pytest.raises(ConfigError, match="no event 'missed normal'"):
-        TASK.event("missed normal", edge, full)
+        TASK.events_of(["missed normal"], edge, full)
     with pytest.raises(ValueError, match="same label"):
         Anomaly(("a", "a"))
 

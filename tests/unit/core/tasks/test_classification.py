@@ -153,13 +153,13 @@ class TestClassification:
     def test_an_event_counts_the_rows_of_its_label(self) -> None:
         edge = answers([0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.1, 0.2, 0.7])
         full = answers([0.9, 0.1, 0.0], [0.4, 0.6, 0.0], [0.1, 0.8, 0.1])
-        missed, invented = TASK.event("missed b", edge, full), TASK.event("invented a", edge, full)
+        missed, invented = TASK.events_of(["missed b", "invented a"], edge, full).values()
         assert (missed.counts.tolist(), missed.loss.tolist()) == ([False, True, True], [0, 1, 1])
         assert (invented.counts.tolist(), invented.loss.tolist()) == ([True, True, False], [0, 1, 0])
         assert TASK.events[:2] == ("missed a", "invented a")
         assert TASK.occurrences(edge).tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
         with pytest.raises(ConfigError, match="no event 'lost a'; there are: missed a, invented a"):
-            TASK.event("lost a", edge, full)
+            TASK.events_of(["lost a"], edge, full)
 
     def test_the_summary_counts_labelled_rows(self) -> None:
         outputs = answers([0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.1, 0.2, 0.7])
@@ -289,7 +289,7 @@ def tags(*rows: list[float]) -> dict[str, Any]:
 def test_an_answer_of_independent_labels_is_a_set() -> None:
     edge, full = tags([0.9, 0.6, 0.1], [0.9, 0.6, 0.1], [0, 0, 0]), tags([0.5, 0.9, 0.4], [0.9, 0.4, 0.1], [0, 0.4, 0])
     assert TAGS.loss(edge, full).tolist() == [0, 1, 0]
-    missed, invented = TAGS.event("missed cat", edge, full), TAGS.event("invented cat", edge, full)
+    missed, invented = TAGS.events_of(["missed cat", "invented cat"], edge, full).values()
     assert (missed.counts.tolist(), missed.loss.tolist()) == ([True, False, False], [0, 0, 0])
     assert (invented.counts.tolist(), invented.loss.tolist()) == ([True, True, False], [0, 1, 0])
     assert TAGS.occurrences(edge).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 0]]
@@ -316,8 +316,8 @@ def test_thresholds_decide_which_labels_are_in_the_answer() -> None:
     assert task.occurrences(edge).tolist() == [[1, 1, 0], [0, 1, 1]]
     assert task.loss(edge, edge).tolist() == [0, 0] and task.loss(edge, full).tolist() == [1, 1]
     assert TAGS.loss(tags([0.25, 0.6, 0.7]), tags([0.3, 0.6, 0.6])).tolist() == [0]
-    assert task.event("missed dog", edge, full).loss.tolist() == [0, 1]
-    assert task.event("invented bird", edge, full).loss.tolist() == [0, 1]
+    assert task.events_of(["missed dog"], edge, full)["missed dog"].loss.tolist() == [0, 1]
+    assert task.events_of(["invented bird"], edge, full)["invented bird"].loss.tolist() == [0, 1]
     assert task.truth_loss(edge, {"label": np.array([[1, 1, 0], [1, 1, 0]], np.bool_)}).tolist() == [0, 1]
     assert task.describe(edge, 0)["labels"] == ["dog", "cat"]
     # A probability at its threshold is as uncertain as 0.5 without one, and certain ones stay certain.

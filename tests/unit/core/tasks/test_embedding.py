@@ -54,7 +54,7 @@ def compiled(task: Embedding, *steps: Any, file: bytes = b"") -> Postprocess:
 def test_another_label_is_a_loss_and_another_row_of_it_is_none() -> None:
     edge, full = people(0, 0, 1, -1, -1), people(2, 1, 1, -1, 0)
     assert PEOPLE.loss(edge, full).tolist() == [0, 1, 0, 0, 1]
-    missed, invented = PEOPLE.event("missed ann", edge, full), PEOPLE.event("invented ann", edge, full)
+    missed, invented = PEOPLE.events_of(["missed ann", "invented ann"], edge, full).values()
     assert (missed.counts.tolist(), missed.loss.tolist()) == ([True, False, False, False, True], [0, 0, 0, 0, 1])
     assert (invented.counts.tolist(), invented.loss.tolist()) == ([True, True, False, False, False], [0, 1, 0, 0, 0])
     assert PEOPLE.groups(edge) == ["ann", "ann", "bob", "", ""]
@@ -70,7 +70,7 @@ def test_a_large_gallery_has_events_of_the_labels_that_the_recipe_names() -> Non
     edge, full = people(7, 8, 300, -1), people(300, 7, 9, 299)
     assert watched.events == ("missed 9", "invented 9", "missed 7", "invented 7")
     assert watched.occurrences(edge).tolist() == [[0, 1], [0, 0], [0, 1], [0, 0]]
-    missed, invented = watched.event("missed 7", edge, full), watched.event("invented 7", edge, full)
+    missed, invented = watched.events_of(["missed 7", "invented 7"], edge, full).values()
     assert (missed.counts.tolist(), missed.loss.tolist()) == ([True, True, False, False], [0, 1, 0, 0])
     assert (invented.counts.tolist(), invented.loss.tolist()) == ([True, False, True, False], [0, 0, 1, 0])
     assert watched.groups(edge) == ["7", "8", "7", ""]

@@ -43,7 +43,7 @@ def test_values_outside_are_clipped_and_nan_counts_as_1(monkeypatch: pytest.Monk
 
 
 def test_events_that_fail_have_occurred(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Classification, "event", raises)
+    monkeypatch.setattr(Classification, "events_of", raises)
     assert field_events(TASK, said(1), said(1)) == {"missed b": 1.0, "invented b": 1.0}
     monkeypatch.setattr(Classification, "occurrences", raises)
     assert field_events(TASK, said(1), said(1)) == dict.fromkeys(TASK.events, 1.0)

@@ -144,7 +144,7 @@ def test_a_function_that_fails_names_its_package(tmp_path: Path, monkeypatch: py
         ):
             call()
     with pytest.raises(ConfigError, match="There is no event 'missed none at all'"):
-        task.event("missed none at all", outputs, outputs)  # an error of Firstline stays as it is
+        task.events_of(["missed none at all"], outputs, outputs)  # an error of Firstline stays as it is
 
 
 def _served(folder: Path, kind: str) -> None:

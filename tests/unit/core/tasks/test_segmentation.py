@@ -73,9 +73,9 @@ def test_only_pixels_that_the_full_model_ignores_are_left_out(edge: Any, full: A
 
 @pytest.mark.parametrize("edge", [NO_CAT, NOTHING])
 def test_a_class_that_the_edge_ignores_is_missed(edge: Any) -> None:
-    missed = TASK.event("missed cat", masks(edge), masks(HALF))
+    missed = TASK.events_of(["missed cat"], masks(edge), masks(HALF))["missed cat"]
     assert (missed.counts.tolist(), missed.loss.tolist()) == ([True], [1])
-    assert TASK.event("invented cat", masks(edge), masks(HALF)).counts.tolist() == [False]
+    assert TASK.events_of(["invented cat"], masks(edge), masks(HALF))["invented cat"].counts.tolist() == [False]
     found = TASK.summary(masks(edge), {}, masks(HALF))
     kept = float(edge is NO_CAT)
     assert found == pytest.approx({"miou": kept / 2, "miou_pooled": kept / 2, "pixel_accuracy": kept / 2})
@@ -90,14 +90,14 @@ def test_only_counted_labels_are_compared() -> None:
 
 def test_events_name_a_class() -> None:
     edge, full = masks(EMPTY, HALF, HALF, QUARTER), masks(HALF, EMPTY, HALF, HALF)
-    missed, invented = TASK.event("missed cat", edge, full), TASK.event("invented cat", edge, full)
+    missed, invented = TASK.events_of(["missed cat", "invented cat"], edge, full).values()
     assert (missed.counts.tolist(), missed.loss.tolist()) == ([True, False, True, True], [1, 0, 0, 0])
     assert (invented.counts.tolist(), invented.loss.tolist()) == ([False, True, True, True], [0, 1, 0, 0])
     large = Segmentation(LABELS, width=4, height=2, least_share=0.3)
-    assert large.event("invented cat", edge, full).counts.tolist() == [False, True, True, False]
+    assert large.events_of(["invented cat"], edge, full)["invented cat"].counts.tolist() == [False, True, True, False]
     assert large.occurrences(edge).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 0], [1, 0, 0]]
     with pytest.raises(ConfigError, match="no event 'missed cow'"):
-        TASK.event("missed cow", edge, full)
+        TASK.events_of(["missed cow"], edge, full)
 
 
 def evidence(*rows: tuple[list[float], list[float]]) -> dict[str, Array]:

@@ -122,14 +122,14 @@ def test_a_keyword_is_an_event() -> None:
     task = Text(keywords=("stop", "go on"), ignore_case=True)
     edge, full = texts("Stop", "nonstop", "", "go  on stop"), texts("stop now", "stop", "go on", "go")
     assert task.events == ("missed stop", "invented stop", "missed go on", "invented go on")
-    missed, invented = (task.event(f"{direction} stop", edge, full) for direction in ("missed", "invented"))
+    missed, invented = task.events_of(["missed stop", "invented stop"], edge, full).values()
     assert (missed.counts.tolist(), missed.loss.tolist()) == ([True, True, False, False], [0, 1, 0, 0])
     assert (invented.counts.tolist(), invented.loss.tolist()) == ([True, False, False, True], [0, 0, 0, 1])
-    assert task.event("missed go on", edge, full).loss.tolist() == [0, 0, 1, 0]
+    assert task.events_of(["missed go on"], edge, full)["missed go on"].loss.tolist() == [0, 0, 1, 0]
     assert task.groups(edge) == ["stop", "", "", "stop"]
     assert task.occurrences(texts("stop, stop! go on")).tolist() == [[2, 1]]
     with pytest.raises(ConfigError, match="There is no event 'missed halt'"):
-        task.event("missed halt", edge, full)
+        task.events_of(["missed halt"], edge, full)
 
 
 def test_only_texts_with_keywords_need_an_event() -> None:

@@ -197,7 +197,7 @@ def test_certificate_names_the_events(bundle: Bundle) -> None:
     rest = found.selection.rest
     assert certificate.kept == accepted[rest].mean()
     for name, promise in certificate.events.items():
-        event = _TASK.event(name, evidence.edge.outputs, evidence.full)
+        event = _TASK.events_of([name], evidence.edge.outputs, evidence.full)[name]
         assert promise.n == event.counts[rest].sum()
         assert event.loss[accepted & event.counts].mean() <= promise.epsilon
     manifest = with_certificate(bundle.manifest, found)
