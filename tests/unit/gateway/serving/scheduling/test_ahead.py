@@ -27,8 +27,8 @@ M, N = ModelKey("m", 1), ModelKey("n", 1)
 class Held(Doubler):
     """A model that says which row it begins, and ends when the test lets it; twice the rows take it twice as long."""
 
-    def __init__(self) -> None:
-        super().__init__(batch_s={1: 0.013, 2: 0.026})
+    def __init__(self, row_s: float) -> None:
+        super().__init__(batch_s={1: row_s, 2: 2 * row_s})
         self.begun: queue.Queue[float] = queue.Queue()
         self.may_end: defaultdict[float, threading.Event] = defaultdict(threading.Event)
 
@@ -45,9 +45,9 @@ class Held(Doubler):
 class Bench:
     """A batcher over threads of its own, all of one model that the test holds."""
 
-    def __init__(self, sessions: int, concurrency: int) -> None:
+    def __init__(self, sessions: int, concurrency: int, row_s: float) -> None:
         self.clock = SimulatedClock()
-        self.model = Held()
+        self.model = Held(row_s)
         loaded = cast(LoadedModel, self.model)
         self.executor = LocalExecutor({M: loaded, N: loaded}, sessions=sessions, max_batch_rows=4, clock=self.clock)
         self.rows_run: list[int] = []
@@ -72,8 +72,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench_of(sessions: int = 1, concurrency: int = 0) -> AsyncIterator[Bench]:
-    bench = Bench(sessions, concurrency)
+async def bench_of(sessions: int = 1, concurrency: int = 0, row_s: float = 0.013) -> AsyncIterator[Bench]:
+    bench = Bench(sessions, concurrency, row_s)
     try:
         yield bench
     finally:
@@ -125,6 +125,19 @@ async def test_a_more_urgent_request_replaces_batches_queued_ahead() -> None:
         assert await bench.begins() == 3
         for value in (3, 4, 5):
             bench.end(value)
+        await asyncio.gather(*running)
+
+
+@pytest.mark.parametrize(("row_s", "is_ahead"), [(0.099, True), (0.101, False)])
+async def test_a_more_urgent_request_goes_before_a_long_batch(row_s: float, is_ahead: bool) -> None:
+    async with bench_of(row_s=row_s) as bench:
+        running = [await bench.submit(request_of(float(value))) for value in (1, 2)]
+        assert await bench.begins() == 1
+        assert bench.rows_run == [1] * (1 + is_ahead)
+        running.append(await bench.submit(request_of(3, priority=1)))
+        for value in (1, 3, 2):
+            bench.end(value)
+        assert [await bench.begins() for _ in range(2)] == [3, 2]
         await asyncio.gather(*running)
 
 
