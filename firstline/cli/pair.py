@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -31,12 +32,10 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.wording import counted
 
 
-def pair_command(
-    *,
-    reading: DataReading,
-    edge: Annotated[Path | None, typer.Option(help="Edge model, .onnx or .tflite.")] = None,
-    full: Annotated[Path | None, typer.Option(help="Full model, .onnx or .tflite.")] = None,
-    data: Annotated[Path, typer.Option(help="Data of the kind that will be asked, with or without labels.")],
+@dataclass(frozen=True, slots=True)
+class PairDecisions:
+    """What the user decides instead of the data and the files."""
+
     promise: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,23 +43,49 @@ def pair_command(
             help=f"What to certify, such as '{EXAMPLE}'; may be repeated. Default: 5% at 90% of disagreement, or of "
             "missing what the full model reports most often.",
         ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for recipe, labels, bundle and pictures.")] = Path("pair"),
-    name: Annotated[str, typer.Option(help="Name of the bundle; derived from the files by default.")] = "",
+    ] = None
     labels: Annotated[
         Path | None, typer.Option(help="Text file, one label a line; found in or near the models by default.")
-    ] = None,
+    ] = None
     tolerance: Annotated[
         str,
         typer.Option(
             help="Of models that answer with numbers: 2.5, 5% of the value, or 0.25sd of the row's deviation. Default: "
             "the full model's median error on labelled data."
         ),
-    ] = "",
+    ] = ""
     choose: Annotated[
         list[str] | None,
         typer.Option(metavar="edge|full=N", help="Number on a contact sheet, for each question in its order."),
-    ] = None,
+    ] = None
+
+    def spec(self, files: dict[str, Path], out: Path, name: str, *, force: bool) -> PairSpec:
+        """Returns the parts of the pair.
+
+        Raises:
+            ConfigError: the labels cannot be read, or a choice is not in its form.
+        """
+        return PairSpec(
+            files,
+            out,
+            name,
+            labels=read_labels(self.labels) if self.labels is not None else (),
+            chosen=_chosen(self.choose or (), files),
+            force=force,
+            promises=self.promise or (),
+            tolerance=self.tolerance,
+        )
+
+
+def pair_command(
+    *,
+    reading: DataReading,
+    decisions: PairDecisions,
+    edge: Annotated[Path | None, typer.Option(help="Edge model, .onnx or .tflite.")] = None,
+    full: Annotated[Path | None, typer.Option(help="Full model, .onnx or .tflite.")] = None,
+    data: Annotated[Path, typer.Option(help="Data of the kind that will be asked, with or without labels.")],
+    out: Annotated[Path, typer.Option(help="Folder for recipe, labels, bundle and pictures.")] = Path("pair"),
+    name: Annotated[str, typer.Option(help="Name of the bundle; derived from the files by default.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Use this many samples, spread evenly.")] = None,
     threads: ThreadsOption = 1,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle in the output folder.")] = False,
@@ -80,15 +105,7 @@ def pair_command(
     files = {role: file for role, file in ((EDGE, edge), (FULL, full)) if file is not None}
     if not files:
         raise ConfigError("Name --edge FILE, --full FILE or both.")
-    spec = PairSpec(
-        files,
-        out,
-        name,
-        read_labels(labels) if labels is not None else (),
-        _chosen(choose or (), files),
-        force,
-        tolerance,
-    )
+    spec = decisions.spec(files, out, name, force=force)
     options = RuntimeOptions(threads=threads)
     refuse_overwriting(out / BUNDLE, force)
     require_writable(out / BUNDLE)
@@ -110,7 +127,7 @@ def pair_command(
         measured = measure(bundle, rest, options=options, progress=bar, all_evidence=True)
     certification = None
     if len(files) > 1:
-        certification = certify_pair(bundle, measured, promise or ())
+        certification = certify_pair(bundle, measured, pair.promises)
         measured = as_certified(measured, certification)
         if certification.certificate is not None:
             bundle = write_certified(bundle, certification, out / BUNDLE, force=True)

@@ -57,7 +57,7 @@ from firstline_core.routing.drift import histogram
 from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.base import Scores
 from firstline_core.tasks.classification import Classification
-from firstline_core.types import PROBABILITIES
+from firstline_core.types import PROBABILITIES, Arrays
 from firstline_edge.audits.records import key_of
 
 EdgeContract = Literal["disagreement", "harm"]
@@ -548,6 +548,21 @@ def _select(bundle: Bundle, evidence: Evidence, terms: Terms, contract: EdgeCont
     return selection
 
 
+def require_different_answers(edge: Arrays, full: Arrays) -> None:
+    """Refuses data to whose rows each model gives one answer, such as copies of one row.
+
+    Raises:
+        ConstantScoreError: there are several rows, and all have the same answers.
+    """
+    answers = (*edge.values(), *full.values())
+    rows = len(answers[0])
+    if rows > 1 and all((array == array[:1]).all() for array in answers):
+        raise ConstantScoreError(
+            f"Each model gives one answer to all {rows} rows, as to copies of one row, so the data show nothing about "
+            "the models. Give data with rows that differ."
+        )
+
+
 def _require_confidence(evidence: Evidence, selection: Selection) -> None:
     """Refuses a score that is the same for every row: no threshold of it separates answers.
 
@@ -565,6 +580,7 @@ def _require_confidence(evidence: Evidence, selection: Selection) -> None:
 
     if len(evidence) < 2 or differs(selection.scores):
         return
+    require_different_answers(evidence.edge.outputs, evidence.full)
     kind = selection.score.kind
     others = [name for name, (_, scores) in evidence.edge.fixed_scores().items() if name != kind and differs(scores)]
     remedy = (

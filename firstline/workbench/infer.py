@@ -157,4 +157,4 @@ def upright_image(encoded: bytes, where: str) -> Image.Image:
         opened: Image.Image = ImageOps.exif_transpose(Image.open(BytesIO(encoded)))
         return opened.convert("RGB")
     except (OSError, ValueError, SyntaxError) as error:
-        raise InvalidTensorError(f"{where} is not an image that can be drawn on: {error}.") from error
+        raise InvalidTensorError(f"{where} cannot be decoded as an image: {error}.") from error

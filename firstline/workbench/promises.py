@@ -15,7 +15,6 @@ from firstline.workbench.evidence import Evidence
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial
-from firstline_core.routing.certification import check_share
 from firstline_core.tasks.base import MISSED, Task
 
 EXAMPLE = "missed person 5% at 90%"
@@ -73,15 +72,36 @@ def parse_promises(texts: Sequence[str], task: Task) -> dict[str, EventBound]:
         match = _PROMISE.fullmatch(text)
         if match is None:
             raise ConfigError(f"The promise '{text}' is not in the form 'EVENT SHARE% at CONFIDENCE%': '{EXAMPLE}'.")
-        event, share, confidence = match[1], float(match[2]) / 100, float(match[3]) / 100
-        if event not in task.events:
-            raise ConfigError(f"There is no event '{event}'; {_events_of(task, event)}.")
+        event = _event(match[1], task)
         if event in found:
             raise ConfigError(f"There are two promises about '{event}'; make one.")
-        check_share(f"the share of '{text}'", share)
-        check_share(f"the confidence of '{text}'", confidence)
-        found[event] = EventBound(round(share, 12), round(1 - confidence, 12))
+        share, confidence = float(match[2]), float(match[3])
+        for what, percent, usual in (("share", share, 5), ("confidence", confidence, 90)):
+            if not 0 < percent < 100:
+                raise ConfigError(
+                    f"The {what} of the promise '{text}' is {percent:g}%, but must be above 0% and below 100%, such as "
+                    f"{usual}%."
+                )
+        found[event] = EventBound(round(share / 100, 12), round(1 - confidence / 100, 12))
     return found
+
+
+def _event(name: str, task: Task) -> str:
+    """Returns the event of a name; case and runs of spaces are ignored if only one event is meant.
+
+    Raises:
+        ConfigError: there is no such event.
+    """
+    if name in task.events:
+        return name
+    alike = [event for event in task.events if _plain(event) == _plain(name)]
+    if len(alike) != 1:
+        raise ConfigError(f"There is no event '{name}'; {_events_of(task, name)}.")
+    return alike[0]
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.split()).casefold()
 
 
 def _events_of(task: Task, like: str = "") -> str:

@@ -463,8 +463,8 @@ def open_dataset(path: Path, limit: int | None = None, *, label: str = LABEL, ev
 def _file(path: Path, label: str, every: int) -> Dataset:
     suffix = path.suffix.lower()
     if not path.is_file():
-        absent = path if suffix else path / LABELS_NAME
-        raise ConfigError(f"{absent} cannot be read: there is no such file; {_EXPECTED}.")
+        what = "is neither a folder nor a file with data" if path.exists() else "is no folder and no file that exists"
+        raise ConfigError(f"{path} {what}: {_EXPECTED}.")
     if suffix in tables.SUFFIXES:
         return _tabular(path, read_table(path), label)
     if suffix in videos.SUFFIXES:
@@ -546,6 +546,8 @@ def _loose(path: Path, label: str, every: int) -> Dataset:
     if len(found) > 1:
         raise ConfigError(f"{path} holds {' and '.join(found)}; give a folder of one kind.")
     if not found:
+        if (path / "masks").is_dir():
+            raise ConfigError(f"{path} has masks/, and no images were found next to it: {_EXPECTED}.")
         if len(kinds["tables"]) == 1:
             return _tabular(path, read_table(path / kinds["tables"][0]), label)
         raise ConfigError(f"{path} holds no images and nothing else that can be read: {_EXPECTED}.")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from firstline.workbench.certify import require_different_answers
 from firstline.workbench.decodings import similarity
 from firstline_core.errors import ConfigError
 from firstline_core.processing.boxes import BOXES, CLASSES, COUNT, SCORES
@@ -35,8 +36,9 @@ def check_agreement(task: Task, edge: Arrays, full: Arrays, raw: Mapping[str, Ar
         How well they agree, as a sentence.
 
     Raises:
-        ConfigError: they agree no better than models of different things.
+        ConfigError: they agree no better than models of different things, or each has one answer to all images.
     """
+    require_different_answers(edge, full)
     if isinstance(task, Detection):
         return _check_detectors(task, edge, full, raw)
     if isinstance(task, Classification):

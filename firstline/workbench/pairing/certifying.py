@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from firstline.workbench.certify import Certification, Terms, certify_bundle
 from firstline.workbench.evaluate import Measured
 from firstline.workbench.evidence import evidence_of
-from firstline.workbench.promises import EventBound, parse_promises, require_event
+from firstline.workbench.promises import EventBound, require_event
 from firstline_core.bundle.store import Bundle
 from firstline_core.tasks.base import MISSED
 
@@ -16,7 +16,7 @@ EPSILON, DELTA = 0.05, 0.1
 """Of the promise that is tried where the user names none: 5 % at 90 %."""
 
 
-def certify_pair(bundle: Bundle, measured: Measured, promises: Sequence[str]) -> Certification:
+def certify_pair(bundle: Bundle, measured: Measured, promises: Mapping[str, EventBound]) -> Certification:
     """Certifies promises about events, or the usual one: 5 % at 90 %.
 
     Of tasks that need an event, the usual promise is about missing what the full model reports most often.
@@ -24,14 +24,14 @@ def certify_pair(bundle: Bundle, measured: Measured, promises: Sequence[str]) ->
     Args:
         bundle: with both models.
         measured: the bundle, with evidence.
-        promises: such as "missed person 5% at 90%".
+        promises: by event; none for the usual one.
 
     Raises:
-        ConfigError: a promise is not valid, or the scores are the same for every row.
+        ConfigError: the scores are the same for every row.
     """
     task, (edge,) = bundle.manifest.task, measured.edges
     evidence = evidence_of(measured, edge)
-    bounds = parse_promises(promises, task)
+    bounds = promises
     if not bounds and bundle.manifest.needs_event:
         if not task.events:
             require_event(bundle.manifest)

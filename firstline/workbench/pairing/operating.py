@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline.workbench.decodings import Trials
+from firstline.workbench.decodings import Trials, first_score
 from firstline.workbench.pairing.agreement import propose_score
 from firstline.workbench.pairing.recipe import EDGE, FULL, Described
 from firstline.workbench.recognition import Reading
@@ -149,6 +149,12 @@ def _values(
     scaled = models[role].reading.standardized == "standardize"
     if tolerance:
         fields, why = read_tolerance(tolerance, scaled=scaled), f"tolerance {tolerance}, as named"
+        if "relative" in fields and len(models) > 1 and first_score(task, models[EDGE].reading) == "small_values":
+            raise ConfigError(
+                f"--tolerance {tolerance} needs an edge model that gives the error it expects of its values: the only "
+                "score of this one, the size of its values by the tolerance, would be the same for every row. Name a "
+                "tolerance in units of the values, such as 2.5, or export the model with its spread."
+            )
     elif truth is None:
         raise ConfigError(
             "Models that answer with numbers need a tolerance: the difference up to which both answers agree. Name it "

@@ -21,12 +21,13 @@ from firstline.workbench.pairing.recipe import EDGE, FULL, Described, recipe_tex
 from firstline.workbench.pairing.settling import Judges, Settled
 from firstline.workbench.pairing.specification import BUNDLE, PairSpec
 from firstline.workbench.pairing.surroundings import look_around, readable_image, unknown
+from firstline.workbench.promises import EventBound, parse_promises
 from firstline.workbench.recognition import Reading, Surroundings, recognise
 from firstline.workbench.selection import split_clusters
 from firstline.workbench.spec import read_recipe
 from firstline.workbench.trial import trial_outputs
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, ModelLoadError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks import AnyTask
@@ -53,12 +54,14 @@ class ReadPair:
         labels_source: where the labels are from, in words.
         models: by role, with notes about what was assumed.
         agreement: of both models, as a sentence; "" for one model.
+        promises: of the user, by event.
     """
 
     task: AnyTask
     labels_source: str
     models: Mapping[str, Described]
     agreement: str
+    promises: Mapping[str, EventBound]
 
 
 def split(dataset: Dataset) -> tuple[Dataset, Dataset]:
@@ -89,10 +92,12 @@ def read_files(spec: PairSpec, options: RuntimeOptions) -> dict[str, ModelFile]:
     """Returns the descriptions of the models, by role.
 
     Raises:
-        ConfigError: a file is of no known runtime, or cannot be read.
-        ModelLoadError: a model does not load.
+        ConfigError: a file is of no known runtime, cannot be read, or does not load.
     """
-    return {role: read_model_file(file, options) for role, file in spec.files.items()}
+    try:
+        return {role: read_model_file(file, options) for role, file in spec.files.items()}
+    except ModelLoadError as error:
+        raise ConfigError(error.message) from error
 
 
 def larger_edge(spec: PairSpec) -> bool:
@@ -125,8 +130,8 @@ def read_pair(
 
     Raises:
         OpenQuestionError: a person has to choose.
-        ConfigError: a model is of no known family, the models do not fit each other or the data, or a choice answers no
-            question.
+        ConfigError: a model is of no known family, the models do not fit each other or the data, a promise is not
+            valid, or a choice answers no question.
         FirstlineError: a model does not load or run.
     """
     nearby = label_files(spec.places(dataset.path))
@@ -134,6 +139,8 @@ def read_pair(
     raw = {role: _raw(spec.files[role], file, dataset) for role, file in files.items()}
     found = {role: recognise(file, raw[role], near[role]) for role, file in files.items()}
     labelled = label(_of_one_task(files, found, near), spec.labels, nearby)
+    task = task_of(labelled)
+    promises = parse_promises(spec.promises, task)
     readings = labelled.readings
     for role, reading in readings.items():
         show(f"{role}: {reading.family} ({reading.sure:.0%} sure): {'; '.join(reading.assumptions)}.")
@@ -142,7 +149,6 @@ def read_pair(
     order = np.random.default_rng(_SEED).permutation(len(dataset))
     every = [arrays_of(row) for _, row in dataset.rows(inputs)]
     rows = [every[at] for at in order]
-    task = task_of(labelled)
     trials = {role: Trials(spec.files[role], task, rows, options, spec.budget_s) for role in files}
     count = min(trials[role].affordable(readings[role], 1) for role in files)
     for each in trials.values():
@@ -163,7 +169,7 @@ def read_pair(
         agreed = {role: trials[role].outputs(one.reading) for role, one in operated.models.items()}
         agreement = check_agreement(operated.task, agreed[EDGE], agreed[FULL], raw[EDGE])
         show(f"Edge and full model on {counted(count, 'row')}: {agreement}.")
-    return ReadPair(operated.task, labelled.source, operated.models, agreement)
+    return ReadPair(operated.task, labelled.source, operated.models, agreement, promises)
 
 
 def create_pair(

@@ -80,7 +80,7 @@ def readable_image(content: bytes, where: str) -> Image.Image:
     try:
         return upright_image(content, where)
     except RequestError as error:
-        raise ConfigError(error.message) from error
+        raise ConfigError(f"{error.message} Remove the file from the data, or replace it.") from error
 
 
 def unknown(role: str, file: ModelFile, near: Surroundings) -> str:

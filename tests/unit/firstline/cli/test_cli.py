@@ -153,7 +153,7 @@ def test_outputs_that_are_no_probabilities_fail_both_commands(tmp_path: Path) ->
     [
         (["evaluate"], "Missing argument 'BUNDLE'"),
         (["evaluate", "/nowhere", "--data", "/nowhere"], "/nowhere is not a bundle"),
-        (["evaluate", _DIGITS / "bundle", "--data", "/nowhere"], "/nowhere/labels.csv cannot be read"),
+        (["evaluate", _DIGITS / "bundle", "--data", "/nowhere"], "/nowhere is no folder and no file that exists"),
         (["bundle", "create", "--out", "x"], "needs --name"),
         (["bundle", "create", "--out", "x", "--name", "n"], "needs --labels"),
         ([*_CREATE, "--out", "x", "--models", "y"], "--models goes with --recipe"),

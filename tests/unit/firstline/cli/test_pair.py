@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +149,20 @@ def test_a_person_chooses_from_a_contact_sheet_what_nothing_tells(site: Path) ->
 
 @pytest.mark.parametrize("content", [b"not an image", "cut"])
 def test_an_image_that_cannot_be_decoded_is_named(site: Path, content: bytes | str) -> None:
-    damaged = site / "data" / "images" / "000.png"
-    damaged.write_bytes(damaged.read_bytes()[:100] if isinstance(content, str) else content)
+    for damaged in (site / "data" / "images").glob("1*.png"):
+        damaged.write_bytes(damaged.read_bytes()[:100] if isinstance(content, str) else content)
     result = _run("--edge", site / "colours.onnx", "--data", site / "data", "--out", site / "out", code=2)
-    assert "000.png" in result.stderr
+    assert re.search(r"'1\d\d.png' of ", result.stderr)
+    assert "Remove the file from the data, or replace it." in result.stderr
+
+
+def test_copies_of_one_image_are_no_fault_of_the_model(site: Path) -> None:
+    images = sorted((site / "data" / "images").iterdir())
+    for image in images[1:]:
+        image.write_bytes(images[0].read_bytes())
+    arguments = ("--edge", site / "colours.onnx", "--full", site / "colours.onnx", "--labels", site / "labels.txt")
+    arguments = (*arguments, "--data", site / "data" / "images", "--choose", "full=3", "--out", site / "out")
+    assert "Give data with rows that differ" in _run(*arguments, code=2).stderr
 
 
 def test_models_of_columns_are_paired_on_a_table(tmp_path: Path) -> None:
@@ -203,6 +214,14 @@ def test_columns_that_the_data_lack_and_inputs_without_rows_are_named(tmp_path: 
         (["--full", "colours.onnx", "--tolerance", "5%"], "--tolerance is of models that answer with numbers"),
         (["--full", "labels.txt"], "neither .onnx nor a TFLite file"),
         (["--full", "nowhere.onnx"], "cannot be read"),
+        (["--full", "empty.onnx"], "empty.onnx"),
+        (["--full", "cut.onnx"], "cut.onnx"),
+        (["--full", "cut.tflite"], "cut.tflite"),
+        (["--full", "colours.onnx", "--data", "nowhere"], "nowhere is no folder and no file that exists"),
+        (["--full", "colours.onnx", "--data", "/dev/null"], "/dev/null is neither a folder nor a file with data"),
+        (["--full", "colours.onnx", "--data", "bare"], "bare has masks/, and no images were found next to it"),
+        (["--full", "colours.onnx", "--promise", "missed rad 5% at 90%"], "There is no event 'missed rad'"),
+        (["--full", "colours.onnx", "--promise", "missed Red 5% at 100%"], "is 100%, but must be above 0%"),
         (
             ["--full", "unknown.onnx"],
             "is of no family that `firstline pair` knows for images (inputs 'images' FP32 [1, 3, 96",
@@ -216,7 +235,14 @@ def test_what_cannot_become_a_pair_is_refused(
     monkeypatch.chdir(site)
     detector_graphs.constant_outputs(site / "unknown.onnx", {"depth": np.ones((1, 1, 96, 96), np.float32)})
     detector_graphs.yolov8(site / "yolo.onnx")
-    assert message in " ".join(_run("--data", "data", *arguments, code=2).stderr.split())
+    (site / "empty.onnx").touch()
+    (site / "cut.onnx").write_bytes((site / "colours.onnx").read_bytes()[:100])
+    (site / "cut.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(20))
+    (site / "bare" / "masks").mkdir(parents=True)
+    (site / "bare" / "images.csv").write_text("file\na.png\n")
+    found = " ".join(_run("--data", "data", *arguments, code=2).stderr.split())
+    assert message in found
+    assert "observations" not in found and not (site / "pair" / "bundle").exists()
 
 
 @pytest.fixture
@@ -305,6 +331,7 @@ def test_models_of_numbers_get_their_tolerance_from_labels(tmp_path: Path) -> No
     task = open_bundle(out / "bundle").manifest.task
     assert isinstance(task, Regression)
     assert task.absolute == 0.75
+    assert "needs an edge model that gives the error" in _run(*arguments, "--tolerance", "5%", "--force", code=2).stderr
 
 
 def test_anomaly_models_get_their_operating_scores_from_labels(tmp_path: Path) -> None:

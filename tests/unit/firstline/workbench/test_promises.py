@@ -123,14 +123,21 @@ def test_promises_are_read_in_the_words_of_a_user() -> None:
     assert found == {"missed person": EventBound(0.05, 0.1), "invented car": EventBound(0.005, 0.05)}
 
 
+@pytest.mark.parametrize("name", ["missed Potted  Plant", "MISSED potted plant"])
+def test_case_and_spaces_of_an_event_matter_only_where_labels_differ_by_them(name: str) -> None:
+    assert list(parse_promises([f"{name} 5% at 90%"], Detection(("potted plant", "car")))) == ["missed potted plant"]
+    with pytest.raises(ConfigError, match="no event"):
+        parse_promises([f"{name} 5% at 90%"], Detection(("potted plant", "Potted Plant")))
+
+
 @pytest.mark.parametrize(
     ("texts", "says"),
     [
         (["missed person"], "not in the form 'EVENT SHARE% at CONFIDENCE%': 'missed person 5% at 90%'"),
         (["missed person 0.05 at 0.9"], "not in the form"),
         (["missed persn 5% at 90%"], "no event 'missed persn'; there are: missed person"),
-        (["missed person 0% at 90%"], "is 0, but must be above 0 and below 1"),
-        (["missed person 5% at 100%"], "is 1, but must be above 0"),
+        (["missed person 0% at 90%"], "share of the promise .* is 0%, but must be above 0% and below 100%, such as 5%"),
+        (["missed person 5% at 100%"], "confidence .* is 100%, but must be above 0% and below 100%, such as 90%"),
         (["missed person 5% at 90%", "missed person 4% at 90%"], "two promises about 'missed person'"),
     ],
 )
