@@ -18,11 +18,9 @@ from firstline_core.errors import (
     RemoteTimeoutError,
 )
 from firstline_core.protocol.tensors import shown
-from firstline_core.tasks import classification
 from firstline_core.tasks.base import DeclaredOutputs, Task, check_outputs
 from firstline_core.tasks.field import field_losses
 from firstline_core.types import (
-    PROBABILITIES,
     Arrays,
     InferRequest,
     InferResponse,
@@ -150,9 +148,9 @@ def merge(
 ) -> InferResponse:
     """Puts the full model's rows into a provisional answer, which makes it final.
 
-    The answer is `changed` if the task finds a loss in a corrected row, such as another likeliest class. A corrected
-    row's reason is `uncertain`: why the full model answered. The decision log has the provisional answer with its
-    original reason.
+    The answer is `changed` if the task finds a loss in a corrected row, such as another likeliest class; without the
+    task, if any output of a corrected row differs. A corrected row's reason is `uncertain`: why the full model
+    answered. The decision log has the provisional answer with its original reason.
 
     Args:
         provisional: all rows, as they were first answered.
@@ -197,6 +195,4 @@ def merge(
 def _differ(task: Task | None, before: Arrays, after: Arrays) -> bool:
     if task is not None:
         return bool((field_losses(task, before, after) > 0).any())
-    if PROBABILITIES in before:
-        return bool(classification.losses(before[PROBABILITIES], after[PROBABILITIES]).any())
     return any(not np.array_equal(array, after[name]) for name, array in before.items())

@@ -159,7 +159,8 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
         """Returns 1 where the label or the set of labels differs, else 0."""
         if self.independent:
             return np.asarray((self._answers(edge) != self._answers(full)).any(axis=1), np.float32)
-        return losses(edge[PROBABILITIES], full[PROBABILITIES])
+        differs: Scores = (edge[PROBABILITIES].argmax(axis=1) != full[PROBABILITIES].argmax(axis=1)).astype(np.float32)
+        return differs
 
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
         if self.independent:
@@ -313,12 +314,6 @@ def labelled(probabilities: Probabilities, labels: Sequence[str]) -> dict[str, A
         for index in likeliest
     ]
     return {"label": top[0]["label"], "probability": top[0]["probability"], "top": top}
-
-
-def losses(edge: Probabilities, full: Probabilities) -> Scores:
-    """Returns 1 for each row whose likeliest label differs, otherwise 0: (n,) float32."""
-    differs: Scores = (edge.argmax(axis=1) != full.argmax(axis=1)).astype(np.float32)
-    return differs
 
 
 def temper(probabilities: Probabilities, temperature: float) -> Probabilities:

@@ -100,6 +100,12 @@ class TestMerge:
         assert merged.answer is not None and first.answer is not None
         assert (first.answer.changed, merged.answer.changed) == (None, changed)
 
+    def test_without_its_task_an_answer_changes_with_any_output(self) -> None:
+        asked = escalations.request()
+        first, full = escalations.response(asked, Status.PROVISIONAL), escalations.response(asked, value=0.3)
+        changed = [merge(first, (0,), full, task).answer.changed for task in (TASK, None)]
+        assert changed == [False, True]
+
     @pytest.mark.parametrize(("text", "changed"), [(b"one", False), (b"two", True)])
     def test_every_output_is_corrected(self, text: bytes, changed: bool) -> None:
         def outputs(*rows: bytes) -> tuple[Tensor, ...]:
