@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.errors import ConfigError, InvalidTensorError, ProtocolError
+from firstline_core.errors import ConfigError, InvalidTensorError, ProtocolError, TaskError
 from firstline_core.processing.boxes import BOXES, CLASSES, COUNT, SCORES
 from firstline_core.protocol import answer as answers
 from firstline_core.protocol.tensors import shown
@@ -344,7 +344,7 @@ def read_task(described: object) -> Task | None:
     """Returns the task in a model's metadata; None if there is none, or this installation does not know it."""
     try:
         return tasks.read_task(described)
-    except (tasks.TaskError, ValueError):
+    except (TaskError, ValueError):
         return None
 
 

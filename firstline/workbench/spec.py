@@ -69,14 +69,14 @@ from msgspec import Struct, defstruct
 
 from firstline.workbench.step_syntax import PlainPost, PlainPre, parse_postprocess, parse_preprocess, spell
 from firstline_core.bundle.manifest import TEMPERATURES
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, TaskError
 from firstline_core.processing.steps import Datatype, InputSpec, Kind, Scale, decoded_kind
 from firstline_core.routing.certification import check_share
 from firstline_core.storage import settings
 from firstline_core.storage.files import read_text
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
-from firstline_core.tasks.installed import BUILT_IN, TaskError, read_task
+from firstline_core.tasks.installed import BUILT_IN, read_task
 from firstline_core.tasks.tensors import Tensors
 from firstline_core.types import NAME_PATTERN
 

@@ -39,6 +39,7 @@
     │   ├── SelfTestError             a bundle whose golden answers differ on this device
     │   └── NoRoomError               no room for the bundle on this device or in the registry
     └── ConfigError               an invalid setting, with file and line
+        └── TaskError                 a task that cannot be found or loaded here
 
 Adapters translate foreign exceptions once, with `raise ... from`. Only a process's outermost loops catch
 `Exception`.
@@ -224,6 +225,12 @@ class NoRoomError(UpdateError):
 
 class ConfigError(FirstlineError):
     code = "config"
+
+
+class TaskError(ConfigError):
+    """Its message is a part of a sentence, without a full stop, for the error that names the file."""
+
+    code = "task"
 
 
 def _leaves(root: type[FirstlineError]) -> dict[str, type[FirstlineError]]:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from firstline_core.errors import IntegrityError
+from firstline_core.errors import IntegrityError, TaskError
 from firstline_core.processing.steps import (
     Graph,
     InputSpec,
@@ -28,7 +28,7 @@ from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.base import DeclaredOutputs, Task
-from firstline_core.tasks.installed import TaskError, read_task
+from firstline_core.tasks.installed import read_task
 from firstline_core.types import Name, Sha256, TensorSpec
 
 Text = Annotated[str, Meta(max_length=4096)]

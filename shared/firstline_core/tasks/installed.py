@@ -14,7 +14,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
-from firstline_core.errors import FirstlineError, InferenceError
+from firstline_core.errors import FirstlineError, InferenceError, TaskError
 from firstline_core.tasks import AnyTask
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Task
 
@@ -25,10 +25,6 @@ _BASE = f"{ConfiguredTask.__module__}.{ConfiguredTask.__name__}"
 
 BUILT_IN: dict[str, type[Task]] = {task.kind: task for task in get_args(AnyTask)}
 """The tasks of this package by kind. Other packages cannot replace them."""
-
-
-class TaskError(Exception):
-    """A task that cannot be found or loaded here. The message is a part of a sentence, without a full stop."""
 
 
 def task_type(kind: str, package: str = "") -> type[Task]:

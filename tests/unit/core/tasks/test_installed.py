@@ -13,9 +13,9 @@ from support.sample_bundles import NUMBERS, number_bundle
 
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.errors import ConfigError, InferenceError, IntegrityError
+from firstline_core.errors import ConfigError, InferenceError, IntegrityError, TaskError
 from firstline_core.tasks.classification import Classification
-from firstline_core.tasks.installed import BUILT_IN, TaskError, package_of, read_task, task_type
+from firstline_core.tasks.installed import BUILT_IN, package_of, read_task, task_type
 
 FIELDS = {"kind": "triage", "labels": ["none", "minor", "grave"], "alike": 2}
 
