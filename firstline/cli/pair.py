@@ -34,7 +34,7 @@ from firstline_core.telemetry.wording import counted
 
 @dataclass(frozen=True, slots=True)
 class PairDecisions:
-    """What the user decides instead of the data and the files."""
+    """Properties that the user names, and that files and data need not decide."""
 
     promise: Annotated[
         list[str] | None,

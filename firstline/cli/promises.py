@@ -32,10 +32,12 @@ def promises_text(result: EventsResult, unpromised: Mapping[str, Unpromised]) ->
             )
         elif event.n_needed:
             yield f"- Not proved: {promise}. {seen}; at least {event.n_needed:,} more would be needed."
-        elif len(result.events) > 1:
-            yield f"- Not proved: {promise}. {seen} are enough, but no threshold serves all promises."
+        elif name in result.alone:
+            yield f"- Not proved with the others, but alone it could be: {promise}. {seen} are enough."
         else:
             yield f"- Not proved: {promise}. {seen} are enough, but too many of the answers with high scores break it."
+    if result.alone:
+        yield "No threshold serves all promises together. Promise fewer, or weaker ones."
     few = {name: event.n for name, event in unpromised.items() if event.n_needed}
     enough = {name: event.n for name, event in unpromised.items() if not event.n_needed}
     if few:

@@ -268,7 +268,7 @@ def _prove_promises(
             [len(rows[name]) for name in promises],
             [(bound.epsilon, bound.delta) for bound in promises.values()],
         )
-    return certify_events(
+    found = certify_events(
         {
             name: EventRows(
                 scores[rows[name]],
@@ -282,6 +282,14 @@ def _prove_promises(
         starts=None if len(promises) == 1 and not starts else starts,
         seed=seed,
     )
+    if found.certified or len(promises) == 1 or places is None:
+        return found
+    alone = (
+        name
+        for (name, bound), place in zip(promises.items(), places, strict=True)
+        if _prove_promises({name: bound}, scores, losses, rows, [place], seed=seed, weights=weights).certified
+    )
+    return replace(found, alone=tuple(alone))
 
 
 def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certification:

@@ -315,9 +315,11 @@ class EventsResult(CertificationResult):
 
     Attributes:
         events: by name of the event.
+        alone: if nothing is certified, those of several whose promise would be proved without the others.
     """
 
     events: Mapping[str, EventResult]
+    alone: tuple[str, ...] = ()
 
 
 def certify_events(
