@@ -128,7 +128,7 @@ async def test_a_more_urgent_request_replaces_batches_queued_ahead() -> None:
         await asyncio.gather(*running)
 
 
-@pytest.mark.parametrize(("row_s", "is_ahead"), [(0.099, True), (0.101, False)])
+@pytest.mark.parametrize(("row_s", "is_ahead"), [(0.029, True), (0.031, False), (0.1, False)])
 async def test_a_more_urgent_request_goes_before_a_long_batch(row_s: float, is_ahead: bool) -> None:
     async with bench_of(row_s=row_s) as bench:
         running = [await bench.submit(request_of(float(value))) for value in (1, 2)]
