@@ -116,7 +116,7 @@ async def test_alarm_by_audits_is_shown_and_ended(line: Line) -> None:
         assert notice(await ask(client, request_from(""), line.headers("cam3", "device"))) == answered
         shown = await gateway_status(str(client.base_url), operator["Authorization"].removeprefix("Bearer "))
         assert "contract: digits version 1 edge-onnx: BROKEN since " in shown
-        assert "disagreement: 50 % of 16 audits; promised 5 %; 8 devices" in shown
+        assert "mean disagreement: 50 % over 16 audits; promised 5 %; 8 devices" in shown
         ended = await client.delete(f"{CONTRACTS}/digits/versions/1", headers=operator)
         assert ended.json() == {"ended": 1}
         answered = notice(await ask(client, request_from(""), line.headers("cam3", "device")))

@@ -75,9 +75,11 @@ class Pool:
     @property
     def finding(self) -> str:
         """The result in words: "missed person: 12 % of 140 audits in which it can occur; promised 5 %"."""
-        what, which = (self.key.event, " in which it can occur") if self.key.event else ("disagreement", "")
+        what, of, which = (
+            (self.key.event, "of", " in which it can occur") if self.key.event else ("mean disagreement", "over", "")
+        )
         share, promised = f"{100 * (self.risk or 0.0):.3g} %", f"{100 * self.key.epsilon:.4g} %"
-        return f"{what}: {share} of {counted(self.state.audits, 'audit')}{which}; promised {promised}"
+        return f"{what}: {share} {of} {counted(self.state.audits, 'audit')}{which}; promised {promised}"
 
 
 def model_of(key: PoolKey) -> ModelKey:

@@ -226,11 +226,11 @@ def against_past(before: Period, after: Period) -> Period:
 
     A change within `FALL` and `RISE` is 0, so that a few devices on which a model sees nothing, or too much, are not
     offset by the noise of the others. A class falls only if the edge model reported it before; a class that it did not
-    report can rise, also from none, and has risen by nothing on the other devices (`ALL`). The weight increases with
-    the number of expected objects, which the model of the later period does not influence. One is added to both
-    numbers, so that the ratio is finite.
+    report can rise, also from none, and has risen by nothing on the others (`ALL`), also those without any
+    object. The weight increases with the number of expected objects, which the model of the later period does not
+    influence. One is added to both numbers, so that the ratio is finite.
     """
-    if before.hours <= 0 or after.hours <= 0 or not (before.counts.objects or after.counts.objects):
+    if before.hours <= 0 or after.hours <= 0:
         return after
     falls, rises = {}, {ALL: (0.0, _rise_weight(0.0))}
     for name in dict.fromkeys((*before.counts.objects, *after.counts.objects)):

@@ -161,6 +161,24 @@ def test_a_class_whose_objects_double_or_appear_aborts_without_a_full_model(lost
     assert "on 40 devices with the model and 1" in verdict.sentence
 
 
+@pytest.mark.parametrize("invented", [0, 100])
+def test_objects_invented_on_quiet_scenes_abort_though_no_other_device_reports_any(invented: int) -> None:
+    quiet = Period(ModelCounts("m", 1), 24.0)
+
+    def devices(objects: dict[str, int]) -> list[Device]:
+        after = Period(ModelCounts("m", 1, objects=objects), 8.0)
+        return [Device(against_past(quiet, after), quiet)] * 40
+
+    treated, control = devices({"person": invented} if invented else {}), devices({})
+    verdict = judge(
+        Rules(), stages=3, look=8, over=True, installed=40, failed=0, treated=treated, control=control, seed=1
+    )
+    if invented:
+        assert (verdict.decision, verdict.rule) == (Decision.ABORT, "surplus")
+    else:
+        assert verdict.decision is not Decision.ABORT
+
+
 def test_a_model_that_is_worse_on_one_board_aborts_by_the_name_of_the_board() -> None:
     rng = np.random.default_rng(3)
     boards = [f"board {number % 8}" for number in range(160)]
