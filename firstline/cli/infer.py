@@ -140,9 +140,10 @@ def _opened_bundle(folder: Path, route: Route, draw: Path | None) -> Iterator[In
 
 
 def _drawn(names: Collection[Path]) -> dict[Path, Path]:
-    """Returns the names of the pictures of files: PNG, with their own suffix if they differ by it alone."""
-    counts = Counter(name.with_suffix(".png") for name in names)
-    return {name: short if counts[short := name.with_suffix(".png")] == 1 else Path(f"{name}.png") for name in names}
+    """Returns different names of the pictures of files: PNG, with their own suffix only if they need it."""
+    short, long = ({name: name.with_suffix(".png") for name in names}, {name: Path(f"{name}.png") for name in names})
+    counts = Counter(short.values()) + Counter(long.values())
+    return {name: short[name] if counts[short[name]] == 1 else long[name] for name in names}
 
 
 def _save(picture: Image.Image, folder: Path, name: Path) -> None:

@@ -270,7 +270,7 @@ def _compared(choice: Choice, rows: Mapping[str, NDArray[np.float64]], judge: Ju
 
 
 def _even(decision: Decision) -> bool:
-    """Whether another value is about as good as the best one."""
+    """Returns whether another value is about as good as the best one."""
     *_, second, best = (0.0, *sorted(decision.figures.values()))
     return len(decision.figures) > 1 and _alike(best, second)
 

@@ -258,7 +258,7 @@ def _of_one_task(
         task: {role: next(one for one in readings if one.task == task) for role, readings in found.items()}
         for task in tasks
     }
-    chosen = max(best.values(), key=lambda readings: (min(one.sure for one in readings.values()), readings[role].task))
+    _, chosen = max(best.items(), key=lambda item: (min(one.sure for one in item[1].values()), item[0]))
     for role, reading in chosen.items():
         if reading.sure < _LEAST_SURE:
             raise ConfigError(

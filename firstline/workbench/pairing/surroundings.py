@@ -151,7 +151,7 @@ def _tokenizer(model: Path, file: ModelFile) -> tuple[Path, int]:
 
 
 def _is_text(dataset: Dataset, name: str) -> bool:
-    """Whether most cells of a column are strings that are no numbers."""
+    """Returns whether most cells of a column are strings that are no numbers."""
     cells = list(_some(dataset, name))
     texts = [cell for cell in cells if isinstance(cell, str) and _row(cell) is None]
     return 2 * len(texts) > len(cells)

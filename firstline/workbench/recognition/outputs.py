@@ -33,7 +33,7 @@ class Output(NamedTuple):
 
     @property
     def probable(self) -> bool:
-        """Whether the values of the trial run are from 0 to 1 and sum to about 1."""
+        """Returns whether the values of the trial run are from 0 to 1 and sum to about 1."""
         if self.values is None or not self.values.size:
             return False
         flat = self.values.reshape(-1).astype(np.float64)
@@ -41,7 +41,7 @@ class Output(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether all values are whole numbers, and any is above 1."""
+        """Returns whether all values are whole numbers, and any is above 1."""
         if self.values is None or not self.values.size:
             return False
         return bool((self.values == np.rint(self.values)).all() and self.values.max() > 1)

@@ -320,7 +320,7 @@ class ImageDecoding:
             deadline_s: of the request, on the clock.
 
         Yields:
-            The prepared rows, or the same inputs if their images are small.
+            The prepared rows, or `MeasuredInputs` of the same inputs if their images are small.
 
         Raises:
             RequestError: an image cannot be decoded.

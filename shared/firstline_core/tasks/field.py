@@ -1,4 +1,4 @@
-"""The functions of a task in the field, where their failure never fails a request.
+"""The scores, groups, losses and events of a task in the field, where their failure never fails a request.
 
 - A loss that fails or gives no number counts as 1. The answer is right whatever its comparison does. If failures did
   not count, audits of a bad model would be lost by its own loss, and it would never alarm.

@@ -82,11 +82,12 @@ def test_answers_are_drawn_into_a_folder(tmp_path: Path) -> None:
 def test_drawn_files_differ_by_the_whole_name_only_if_they_must(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     detector_bundle(tmp_path / "bundle")
-    for name in ("a.jpg", "a.png", "b.jpg"):
-        (tmp_path / name).write_bytes(encode(np.full((8, 8, 3), 255, np.uint8)))
-    files = [tmp_path / name for name in ("a.jpg", "a.png", "b.jpg")]
+    files = [tmp_path / name for name in ("a.jpg", "a.png", "a.jpg.png", "b.jpg")]
+    for file in files:
+        file.write_bytes(encode(np.full((8, 8, 3), 255, np.uint8)))
     _lines(tmp_path / "bundle", *files, "--draw", tmp_path / "drawn")
-    assert {path.name for path in (tmp_path / "drawn").iterdir()} == {"a.jpg.png", "a.png.png", "b.png"}
+    drawn = {path.name for path in (tmp_path / "drawn").iterdir()}
+    assert drawn == {"a.jpg.png", "a.png.png", "a.jpg.png.png", "b.png"}
     refused = _run(tmp_path / "bundle", files[0], "--draw", files[1], code=2)
     assert "a.png, which is not a folder" in refused.stderr.replace("\n", " ")
 
