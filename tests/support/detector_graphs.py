@@ -40,22 +40,20 @@ def constant_outputs(
     nodes = [
         helper.make_node("Cast", ["images"], ["pixels"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["pixels"], ["mean"], axes=[0, 1, 2, 3], keepdims=0),
-        helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
         helper.make_node("Mul", ["mean", "small"], ["little"]),
     ]
-    constants = [
-        numpy_helper.from_array(np.array(value, np.float32), name) for name, value in (("zero", 0), ("small", 1e-6))
-    ]
+    constants = [numpy_helper.from_array(np.array(1e-7, np.float32), "small")]
     infos = []
     for name, values in outputs.items():
         kind = helper.np_dtype_to_tensor_dtype(values.dtype)
         constants.append(numpy_helper.from_array(values.astype(np.float32), f"{name}/values"))
-        added = "little" if (values % 1).any() else "nothing"
-        nodes.append(helper.make_node("Add", [f"{name}/values", added], [f"{name}/sum"]))
+        constants.append(numpy_helper.from_array((values % 1 != 0).astype(np.float32), f"{name}/fractions"))
+        nodes.append(helper.make_node("Mul", [f"{name}/fractions", "little"], [f"{name}/added"]))
+        nodes.append(helper.make_node("Add", [f"{name}/values", f"{name}/added"], [f"{name}/sum"]))
         nodes.append(helper.make_node("Cast", [f"{name}/sum"], [name], to=kind))
         infos.append(helper.make_tensor_value_info(name, kind, values.shape))
     image = helper.make_tensor_value_info("images", dtype, shape)
-    nodes += [helper.make_node(kind, ["nothing"], [f"unused {kind}"]) for kind in operators]
+    nodes += [helper.make_node(kind, ["little"], [f"unused {kind}"]) for kind in operators]
     graph = helper.make_graph(nodes, "detector", [image], infos, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     helper.set_model_props(model, dict(metadata or {}))
