@@ -7,7 +7,9 @@ exceeds the best device's share, and their product counts a scene twice if two c
 Assumption: given all earlier audits of all devices, the next edge answer is wrong with a probability of at most
 epsilon. Devices that look at the same scene at the same moment violate it: one wrong answer makes the others likely.
 Only one of those audits may count, chosen before its loss is known; `contracts.audit_spacing_s` selects it by time,
-among the audits of one source.
+among the audits of one source. This leaves out more audits of a busy source than of a quiet one, and no weight corrects
+it: the pool's risk then counts the busy source too little. Set the devices' `audit.spacing_s` at least as long, so that
+the gateway leaves out only audits of sources that several devices share.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from firstline_core.telemetry.wording import counted
 from firstline_core.types import AuditNote, ModelKey
 
 _SOURCES = 256  # whose latest audits a pool remembers; audits of further sources do not count meanwhile
+_SOURCES_PER_DEVICE = 16  # of these, so that a few devices with many names do not keep out all others
 
 
 class PoolKey(NamedTuple):
@@ -50,8 +53,8 @@ class Pool:
         lost_weight: sum of the audits' losses times their weights.
         first_s, last_s: wall time of the first and the latest audit.
         alarmed_s: wall time of the alarm, which later audits do not clear; None without an alarm.
-        counted_s: by source, when its latest audit was counted, in seconds of the store's service; only audits that can
-            still be too close to the next one, see `spaced`.
+        counted: by source, when its latest audit was counted, in seconds of the store's service, and for which device;
+            only audits that can still be too close to the next one, see `spaced`.
     """
 
     key: PoolKey
@@ -62,7 +65,7 @@ class Pool:
     weight: float = 0.0
     lost_weight: float = 0.0
     alarmed_s: float | None = None
-    counted_s: dict[str, float] = field(default_factory=dict)
+    counted: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     @property
     def risk(self) -> float | None:
@@ -118,21 +121,26 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta:
     )
 
 
-def spaced(pool: Pool, source: str, spacing_s: float, *, service_s: float) -> Pool | None:
+def spaced(pool: Pool, device: str, source: str, spacing_s: float, *, service_s: float) -> Pool | None:
     """Returns the pool with the time of one more audit of a source; None if it comes too soon after another.
+
+    Also None while the device, or all devices together, have audits of too many other sources. No source is forgotten
+    within the spacing, because its next audit could then count too soon.
 
     Args:
         pool: the pool after the earlier audits.
+        device: that sent the audit.
         source: of the audit; see `InferRequest`. Audits without one share the source "".
         spacing_s: minimum time between counted audits of one source.
         service_s: now, in seconds of the store's service.
     """
     if not spacing_s:
         return pool
-    recent = {name: at_s for name, at_s in pool.counted_s.items() if service_s - at_s < spacing_s}
-    if source in recent or len(recent) >= _SOURCES:
+    recent = {name: latest for name, latest in pool.counted.items() if service_s - latest[0] < spacing_s}
+    of_device = sum(name == device for _, name in recent.values())
+    if source in recent or len(recent) >= _SOURCES or of_device >= _SOURCES_PER_DEVICE:
         return None
-    return replace(pool, counted_s=recent | {source: service_s})
+    return replace(pool, counted=recent | {source: (service_s, device)})
 
 
 def promises(manifest: Manifest) -> bool:

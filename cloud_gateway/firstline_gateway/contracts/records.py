@@ -223,7 +223,7 @@ class Skipped(StrEnum):
 
     REPEATED = "repeated"  # this request was counted before
     DEVICE_LIMIT = "device_limit"  # this device had its share of the hour
-    SPACING = "spacing"  # another audit of the promise and of this source was counted a moment ago
+    SPACING = "spacing"  # an audit of this source, or of too many others, was counted a moment ago
     NOT_PROMISED = "not_promised"  # the bundle here makes no such promise
     DISK = "disk"  # the store refuses, and unstored audits do not count
     NO_ANSWER = "no_answer"  # the full model's outputs are not as declared
@@ -275,7 +275,7 @@ def count(
     for key in sorted(one.losses):  # every replica locks in this order
         pool = locked(connection, key)
         pool = new_pool(key, now_s) if pool is None else pool
-        due = spaced(pool, one.source, settings.audit_spacing_s, service_s=service_s)
+        due = spaced(pool, one.device, one.source, settings.audit_spacing_s, service_s=service_s)
         if due is None:
             continue
         loss = one.losses[key]

@@ -38,6 +38,7 @@ from firstline_edge.settings.settings import AuditSection
 
 _BY_SCORE = (Reason.CONFIDENT, Reason.UNCERTAIN, Reason.VALUABLE)
 _SOURCES = 1024  # whose latest audits are remembered; no further source is audited meanwhile
+_LEAST_WEIGHT = 0.1  # of an audit, so that a burst of one source does not silence the alarms about all others
 _SHARE_S = 0.1  # a propensity is used for so long, or until an answer is drawn: finding a new one takes a microsecond
 
 
@@ -48,7 +49,8 @@ class Odds(NamedTuple):
         draw: the probability of drawing it now.
         propensity: the share of its source's answers that are audited: `draw`, less the answers that pass while the
             source pauses. Audits are weighted by it, because a busy source passes more of them.
-        floor: the smallest propensity of any source.
+        floor: the smallest propensity of any source, but at least a tenth of `propensity`. So an audit's weight,
+            floor / propensity, is at least 0.1, and a source over ten times as busy as another counts too little.
     """
 
     draw: float
@@ -96,9 +98,11 @@ class AuditRate:
         self._uncounted_rows = self._uncounted_bytes = 0
 
     def adopt(self, settings: AuditSection) -> None:
-        """Applies new limits."""
+        """Applies new limits; a new spacing begins without pauses, as those of the old one have another length."""
         self._allowance = _allowance_of(settings)
-        self._spacing_s = settings.spacing_s
+        if settings.spacing_s != self._spacing_s:
+            self._spacing_s = settings.spacing_s
+            self._sources.clear()
         self._share_until_s = -math.inf
 
     @property
@@ -130,7 +134,8 @@ class AuditRate:
             return _NEVER
         # A pause of `passed` answers is followed by 1 / share others on average, of which one is drawn.
         share, most = self._share, max(self._most_passed, passed)
-        return Odds(share, share / (1 + share * passed), share / (1 + share * most))
+        propensity = share / (1 + share * passed)
+        return Odds(share, propensity, max(share / (1 + share * most), _LEAST_WEIGHT * propensity))
 
     def count(self, source: str, size_bytes: int) -> None:
         """Counts an answer that could be drawn, for later propensities."""

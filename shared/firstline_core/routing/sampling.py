@@ -1,9 +1,9 @@
 """The probability with which the next edge answer is audited, computed from a budget and past traffic only.
 
-The propensity does not depend on the answer itself (score, size, correctness). So audits of one source need no weights;
-those of several sources, whose pauses after an audit differ in the answers that pass, are weighted by the device. For
-the same reason an answer and its audit are charged to the budget only after its propensity is fixed, and one propensity
-may be used for several answers. A cost beyond the remaining budget becomes a debt that later answers pay.
+The propensity does not depend on the answer itself (score, size, correctness). So audits need no weights unless sources
+pause after an audit; the device weights those by the answers that pass in the pauses. For the same
+reason an answer and its audit are charged to the budget only after its propensity is fixed, and one propensity may be
+used for several answers. A cost beyond the remaining budget becomes a debt that later answers pay.
 
 The budget is one token bucket for audits and one for bytes. Each fills at 3/4 of the hourly allowance and holds at most
 1/4 of it, so that no hour exceeds the allowance by more than one payload. The propensity spends the content of the
@@ -79,7 +79,7 @@ def refill(level: float, passed_s: float, per_hour: float) -> float:
 
 
 def propensity(budget: AuditBudget, allowance: Allowance) -> float:
-    """Returns the probability with which the next answer is audited; an audit note states it as `floor` too.
+    """Returns the probability with which the next answer is audited, unless its source pauses.
 
     Args:
         budget: as it is now, see `after_time`.

@@ -364,6 +364,35 @@ def test_a_busy_source_does_not_count_less_than_its_traffic(max_share: float) ->
     assert sum(weights.values()) == pytest.approx(200_000, rel=0.1)
 
 
+def test_a_burst_of_one_source_leaves_the_others_a_useful_weight() -> None:
+    clock = SimulatedClock()
+    rate = AuditRate(msgspec.structs.replace(ALL, spacing_s=10.0, max_share=0.05), clock)
+    clock._now_s += 600
+    rate.charge("busy", 1)
+    for _ in range(20_000):
+        clock._now_s += 5 / 20_000
+        rate.count("busy", 1)
+    for source, weight in (("quiet", 0.1), ("busy", 1.0)):
+        clock._now_s += 6
+        odds = rate.odds(source, has_room=True)
+        assert odds.floor / odds.propensity == pytest.approx(weight)
+
+
+@pytest.mark.parametrize("spacing_s", [0.0, 1.0])
+def test_a_new_spacing_forgets_the_pauses_of_the_old_one(spacing_s: float) -> None:
+    clock = SimulatedClock()
+    settings = msgspec.structs.replace(ALL, spacing_s=10.0, max_share=0.1)
+    rate = AuditRate(settings, clock)
+    clock._now_s += 600
+    rate.charge("gate", 1)
+    for _ in range(1000):
+        rate.count("gate", 1)
+    rate.adopt(settings)
+    assert rate.odds("gate", has_room=True).draw == 0
+    rate.adopt(msgspec.structs.replace(settings, spacing_s=spacing_s))
+    assert rate.odds("gate", has_room=True) == (0.1, 0.1, 0.1)
+
+
 def test_the_remembered_sources_are_bounded() -> None:
     clock = SimulatedClock()
     rate = AuditRate(msgspec.structs.replace(ALL, spacing_s=10.0), clock)
