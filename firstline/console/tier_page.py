@@ -27,7 +27,7 @@ def add_pages(watch: Watch) -> None:
             with ui.element("nav").props('aria-label="Time"').classes("choices"):
                 for span in view.SPANS_H:
                     _link(f"{span} h", address("/tiers", hours=str(span), model=model), span == hours)
-            broken = text("p").props('role="alert"').classes(f"tone-{Tone.BAD}")
+            broken = text("p").props('role="status"').classes(f"tone-{Tone.BAD}")
             sentence = text("p").props('role="status"')
             chart = ui.echart(view.chart([], 1.0, time.time(), hours)).classes("chart")
             rows = Table("Who answered", view.TIERS, "")

@@ -104,7 +104,9 @@ async def test_both_tiers_answer_with_boxes_in_the_original_image(tier: str, tmp
             filtered = await client.post(f"/firstline/v1/models/pets/infer?max_objects=3&{query}", content=BRIGHT)
             assert (filtered.json()["count"], filtered.json().get("confidence")) == (count, answer.get("confidence"))
         refused = await client.post("/firstline/v1/models/pets/infer?classes=cow", content=BRIGHT)
-        assert refused.status_code == 400 and "'cow', which 'pets' does not know; it knows cat, dog." in refused.text
+        assert (
+            refused.status_code == 400 and "'cow', which 'pets' does not know; 'pets' knows cat, dog." in refused.text
+        )
 
         twice = await client.post("/firstline/v1/models/pets/infer?privacy=local_only&privacy=any", content=BRIGHT)
         assert twice.status_code == 400 and "'privacy' has several values" in twice.text

@@ -21,6 +21,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.clock import Clock
 from firstline_core.processing.steps import InputSpec, ModelInput
 from firstline_core.storage.artefact import Artefact
+from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, Array, Arrays, AuditNote, InferRequest, ModelKey, Tensor
 from firstline_edge.models.models import DeviceModel, EdgeModel
@@ -71,8 +72,8 @@ class _Echo:
     decodes_images = False
     row_s = 0.0
 
-    def __init__(self, model: Model) -> None:
-        self.model, self.digest, self.input_names = model, model.digest, model.input_names
+    def __init__(self, model: Model, task: Task) -> None:
+        self.model, self.digest, self.input_names, self.task = model, model.digest, model.input_names, task
         self.runtime = SimpleNamespace(provider="echo")
 
     def predict(self, inputs: Arrays) -> Prediction:
@@ -87,7 +88,7 @@ def held(row_ms: float, clock: Clock) -> list[DeviceModel]:
     core = OneCore(row_ms, clock)
 
     def edge_of(manifest: Manifest) -> EdgeModel:
-        loaded: Any = _Echo(manifest.edge[0])
+        loaded: Any = _Echo(manifest.edge[0], manifest.task)
         return EdgeModel(
             loaded,
             lambda outputs, _: outputs[PROBABILITIES].max(axis=1),
