@@ -1,16 +1,7 @@
 // Asks an agent what is in a file, and hears each answer as it comes: node stream.mjs URL FILE [MODEL]
 import { readFile } from "node:fs/promises";
 
-// Every answer says how it was made; what the model says has other names in each task.
-const COMMON = [
-  "id", "model", "version", "request_id", "status", "certified", "durable", "tier", "reason", "confidence",
-  "model_digest", "attempts", "rows", "changed", "refusal", "contract",
-];
-
-function said(answer) {
-  if ("label" in answer && !("labels" in answer)) return `${answer.label} (${+(100 * answer.probability).toPrecision(4)} %)`;
-  return JSON.stringify(Object.fromEntries(Object.entries(answer).filter(([name]) => !COMMON.includes(name))));
-}
+import { said } from "./said.mjs";
 
 const [url, file, model = "digits"] = process.argv.slice(2);
 if (!file) {

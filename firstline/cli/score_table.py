@@ -35,6 +35,10 @@ class ScoredRow(NamedTuple):
     events: Mapping[str, float] = MappingProxyType({})
 
 
+_AGREES = "1 where edge and full model agree, else 0, or 1 minus the loss"
+_OCCURRED = "1 where the event occurred, 0 where it did not, and empty where it could not"
+
+
 def read_table(source: str, events: Collection[str] = ()) -> list[ScoredRow]:
     """Returns the rows of a table.
 
@@ -81,8 +85,8 @@ def _rows(lines: Iterable[str], source: str, events: Collection[str]) -> Iterato
             if None in row:  # such as 0,97 for 0.97, which would be read as a score of 0
                 raise ConfigError(f"{where} has more cells than line 1 has columns; write decimals with a point.")
             weight = _weight(row["weight"], where) if "weight" in names else 1.0
-            losses = {name: _loss(row[name], name, where) for name in events if row[name]}
-            score, agree = _score(row["score"], where), _agree(row["agree"], where)
+            losses = {name: _share(row[name], name, where, _OCCURRED) for name in events if row[name]}
+            score, agree = _score(row["score"], where), _share(row["agree"], "agree", where, _AGREES)
             yield ScoredRow(score, agree, weight, row.get("certificate") or "", losses)
             count += 1
     except csv.Error as error:
@@ -116,24 +120,16 @@ def _number(text: str | None) -> float:
         return math.nan
 
 
-def _agree(text: str | None, where: str) -> float:
-    agree = _number(text)
-    if not 0 <= agree <= 1:
-        raise ConfigError(
-            f"{where} has {_shown(text)} under agree; it is 1 where edge and full model agree, else 0, "
-            "or 1 minus the loss."
-        )
-    return agree
+def _share(text: str | None, column: str, where: str, meaning: str) -> float:
+    """Returns the number in a cell.
 
-
-def _loss(text: str | None, event: str, where: str) -> float:
-    loss = _number(text)
-    if not 0 <= loss <= 1:
-        raise ConfigError(
-            f"{where} has {_shown(text)} under {event}; it is 1 where the event occurred, 0 where it did not, and "
-            "empty where it could not."
-        )
-    return loss
+    Raises:
+        ConfigError: it is not between 0 and 1; `meaning` says what belongs into the column.
+    """
+    share = _number(text)
+    if not 0 <= share <= 1:
+        raise ConfigError(f"{where} has {_shown(text)} under {column}; it is {meaning}.")
+    return share
 
 
 def _shown(text: str | None) -> str:

@@ -126,7 +126,7 @@ def _traced(trace: TraceContext | None) -> dict[str, str]:
 
 
 class EdgeOutput(Protocol):
-    """What the edge model said about a row; implemented by `requests.context.ModelOutput`."""
+    """The edge model's answer to a row; implemented by `requests.context.ModelOutput`."""
 
     @property
     def outputs(self) -> Arrays:

@@ -105,7 +105,7 @@ def source_of(manifest: Manifest, wanted: str = "") -> Model:
 def promise_of(
     manifest: Manifest, epsilon: float | None, delta: float | None, events: Mapping[str, EventBound]
 ) -> Terms:
-    """Returns the promise of the first certified variant, or 5 % at 95 %; what is stated has precedence.
+    """Returns the stated promise; by default that of the first certified variant, or 5 % at 95 %.
 
     Args:
         manifest: of the bundle to compress.

@@ -93,7 +93,7 @@ class TierCounts(Struct, frozen=True):
 
 
 class ContractState(Struct, frozen=True):
-    """What the audits of all devices show of one promise.
+    """The result of the audits of all devices for one promise.
 
     Attributes:
         variant: id of the edge variant; None if its bundle is not served any more.

@@ -50,7 +50,7 @@ class Histogram(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GroupCertificate(Struct, frozen=True, forbid_unknown_fields=True):
-    """The certificate of one group. The `threshold` is None if none is certified; then the whole group is escalated.
+    """The certificate of one group. Without a certified `threshold` the whole group is escalated.
 
     Attributes:
         n: number of rows of the group at certification.

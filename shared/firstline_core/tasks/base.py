@@ -131,7 +131,7 @@ def _no_file(artefact: Artefact) -> bytes:
 
 
 class ModelOutputs(NamedTuple):
-    """What a task compiles a model's postprocessing from.
+    """A model's outputs and declared steps, from which a task compiles its postprocessing.
 
     Attributes:
         what: the model, for messages.

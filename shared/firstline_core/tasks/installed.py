@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, wraps
 from importlib import metadata
+from inspect import isfunction
 from typing import Any, cast, get_args
 
 import msgspec
@@ -86,10 +87,9 @@ def read_task(fields: object, package: str = "") -> Task:
         raise ValueError(f"task '{kind}': {error}") from error
 
 
-_GUARDED = (
-    "fault", "score", "features", "supposed_losses", "groups", "occurrences", "loss", "events_of", "truth_loss",
-    "summary", "describe", "title", "draw", "difference", "distance",
-)  # fmt: skip
+_AT_LOAD = {"declared", "needs_event", "unscored", "postprocess"}
+"""Functions that no request calls; `postprocess` returns one that requests call."""
+_GUARDED = [name for name, one in vars(Task).items() if isfunction(one) and name[0] != "_" and name not in _AT_LOAD]
 
 
 @cache
