@@ -8,6 +8,7 @@ draw. The oracle knows the pool.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -146,9 +147,11 @@ class Pool:
 def figures(data: Path) -> Iterator[Figure]:
     """Yields the figures of all pairs whose folders lie next to one of them."""
     for pair in CASES:
-        if (data.parent / pair).is_dir():
-            for figure in _of_pair(data.parent / pair):
-                yield figure._replace(figure=f"{pair}, {figure.figure}")
+        if not (data.parent / pair).is_dir():
+            print(f"{pair} is skipped: {data.parent} does not have it.", file=sys.stderr)
+            continue
+        for figure in _of_pair(data.parent / pair):
+            yield figure._replace(figure=f"{pair}, {figure.figure}")
 
 
 def _of_pair(data: Path) -> Iterator[Figure]:

@@ -10,7 +10,14 @@ from firstline_core.types import DATATYPES, Array, TensorSpec
 
 
 class Output(NamedTuple):
-    """An output: its shape without the axis of rows, and the smallest and largest value of the trial run."""
+    """An output of a model.
+
+    Attributes:
+        name: of the output.
+        real: whether its numbers are real.
+        shape: without the axis of rows; () if rows are not its first axis.
+        values: of the trial run, without the axis of rows; None without a trial run.
+    """
 
     name: str
     real: bool
