@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from firstline.workbench.bundle import write_version
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.promises import EventBound, Unpromised, UsualAnswer, unpromised, usual_answer
-from firstline.workbench.selection import BEST, SELECT_FRACTION, Selection, default_fraction, is_graded, select
+from firstline.workbench.selection import BEST, SELECT_FRACTION, Selection, default_fraction, is_graded, scores_by, select
 from firstline.workbench.sequences import Sequences
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
@@ -173,8 +173,7 @@ def certify_bundle(
             or temperature.
         terms: of the certificate.
         starts: thresholds where testing starts, taken from other data; None: from the selection part. Not for events.
-        placing: evidence of other rows, by whose scores testing of several events starts, if the bundle's own score is
-            certified; None: of the selection part.
+        placing: evidence of other rows, by whose scores testing of several events starts; None: of the selection part.
 
     Returns:
         For events with an `EventsResult`, whose `n` and `kept` are of all rows, whether or not an event can occur.
@@ -221,7 +220,8 @@ def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: E
     places: list[NDArray[np.float64]] | None = None
     if placing is not None and len(promises) > 1:
         placed = task.events_of(promises, placing.edge.outputs, placing.full)
-        places = [placing.scores[event.counts] for event in placed.values()]
+        placed_scores = scores_by(placing.edge, selection.score, bundle.manifest.policy.score, placing.scores)
+        places = [placed_scores[event.counts] for event in placed.values()]
     elif len(part):
         places = [scores[part[event.counts[part]]] for event in events.values()]
     found = _prove_promises(

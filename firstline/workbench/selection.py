@@ -175,13 +175,10 @@ def select(
     if share:
         check_share("the selection fraction", share)
 
-    def scores_by(score: Score) -> NDArray[np.float64]:
-        return own_scores if score == own else _computed(edge, score).astype(np.float64)
-
     part, rest = split_clusters(clusters, share, seed) if clusters else split(len(losses), share, seed)
     if not len(part):
         score = _named(name, own, own.temperature)
-        return Selection(score, None, {}, None, 0, rest, scores_by(score))
+        return Selection(score, None, {}, None, 0, rest, scores_by(edge, score, own, own_scores))
     temperature = 1.0
     if targets is not None:
         temperature = fit_temperature(edge.outputs[PROBABILITIES][part], targets[part])
@@ -206,14 +203,27 @@ def select(
         score = Score(LEARNED, temperature, learned=value or fit_logistic(inputs, losses[part]))
     else:
         score = choice.declared if name == BEST else _named(name, own, temperature)
-    scores = scores_by(score)
+    scores = scores_by(edge, score, own, own_scores)
     starts = starts_at(scores[part], start_shares(len(rest)))
     return Selection(score, value, choice.aurocs, starts, len(part), rest, scores)
 
 
-def _computed(edge: EdgeRows, score: Score) -> Scores:
+def scores_by(edge: EdgeRows, score: Score, own: Score, own_scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the scores of rows, (n,).
+
+    Args:
+        edge: the edge model's answers.
+        score: that is wanted.
+        own: the bundle's score.
+        own_scores: (n,) by it, which are not computed again: a device may have computed them.
+
+    Raises:
+        ConfigError: evidence that the score needs is not known.
+    """
+    if score == own:
+        return own_scores
     try:
-        return edge.scores(score)
+        return edge.scores(score).astype(np.float64)
     except InvalidTensorError as error:
         known = ", ".join(edge.fixed_scores()) or "none"
         raise ConfigError(

@@ -218,16 +218,13 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
             return super().supposed_losses(outputs, evidence)
         return np.asarray((1 - self.score("margin", outputs, evidence)) / 2, np.float32)
 
-    def groups(self, outputs: Arrays) -> Sequence[str]:
-        """Returns the label of the neighbour; "" without one."""
-        if not self.labels:
-            return [""] * len(outputs[EMBEDDING])
-        return [self.labels[neighbour] if neighbour >= 0 else "" for neighbour in outputs[NEIGHBOUR].tolist()]
-
     def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
+        """Returns whether the label of the neighbour has events, (n, group_names)."""
         columns = {name: column for column, name in enumerate(self.group_names)}
-        found = np.array([columns.get(label, -1) for label in self.groups(outputs)])
-        return np.asarray(found[:, None] == np.arange(len(columns)), np.int64)
+        if not columns:
+            return super().occurrences(outputs)
+        found = [columns.get(self.labels[row], -1) if row >= 0 else -1 for row in outputs[NEIGHBOUR].tolist()]
+        return np.asarray(np.array(found)[:, None] == np.arange(len(columns)), np.int64)
 
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
         """Returns 1 where the neighbours have different labels or the embeddings are too far apart, else 0."""

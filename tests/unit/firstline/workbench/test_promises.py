@@ -274,6 +274,20 @@ def test_several_promises_set_a_part_aside(bundle: Bundle) -> None:
         _certify(bundle, evidence, both, select_fraction=0.0)
 
 
+def test_rows_that_place_thresholds_are_scored_as_the_others(bundle: Bundle) -> None:
+    """A score that is named gives the result that it gives as the bundle's own."""
+    evidence, placing = _evidence(bundle, n=1500), _evidence(bundle, n=600, seed=1)
+    named = Terms(0, 0, score="product", select_fraction=0).about(
+        _PERSON | {"missed car": EventBound(0.1, 0.1)}
+    )
+    found = certify_bundle(bundle, evidence, named, placing=placing)
+    score = Score("product")
+    own = Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, policy=Policy(score)))
+    rows, others = (replace(one, scores=one.edge.scores(score).astype(np.float64)) for one in (evidence, placing))
+    expected = certify_bundle(own, rows, replace(named, score="bundle"), placing=others)
+    assert found.result == expected.result and found.result.certified
+
+
 def test_frames_of_one_clip_are_one_observation(bundle: Bundle) -> None:
     """Each frame is repeated 20 times: only the clips count, whatever the number of frames."""
     frames = _evidence(bundle, n=150, shares=(0.6, 0, 0))
