@@ -20,7 +20,15 @@ from numpy.typing import ArrayLike, NDArray
 from firstline.workbench.bundle import write_version
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.promises import EventBound, Unpromised, UsualAnswer, unpromised, usual_answer
-from firstline.workbench.selection import BEST, SELECT_FRACTION, Selection, default_fraction, is_graded, scores_by, select
+from firstline.workbench.selection import (
+    BEST,
+    SELECT_FRACTION,
+    Selection,
+    default_fraction,
+    is_graded,
+    scores_by,
+    select,
+)
 from firstline.workbench.sequences import Sequences
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
@@ -324,9 +332,15 @@ def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> C
 def certify_classes(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certification:
     """Certifies the accepted answers of each class that the edge predicts, all classes together.
 
-    Classes that the data does not show accept nothing. Arguments and errors are those of `certify_by`.
+    Classes that the data does not show accept nothing. Arguments and errors are those of `certify_by`, and a
+    `ConfigError` if no answer has a class.
     """
     groups = bundle.manifest.task.groups(evidence.edge.outputs)
+    if not any(groups):
+        raise ConfigError(
+            f"No edge answer to the data has a class that contracts of the task {bundle.manifest.task.kind} tell "
+            "apart, so there is no promise by class; leave out --by."
+        )
     result, selection = _certify_all_groups(bundle, evidence, groups, "class", terms)
     limits = {group: proved.threshold for group, proved in result.groups.items()}
     rows = evidence.units(selection.rest, terms.seed).tolist()

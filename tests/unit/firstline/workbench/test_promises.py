@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.cli.promises import promises_text
-from firstline.workbench.certify import Terms, certify_bundle, with_certificate
+from firstline.workbench.certify import Terms, certify_bundle, certify_classes, with_certificate
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.promises import (
     EventBound,
@@ -277,15 +277,18 @@ def test_several_promises_set_a_part_aside(bundle: Bundle) -> None:
 def test_rows_that_place_thresholds_are_scored_as_the_others(bundle: Bundle) -> None:
     """A score that is named gives the result that it gives as the bundle's own."""
     evidence, placing = _evidence(bundle, n=1500), _evidence(bundle, n=600, seed=1)
-    named = Terms(0, 0, score="product", select_fraction=0).about(
-        _PERSON | {"missed car": EventBound(0.1, 0.1)}
-    )
+    named = Terms(0, 0, score="product", select_fraction=0).about(_PERSON | {"missed car": EventBound(0.1, 0.1)})
     found = certify_bundle(bundle, evidence, named, placing=placing)
     score = Score("product")
     own = Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, policy=Policy(score)))
     rows, others = (replace(one, scores=one.edge.scores(score).astype(np.float64)) for one in (evidence, placing))
     expected = certify_bundle(own, rows, replace(named, score="bundle"), placing=others)
     assert found.result == expected.result and found.result.certified
+
+
+def test_answers_without_a_class_have_no_promise_by_class(bundle: Bundle) -> None:
+    with pytest.raises(ConfigError, match=r"No edge answer to the data has a class .* leave out --by"):
+        certify_classes(bundle, _evidence(bundle, shares=(0, 0, 0)), Terms(0.05, 0.1))
 
 
 def test_frames_of_one_clip_are_one_observation(bundle: Bundle) -> None:
