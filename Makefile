@@ -11,7 +11,7 @@ PEERS := bargain bentoml litserve mlserver pytriton rayserve
 # An interpreter without a tflite-runtime wheel (Python 3.12 and later) leaves that environment out.
 TFLITE := $(if $(shell $(TFLITE_PYTHON) -c 'import sys; print(sys.version_info[:2] == (3, 11) or "")' 2>/dev/null),tflite)
 
-.PHONY: help demo test check format bench clients wheel lock clean rewritten tflite
+.PHONY: help demo test check docs format bench clients wheel lock clean rewritten tflite
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -37,7 +37,11 @@ check: .venv/test.stamp ## check format, lint, types, layers and, if Vale is ins
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/zensical build --strict
 	@if command -v vale >/dev/null; then vale *.md docs models firstline edge_agent cloud_gateway shared bench tests; fi
+
+docs: .venv/test.stamp ## build the documentation site into site/, and refuse broken links
+	$(BIN)/zensical build --strict
 
 format: .venv/test.stamp ## format the code and apply ruff's fixes
 	$(BIN)/ruff format .
@@ -70,5 +74,5 @@ lock: .venv/uv.stamp ## lock the dependencies of pyproject.toml (UPGRADE=--upgra
 	for peer in $(PEERS); do $(LOCK) --output-file requirements/peers/$$peer.lock --group peer-$$peer; done
 
 clean: ## remove the environments, the caches and the built files
-	rm -rf .venv .venv-* dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* dist build site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

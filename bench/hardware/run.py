@@ -141,7 +141,7 @@ def _write(name: str, outcome: Outcome) -> None:
     rows[name] = named(name, outcome.written)
     kept = {part: records[part] for part in PARTS if part in records}
     write(TARGET, [row for part in PARTS for row in rows[part]], kept)
-    for path in sorted(PAGES.glob("*.md")):
+    for path in sorted(PAGES.rglob("*.md")):
         if any(target == TARGET for target, _ in page.tables(path.read_text())):
             page.refill(path)
 

@@ -31,7 +31,7 @@ BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder o
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Use this many rows, spread evenly over the data.")]
 DATA_HELP = (
     "Images, recordings, videos, labelled boxes, masks or a table: a folder or a file, with or without labels; see "
-    "docs/data.md."
+    "docs/reference/data.md."
 )
 ThreadsOption = Annotated[int, typer.Option(min=0, help="Threads for each model; 0 uses the runtime's default.")]
 CaOption = Annotated[

@@ -178,7 +178,7 @@ class Reason(StrEnum):
     """Why this answer was given: a closed list, safe as a metric label.
 
     The code that decides it is in `routing/policy.py`, in the device's `cascade` and in its `requests/full_answers.py`.
-    When you add a value, give it its sentence here and a row in docs/answers.md.
+    When you add a value, give it its sentence here and a row in docs/reference/answers.md.
 
     Attributes:
         explanation: a sentence for people; `{scores}` is the place of the score and the threshold.

@@ -12,8 +12,8 @@ is not the full model's answer to its image. A live answer of the full model mus
 that is announced over MQTT.
 
 Writes a sentence for each figure to standard error and all of them as JSON to standard output. With the default number
-of kills and both links, the totals go to bench/results/independent-kills.json and docs/reliability.md. Exits with 1 if
-an answer was lost or swapped, or if nothing was acknowledged.
+of kills and both links, the totals go to bench/results/independent-kills.json and docs/concepts/reliability.md. Exits
+with 1 if an answer was lost or swapped, or if nothing was acknowledged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Scores = Mapping[str, float]
 """Probabilities of the most likely labels."""
 
 BUNDLE = Path(__file__).parents[2] / "models" / "digits" / "bundle"
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "reliability.md"
 DEVICE = "device-1"
 _KILLS, _ALL_LINKS = 100, "http,mqtt"
 TOLERANCE = 1e-4

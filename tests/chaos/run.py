@@ -33,7 +33,7 @@ from chaos.soak import soak
 from chaos.storage import cut_gateway_power, cut_power, flip_bits
 
 _TARGET = "chaos"
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "reliability.md"
 _MIB = 1 << 20
 
 

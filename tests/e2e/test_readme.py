@@ -14,10 +14,10 @@ from support.readme import MismatchError, Reader, environ, links, matches, place
 
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text()
-PROTOCOL = (CHECKOUT / "docs" / "protocol.md").read_text()
-CLIENT = (CHECKOUT / "docs" / "client.md").read_text()
-ANSWERS = (CHECKOUT / "docs" / "answers.md").read_text()
-OPERATING = (CHECKOUT / "docs" / "operating.md").read_text()
+PROTOCOL = (CHECKOUT / "docs" / "reference" / "protocol.md").read_text()
+CLIENT = (CHECKOUT / "docs" / "reference" / "client.md").read_text()
+ANSWERS = (CHECKOUT / "docs" / "reference" / "answers.md").read_text()
+OPERATING = (CHECKOUT / "docs" / "how-to" / "run-both-tiers.md").read_text()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_the_readme_is_true(reader: Reader) -> None:
 
 
 def test_rollout_guide_takes_ten_commands(reader: Reader) -> None:
-    page = (CHECKOUT / "docs" / "rollout.md").read_text()
+    page = (CHECKOUT / "docs" / "get-started" / "first-rollout.md").read_text()
     ended = re.search(r"firstline rollout rollback (\S+)", page)
     back = f'$ firstline rollout get {ended[1]} --watch || echo "exit code $?"\ndigits 3: rolled_back\n...\nexit code 1'
     on_version_1 = "$ firstline device ls -o json | grep -c '\"version\": *1,'\n1"
@@ -67,7 +67,9 @@ def left_for_git(folder: Path) -> set[str]:
     return {line.removeprefix("?? ") for line in listed.splitlines()}
 
 
-@pytest.mark.parametrize("page", ["bundles.md", "identities.md", "policies.md", "storage.md"])
+@pytest.mark.parametrize(
+    "page", ["reference/bundles.md", "how-to/enrol-devices.md", "concepts/policies.md", "reference/storage.md"]
+)
 def test_the_pages_are_true(reader: Reader, page: str) -> None:
     reader.follow((CHECKOUT / "docs" / page).read_text())
     assert reader.executed
@@ -76,17 +78,17 @@ def test_the_pages_are_true(reader: Reader, page: str) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        "anomaly.md",
-        "audio.md",
-        "data.md",
-        "detection.md",
-        "embedding.md",
-        "own-task.md",
-        "regression.md",
-        "segmentation.md",
-        "tensors.md",
-        "text-classification.md",
-        "text.md",
+        "tasks/anomaly.md",
+        "tasks/audio.md",
+        "reference/data.md",
+        "tasks/detection.md",
+        "tasks/embedding.md",
+        "how-to/own-task.md",
+        "tasks/regression.md",
+        "tasks/segmentation.md",
+        "tasks/tensors.md",
+        "tasks/text-classification.md",
+        "tasks/text.md",
     ],
 )
 def test_the_pages_of_tasks_show_exact_numbers(reader: Reader, page: str) -> None:
@@ -113,7 +115,7 @@ def test_shell_blocks_name_existing_targets() -> None:
 
 
 def test_links_lead_to_places_that_are_there() -> None:
-    pages = [*(CHECKOUT / "docs").glob("*.md"), *CHECKOUT.glob("*.md")]
+    pages = [*(CHECKOUT / "docs").rglob("*.md"), *CHECKOUT.glob("*.md")]
     assert len(pages) > 10
     for page in pages:
         for file, place in links(page.read_text()):

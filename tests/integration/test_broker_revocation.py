@@ -22,7 +22,7 @@ from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_
 
 pytestmark = pytest.mark.mosquitto
 
-# What docs/identities.md promises once the gateway knows of a revocation.
+# What docs/how-to/enrol-devices.md promises once the gateway knows of a revocation.
 ENDED_WITHIN_S = 5.0
 
 

@@ -36,7 +36,8 @@ from firstline_edge.settings.load import load
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
 
-# What docs/identities.md promises: twice `auth.refresh_s`, and two seconds for the broker; thrice on a busy machine.
+# What docs/how-to/enrol-devices.md promises: twice `auth.refresh_s`, and two seconds for the broker; thrice on a
+# busy machine.
 SILENT_WITHIN_S = 3 * (2 * 0.2 + 2.0)
 _IMAGES = map(noise, itertools.count())  # no cache has seen them
 

@@ -1,4 +1,4 @@
-"""Each identity times each route and each topic, as docs/security-matrix.md has them, over real TLS."""
+"""Each identity times each route and each topic, as docs/reference/security-matrix.md has them, over real TLS."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from firstline_gateway.identity.enrolment import next_version
 from firstline_gateway.identity.principals import Scope
 from firstline_gateway.identity.tables import CERTIFICATES
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "security-matrix.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "security-matrix.md"
 
 
 def table_after(heading: str) -> tuple[list[str], dict[str, list[str]]]:

@@ -217,10 +217,10 @@ CASES = {
         {"tensors": _TENSORS[:1], "absolute": 1.0, "relative": 0.1},
     ),
     "tensors-relative": Answers(Tensors(_TENSORS[:2], relative=0.5), _tensors, {"relative": 0.2}, symmetric=False),
-    "installed": Answers(_documented("own-task.md", "count_task.py", "Count")(), _counts, {}),
+    "installed": Answers(_documented("how-to/own-task.md", "count_task.py", "Count")(), _counts, {}),
     "installed-classifier": Answers(
         msgspec.convert(
-            {"kind": "triage", "labels": ["a", "b", "c"]}, _documented("own-task.md", "triage_task.py", "Triage")
+            {"kind": "triage", "labels": ["a", "b", "c"]}, _documented("how-to/own-task.md", "triage_task.py", "Triage")
         ),
         _probabilities,
         {"alike": 3},

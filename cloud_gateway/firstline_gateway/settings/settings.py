@@ -116,7 +116,7 @@ class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wait: bool = True
     """Load before listening; false listens at once, and requests wait for their model."""
     memory_budget_mb: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
-    """Memory for models (MiB); the least recently used are unloaded. 0 for no limit. See docs/operating.md."""
+    """Memory for models (MiB); the least recently used are unloaded. 0 for no limit. See docs/how-to/run-both-tiers.md."""
     concurrency: Annotated[int, Meta(ge=0)] = 0
     """Concurrent batches of one model; limits a slow model. 0 is `execution.sessions`."""
     concurrency_of: dict[str, Count] = field(default_factory=dict)
@@ -353,7 +353,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     execution: Execution = Execution()
     executors: dict[Name, ExecutorOf] = field(default_factory=dict)
     """Several executors by name, instead of `execution.engine`; each batch goes to the one that is expected to finish
-    it first. See docs/scale.md."""
+    it first. See docs/how-to/scale.md."""
     images: Images = Images()
     cache: Cache = Cache()
     oip: Oip = Oip()

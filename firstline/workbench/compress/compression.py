@@ -97,7 +97,7 @@ def source_of(manifest: Manifest, wanted: str = "") -> Model:
         precisions = ", ".join(f"{model.id} {model.precision}" for model in manifest.models)
         raise ConfigError(
             f"Bundle '{manifest.name}' has no model in fp32, and only such are compressed: {precisions}. "
-            "Where one is, say so by precision in the recipe (docs/bundles.md), and create the bundle again."
+            "Where one is, say so by precision in the recipe (docs/reference/bundles.md), and create the bundle again."
         )
     return known[wanted] if wanted else fit[0]
 

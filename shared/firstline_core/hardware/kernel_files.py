@@ -42,8 +42,8 @@ _UNLIMITED_BYTES = 1 << 42
 NO_VALUE_NOW = "the driver has no value now, as of a part that is switched off"
 
 _REASONS = {
-    errno.EACCES: "only the superuser may read it; docs/hardware.md says how to let the agent",
-    errno.EPERM: "only the superuser may read it; docs/hardware.md says how to let the agent",
+    errno.EACCES: "only the superuser may read it; docs/concepts/hardware.md says how to let the agent",
+    errno.EPERM: "only the superuser may read it; docs/concepts/hardware.md says how to let the agent",
     errno.EAGAIN: NO_VALUE_NOW,
     errno.ENODATA: "the driver has no value, as of a channel that is switched off",
     errno.ENXIO: "the device behind it does not answer",

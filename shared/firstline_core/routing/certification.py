@@ -17,7 +17,7 @@ The starts must not depend on the losses tested, nor on epsilon and delta. Taken
 are fixed numbers, and the guarantee holds for any score and any risk. Without a selection part the starts are ranks:
 the first test keeps an exact number of the most certain rows, with ties broken at random; the next
 tests are of whole thresholds. If the most certain rows of all tie, all of them form the start. The guarantee holds for
-any shape of the risk (`docs/proof.md`).
+any shape of the risk (`docs/concepts/proof.md`).
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ def certify_events(
     p-value is the largest of the events' p-values: an intersection-union test (Berger 1982, "Multiparameter Hypothesis
     Testing and Acceptance Sampling"). An event's p-value uses only its own rows. So each promise fails with a
     probability of at most its delta, all of them together with at most the largest delta, and no delta is shared out.
-    It does not matter whether the same inputs are rows of several events. `docs/proof.md` has the argument.
+    It does not matter whether the same inputs are rows of several events. `docs/concepts/proof.md` has the argument.
 
     Promises with different deltas are tested at levels in proportion to them: p-values are divided by their delta.
 

@@ -42,7 +42,7 @@ def test_what_is_told_follows_from_what_was_measured(name: str) -> None:
 
 
 def test_documents_have_tables_of_parts_that_are_there() -> None:
-    documents = [path.read_text() for path in (CHECKOUT / "docs").glob("*.md")]
+    documents = [path.read_text() for path in (CHECKOUT / "docs").rglob("*.md")]
     parts = {part for text in documents for target, part in page.tables(text) if target == run.TARGET and part}
     assert parts and parts <= set(run.PARTS)
 

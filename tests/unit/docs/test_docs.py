@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ from firstline_gateway.settings.settings import Mqtt, Settings, Store
 CHECKOUT = Path(__file__).parents[3]
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
 ANSWERS, BUNDLES, OPERATING, PROTOCOL = (
-    (CHECKOUT / "docs" / f"{name}.md").read_text() for name in ("answers", "bundles", "operating", "protocol")
+    (CHECKOUT / "docs" / f"{name}.md").read_text()
+    for name in ("reference/answers", "reference/bundles", "how-to/run-both-tiers", "reference/protocol")
 )
 
 
@@ -152,3 +154,15 @@ def _told(figure: figures.Figure) -> str:
     if unit == "share":
         return f"{value:.2%}".replace("%", " %")
     return f"{value:.4g} {unit}" if isinstance(value, float) else f"{value} {unit}".strip()
+
+
+def test_the_site_leads_to_every_page() -> None:
+    site = tomllib.loads((CHECKOUT / "zensical.toml").read_text())["project"]
+    listed_pages = [name for section in site["nav"] for value in section.values() for name in _names(value)]
+    folder = CHECKOUT / "docs"
+    pages = {str(path.relative_to(folder)) for path in folder.rglob("*.md")}
+    assert sorted(listed_pages) == sorted(name for name in pages if not name.startswith("adr/"))
+
+
+def _names(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value

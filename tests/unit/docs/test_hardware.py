@@ -8,7 +8,7 @@ from bench import page
 from bench.figures import Figure, measured
 from bench.hardware import run
 
-PAGES = {path.stem: path for path in sorted(run.PAGES.glob("*.md"))}
+PAGES = {path.stem: path for path in sorted(run.PAGES.rglob("*.md"))}
 QUOTING = [name for name, path in PAGES.items() if any(of == run.TARGET for of, _ in page.tables(path.read_text()))]
 
 

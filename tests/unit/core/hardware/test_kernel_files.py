@@ -69,7 +69,7 @@ def test_a_file_of_the_superuser_is_absent(tree: Tree, monkeypatch: pytest.Monke
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)  # tests may run as the superuser, whom nothing refuses
-    assert "docs/hardware.md" in reason(tree.text("energy_uj"))
+    assert "docs/concepts/hardware.md" in reason(tree.text("energy_uj"))
 
 
 def test_an_invalid_path_is_absent(tree: Tree) -> None:
