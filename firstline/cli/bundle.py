@@ -104,7 +104,7 @@ class CalibrationOptions:
         with progress("Calibrating") as bar:
             return calibrate(
                 bundle,
-                reading.open(self.data),
+                reading.open(self.data, bundle.manifest.inputs),
                 target_disagreement=self.target_disagreement,
                 against=self.against,
                 keep_temperature=keep_temperature,

@@ -284,7 +284,7 @@ def certify_command(
     else:
         assert opened is not None and data is not None  # noqa: S101 (both were named)
         certification, rows_checked = _certify_data(
-            opened, reading.open(data), edge, tiers, contract=contract, terms=terms
+            opened, reading.open(data, opened.manifest.inputs), edge, tiers, contract=contract, terms=terms
         )
         result, graded = certification.result, certification.graded
     written = _write(opened, certification, out, force=force)

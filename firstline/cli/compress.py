@@ -196,7 +196,7 @@ def compress_command(
     if next_.prefer is Preference.ENERGY and not run.for_:
         raise ConfigError("--prefer energy orders by measured energy, which needs --for PROFILE.")
     profile = load_profile(run.for_, opened.manifest.name, gateway) if run.for_ else None
-    dataset, options = reading.open(data, run.limit), RuntimeOptions(threads=run.threads)
+    dataset, options = reading.open(data, opened.manifest.inputs, run.limit), RuntimeOptions(threads=run.threads)
     with work_folder() as folder, progress("Compressing") as on_progress:
         found = compress(
             opened,

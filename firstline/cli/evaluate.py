@@ -45,7 +45,7 @@ def evaluate_bundle(
     policy. Latency is that of the models on this machine, decoding and processing included and the network excluded.
     """
     opened = open_bundle(require_bundle(bundle))
-    dataset = reading.open(data, limit)
+    dataset = reading.open(data, opened.manifest.inputs, limit)
     if plots is not None:
         require_drawing(plots)  # before the models run for minutes
     with progress("Evaluating") as bar:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import os.path
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from firstline.cli.output import warn
 from firstline.fleet.client import Fleet, open_fleet
 from firstline.workbench.data.dataset import EVERY, Dataset, open_dataset
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.secrets import read_secret
 from firstline_core.tasks.arrays import LABEL
-from firstline_core.types import Name
+from firstline_core.types import Name, TensorSpec
 
 if TYPE_CHECKING:  # a command that uses a gateway's fleet API alone needs no python-tuf
     from firstline.release.keyring import Keyring
@@ -111,9 +113,20 @@ class DataReading:
     ] = LABEL
     every: Annotated[int, typer.Option(min=1, metavar="N", help="Of videos, take one frame in N.")] = EVERY
 
-    def open(self, path: Path, limit: int | None = None) -> Dataset:
-        """Opens a data set; see `open_dataset`."""
-        return open_dataset(path, limit, label=self.label, every=self.every)
+    def open(self, path: Path, inputs: Iterable[InputSpec | TensorSpec], limit: int | None = None) -> Dataset:
+        """Opens a data set, and warns of arrays that are not used; see `open_dataset`.
+
+        Args:
+            path: of the data.
+            inputs: of the bundle or the models.
+            limit: number of samples; None for all.
+        """
+        names = {spec.name for spec in inputs}
+        found = open_dataset(path, limit, label=self.label, every=self.every, inputs=names)
+        if found.table is not None and found.table.unused:
+            unused = ", ".join(f"'{name}'" for name in found.table.unused)
+            warn(f"{found.table.path} holds arrays that are not used, because they do not have the rows: {unused}.")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

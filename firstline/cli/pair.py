@@ -114,7 +114,7 @@ def pair_command(
         warn("The edge model's file is larger than the full model's; exchange --edge and --full if they are swapped.")
     dataset = open_data(
         data,
-        lambda path: reading.open(path, limit),
+        lambda path: reading.open(path, (spec for file in models.values() for spec in file.inputs), limit),
         models,
         lists=label_lists(spec, models, data),
         out=out,

@@ -110,7 +110,7 @@ class AccuracyOptions:
             if self.limit is not None:
                 raise ConfigError("--limit counts the rows of --data; name that too.")
             return accuracies(bundle.manifest)
-        dataset = reading.open(self.data, self.limit)
+        dataset = reading.open(self.data, bundle.manifest.inputs, self.limit)
         with progress("Measuring quality") as on_progress:
             found = qualities_on(bundle, dataset, variants, progress=on_progress)
         task = bundle.manifest.task

@@ -52,7 +52,7 @@ def split_command(
     device, and with sending the encoded image. Firstline measures splits and plans with them; it does not run them.
     """
     opened = open_bundle(require_bundle(bundle))
-    dataset = reading.open(data, limit)
+    dataset = reading.open(data, opened.manifest.inputs, limit)
     if out is not None and (out.exists() or out.is_symlink()):
         raise ConfigError(f"{out} exists; name a new folder with --out.")
     options = RuntimeOptions(threads=threads)

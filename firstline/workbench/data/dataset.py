@@ -432,7 +432,9 @@ def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str) -
     return positions[cell]
 
 
-def open_dataset(path: Path, limit: int | None = None, *, label: str = LABEL, every: int = EVERY) -> Dataset:
+def open_dataset(
+    path: Path, limit: int | None = None, *, label: str = LABEL, every: int = EVERY, inputs: Collection[str] = ()
+) -> Dataset:
     """Recognises the kind of a data set, and lists its samples.
 
     Args:
@@ -440,12 +442,14 @@ def open_dataset(path: Path, limit: int | None = None, *, label: str = LABEL, ev
         limit: number of samples, spread evenly over the file, which is often sorted by class; None for all.
         label: name of the table's column with the label.
         every: of videos, frames from one sample to the next.
+        inputs: names of the columns that are inputs; () if they are not known. They say how many rows an NPZ file has.
 
     Raises:
         ConfigError: there is no data set, it cannot be read, or it lacks a column of labels that is not the default.
     """
+    named = {label, "group", *inputs} if inputs else ()
     try:
-        found = _folder(path, label, every) if path.is_dir() else _file(path, label, every)
+        found = _folder(path, label, every, named) if path.is_dir() else _file(path, label, every, named)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise ConfigError(f"{path} cannot be read: {error}; {_EXPECTED}.") from error
     if not found.samples:
@@ -460,13 +464,13 @@ def open_dataset(path: Path, limit: int | None = None, *, label: str = LABEL, ev
     return found.some(limit)
 
 
-def _file(path: Path, label: str, every: int) -> Dataset:
+def _file(path: Path, label: str, every: int, named: Collection[str]) -> Dataset:
     suffix = path.suffix.lower()
     if not path.is_file():
         what = "is neither a folder nor a file with data" if path.exists() else "is no folder and no file that exists"
         raise ConfigError(f"{path} {what}: {_EXPECTED}.")
     if suffix in tables.SUFFIXES:
-        return _tabular(path, read_table(path), label)
+        return _tabular(path, read_table(path, named), label)
     if suffix in videos.SUFFIXES:
         store = VideoStore(path)
         return Dataset(path, tuple(store.samples([path.name], every)), store, None, None, label)
@@ -480,7 +484,7 @@ def _file(path: Path, label: str, every: int) -> Dataset:
     raise ConfigError(f"{path} is not a data set: {_EXPECTED}.")
 
 
-def _folder(path: Path, label: str, every: int) -> Dataset:
+def _folder(path: Path, label: str, every: int, named: Collection[str]) -> Dataset:
     place = next((path / name for name in _STORES if (path / name).exists()), None)
     labels = path / LABELS_NAME
     if labels.exists():
@@ -493,7 +497,7 @@ def _folder(path: Path, label: str, every: int) -> Dataset:
     if place is not None:
         store = FileStore(place)
         return Dataset(path, _named(store.names()), store, None, None, label)
-    return _loose(path, label, every)
+    return _loose(path, label, every, named)
 
 
 def _with_labels(path: Path, labels: Path, place: Path | None, label: str) -> Dataset:
@@ -537,7 +541,7 @@ def _coco(path: Path, folder: Path, file: Path, label: str) -> Dataset:
     return Dataset(path, _named(coco.files), FileStore(place), None, coco, label)
 
 
-def _loose(path: Path, label: str, every: int) -> Dataset:
+def _loose(path: Path, label: str, every: int, named: Collection[str]) -> Dataset:
     """Returns the samples of a folder that holds files of one kind, and nothing that names them."""
     suffixes = {"images": IMAGES, "recordings": AUDIO, "videos": videos.SUFFIXES, "tables": tables.SUFFIXES}
     names = [name for name in FileStore(path).names() if not name.startswith(_NEXT_TO_IMAGES)]
@@ -549,7 +553,7 @@ def _loose(path: Path, label: str, every: int) -> Dataset:
         if (path / "masks").is_dir():
             raise ConfigError(f"{path} has masks/, and no images were found next to it: {_EXPECTED}.")
         if len(kinds["tables"]) == 1:
-            return _tabular(path, read_table(path / kinds["tables"][0]), label)
+            return _tabular(path, read_table(path / kinds["tables"][0], named), label)
         raise ConfigError(f"{path} holds no images and nothing else that can be read: {_EXPECTED}.")
     chosen = kinds[found[0]]
     if found == ["videos"]:

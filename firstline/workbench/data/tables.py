@@ -8,7 +8,7 @@ import math
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ class Table(Protocol):
     Attributes:
         path: of the file.
         columns: their names.
+        unused: names of arrays that are no columns, because they do not have the rows.
     """
 
     @property
@@ -43,6 +44,9 @@ class Table(Protocol):
 
     @property
     def columns(self) -> Sequence[str]: ...
+
+    @property
+    def unused(self) -> Sequence[str]: ...
 
     def __len__(self) -> int: ...
 
@@ -68,7 +72,10 @@ class TextTable:
     Attributes:
         path: of the file.
         columns: their names.
+        unused: nothing.
     """
+
+    unused = ()
 
     def __init__(
         self, path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]], lines: Sequence[int]
@@ -147,8 +154,8 @@ def _content(path: Path) -> bytes:
 class _Rows:
     """A file without lines: its rows are counted from 1 in messages."""
 
-    def __init__(self, path: Path, columns: Sequence[str], count: int) -> None:
-        self.path, self.columns, self._count = path, tuple(columns), count
+    def __init__(self, path: Path, columns: Sequence[str], count: int, unused: Sequence[str] = ()) -> None:
+        self.path, self.columns, self.unused, self._count = path, tuple(columns), tuple(unused), count
 
     def __len__(self) -> int:
         return self._count
@@ -161,9 +168,20 @@ class _Rows:
 
 
 class NpzTable(_Rows):
-    """Arrays of an NPZ file, whose first axes are the rows. Arrays of Python objects are refused."""
+    """Arrays of an NPZ file, whose first axes are the rows.
 
-    def __init__(self, path: Path) -> None:
+    The arrays that are named say how many rows there are. Other arrays are columns if they have equally many.
+
+    Args:
+        path: of the file.
+        named: the columns that are wanted, as far as the file has them; none: all arrays.
+
+    Raises:
+        ConfigError: the file cannot be read, or an array that is named is too large, holds Python objects, has no rows,
+            or has another number of them.
+    """
+
+    def __init__(self, path: Path, named: Collection[str] = ()) -> None:
         try:
             with zipfile.ZipFile(path) as archive:
                 members = {
@@ -171,10 +189,12 @@ class NpzTable(_Rows):
                     for info in archive.infolist()
                     if info.filename.endswith(".npy")
                 }
-                headers = {name: _npy_header(archive, member, path) for name, member in members.items()}
+                wanted = {name for name in members if name in named} or set(members)
+                shapes = {name: _npy_header(archive, members[name], path) for name in wanted}
+                others = {name: _shape(archive, members[name], path) for name in members if name not in wanted}
         except (*_DAMAGED, OSError) as error:
             raise ConfigError(f"{path} cannot be read as an NPZ file: {error}.") from error
-        counts = {name: shape[0] for name, shape in headers.items() if shape}
+        counts = {name: shapes[name][0] for name in members if shapes.get(name)}
         if not counts:
             raise ConfigError(f"{path} holds no array of rows; save it with numpy.savez(FILE, NAME=ARRAY).")
         if len(set(counts.values())) > 1:
@@ -182,7 +202,9 @@ class NpzTable(_Rows):
             raise ConfigError(
                 f"The arrays of {path} have different numbers of rows: {lengths}; save equally many of each."
             )
-        super().__init__(path, list(counts), next(iter(counts.values())))
+        rows = next(iter(counts.values()))
+        columns = [name for name in members if name in counts or others.get(name, ())[:1] == (rows,)]
+        super().__init__(path, columns, rows, [name for name in members if name not in columns])
         self._members = members
 
     def column(self, name: str) -> Sequence[Any]:
@@ -229,6 +251,14 @@ def _npy_header(archive: zipfile.ZipFile, member: str, path: Path) -> tuple[int,
     return tuple(int(size) for size in shape)
 
 
+def _shape(archive: zipfile.ZipFile, member: str, path: Path) -> tuple[int, ...]:
+    """Returns the shape of an array that need not be readable; () if it is not."""
+    try:
+        return _npy_header(archive, member, path)
+    except (*_DAMAGED, ConfigError):
+        return ()
+
+
 class ParquetTable(_Rows):
     """Columns of a Parquet file, read by pyarrow."""
 
@@ -271,8 +301,12 @@ class ParquetTable(_Rows):
         return values
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, named: Collection[str] = ()) -> Table:
     """Opens a table by the suffix of its name.
+
+    Args:
+        path: of the file.
+        named: see `NpzTable`.
 
     Raises:
         ConfigError: it cannot be read.
@@ -281,7 +315,7 @@ def read_table(path: Path) -> Table:
         case ".csv":
             return read_csv(path)
         case ".npz":
-            return NpzTable(path)
+            return NpzTable(path, named)
         case ".parquet":
             return ParquetTable(path)
         case _:

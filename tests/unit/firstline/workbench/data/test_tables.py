@@ -201,6 +201,18 @@ def test_npz_with_arrays_of_different_lengths_is_refused(tmp_path: Path) -> None
         open_dataset(tmp_path / "rows.npz")
 
 
+def test_arrays_that_nothing_names_need_not_have_the_rows(tmp_path: Path) -> None:
+    columns = {"carat": np.zeros((3, 1), np.float32), "label": np.zeros(3, np.int64), "other": np.zeros(3)}
+    objects = np.array([{}, {}, {}])
+    np.savez(tmp_path / "rows.npz", classes=np.array(["Fair", "Good"]), objects=objects, scale=np.float32(1), **columns)
+    found = open_dataset(tmp_path / "rows.npz", inputs=["carat", "absent"])
+    assert found.table is not None
+    assert (len(found), found.table.columns) == (3, ("carat", "label", "other"))
+    assert found.table.unused == ("classes", "objects", "scale")
+    with pytest.raises(ConfigError, match="different numbers of rows: 'classes' 2, 'carat' 3"):
+        open_dataset(tmp_path / "rows.npz", inputs=["carat", "classes"])
+
+
 def test_unknown_column_of_labels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("carat,cut\n1,Fair\n")
     assert len(open_dataset(tmp_path / "rows.csv")) == 1
