@@ -116,9 +116,8 @@ class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wait: bool = True
     """Load before listening; false listens at once, and requests wait for their model."""
     memory_budget_mb: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
-    """Memory for models (MiB); the least recently used are unloaded. 0 for no limit.
-
-    See docs/how-to/run-both-tiers.md."""
+    """Memory for models (MiB); the least recently used are unloaded. 0 for no limit. See
+    docs/how-to/run-both-tiers.md."""
     concurrency: Annotated[int, Meta(ge=0)] = 0
     """Concurrent batches of one model; limits a slow model. 0 is `execution.sessions`."""
     concurrency_of: dict[str, Count] = field(default_factory=dict)

@@ -347,9 +347,8 @@ class AuditSection(Section, frozen=True, kw_only=True):
 
 class FleetSection(Section, frozen=True, kw_only=True):
     enabled: bool = False
-    """Run what the gateway's fleet desires of this device, and report what runs and how well.
-
-    See docs/concepts/fleet.md."""
+    """Run what the gateway's fleet desires of this device, and report what runs and how well. See
+    docs/concepts/fleet.md."""
     poll_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 60.0
     """Without a broker: seconds between two polls of the desired state."""
     telemetry_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 300.0
@@ -365,9 +364,8 @@ class FleetSection(Section, frozen=True, kw_only=True):
     trial_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
     """Seconds that a new model, or a new configuration, answers requests before it stays."""
     profiling: bool = True
-    """Measure bundles of this device while it answers requests, if the fleet asks for it.
-
-    See docs/concepts/profiles.md."""
+    """Measure bundles of this device while it answers requests, if the fleet asks for it. See
+    docs/concepts/profiles.md."""
     profiling_battery: Share = 0.5
     """Battery charge (0 to 1) below which nothing is measured for the fleet without external power; 0 measures
     always."""
