@@ -25,19 +25,19 @@ def main() -> int:
     """Runs one command; returns the exit code that `edge-agent --help` explains."""
     arguments = parse(sys.argv[1:])
     try:
-        if arguments.command == "run":
+        if arguments.module == "run":
             signal.signal(signal.SIGTERM, _stop)  # both until the server takes over
             signal.signal(signal.SIGINT, _stop)
             signal.signal(signal.SIGHUP, _ignore)  # the start reads the latest configuration anyway
-        # Each command is a module of its own name, so that one needs no more than it uses.
+        # Each command is a module, so that one needs no more than it uses.
         gc.disable()  # nothing of an import is garbage
-        command: Callable[[argparse.Namespace], int] = import_module(f"firstline_edge.cli.{arguments.command}").command
+        command: Callable[[argparse.Namespace], int] = import_module(f"firstline_edge.cli.{arguments.module}").command
         gc.freeze()
         gc.enable()
         code = command(arguments)
         sys.stdout.flush()
     except ModuleNotFoundError as error:
-        print_error(missing_package(error, f"edge-agent {arguments.command}", "edge").message)
+        print_error(missing_package(error, arguments.command, "edge").message)
         return USAGE
     except FirstlineError as error:
         print_error(error.message)

@@ -23,6 +23,7 @@ from firstline.cli import (
     profile,
     rollout,
     split,
+    stored_profiles,
 )
 from firstline.cli.command import command, command_line, run_command_line
 from firstline.cli.console import console
@@ -37,6 +38,8 @@ app.add_typer(device.app, name="device")
 app.add_typer(job.app, name="job")
 app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
+app.add_typer(model.alias_app, name="alias")
+app.add_typer(stored_profiles.app, name="profile")
 app.add_typer(config.app, name="config")
 app.add_typer(rollout.app, name="rollout")
 app.add_typer(fleet.app, name="fleet")
@@ -44,9 +47,10 @@ app.add_typer(audit.app, name="audit")
 command(app, "evaluate")(evaluate.evaluate_bundle)
 command(app, "certify")(certify.certify_command)
 command(app, "compress")(compress.compress_command)
-command(app, "profile")(profile.profile_command)
-command(app, "predict")(predict.predict_command)
-command(app, "split")(split.split_command)
+command(stored_profiles.app, "create")(profile.profile_command)
+command(stored_profiles.app, "cancel")(profile.cancel_command)
+command(stored_profiles.app, "predict")(predict.predict_command)
+command(stored_profiles.app, "split")(split.split_command)
 command(app, "pair")(pair_command)
 command(app, "infer")(infer_command)
 command(app, "run")(run_command)

@@ -20,7 +20,7 @@ _HEAD_BYTES = 64 * 1024
 app = command_group("Show and verify the audit log of fleet decisions.")
 
 
-@command(app, "ls")
+@command(app, "list")
 def list_entries(
     gateway: GatewayOptions,
     subject: Annotated[str, typer.Option(help="Only entries about this subject, e.g. rollout:ID.")] = "",

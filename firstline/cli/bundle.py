@@ -231,8 +231,8 @@ def _calibration_text(calibration: Calibration) -> Iterator[str]:
         )
 
 
-@command(app, "inspect")
-def inspect(path: BundleArgument) -> Report:
+@command(app, "get")
+def get(path: BundleArgument) -> Report:
     """Show a bundle's models, digests, steps and policy."""
     summary = summarise(open_bundle(require_bundle(path)))
     return Report(summary, _summary_text(path, summary))

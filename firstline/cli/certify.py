@@ -224,7 +224,7 @@ def certify_command(
         str | None,
         typer.Option(
             help="Instead of --data: CSV file with the columns score and agree (1, 0, or 1 - loss); '-' is stdin. With "
-            "BUNDLE: the output of `edge-agent audits` on a device that runs it."
+            "BUNDLE: the output of `edge-agent audit list` on a device that runs it."
         ),
     ] = None,
     data: Annotated[
@@ -265,7 +265,7 @@ def certify_command(
     if (data is None) == (scores is None) or (scores is None and bundle is None):
         raise ConfigError(
             "Name either a bundle and a folder with --data, or a table with --scores, or a bundle and, with --scores, "
-            "the table that `edge-agent audits` prints on its device."
+            "the table that `edge-agent audit list` prints on its device."
         )
     needs_bundle = bundle is None and (out or contract.promise)
     needs_data = edge or tiers.from_agent or tiers.full_from or score != BEST or contract.loss is Loss.HARM

@@ -36,7 +36,7 @@ def push(
     return Report(pushed._asdict(), f"{pushed.name} version {pushed.version}: {state}.")
 
 
-@command(app, "ls")
+@command(app, "list")
 def list_configurations(
     gateway: GatewayOptions,
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="Only this configuration.")] = "",
@@ -48,8 +48,8 @@ def list_configurations(
     return Report(entries, table("configuration", ">version", "digest", rows=rows))
 
 
-@command(app, "show")
-def show(name: NameArgument, version: VersionArgument, keys: KeysFolder, gateway: GatewayOptions) -> Report:
+@command(app, "get")
+def get(name: NameArgument, version: VersionArgument, keys: KeysFolder, gateway: GatewayOptions) -> Report:
     """Print a signed configuration, verified as on a device."""
     keyring = keys.keyring()
     with gateway.registry() as registry:
@@ -62,8 +62,8 @@ def show(name: NameArgument, version: VersionArgument, keys: KeysFolder, gateway
     )
 
 
-@command(app, "rm")
-def remove(name: NameArgument, version: VersionArgument, keys: SigningKeys, gateway: GatewayOptions) -> Report:
+@command(app, "delete")
+def delete(name: NameArgument, version: VersionArgument, keys: SigningKeys, gateway: GatewayOptions) -> Report:
     """Withdraw the signature of a configuration: no further device takes it; devices that run it keep it."""
     keyring = keys.keyring()
     with gateway.registry() as registry:

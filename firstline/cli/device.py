@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from msgspec.structs import asdict
 
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions, check_name
@@ -18,6 +19,7 @@ from firstline.fleet import wording
 from firstline.workbench.csv_files import open_csv
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.rest import FleetDevice, Tag
+from firstline_core.fleet.twin import Desired
 from firstline_core.hardware.catalogue import catalogue_lines
 from firstline_core.protocol.enrolment import DeviceState, Invitation
 
@@ -68,21 +70,49 @@ def enroll(
             typer.echo(f"{invitation.device} {invitation.token}")
 
 
+class _Listed(FleetDevice, frozen=True):
+    """A device with its access; see `DeviceState`. One that was only invited has never been seen."""
+
+    enrolled_s: float | None = None
+    certificate_expires_s: float | None = None
+    revoked_s: float | None = None
+    invited_until_s: float | None = None
+
+
 @command(app, "list")
-def list_enrolled(gateway: GatewayOptions) -> Report:
-    """List the devices that have joined or are invited."""
+def list_devices(
+    gateway: GatewayOptions,
+    selector: Annotated[str, typer.Option(help="Only devices with these tags, e.g. site=berlin,!test.")] = "",
+) -> Report:
+    """List devices: their access, when they were last seen, and the models that they run."""
     with gateway.fleet() as fleet:
-        devices = list(fleet.devices())
+        devices = {device.name: device for device in fleet.fleet(selector)}
+        access = {state.device: state for state in fleet.devices() if not selector or state.device in devices}
+    listed = [_listed(name, devices.get(name), access.get(name)) for name in sorted({*devices, *access})]
     rows = (
         (
-            device.device,
+            device.name,
             _state(device),
-            date(device.enrolled_s),
             "-" if device.revoked_s is not None else date(device.certificate_expires_s),
+            wording.age(device.last_seen_age_s),
+            wording.runs(device),
+            wording.wanted(device),
+            wording.tags(device),
         )
-        for device in devices
+        for device in listed
     )
-    return Report(devices, table("device", "state", "joined", "certificate until", rows=rows))
+    columns = ("device", "state", "certificate until", ">last seen", "runs", "is to run", "tags")
+    return Report(listed, table(*columns, rows=rows))
+
+
+def _listed(name: str, device: FleetDevice | None, access: DeviceState | None) -> _Listed:
+    fields = asdict(device or FleetDevice(name, {}, False, False, None, None, None, Desired(0)))
+    return _Listed(
+        **(
+            fields
+            | ({} if access is None else {key: value for key, value in asdict(access).items() if key != "device"})
+        )
+    )
 
 
 @command(app, "revoke")
@@ -95,27 +125,6 @@ def revoke(names: NamesArgument, gateway: GatewayOptions, output: OutputOption =
                 typer.echo(f"revoked {name}")
     if output is Output.JSON:
         print_json({"revoked": names})
-
-
-@command(app, "ls")
-def list_devices(
-    gateway: GatewayOptions,
-    selector: Annotated[str, typer.Option(help="Only devices with these tags, e.g. site=berlin,!test.")] = "",
-) -> Report:
-    """List devices: the models that they run, and when they were last seen."""
-    with gateway.fleet() as fleet:
-        devices = list(fleet.fleet(selector))
-    rows = (
-        (
-            device.name,
-            wording.last_seen(device),
-            wording.runs(device),
-            wording.wanted(device),
-            wording.tags(device),
-        )
-        for device in devices
-    )
-    return Report(devices, table("device", ">last seen", "runs", "is to run", "tags", rows=rows))
 
 
 @command(app, "get")
@@ -246,7 +255,8 @@ def _private(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
 
-def _state(device: DeviceState) -> str:
-    revoked = f"revoked {date(device.revoked_s)}" if device.revoked_s is not None else ""
+def _state(device: _Listed) -> str:
+    revoked = f"revoked {date(device.revoked_s)}" if device.revoked_s is not None else "revoked" * device.revoked
     invited = f"invited until {date(device.invited_until_s)}" if device.invited_until_s is not None else ""
-    return ", ".join(filter(None, (revoked, invited))) or "joined"
+    joined = "" if device.enrolled_s is None or revoked or invited else f"joined {date(device.enrolled_s)}"
+    return ", ".join(filter(None, (revoked, invited, joined))) or ("seen" if device.accepted else "not accepted")

@@ -1,4 +1,4 @@
-"""`firstline profile BUNDLE --on DEVICE`: lets a device of the fleet measure, and follows it until it is done."""
+"""`firstline profile create BUNDLE --on DEVICE`: lets a device measure, and follows it until it is done."""
 
 from __future__ import annotations
 
@@ -83,18 +83,8 @@ def profile_on(
     if without := unheeded(profile, request):
         agent = profile.agent_version or "of an unknown version"
         typer.echo(f"{device} runs agent {agent}, which does not know {without}, and measured without.", err=True)
-    kept = f"Kept by the gateway: firstline model profile show {profile.bundle} {profile.version} {device}"
+    kept = f"Kept by the gateway: firstline profile get {profile.bundle} {profile.version} {device}"
     print_profile(profile, accuracy, output, kept)
-
-
-def cancel_on(device: str, bundle: str, gateway: GatewayOptions, output: Output) -> None:
-    """Cancels the request."""
-    with gateway.fleet() as fleet:
-        fleet.profiles.cancel(device, bundle)
-    if output is Output.JSON:
-        print_json({"cancelled": {"device": device, "bundle": bundle}})
-    else:
-        typer.echo(f"{device} is no longer asked for a profile of {bundle}; points that it has measured stay there.")
 
 
 def followed(current: Callable[[ProfileRequest], ProfileRequest], found: ProfileRequest) -> ProfileRequest:
@@ -164,8 +154,9 @@ def _print_request(found: ProfileRequest, output: Output) -> None:
 
 
 def _again(found: ProfileRequest) -> str:
-    command = f"firstline profile {found.desired.bundle} --on {found.device}"
-    return f"`{_with_options(command, found)}` follows it, `{command} --cancel` cancels it."
+    named = f"{found.desired.bundle} --on {found.device}"
+    command = _with_options(f"firstline profile create {named}", found)
+    return f"`{command}` follows it, `firstline profile cancel {named}` cancels it."
 
 
 def _with_options(command: str, found: ProfileRequest) -> str:

@@ -21,7 +21,7 @@ from firstline_core.storage.secrets import read_secret
 
 app = command_group("Submit requests to a gateway now, and fetch their answers later.")
 
-JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="As `submit` printed them.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids that `job create` printed.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class JobGateway:
         return Client(self.url, token=token, ca_file=self.ca_file)
 
 
-@command(app, "submit")
-def submit(
+@command(app, "create")
+def create(
     model: Annotated[str, typer.Argument(help="The bundle's name.")],
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Images or JSON files; one job each.")],
     gateway: JobGateway,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Submit files, and print the id of each job once the gateway has stored it."""
+    """Create a job for each file, and print its id once the gateway has stored it."""
     jobs = []
     try:
         with gateway.client() as client:
@@ -61,8 +61,8 @@ def submit(
             print_json({"jobs": jobs})
 
 
-@command(app, "result")
-def result(
+@command(app, "get")
+def get(
     jobs: JobsArgument,
     gateway: JobGateway,
     timeout_s: Annotated[float, typer.Option(min=0, help="How long to wait for each (seconds).")] = 30.0,

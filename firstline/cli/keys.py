@@ -84,8 +84,8 @@ class _Status(msgspec.Struct):
     warnings: list[str]
 
 
-@command(app, "status")
-def status(keys: KeysFolder, gateway: GatewayOptions) -> Report:
+@command(app, "get")
+def get(keys: KeysFolder, gateway: GatewayOptions) -> Report:
     """Show keys, versions and expiries, here and at a gateway. Exits 1 with a warning if one expires soon."""
     local = _local_status(keys.keyring())
     if gateway.url:
@@ -148,7 +148,7 @@ def rotate(
     keys: RootKeys,
     gateway: GatewayOptions,
     key: Annotated[
-        str, typer.Option(metavar="ID", help="Id of the key, as `status` shows it; default: the first.")
+        str, typer.Option(metavar="ID", help="Id of the key, as `keys get` shows it; default: the first.")
     ] = "",
 ) -> None:
     """Replace a key by a new one, and publish the change."""
@@ -164,7 +164,7 @@ def rotate(
 
 @command(app, "revoke")
 def revoke(
-    key: Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as `status` shows it.")],
+    key: Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as `keys get` shows it.")],
     keys: RootKeys,
     gateway: GatewayOptions,
 ) -> None:
@@ -175,7 +175,7 @@ def revoke(
     if role in roles.ONLINE:
         raise ConfigError(f"{key} is the gateway's online key; exchange it with `firstline keys rotate online`.")
     if not role:
-        raise ConfigError(f"The root names no key {key[:80]!a}; `firstline keys status` shows those that it names.")
+        raise ConfigError(f"The root names no key {key[:80]!a}; `firstline keys get` shows those that it names.")
     _exchange(keyring, role, _complete_id(keyring, role, key), revoke=True)
     _publish_complete(keyring, gateway)
 

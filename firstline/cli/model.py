@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from firstline.cli import stored_profiles
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import BundleArgument, GatewayOptions, KeysFolder, SigningKeys, require_bundle
 from firstline.cli.output import bytes_progress, date, size, table
@@ -30,8 +29,6 @@ _NEEDS = re.compile(r"(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<what>arch|memo
 
 app = command_group("Push bundles to a gateway's registry; list, fetch and name them.")
 alias_app = command_group("Name versions: champion, canary, and so on.")
-app.add_typer(alias_app, name="alias")
-app.add_typer(stored_profiles.app, name="profile")
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The bundle's name.")]
 VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A number, or an alias, e.g. champion.")]
@@ -87,7 +84,7 @@ def _unseen(manifest: Manifest) -> Iterator[str]:
         )
 
 
-@command(app, "ls")
+@command(app, "list")
 def list_bundles(
     gateway: GatewayOptions,
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Only this model.")] = "",
@@ -117,8 +114,8 @@ def list_bundles(
     )
 
 
-@command(app, "inspect")
-def inspect(model: ModelArgument, version: VersionArgument, gateway: GatewayOptions) -> Report:
+@command(app, "get")
+def get(model: ModelArgument, version: VersionArgument, gateway: GatewayOptions) -> Report:
     """Show a signed bundle: variants, their requirements, certificates."""
     with gateway.registry() as registry:
         entry = registry.bundle(model, _version(registry, model, version))
@@ -157,8 +154,8 @@ def pull(
     )
 
 
-@command(app, "rm")
-def remove(
+@command(app, "delete")
+def delete(
     model: ModelArgument,
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A number.")],
     keys: SigningKeys,
@@ -192,14 +189,14 @@ def revert_alias(model: ModelArgument, alias: AliasArgument, gateway: GatewayOpt
         return _alias_report(registry.revert_alias(model, alias))
 
 
-@command(alias_app, "rm")
-def remove_alias(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
+@command(alias_app, "delete")
+def delete_alias(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
     """Delete an alias; its history is kept."""
     with gateway.registry() as registry:
         return _alias_report(registry.remove_alias(model, alias))
 
 
-@command(alias_app, "ls")
+@command(alias_app, "list")
 def list_aliases(
     gateway: GatewayOptions,
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Only aliases of this model.")] = "",
@@ -258,7 +255,7 @@ def _version(registry: Registry, model: str, text: str) -> int:
         return int(text)
     version = next((entry.version for entry in registry.aliases(model) if entry.alias == text), None)
     if version is None:
-        raise NotFoundError(f"{model} has no version and no alias {text[:80]!a}; `firstline model ls` shows them.")
+        raise NotFoundError(f"{model} has no version and no alias {text[:80]!a}; `firstline model list` shows them.")
     return version
 
 

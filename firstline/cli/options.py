@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # a command that uses a gateway's fleet API alone needs no py
     from firstline.release.keyring import Keyring
     from firstline.release.registry import Registry
 
-_GATEWAY, _KEY, _PASSPHRASE = "FIRSTLINE_GATEWAY_URL", "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
+_GATEWAY, _KEY, _PASSPHRASE = "FIRSTLINE_GATEWAY", "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle.", show_default=False)]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Use this many rows, spread evenly over the data.")]

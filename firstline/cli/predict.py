@@ -1,4 +1,4 @@
-"""`firstline predict`: predicts response times of a mixed load on a profiled machine."""
+"""`firstline profile predict`: predicts response times of a mixed load on a profiled machine."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _point(profile: Profile, variant: str, threads: int | None) -> Point:
     if wanted not in measured:
         raise ConfigError(
             f"{variant} was not measured with --threads {wanted}, but with {', '.join(map(str, measured))}; "
-            f"firstline profile --threads {wanted} measures it."
+            f"firstline profile create --threads {wanted} measures it."
         )
     found = min((point for point in points if point.key.threads == wanted), key=lambda point: point.query.p50_ms)
     if not utilisation([Stream(found, 1.0)]):
@@ -141,7 +141,7 @@ def _unmeasured(streams: Sequence[Stream], prediction: Prediction, within_ms: fl
     if lacks:
         return (
             f"warning: the profile of {', '.join(lacks)} lacks slow periods and the cost of other models, so long "
-            "waits are underestimated; firstline profile --remeasure measures both."
+            "waits are underestimated; firstline profile create --remeasure measures both."
         )
     mixes = [stream.point.mixed_load for stream in streams]
     others = {one.variant for one in mixes if one is not None and (one.rested_ms, one.queued_ms) != (None, None)}

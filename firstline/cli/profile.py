@@ -1,4 +1,4 @@
-"""`firstline profile`: measures the cost of a bundle's models on this machine or on a device."""
+"""`firstline profile create`: measures the cost of a bundle's models on this machine or on a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from firstline.cli.device_profiling import bundle_named, cancel_on, profile_on
+from firstline.cli.command import Report
+from firstline.cli.device_profiling import bundle_named, profile_on
 from firstline.cli.options import DATA_HELP, DataReading, GatewayOptions, check_name, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
 from firstline.cli.profile_source import print_profile
@@ -130,7 +131,6 @@ class DeviceOptions:
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="With --on: wait until the device has measured.")] = (
         True
     )
-    cancel: Annotated[bool, typer.Option("--cancel", help="With --on: cancel the device's measurement.")] = False
 
 
 def profile_command(
@@ -155,17 +155,14 @@ def profile_command(
     if device.on:
         _refuse_local_options(local)
         named = bundle_named(bundle)
-        if device.cancel:
-            cancel_on(device.on, named.name, gateway, output)
-            return
         request = points.wanted(named.name, device.version or named.version)
         known = accuracies(named.manifest) if named.manifest is not None else {}
         if accuracy.data is not None or accuracy.limit is not None:
             known = accuracy.of(open_bundle(require_bundle(bundle)), reading, ())
         profile_on(device.on, request, gateway, output, wait=device.wait, accuracy=known)
         return
-    if device.cancel or device.version or not device.wait:
-        raise ConfigError("--cancel, --version and --no-wait are of a device's profile; name the device with --on.")
+    if device.version or not device.wait:
+        raise ConfigError("--version and --no-wait are of a device's profile; name the device with --on.")
     opened = open_bundle(require_bundle(bundle))
     wanted = points.wanted(opened.manifest.name, 0)
     known = accuracy.of(opened, reading, wanted.variants)  # fail before measuring if the data does not fit
@@ -197,6 +194,18 @@ def profile_command(
     print_profile(found, known, output, f"Written: {path}")
     if not found.points:
         raise typer.Exit(1)
+
+
+def cancel_command(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder or name of the bundle.", show_default=False)],
+    on: Annotated[str, typer.Option(metavar="DEVICE", help="Device of the fleet.")],
+    gateway: GatewayOptions,
+) -> Report:
+    """Cancel a device's measurement of a bundle; points that it has measured stay there."""
+    name = bundle_named(bundle).name
+    with gateway.fleet() as fleet:
+        fleet.profiles.cancel(on, name)
+    return Report({"cancelled": {"device": on, "bundle": name}}, f"{on} no longer measures {name}.")
 
 
 def _refuse_local_options(local: LocalOptions) -> None:

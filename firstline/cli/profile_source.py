@@ -29,7 +29,8 @@ def profile_in(file: Path) -> Profile:
         raise ConfigError(error.message) from error
     if found is None:
         raise ConfigError(
-            f"There is no profile at {file}; firstline profile makes one here, edge-agent profile one of a device."
+            f"There is no profile at {file}; `firstline profile create` makes one of this machine, "
+            "`edge-agent profile create` one of a device."
         )
     return found
 
@@ -67,8 +68,8 @@ def _latest(profiles: Profiles, bundle: str, machine: str) -> Profile:
     kept = max(profiles.all(bundle, machine), key=lambda one: one.kept_s, default=None)
     if kept is None:
         raise ConfigError(
-            f"The gateway keeps no profile of {bundle} on {machine}: `firstline profile {bundle} --on {machine}` has a "
-            f"device measure it, `firstline model profile ls {bundle}` shows those that are there."
+            f"The gateway keeps no profile of {bundle} on {machine}: `firstline profile create {bundle} "
+            f"--on {machine}` has a device measure it, `firstline profile list {bundle}` shows those that are there."
         )
     return profiles.get(kept.bundle, kept.version, kept.machine)
 

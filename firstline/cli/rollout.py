@@ -33,7 +33,9 @@ _DURATIONS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 app = command_group("Roll out models and configurations in stages, each of which is judged.")
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id that `rollout start` printed.")]
+BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="Name of the bundle or the configuration.")]
+VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="Pushed version.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id that `rollout create` printed.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class RolloutOptions:
         ),
     ] = None
     configuration: Annotated[
-        bool, typer.Option("--configuration", help="Roll out a configuration (see `config`) instead of a bundle.")
+        bool,
+        typer.Option("--configuration", help="Roll out a configuration (see `firstline config`) instead of a bundle."),
     ] = False
     file: Annotated[
         Path | None,
@@ -152,8 +155,8 @@ def _seconds(text: str) -> float:
 
 @command(app, "plan")
 def plan(
-    bundle: Annotated[str, typer.Argument(help="Name of the bundle or the configuration.")],
-    version: Annotated[int, typer.Argument(min=1, help="Pushed version.")],
+    bundle: BundleArgument,
+    version: VersionArgument,
     options: RolloutOptions,
     gateway: GatewayOptions,
 ) -> Report:
@@ -164,19 +167,15 @@ def plan(
     return Report(plan, _plan_text(plan))
 
 
-@command(app, "start")
-def start(
-    bundle: Annotated[
-        str, typer.Argument(metavar="BUNDLE|ID", help="The bundle; or the id of a waiting rollout, without a version.")
-    ],
+@command(app, "create")
+def create(
+    bundle: BundleArgument,
+    version: VersionArgument,
     options: RolloutOptions,
     gateway: GatewayOptions,
-    version: Annotated[int | None, typer.Argument(min=1, help="Which version, that was pushed.")] = None,
     approval: Annotated[bool, typer.Option(help="A second person must approve it before it starts.")] = False,
 ) -> Report:
-    """Start a rollout and print its id. A running rollout of the same bundle ends."""
-    if version is None:
-        return _apply("start", bundle, gateway)
+    """Create a rollout, start it and print its id. A running rollout of the same bundle ends."""
     definition, _ = options.definition(bundle, version, gateway, approval=approval)
     with gateway.fleet() as fleet:
         rollout = fleet.rollouts.create(definition)
@@ -187,7 +186,7 @@ def start(
     return Report(rollout, rollout.id)
 
 
-@command(app, "ls")
+@command(app, "list")
 def list_rollouts(
     gateway: GatewayOptions, bundle: Annotated[str, typer.Option(help="Only rollouts of this bundle.")] = ""
 ) -> Report:
@@ -213,20 +212,23 @@ def list_rollouts(
 def get(
     rollout: IdArgument,
     gateway: GatewayOptions,
-    watch: Annotated[
-        bool,
-        typer.Option("--watch", help="Wait until it ends; exits 0 if complete, 1 otherwise, 3 if it needs a decision."),
-    ] = False,
 ) -> Report:
     """Show a rollout's state and evaluations."""
     with gateway.fleet() as fleet:
-        summary = fleet.rollouts.get(rollout)
-        if watch:
-            summary = _watched(fleet.rollouts, summary)
-        looks = fleet.rollouts.looks(rollout)
-    exit_code = 0
-    if watch and summary.state != "completed":
-        exit_code = EXIT_NEEDS_DECISION if summary.state == "paused" else EXIT_ENDED_OTHERWISE
+        return _report(fleet.rollouts, fleet.rollouts.get(rollout))
+
+
+@command(app, "watch")
+def watch(rollout: IdArgument, gateway: GatewayOptions) -> Report:
+    """Wait until a rollout ends; exits 0 if it is complete, 3 if it needs a decision, 1 otherwise."""
+    with gateway.fleet() as fleet:
+        summary = _watched(fleet.rollouts, fleet.rollouts.get(rollout))
+        otherwise = EXIT_NEEDS_DECISION if summary.state == "paused" else EXIT_ENDED_OTHERWISE
+        return _report(fleet.rollouts, summary, 0 if summary.state == "completed" else otherwise)
+
+
+def _report(rollouts: Rollouts, summary: RolloutSummary, exit_code: int = 0) -> Report:
+    looks = rollouts.looks(summary.id)
     return Report({"rollout": summary, "looks": looks}, _rollout_text(summary, looks), exit_code)
 
 
@@ -267,6 +269,7 @@ def _add(name: str, explanation: str) -> None:
     command(app, name, help=explanation)(run)
 
 
+_add("start", "Start a rollout that was created and not started.")
 _add("approve", "Approve a rollout that another person created.")
 _add("pause", "Pause a rollout: update no further devices; updates in progress continue.")
 _add("resume", "Resume a paused rollout.")
@@ -281,7 +284,7 @@ def _started(rollouts: Rollouts, rollout: str) -> RolloutSummary:
     try:
         return rollouts.command(rollout, "start")
     except FirstlineError:
-        typer.echo(f"Made, and not started: `firstline rollout start {rollout}` starts it.", err=True)
+        typer.echo(f"Made, and not started: `firstline rollout create {rollout}` starts it.", err=True)
         raise
 
 

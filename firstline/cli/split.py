@@ -1,4 +1,4 @@
-"""`firstline split`: measures the cost of cutting a bundle's full model in two."""
+"""`firstline profile split`: measures the cost of cutting a bundle's full model in two."""
 
 from __future__ import annotations
 

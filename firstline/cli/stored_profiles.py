@@ -1,4 +1,4 @@
-"""`firstline model profile`: stores, lists and shows profiles on a gateway; `firstline profile` measures them."""
+"""`firstline profile push|list|get|delete`: the profiles that a gateway stores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from firstline.cli.profile_source import print_profile, profile_in
 from firstline_core.profile.summary import accuracies
 from firstline_core.telemetry.wording import counted
 
-app = command_group("Store, list and show the profiles of models on machines.")
+app = command_group("Measure what models cost on machines; store, list and use the profiles.")
 
 BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="The bundle's name.")]
 VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A number.")]
@@ -24,7 +24,7 @@ MachineArgument = Annotated[str, typer.Argument(metavar="MACHINE", help="A devic
 
 @command(app, "push")
 def push(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Profile that `firstline profile` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Profile that `firstline profile create` wrote.")],
     gateway: GatewayOptions,
 ) -> Report:
     """Store a profile on the gateway, in place of the one of the same bundle, version and machine."""
@@ -35,7 +35,7 @@ def push(
     return Report(entry, f"{entry.bundle} version {entry.version} on {entry.machine}: {content}.")
 
 
-@command(app, "ls")
+@command(app, "list")
 def list_profiles(
     gateway: GatewayOptions,
     bundle: Annotated[str, typer.Argument(metavar="[BUNDLE]", help="Only this bundle.")] = "",
@@ -61,8 +61,8 @@ def list_profiles(
     return Report(entries, table(*columns, rows=rows))
 
 
-@command(app, "show")
-def show(
+@command(app, "get")
+def get(
     bundle: Annotated[
         Path,
         typer.Argument(metavar="BUNDLE", help="Name of the bundle; or its folder, for the accuracy of its models."),
@@ -81,8 +81,8 @@ def show(
     print_profile(profile, accuracy, output)
 
 
-@command(app, "rm")
-def remove(
+@command(app, "delete")
+def delete(
     bundle: BundleArgument, version: VersionArgument, machine: MachineArgument, gateway: GatewayOptions
 ) -> Report:
     """Delete a profile from the gateway."""

@@ -38,7 +38,7 @@ def add_pages(watch: Watch) -> None:
     def _rollouts(after: str = "") -> None:
         frame = Frame("Rollouts", "/rollouts")
         with frame.main:
-            empty = "No rollout yet; `firstline rollout start` makes one."
+            empty = "No rollout yet; `firstline rollout create` makes one."
             table = PagedTable("Rollouts", view.ROLLOUTS, empty, "Older rollouts", "/rollouts" if after else "")
 
         def show(page: RolloutPage) -> None:

@@ -24,7 +24,7 @@ from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.rollout import FindingState, Look, RolloutPage, RolloutSummary
 
 LOOKS = 20
-"""Number of the latest evaluations and decisions shown; `firstline rollout get` and `audit ls` show all."""
+"""Number of the latest evaluations and decisions shown; `firstline rollout get` and `firstline audit list` show all."""
 
 _TONES = {
     "running": Tone.BUSY,

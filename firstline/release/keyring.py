@@ -80,7 +80,7 @@ class Keyring:
             ConfigError: there are keys already, or the folder cannot be written.
         """
         if self.metadata.exists():
-            raise ConfigError(f"{self.folder} has keys already; `firstline keys status` shows them.")
+            raise ConfigError(f"{self.folder} has keys already; `firstline keys get` shows them.")
         online_key = roles.public_key(online)
         try:
             make_folder(self.folder)

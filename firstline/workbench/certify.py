@@ -531,7 +531,7 @@ def _audited_variant(manifest: Manifest, keys: set[str]) -> tuple[Model, Certifi
             return variant, certificate
     raise ConfigError(
         f"The table is not of {manifest.name} version {manifest.version}: its column `certificate` names none of this "
-        "bundle's. Print it with `edge-agent audits` on a device that runs this very version."
+        "bundle's. Print it with `edge-agent audit list` on a device that runs this very version."
     )
 
 

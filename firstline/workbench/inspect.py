@@ -1,4 +1,4 @@
-"""Summarises a bundle, and verifies and corrects it on this machine: `firstline bundle inspect` and `verify`."""
+"""Summarises a bundle, and verifies and corrects it on this machine: `firstline bundle get` and `verify`."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ async def test_broken_contract_is_detected_reported_and_stored(tmp_path: Path, p
                 assert answer.certified == (answer.model_digest == full_digest)
                 assert answer.reason is not Reason.CONFIDENT
             assert "certificate voided by alarm" in (folder / "agent-http.log").read_text()
-    table = output_of(folder, "audits")
+    table = output_of(folder, "audit", "list")
     assert table.splitlines()[0] == "score,agree,weight,kept,certificate"
     anew = CliRunner().invoke(
         app, ["certify", "--scores", "-", "--epsilon", "0.05", "--delta", "0.1", "-o", "json"], input=table

@@ -41,7 +41,7 @@ def test_the_readme_is_true(reader: Reader) -> None:
     typed = "\n".join(reader.executed)
     for command in ("edge-agent doctor", "edge-agent explain", "bundle create", "evaluate", "key create", "ask.py"):
         assert command in typed
-    for command in ("stream.py", "job result", "jobs.py", "/load"):
+    for command in ("stream.py", "job get", "jobs.py", "/load"):
         assert command in typed
     ours = {".gitignore", "docs/", "models/", "edge-agent.log", "firstline-gateway.log"}
     assert left_for_git(reader.folder) == ours
@@ -50,8 +50,8 @@ def test_the_readme_is_true(reader: Reader) -> None:
 def test_rollout_guide_takes_ten_commands(reader: Reader) -> None:
     page = (CHECKOUT / "docs" / "get-started" / "first-rollout.md").read_text()
     ended = re.search(r"firstline rollout rollback (\S+)", page)
-    back = f'$ firstline rollout get {ended[1]} --watch || echo "exit code $?"\ndigits 3: rolled_back\n...\nexit code 1'
-    on_version_1 = "$ firstline device ls -o json | grep -c '\"version\": *1,'\n1"
+    back = f'$ firstline rollout watch {ended[1]} || echo "exit code $?"\ndigits 3: rolled_back\n...\nexit code 1'
+    on_version_1 = "$ firstline device list -o json | grep -c '\"version\": *1,'\n1"
     reader.follow(page, f"```console\n{back}\n{on_version_1}\n```\n")
     typed = [command for command in reader.executed[:-2] if command.startswith("firstline ")]
     assert len(typed) == 10

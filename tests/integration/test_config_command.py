@@ -61,18 +61,18 @@ async def test_configuration_is_signed_listed_read_and_removed(site: RegistrySit
     assert "other content" in (await run(site, "config", "push", file, code=1)).output
     file.write_text(QUIET.format(2, 6))
     pushed = json.loads((await run(site, "config", "push", file, "-o", "json")).stdout)
-    listed = json.loads((await run(site, "config", "ls", "quiet", "-o", "json")).stdout)
+    listed = json.loads((await run(site, "config", "list", "quiet", "-o", "json")).stdout)
     assert [one["version"] for one in listed] == [1, 2] and listed[1]["sha256"] == pushed["sha256"]
-    assert (await run(site, "config", "show", "quiet", "2")).stdout == file.read_text()
-    shown = json.loads((await run(site, "config", "show", "quiet", "1", "-o", "json")).stdout)
+    assert (await run(site, "config", "get", "quiet", "2")).stdout == file.read_text()
+    shown = json.loads((await run(site, "config", "get", "quiet", "1", "-o", "json")).stdout)
     assert shown["sets"] == {"budget": {"bytes_per_day": 5}}
 
     await run(site, "model", "push", DIGITS)  # bundles next to it, listed as before
-    assert [one["name"] for one in json.loads((await run(site, "model", "ls", "-o", "json")).stdout)] == ["digits"]
-    await run(site, "config", "rm", "quiet", "1")
-    assert "no configuration" in (await run(site, "config", "rm", "quiet", "1", code=1)).output
-    assert "list no configuration" in (await run(site, "config", "show", "quiet", "1", code=1)).output
-    entries = json.loads((await run(site, "audit", "ls", "--subject", "registry", "-o", "json")).stdout)
+    assert [one["name"] for one in json.loads((await run(site, "model", "list", "-o", "json")).stdout)] == ["digits"]
+    await run(site, "config", "delete", "quiet", "1")
+    assert "no configuration" in (await run(site, "config", "delete", "quiet", "1", code=1)).output
+    assert "list no configuration" in (await run(site, "config", "get", "quiet", "1", code=1)).output
+    entries = json.loads((await run(site, "audit", "list", "--subject", "registry", "-o", "json")).stdout)
     added = [json.loads(entry["details"])["added"] for entry in entries]
     assert [one for one in added if one] == [["configuration quiet 1"], ["configuration quiet 2"], ["digits 1"]]
 
@@ -82,17 +82,17 @@ async def test_invalid_configuration_is_not_signed(site: RegistrySite, tmp_path:
     file.write_text('name = "bad"\nversion = 1\n[links]\nurl = "https://elsewhere"\n')
     assert "unknown key 'links'" in (await run(site, "config", "push", file, code=2)).output
     assert "cannot be read" in (await run(site, "config", "push", tmp_path / "nowhere.toml", code=2)).output
-    assert (await run(site, "config", "ls", "-o", "json")).stdout.strip() == "[]"
+    assert (await run(site, "config", "list", "-o", "json")).stdout.strip() == "[]"
 
 
 async def test_rollout_applies_and_reverts_a_configuration(site: RegistrySite, tmp_path: Path) -> None:
     file = tmp_path / "quiet.toml"
     file.write_text(QUIET.format(1, 5))
     sha256 = json.loads((await run(site, "config", "push", file, "-o", "json")).stdout)["sha256"]
-    assert "no configuration" in (await run(site, "rollout", "start", "quiet", "7", *AT_ONCE, code=1)).output
+    assert "no configuration" in (await run(site, "rollout", "create", "quiet", "7", *AT_ONCE, code=1)).output
     await device_says(site, 1, 0)
     assert "1 device," in (await run(site, "rollout", "plan", "quiet", "1", *AT_ONCE)).stdout
-    rollout = (await run(site, "rollout", "start", "quiet", "1", *AT_ONCE)).stdout.strip()
+    rollout = (await run(site, "rollout", "create", "quiet", "1", *AT_ONCE)).stdout.strip()
     driver = site.gateway.rollout_driver
     await driver.drive()
     desired = (await device_says(site, 2, 0)).configuration
@@ -107,7 +107,7 @@ async def test_rollout_applies_and_reverts_a_configuration(site: RegistrySite, t
     await driver.drive()
     assert "configuration quiet 1: completed" in (await run(site, "rollout", "get", rollout)).stdout
 
-    assert "configuration quiet" in (await run(site, "rollout", "ls")).stdout
+    assert "configuration quiet" in (await run(site, "rollout", "list")).stdout
     shown = (await run(site, "device", "get", "press-7")).stdout
     assert "runs digits 1, configuration quiet 1; is to run configuration quiet 1" in shown
     assert "update to configuration quiet 1: committed" in shown
@@ -132,30 +132,30 @@ async def test_configurations_of_rollouts_stay_signed(site: RegistrySite, tmp_pa
     await device_says(site, 1, 0)
 
     at_once = AT_ONCE[1:]
-    brings = (await run(site, "rollout", "start", "digits", "2", *at_once)).stdout.strip()
+    brings = (await run(site, "rollout", "create", "digits", "2", *at_once)).stdout.strip()
     await driver.drive()
-    refused = (await run(site, "model", "rm", "digits", "2", code=1)).stderr
+    refused = (await run(site, "model", "delete", "digits", "2", code=1)).stderr
     assert f"The rollout {brings} is running" in refused and "run or may go back to digits version 2" in refused
-    assert "go back to digits version 1" in (await run(site, "model", "rm", "digits", "1", code=1)).stderr
+    assert "go back to digits version 1" in (await run(site, "model", "delete", "digits", "1", code=1)).stderr
     await run(site, "rollout", "abort", brings)
     await driver.drive()
-    assert "no longer signed" in (await run(site, "model", "rm", "digits", "2")).stdout
+    assert "no longer signed" in (await run(site, "model", "delete", "digits", "2")).stdout
 
     rollouts = {}
     for version in (1, 2):
-        rollouts[version] = (await run(site, "rollout", "start", "quiet", str(version), *AT_ONCE)).stdout.strip()
+        rollouts[version] = (await run(site, "rollout", "create", "quiet", str(version), *AT_ONCE)).stdout.strip()
         await driver.drive()
-        refused = (await run(site, "config", "rm", "quiet", "1", code=1)).stderr
+        refused = (await run(site, "config", "delete", "quiet", "1", code=1)).stderr
         assert f"The rollout {rollouts[version]} is running" in refused and "configuration quiet version 1" in refused
         word = (await device_says(site, 2 * version, version - 1)).configuration
         assert word.version == version
         done = Update("quiet", version, UpdateState.COMMITTED, what="configuration", rollout=word.rollout)
         await device_says(site, 2 * version + 1, version, done)
         await driver.drive()
-    refused = (await run(site, "config", "rm", "quiet", "2", code=1)).stderr
+    refused = (await run(site, "config", "delete", "quiet", "2", code=1)).stderr
     assert f"quiet version 2 by the completed rollout {rollouts[2]}" in refused
 
-    await run(site, "config", "rm", "quiet", "1")  # no device runs it, and no rollout is under way
+    await run(site, "config", "delete", "quiet", "1")  # no device runs it, and no rollout is under way
     await run(site, "rollout", "rollback", rollouts[2])
     await driver.drive()
     back = (await device_says(site, 6, 2)).configuration
@@ -174,10 +174,10 @@ async def test_newer_rollout_of_a_device_continues(site: RegistrySite, tmp_path:
         await run(site, "config", "push", file)
     await device_says(site, 1, 0)
     await run(site, "device", "tag", "press-7", "site=berlin")
-    older = (await run(site, "rollout", "start", "quiet", "1", *AT_ONCE)).stdout.strip()
-    elsewhere = (await run(site, "rollout", "start", "loud", "1", *AT_ONCE, "--selector", "site=paris")).stdout.strip()
-    states = {one["id"]: one["state"] for one in json.loads((await run(site, "rollout", "ls", "-o", "json")).stdout)}
+    older = (await run(site, "rollout", "create", "quiet", "1", *AT_ONCE)).stdout.strip()
+    elsewhere = (await run(site, "rollout", "create", "loud", "1", *AT_ONCE, "--selector", "site=paris")).stdout.strip()
+    states = {one["id"]: one["state"] for one in json.loads((await run(site, "rollout", "list", "-o", "json")).stdout)}
     assert states[older] == "running" and states[elsewhere] != "aborted"
-    newer = (await run(site, "rollout", "start", "loud", "1", *AT_ONCE, "--selector", "site=berlin")).stdout.strip()
-    states = {one["id"]: one["state"] for one in json.loads((await run(site, "rollout", "ls", "-o", "json")).stdout)}
+    newer = (await run(site, "rollout", "create", "loud", "1", *AT_ONCE, "--selector", "site=berlin")).stdout.strip()
+    states = {one["id"]: one["state"] for one in json.loads((await run(site, "rollout", "list", "-o", "json")).stdout)}
     assert states[older] == "aborted" and states[newer] == "running"

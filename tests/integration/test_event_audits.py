@@ -141,7 +141,7 @@ async def test_audits_renew_a_promise_about_an_event(tmp_path: Path, capsys: pyt
             assert (event["counted"], event["lost"], camera.contract["alarm"]) == (60, 10, False)
     config = tmp_path / "agent.toml"
     config.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n')
-    assert audits.command(parse(["audits", "--config", str(config)])) == 0
+    assert audits.command(parse(["audit", "list", "--config", str(config)])) == 0
     table = capsys.readouterr().out
     assert table.splitlines()[0] == "score,agree,weight,kept,certificate,missed dog"
 

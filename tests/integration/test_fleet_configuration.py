@@ -165,9 +165,9 @@ async def test_a_locked_setting_is_refused_with_a_sentence(
         assert agent.router.threshold(agent.models.all[0]) < 1 and agent.operations.status()["budgets"] == []
     file = tmp_path / "edge-agent.toml"
     file.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n')
-    assert await command(file, "updates") == 0
+    assert await command(file, "update", "list") == 0
     assert "configuration careful" in capsys.readouterr().out
-    assert await command(file, "updates", "-o", "json") == 0
+    assert await command(file, "update", "list", "-o", "json") == 0
     (shown,) = json.loads(capsys.readouterr().out)["updates"]
     assert (shown["what"], shown["state"]) == ("configuration", "rejected")
 
@@ -227,7 +227,7 @@ async def test_configuration_is_rolled_back_on_the_device(
     signed = await pushed(site, tmp_path, CAREFUL)
     file = tmp_path / "edge-agent.toml"
     file.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n')
-    back = "rollback", "--configuration"
+    back = "update", "rollback", "--configuration"
     async with EdgeAgent(settings) as agent:
         await connected_to_fleet(agent)
         await site.desire(configuration=DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))

@@ -294,10 +294,10 @@ async def test_rollout_needs_the_signed_full_model(site: RegistrySite, tmp_path:
     with pytest.raises(ConflictError, match="signed: it would refuse devices"):
         await site.gateway.rollouts.command(made.id, Command.START, BY)
     assert (await site.gateway.rollouts.get(made.id)).state == "approved"
-    said = await firstline(site.url, site.operator, "rollout", "start", "digits", "2", code=1)
+    said = await firstline(site.url, site.operator, "rollout", "create", "digits", "2", code=1)
     assert "it would refuse devices" in said.output, said.output
     waiting = (await site.gateway.rollouts.page("", 1, "digits")).rollouts[0].id
-    assert f"`firstline rollout start {waiting}` starts it" in said.output
+    assert f"`firstline rollout create {waiting}` starts it" in said.output
     assert site.gateway.repository.models[NEW].digest == other.manifest.full_digest
 
 

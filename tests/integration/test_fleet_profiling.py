@@ -338,7 +338,7 @@ async def test_requests_are_limited_and_ended_ones_are_replaced(site: Site) -> N
 
 
 async def profile_command(site: Site, *arguments: object, code: int = 0) -> Result:
-    return await firstline(site.url, site.operator, "profile", *arguments, code=code)
+    return await firstline(site.url, site.operator, "profile", "create", *arguments, code=code)
 
 
 async def test_the_command_requests_follows_and_prints(site: Site) -> None:
@@ -356,13 +356,12 @@ async def test_the_command_requests_follows_and_prints(site: Site) -> None:
     assert "90.00 % +" in named.stdout  # as the device's own bundle says
     assert "two version 1 on device-1" in table.stdout
     assert "90.00 % +" in table.stdout
-    assert "firstline model profile show two 1 device-1" in table.stdout
+    assert "firstline profile get two 1 device-1" in table.stdout
     stands = (await profile_command(site, "two", *few, "--no-wait")).stdout
     assert "--on device-1 --threads 1 --batches 1 --quick` follows it" in stands
-    assert "no longer asked" in (await profile_command(site, "two", "--on", "device-1", "--cancel")).stdout
-    assert (
-        "is asked for no profile" in (await profile_command(site, "two", "--on", "device-1", "--cancel", code=1)).output
-    )
+    cancel = "profile", "cancel", "two", "--on", "device-1"
+    assert "no longer measures two" in (await firstline(site.url, site.operator, *cancel)).stdout
+    assert "is asked for no profile" in (await firstline(site.url, site.operator, *cancel, code=1)).output
     heated = await profile_command(site, "two", *few, "--sustained", "1", code=2)
     assert "which no request may do to one that serves" in heated.output
     assert "--alone is for this machine" in (await profile_command(site, "two", *few, "--alone", code=2)).output
@@ -374,8 +373,8 @@ async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
     async with site.agent():
         await site.connected()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "firstline", "profile", "two", "--on", "device-1", "--quick"),
-        env={**os.environ, "FIRSTLINE_GATEWAY_URL": site.url, "FIRSTLINE_TOKEN": site.operator},
+        *(sys.executable, "-m", "firstline", "profile", "create", "two", "--on", "device-1", "--quick"),
+        env={**os.environ, "FIRSTLINE_GATEWAY": site.url, "FIRSTLINE_TOKEN": site.operator},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -387,7 +386,7 @@ async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
         stdout, stderr = await process.communicate()
     assert process.returncode == 130
     assert stdout == b"" and b"Traceback" not in stderr
-    assert b"The request stays valid. `firstline profile two --on device-1 --quick` follows it" in stderr
+    assert b"The request stays valid. `firstline profile create two --on device-1 --quick` follows it" in stderr
     (found,) = (await site.gateway.profile_requests.of("device-1")).requests
     assert found.state is ProfilingState.SENT
 

@@ -33,11 +33,11 @@ async def test_a_device_is_measured_only_once(tmp_path: Path) -> None:
     await keeper.run()  # it would take half a minute if it measured again
     assert news == [True]
     assert keeper.catalogue.engines == measured_here.engines
-    printed = edge_agent("hardware", state_dir=tmp_path)
+    printed = edge_agent("hardware", "get", state_dir=tmp_path)
     assert printed.returncode == 0, printed.stderr
     assert "onnx CPUExecutionProvider works" in printed.stdout
     assert "GB/s" in printed.stdout
-    said = json.loads(edge_agent("hardware", "-o", "json", state_dir=tmp_path).stdout)
+    said = json.loads(edge_agent("hardware", "get", "-o", "json", state_dir=tmp_path).stdout)
     assert said["catalogue"]["fingerprint"] == measured_here.fingerprint
     assert said["sensors"]["cpu_busy_share"]["kind"] == "measured"
 
@@ -77,10 +77,10 @@ async def test_status_and_metrics_show_the_sensors(tmp_path: Path) -> None:
 def test_the_command_line_records_a_board_for_tests(tmp_path: Path) -> None:
     with board("jetson-orin-nano", tmp_path / "first") as root:
         given = ("--set", f"hardware.root={root}", "--set", "hardware.survey=false")
-        recorded = edge_agent("hardware", "--record", str(tmp_path / "mine.txt"), *given, state_dir=tmp_path / "state")
+        recorded = edge_agent("hardware", "record", str(tmp_path / "mine.txt"), *given, state_dir=tmp_path / "state")
         assert recorded.returncode == 0, recorded.stderr
         sensors = Sensors(Tree(root)).read(1.0)
-        refused = edge_agent("hardware", "--record", str(tmp_path), *given, state_dir=tmp_path / "state")
+        refused = edge_agent("hardware", "record", str(tmp_path), *given, state_dir=tmp_path / "state")
         assert (refused.returncode, "cannot be written" in refused.stderr) == (2, True)
     text = (tmp_path / "mine.txt").read_text()
     assert text.startswith("# NVIDIA Jetson Orin Nano Engineering Reference Developer Kit, kernel ")

@@ -152,22 +152,22 @@ async def test_job_command_submits_and_fetches(url: str, tmp_path: Path) -> None
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    (job,) = json.loads(await run("submit", "digits", str(file), "-o", "json"))["jobs"]
+    (job,) = json.loads(await run("create", "digits", str(file), "-o", "json"))["jobs"]
     assert job["file"] == str(file)
-    (found,) = json.loads(await run("result", job["job"], "-o", "json"))["results"]
+    (found,) = json.loads(await run("get", job["job"], "-o", "json"))["results"]
     assert (found["job"], found["model"]) == (job["job"], "digits")
-    assert found["label"] in await run("result", job["job"])
+    assert found["label"] in await run("get", job["job"])
     assert await run("delete", job["job"]) == "1 deleted.\n"
-    assert (await run("submit", "digits", str(file))).strip()
+    assert (await run("create", "digits", str(file))).strip()
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     for form in ("text", "json"):
-        submit = ["submit", "digits", str(file), str(tmp_path / "absent.png"), "-o", form]
+        submit = ["create", "digits", str(file), str(tmp_path / "absent.png"), "-o", form]
         kept = await asyncio.to_thread(CliRunner().invoke, app, ["job", *submit, "--gateway", url])
         assert kept.exit_code == 1
         job_id = kept.stdout.strip() if form == "text" else json.loads(kept.stdout)["jobs"][0]["job"]
-        wrong = (await run("submit", "digits", str(broken))).strip()
-        result = ["result", wrong, job_id, "-o", form]
+        wrong = (await run("create", "digits", str(broken))).strip()
+        result = ["get", wrong, job_id, "-o", form]
         some = await asyncio.to_thread(CliRunner().invoke, app, ["job", *result, "--gateway", url])
         assert some.exit_code == 1
         if form == "text":

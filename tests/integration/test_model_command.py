@@ -55,16 +55,16 @@ async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -
     assert "signed; 7" in (await run(site, "model", "push", two, *needs)).stdout
     assert "was signed before; 0 bytes sent" in (await run(site, "model", "push", two, *needs)).stdout
 
-    await run(site, "model", "alias", "set", "digits", "champion", "1")
-    await run(site, "model", "alias", "set", "digits", "champion", "2")
-    shown = (await run(site, "model", "inspect", "digits", "champion")).stdout
+    await run(site, "alias", "set", "digits", "champion", "1")
+    await run(site, "alias", "set", "digits", "champion", "2")
+    shown = (await run(site, "model", "get", "digits", "champion")).stdout
     assert "digits version 2, champion" in shown and "aarch64, x86_64" in shown and "64 MiB" in shown
-    reverted = await run(site, "model", "alias", "revert", "digits", "champion")
+    reverted = await run(site, "alias", "revert", "digits", "champion")
     assert reverted.stdout == "digits champion points to version 1.\n"
-    history = json.loads((await run(site, "model", "alias", "history", "digits", "champion", "-o", "json")).stdout)
+    history = json.loads((await run(site, "alias", "history", "digits", "champion", "-o", "json")).stdout)
     assert [one["version"] for one in history] == [1, 2, 1]
     assert {one["by"] for one in history} == {"application:ops"}
-    listed = (await run(site, "model", "alias", "ls")).stdout
+    listed = (await run(site, "alias", "list")).stdout
     assert "champion" in listed
 
     await run(site, "model", "pull", "digits", "champion", tmp_path / "pulled")
@@ -72,18 +72,18 @@ async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -
     anchor = ("--root", made["anchor"], "--keys", tmp_path / "nobody")
     await run(site, "model", "pull", "digits", "2", tmp_path / "again", *anchor, "-o", "json")
 
-    refused = await run(site, "model", "rm", "digits", "1", code=1)
+    refused = await run(site, "model", "delete", "digits", "1", code=1)
     assert "The alias champion points to digits version 1" in refused.stderr
-    assert "no longer signed" in (await run(site, "model", "rm", "digits", "2")).stdout
-    found = json.loads((await run(site, "model", "ls", "digits", "-o", "json")).stdout)
+    assert "no longer signed" in (await run(site, "model", "delete", "digits", "2")).stdout
+    found = json.loads((await run(site, "model", "list", "digits", "-o", "json")).stdout)
     assert [(one["version"], one["aliases"]) for one in found] == [(1, ["champion"])]
-    assert "digits" in (await run(site, "model", "ls")).stdout
-    assert (await run(site, "model", "alias", "rm", "digits", "champion")).stdout.endswith("points to nothing.\n")
+    assert "digits" in (await run(site, "model", "list")).stdout
+    assert (await run(site, "alias", "delete", "digits", "champion")).stdout.endswith("points to nothing.\n")
 
 
 async def test_keys_are_rotated_revoked_and_renewed(site: RegistrySite, tmp_path: Path) -> None:
     await run(site, "keys", "init")
-    before = json.loads((await run(site, "keys", "status", "-o", "json")).stdout)
+    before = json.loads((await run(site, "keys", "get", "-o", "json")).stdout)
     assert before["warnings"] == [] and before["published"]["root"] == 1
     assert "Published: root 2, targets 2." in (await run(site, "keys", "rotate", "targets")).stdout
     assert "Published: root 3, targets 2." in (await run(site, "keys", "rotate", "online")).stdout
@@ -91,7 +91,7 @@ async def test_keys_are_rotated_revoked_and_renewed(site: RegistrySite, tmp_path
     assert "Published: root 4, targets 2." in (await run(site, "keys", "revoke", root_key[:8])).stdout
     assert "Published: root 5, targets 3." in (await run(site, "keys", "renew")).stdout
     assert (await run(site, "keys", "publish")).stdout == "The registry is up to date.\n"
-    after = json.loads((await run(site, "keys", "status", "-o", "json")).stdout)
+    after = json.loads((await run(site, "keys", "get", "-o", "json")).stdout)
     assert root_key not in {one["key"] for one in after["keys"]}
     assert [one["version"] for one in after["roles"] if one["role"] == "root"] == [5]
     refused = await run(site, "keys", "revoke", root_key[:8], code=2)
@@ -111,7 +111,7 @@ async def test_separate_root_key_holders_sign_in_turn(site: RegistrySite, tmp_pa
         file.rename(safe / file.name)
     drafted = await run(site, "keys", "rotate", "targets")
     assert "lacks 1 signature:" in drafted.stderr and first.exists()
-    assert (await run(site, "keys", "status", code=1)).stderr.count("lacks 1 signature") == 1
+    assert (await run(site, "keys", "get", code=1)).stderr.count("lacks 1 signature") == 1
     signed = await run(site, "keys", "sign", "--root-key", safe / second.name)
     assert signed.stdout == "Published: root 2, targets 2.\n"
     assert "nothing lacks a signature" in (await run(site, "keys", "sign", code=2)).stderr
@@ -134,7 +134,7 @@ async def test_keys_are_encrypted_and_created_offline(site: RegistrySite, tmp_pa
 
 
 INVALID: list[tuple[tuple[str, ...], str]] = [
-    (("keys", "status"), "`firstline keys init` makes them"),
+    (("keys", "get"), "`firstline keys init` makes them"),
     (("keys", "sign"), "nothing lacks a signature"),
     (("keys", "init", "--online-key", "nothing"), "holds no gateway's online key"),
     (("model", "push", str(DIGITS)), "`firstline keys init` makes them"),
@@ -154,8 +154,8 @@ async def test_invalid_requests_print_one_sentence(site: RegistrySite) -> None:
 
 async def test_missing_gateway_or_key_is_named() -> None:
     for environment, sentence in (
-        ({"FIRSTLINE_GATEWAY_URL": "", "FIRSTLINE_TOKEN": "x"}, "No gateway is named"),
-        ({"FIRSTLINE_GATEWAY_URL": "http://127.0.0.1:9", "FIRSTLINE_TOKEN": ""}, "There is no API key"),
+        ({"FIRSTLINE_GATEWAY": "", "FIRSTLINE_TOKEN": "x"}, "No gateway is named"),
+        ({"FIRSTLINE_GATEWAY": "http://127.0.0.1:9", "FIRSTLINE_TOKEN": ""}, "There is no API key"),
     ):
-        result = CliRunner().invoke(app, ["model", "ls"], env=environment)
+        result = CliRunner().invoke(app, ["model", "list"], env=environment)
         assert (result.exit_code, sentence in result.stderr) == (2, True)

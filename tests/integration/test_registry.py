@@ -231,7 +231,7 @@ async def test_upload_over_the_limit_is_refused(tmp_path: Path) -> None:
         assert sent.json()["code"] == "no_room" and "registry.limit_bytes" in sent.json()["detail"]
         shown = (await site.client.get("/fleet/v1/registry")).json()
         assert (shown["blobs"], shown["blobs_bytes"], shown["limit_bytes"]) == (1, 900, 1000)
-        listed = await firstline(site.url, site.operator, "model", "ls")
+        listed = await firstline(site.url, site.operator, "model", "list")
         assert "keeps 1 file, 900 bytes of 1.0 KB" in listed.output, listed.output
 
 

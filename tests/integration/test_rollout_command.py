@@ -65,24 +65,24 @@ async def test_rollout_from_plan_to_rollback(site: FleetSite) -> None:
     file = definition(site.folder)
     planned = await site("rollout", "plan", "digits", "2", "--file", file, *OPTIONS)
     assert "1 device, 0 of them held back" in planned.stdout, planned.output
-    started = await site("rollout", "start", "digits", "2", "--file", file, *OPTIONS)
+    started = await site("rollout", "create", "digits", "2", "--file", file, *OPTIONS)
     rollout = started.stdout.strip()
     await site.gateway.rollout_driver.drive()
     desired = await site.device_says("cam", 1)
     assert desired.models[0].version == 2
     await site.device_says("cam", 2, Update("digits", 2, UpdateState.COMMITTED, rollout=rollout))
     await site.gateway.rollout_driver.drive()
-    shown = await site("rollout", "get", rollout, "--watch")
+    shown = await site("rollout", "watch", rollout)
     assert "digits 2: completed" in shown.stdout, shown.output
     assert "promote" in shown.stdout and "rollback: The previous version runs again on 1 device" in shown.stdout
-    listed = await site("rollout", "ls", "-o", "json")
+    listed = await site("rollout", "list", "-o", "json")
     assert [one["id"] for one in json.loads(listed.stdout)] == [rollout]
     back = await site("rollout", "rollback", rollout)
     assert back.stdout.startswith("rolling_back"), back.output
     await site.gateway.rollout_driver.drive()
     await site.device_says("cam", 1)
     await site.gateway.rollout_driver.drive()
-    ended = await site("rollout", "get", rollout, "--watch", "-o", "json", code=1)
+    ended = await site("rollout", "watch", rollout, "-o", "json", code=1)
     assert json.loads(ended.stdout)["rollout"]["state"] == "rolled_back", ended.output
     refused = await site("rollout", "pause", rollout, code=1)
     assert "cannot pause" in refused.output, refused.output
@@ -91,7 +91,7 @@ async def test_rollout_from_plan_to_rollback(site: FleetSite) -> None:
 async def test_rollout_without_devices_gives_a_warning(site: FleetSite) -> None:
     await site.device_says("cam", 1)
     options = ("--file", definition(site.folder), *OPTIONS, "--selector", "site=atlantis")
-    started = await site("rollout", "start", "digits", "2", *options, "-o", "json")
+    started = await site("rollout", "create", "digits", "2", *options, "-o", "json")
     assert "mind: No device matches site=atlantis now" in started.stderr, started.output
     (warning,) = json.loads(started.stdout)["warnings"]
     assert "no device would try the model" in warning
@@ -104,8 +104,8 @@ async def test_a_start_warns_of_devices_that_audit_nothing(site: FleetSite) -> N
     options = ("digits", "2", "--file", definition(site.folder), *OPTIONS)
     held = "mind: A stage whose edge answers are not audited is held, and audit.per_hour is 0 on 1 device. To promote"
     assert held in (await site("rollout", "plan", *options)).stdout.replace("\n", " ")
-    assert held in (await site("rollout", "start", *options)).stderr
-    ignoring = await site("rollout", "start", *options, "--ignore", "disagreement", "-o", "json")
+    assert held in (await site("rollout", "create", *options)).stderr
+    ignoring = await site("rollout", "create", *options, "--ignore", "disagreement", "-o", "json")
     assert "not audited" not in ignoring.stderr
     assert json.loads(ignoring.stdout)["definition"]["rules"]["ignored"] == ["disagreement"]
     refused = await site("rollout", "plan", *options, "--ignore", "speed", code=1)
@@ -130,9 +130,9 @@ async def test_devices_are_listed_tagged_and_decommissioned(site: FleetSite) -> 
     await site.device_says("cam", 1)
     tagged = await site("device", "tag", "cam", "site=berlin", "old-")
     assert tagged.stdout == "cam: site=berlin\n", tagged.output
-    listed = await site("device", "ls", "--selector", "site=berlin")
+    listed = await site("device", "list", "--selector", "site=berlin")
     assert "cam" in listed.stdout and "digits 1" in listed.stdout
-    assert json.loads((await site("device", "ls", "--selector", "!site", "-o", "json")).stdout) == []
+    assert json.loads((await site("device", "list", "--selector", "!site", "-o", "json")).stdout) == []
     assert "runs digits 1" in (await site("device", "get", "cam")).stdout
     assert (await site("device", "accept", "cam")).stdout == "accepted cam\n"
     await site("device", "tag", "cam", "nonsense", code=2)
@@ -143,12 +143,12 @@ async def test_devices_are_listed_tagged_and_decommissioned(site: FleetSite) -> 
 async def test_a_revoked_device_is_marked_and_its_revocation_is_in_the_audit_log(site: FleetSite) -> None:
     await site.device_says("cam", 1)
     await site("device", "revoke", "cam")
-    assert "s, revoked" in (await site("device", "ls")).stdout
+    assert " revoked " in (await site("device", "list")).stdout
     assert (await site("device", "get", "cam")).stdout.startswith("cam (revoked): ")
     options = ("--file", definition(site.folder), *OPTIONS)
     planned = await site("rollout", "plan", "digits", "2", *options)
     assert "0 devices, 0 of them held back" in planned.stdout, planned.output
-    entries = json.loads((await site("audit", "ls", "-o", "json")).stdout)
+    entries = json.loads((await site("audit", "list", "-o", "json")).stdout)
     assert [entry["subject"] for entry in entries if entry["action"] == "device.revoke"] == ["device:cam"]
 
 
@@ -168,7 +168,7 @@ async def test_the_audit_log_is_verified_against_a_stored_head(site: FleetSite) 
     await site("fleet", "lift")
     again = await site("audit", "verify", "--head", str(head))
     assert "2 entries" in again.stdout and "contains the head" in again.stdout, again.output
-    assert "fleet.lift" in (await site("audit", "ls", "--subject", "fleet")).stdout
+    assert "fleet.lift" in (await site("audit", "list", "--subject", "fleet")).stdout
     with site.gateway.store.database.begin() as connection:
         connection.execute(update(ENTRIES).where(ENTRIES.c.number == 1).values(actor="application:nobody"))
     changed = await site("audit", "verify", code=1)

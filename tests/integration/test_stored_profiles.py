@@ -92,18 +92,16 @@ async def test_changes_are_in_the_audit_log(operator: httpx.AsyncClient) -> None
 async def test_the_command_pushes_lists_shows_and_removes(run: Command, tmp_path: Path) -> None:
     file = tmp_path / "digits@bench.json"
     file.write_bytes(encode(profile(1.0, 2.0)))
-    assert "digits version 1 on bench: 2 points" in (await run("model", "profile", "push", file)).stdout
-    (listed,) = json.loads((await run("model", "profile", "ls", "digits", "-o", "json")).stdout)
+    assert "digits version 1 on bench: 2 points" in (await run("profile", "push", file)).stdout
+    (listed,) = json.loads((await run("profile", "list", "digits", "-o", "json")).stdout)
     assert (listed["machine"], listed["points"]) == ("bench", 2)
-    assert "bench" in (await run("model", "profile", "ls", "--machine", "bench")).stdout
-    assert json.loads((await run("model", "profile", "ls", "--machine", "cam", "-o", "json")).stdout) == []
-    shown = (await run("model", "profile", "show", "digits", "1", "bench", "-o", "json")).stdout
+    assert "bench" in (await run("profile", "list", "--machine", "bench")).stdout
+    assert json.loads((await run("profile", "list", "--machine", "cam", "-o", "json")).stdout) == []
+    shown = (await run("profile", "get", "digits", "1", "bench", "-o", "json")).stdout
     assert decode(shown.encode(), "what was shown") == profile(1.0, 2.0)
-    assert "digits version 1 on bench" in (await run("model", "profile", "show", "digits", "1", "bench")).stdout
-    assert "is forgotten" in (await run("model", "profile", "rm", "digits", "1", "bench")).stdout
-    assert (
-        "There is no stored profile" in (await run("model", "profile", "show", "digits", "1", "bench", code=1)).output
-    )
+    assert "digits version 1 on bench" in (await run("profile", "get", "digits", "1", "bench")).stdout
+    assert "is forgotten" in (await run("profile", "delete", "digits", "1", "bench")).stdout
+    assert "There is no stored profile" in (await run("profile", "get", "digits", "1", "bench", code=1)).output
 
 
 async def test_a_stored_profile_shows_its_pareto_front(run: Command, operator: httpx.AsyncClient) -> None:
@@ -113,15 +111,15 @@ async def test_a_stored_profile_shows_its_pareto_front(run: Command, operator: h
     for machine, accuracy in (("bench", {}), ("knows", accuracies(manifest))):
         made = encode(replace(profile(machine=machine), points=points, accuracy=accuracy))
         assert (await operator.put(profile_path("digits", 1, machine), content=made)).is_success
-    shown = (await run("model", "profile", "show", DIGITS, "1", "bench")).stdout
+    shown = (await run("profile", "get", DIGITS, "1", "bench")).stdout
     assert " % +" in shown and "on the Pareto front" in shown
-    assert "on the Pareto front" in (await run("model", "profile", "show", "digits", "1", "knows")).stdout
+    assert "on the Pareto front" in (await run("profile", "get", "digits", "1", "knows")).stdout
 
 
 async def test_invalid_profile_is_not_sent(run: Command, tmp_path: Path) -> None:
-    assert "There is no profile at" in (await run("model", "profile", "push", tmp_path / "none.json", code=2)).output
+    assert "There is no profile at" in (await run("profile", "push", tmp_path / "none.json", code=2)).output
     (tmp_path / "other.json").write_text("{}")
-    assert "is no profile" in (await run("model", "profile", "push", tmp_path / "other.json", code=2)).output
+    assert "is no profile" in (await run("profile", "push", tmp_path / "other.json", code=2)).output
 
 
 @pytest.mark.parametrize("named", ["bench", "digits/2/bench"])

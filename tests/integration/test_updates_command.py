@@ -1,4 +1,4 @@
-"""`edge-agent updates` and `edge-agent rollback` as processes, without a gateway, with and without an agent."""
+"""`edge-agent update list` and `rollback` as processes, without a gateway, with and without an agent."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run(*arguments: str, code: int = 0) -> str:
 
 
 def listed(config: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(run("updates", "--config", str(config), "-o", "json"))["updates"]
+    found: list[dict[str, Any]] = json.loads(run("update", "list", "--config", str(config), "-o", "json"))["updates"]
     return found
 
 
@@ -85,21 +85,21 @@ def running(url: str) -> list[str]:
 
 
 def test_a_device_without_updates(config: Path) -> None:
-    assert run("updates", "--config", str(config)) == "the fleet has never updated this device\n"
+    assert run("update", "list", "--config", str(config)) == "the fleet has never updated this device\n"
     assert listed(config) == []
-    assert "No update of a model 'wide' is known" in run("rollback", NAME, "--config", str(config), code=1)
+    assert "No update of a model 'wide' is known" in run("update", "rollback", NAME, "--config", str(config), code=1)
 
 
 @pytest.mark.usefixtures("updated")
 def test_a_stopped_agent_is_rolled_back_on_disk(config: Path) -> None:
-    line = run("updates", "--config", str(config))
+    line = run("update", "list", "--config", str(config))
     assert line.startswith(NAME) and "version 2" in line and "committed" in line
     (update,) = listed(config)
     assert (update["state"], update["slot"], update["previous"]) == ("committed", "a", "")
-    assert run("rollback", NAME, "--config", str(config)) == f"{NAME}: rolled back to the previous version\n"
+    assert run("update", "rollback", NAME, "--config", str(config)) == f"{NAME}: rolled back to the previous version\n"
     (update,) = listed(config)
     assert (update["state"], update["reason"], update["slot"]) == ("rolled_back", "asked", "")
-    assert "no previous version to roll back to" in run("rollback", NAME, "--config", str(config), code=1)
+    assert "no previous version to roll back to" in run("update", "rollback", NAME, "--config", str(config), code=1)
     with agent(config) as url:
         assert running(url) == ["1"]
 
@@ -108,11 +108,11 @@ def test_a_stopped_agent_is_rolled_back_on_disk(config: Path) -> None:
 def test_a_running_agent_rolls_back(config: Path) -> None:
     with agent(config) as url:
         assert running(url) == ["2"]
-        reply = json.loads(run("rollback", NAME, "--config", str(config), "-o", "json"))
+        reply = json.loads(run("update", "rollback", NAME, "--config", str(config), "-o", "json"))
         assert reply == {"rolled_back": NAME}
         assert running(url) == ["1"]
         assert listed(config)[0]["state"] == "rolled_back"
-        assert "no previous version to roll back to" in run("rollback", NAME, "--config", str(config), code=1)
+        assert "no previous version to roll back to" in run("update", "rollback", NAME, "--config", str(config), code=1)
     with agent(config) as url:
         assert running(url) == ["1"]
 
@@ -121,7 +121,7 @@ def test_a_running_agent_rolls_back(config: Path) -> None:
 def test_damaged_files_are_reported_and_not_changed(config: Path, state: Path) -> None:
     pointer = state / "models" / NAME / "pointer"
     pointer.write_bytes(b"x\ny\n")
-    done = run("updates", "--config", str(config))
+    done = run("update", "list", "--config", str(config))
     assert "committed" in done and pointer.read_bytes() == b"x\ny\n"
     with agent(config) as url:  # the record says what had stayed
         assert running(url) == ["2"]
@@ -141,7 +141,7 @@ sys.exit(main())
 
 @pytest.mark.usefixtures("updated")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize("command", [["updates"], ["rollback", NAME], ["purge", "--yes"]])
+@pytest.mark.parametrize("command", [["update", "list"], ["update", "rollback", NAME], ["purge", "--yes"]])
 def test_wrong_user_is_an_error(state: Path, command: list[str]) -> None:
     arguments = [*command, "--set", f"agent.state_dir={state}"]
     done = subprocess.run([sys.executable, "-c", _AS_NOBODY, *arguments], capture_output=True, text=True, timeout=60)

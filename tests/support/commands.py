@@ -27,7 +27,7 @@ def run_here(*arguments: str | Path, **environment: str) -> subprocess.Completed
 
 async def firstline(url: str, token: str, *arguments: object, code: int = 0, **environment: str) -> Result:
     """Runs `firstline ARGUMENTS` in a thread, as the gateway answers on this one; fails on another exit code."""
-    environment |= {"FIRSTLINE_GATEWAY_URL": url, "FIRSTLINE_TOKEN": token}
+    environment |= {"FIRSTLINE_GATEWAY": url, "FIRSTLINE_TOKEN": token}
     result = await asyncio.to_thread(CliRunner().invoke, app, [*map(str, arguments)], env=environment)
     assert result.exit_code == code, result.output
     return result

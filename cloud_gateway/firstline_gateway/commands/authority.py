@@ -1,4 +1,4 @@
-"""`ca init | show | next | switch | retire`: the authority that signs devices' certificates."""
+"""`ca init | get | prepare | switch | retire`: the authority that signs devices' certificates."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def add_commands(commands: Any) -> None:
         return add_command(actions, name, lambda arguments: _run(arguments, action), text)
 
     _add_files(add("init", _init, "create the authority now, instead of when it is first needed"))
-    add("show", _check_exists, "show the trusted authorities and their expiry")
-    _add_files(add("next", _next, "add a trusted authority that will sign later"))
+    add("get", _check_exists, "show the trusted authorities and their expiry")
+    _add_files(add("prepare", _prepare, "add a trusted authority that will sign later"))
     add("switch", _switch, "sign with the next authority from now on")
     add("retire", _retire, "stop trusting the previous authority")
 
@@ -78,7 +78,7 @@ def _check_exists(_arguments: argparse.Namespace, directory: Path) -> None:
         raise ConfigError(f"There is no authority in {directory} yet; `firstline-gateway ca init` makes one.")
 
 
-def _next(arguments: argparse.Namespace, directory: Path) -> None:
+def _prepare(arguments: argparse.Namespace, directory: Path) -> None:
     from firstline_gateway.identity import authorities, ca
 
     now_s = time.time()

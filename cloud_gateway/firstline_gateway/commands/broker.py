@@ -1,4 +1,4 @@
-"""`broker-config`: the files of a Mosquitto that trusts this gateway's devices."""
+"""`broker configure`: the files of a Mosquitto that trusts this gateway's devices."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_
 
 def add_commands(commands: Any) -> None:
     """Adds it to the parser's."""
+    broker = commands.add_parser("broker", help="configure the MQTT broker")
     command = add_command(
-        commands,
-        "broker-config",
+        broker.add_subparsers(required=True, metavar="ACTION"),
+        "configure",
         _write,
         "write the files of a Mosquitto broker, as a gateway with [broker] does itself",
     )

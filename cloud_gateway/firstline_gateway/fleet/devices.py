@@ -199,7 +199,7 @@ def find(connection: Connection, name: str, *, lock: bool = False) -> Device | N
 
 def unknown(name: str) -> NotFoundError:
     """Returns the error for an unknown device."""
-    return NotFoundError(f"The device {name} is unknown here; `firstline device ls` lists the known devices.")
+    return NotFoundError(f"The device {name} is unknown here; `firstline device list` lists the known devices.")
 
 
 def page(

@@ -109,7 +109,8 @@ def import_authority(directory: Path, authority: Authority) -> None:
         if (directory / _ACTIVE).exists() or (directory / BUNDLE_FILE).exists():
             raise ConfigError(
                 f"There is an authority in {directory} already, which devices may have enrolled with; begin with an "
-                "empty folder, or let another take over from it: `ca next --certificate FILE --key FILE`."
+                "empty folder, or let another take over from it: `firstline-gateway ca prepare --certificate FILE "
+                "--key FILE`."
             )
         _store(directory / _ACTIVE, authority)
 
@@ -140,7 +141,7 @@ def switch(directory: Path) -> None:
     """
     with locked(directory):
         if not (directory / _NEXT).exists():
-            raise ConfigError("No authority is prepared; `ca next` makes one.")
+            raise ConfigError("No authority is prepared; `firstline-gateway ca prepare` makes one.")
         if (directory / _PREVIOUS).exists():
             raise ConfigError("The authority before the present one is still believed; `ca retire` ends that.")
         _rename(directory / _ACTIVE, directory / _PREVIOUS)

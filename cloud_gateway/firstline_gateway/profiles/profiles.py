@@ -197,5 +197,5 @@ def _unknown(place: Place) -> NotFoundError:
     bundle, version, machine = place
     return NotFoundError(
         f"There is no stored profile of {bundle} version {version} on {machine}; "
-        f"`firstline model profile ls {bundle}` lists the stored ones."
+        f"`firstline profile list {bundle}` lists the stored ones."
     )

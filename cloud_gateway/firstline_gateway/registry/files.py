@@ -297,7 +297,7 @@ class Files:
                     raise NoRoomError(
                         f"The registry has {self._stored_bytes} of the {self.limit_bytes} bytes that "
                         "registry.limit_bytes allows, and no room for this file; remove old versions "
-                        "(`firstline model rm`: their files go a day later), or raise the limit."
+                        "(`firstline model delete`: their files go a day later), or raise the limit."
                     )
                 yield part
             self._stored_bytes += size_bytes

@@ -188,7 +188,7 @@ def _read(content: bytes) -> Metadata[Any]:
     if len(content) > limit:
         raise PayloadTooLargeError(
             f"The {found.signed.type} metadata has {len(content)} bytes, and devices read {limit}; remove old versions "
-            "(`firstline model rm`)."
+            "(`firstline model delete`)."
         )
     return found
 
@@ -198,7 +198,7 @@ def _check_root(found: Metadata[Any], before: Metadata[Any] | None) -> None:
     if found.signed.version != expected:
         raise ConflictError(
             f"Root metadata of version {found.signed.version} was sent, and {expected} comes next; look at what is "
-            "there: `firstline keys status`."
+            "there: `firstline keys get`."
         )
     if not found.signed.consistent_snapshot:
         raise RequestError("The root metadata has consistent_snapshot false; this registry serves true alone.")

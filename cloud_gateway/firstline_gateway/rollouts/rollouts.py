@@ -290,7 +290,7 @@ def _selected_tags(connection: Connection, definition: Definition) -> list[Mappi
 def _existing(connection: Connection, rollout_id: str, *, lock: bool = False) -> Rollout:
     rollout = records.find(connection, rollout_id, lock=lock)
     if rollout is None:
-        raise NotFoundError(f"There is no rollout {rollout_id} here; `firstline rollout ls` lists the rollouts.")
+        raise NotFoundError(f"There is no rollout {rollout_id} here; `firstline rollout list` lists the rollouts.")
     return rollout
 
 

@@ -1,4 +1,4 @@
-"""`edge-agent audits`: answers whose truth is known, as a table for a new certificate."""
+"""`edge-agent audit list`: answers whose truth is known, as a table for a new certificate."""
 
 from __future__ import annotations
 

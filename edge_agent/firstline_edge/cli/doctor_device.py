@@ -234,7 +234,7 @@ def sensor_finding(now: Snapshot, heat_limit_c: float) -> Finding:
         return warning(
             "hardware",
             f"it is held back now: {', '.join(causes)}",
-            "see to its supply and cooling; edge-agent hardware shows its sensors",
+            "see to its supply and cooling; edge-agent hardware get shows its sensors",
         )
     hottest_c = measured(now.hottest_c)
     if hottest_c is None:
@@ -277,7 +277,7 @@ def engine_findings(catalogue: Catalogue | None, providers: tuple[str, ...]) -> 
     """
     tried = [engine for name in providers if catalogue is not None and (engine := catalogue.engine("onnx", name))]
     idle = [
-        ok(engine.name, "works here, and models.providers does not have it; edge-agent profile tells more")
+        ok(engine.name, "works here, and models.providers does not have it; edge-agent profile create tells more")
         for engine in (catalogue.engines if catalogue is not None else ())
         if engine.runtime == "onnx" and engine.works and engine.name not in providers
     ]
@@ -285,7 +285,7 @@ def engine_findings(catalogue: Catalogue | None, providers: tuple[str, ...]) -> 
         warning(
             engine.name,
             f"did not run a trial model: {engine.reason}",
-            "repair its installation and try again (edge-agent hardware --measure), or set models.providers",
+            "repair its installation and try again (edge-agent hardware get --measure), or set models.providers",
         )
         for engine in tried
         if not engine.works

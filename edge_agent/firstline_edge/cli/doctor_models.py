@@ -143,5 +143,5 @@ def _contract_finding(subject: str, record: Record) -> Finding:
     audits = f"{counted(record.agreed + record.disagreed, 'audit')}, {record.disagreed} disagreed"
     if not record.alarmed:
         return ok(subject, audits)
-    advice = "certify again, with the output of `edge-agent audits`, and copy the new bundle here"
+    advice = "certify again, with the output of `edge-agent audit list`, and copy the new bundle here"
     return warning(subject, f"{audits}; an alarm voids its certificate: {record.cause}", advice)

@@ -1,11 +1,10 @@
-"""`edge-agent explain REQUEST_ID`: how a request was decided, from the decision log; see `plan` for `explain plan`."""
+"""`edge-agent explain REQUEST_ID`: how a request was decided, from the decision log."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from datetime import UTC, datetime
-from importlib import import_module
 from typing import Any
 
 from firstline_core.errors import BudgetExceededError, UnauthorizedError
@@ -14,8 +13,6 @@ from firstline_core.types import HEDGED, Reason, Status, Wait
 from firstline_edge.cli.output import explained_refusal, print_error, print_json, print_lines
 from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.state import StatePaths
-
-PLAN = "plan"
 
 _TIERS = {"cache": "the result cache", "edge": "this device's model", "cloud": "the gateway"}
 
@@ -35,10 +32,7 @@ _FIRST = "The full model was to answer; the caller asked not to wait for it (`wa
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Prints the entries of one request in the decision log, or runs `explain plan`."""
-    if arguments.request_id == PLAN:
-        # The plan needs many more modules than the decision log.
-        return import_module("firstline_edge.cli.plan").command(arguments)  # type: ignore[no-any-return]
+    """Prints the entries of one request in the decision log."""
     settings = load_settings(arguments)
     path = StatePaths(settings.state_dir).decisions_path
     with explained_refusal(path, "read"):

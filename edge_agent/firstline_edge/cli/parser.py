@@ -41,11 +41,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"edge-agent {version('firstline')}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_agent_commands(commands)
     _add_fleet_commands(commands)
     _add_hardware_commands(commands)
-    _command(commands, "doctor", "find errors on this device and what could be better, and print what to type")
     return parser.parse_args(arguments)
 
 
@@ -65,37 +64,23 @@ def load_settings(arguments: argparse.Namespace, **overrides: object) -> EdgeSet
 
 
 def _add_agent_commands(commands: Commands) -> None:
-    run = _command(commands, "run", "answer requests until SIGTERM or SIGINT")
+    run = _command(commands, "run", "run", "answer requests until SIGTERM or SIGINT")
     run.add_argument("--port", type=int, help="TCP port instead of api.port; 0 lets the system choose")
     run.add_argument("--socket", type=Path, metavar="PATH", help="Unix socket to listen on too, instead of api.socket")
 
-    status = _command(commands, "status", "print the status of the running agent")
+    status = _command(commands, "status", "status", "print the status of the running agent")
     status.add_argument("--url", help="the agent's address, if not the one that the configuration leads to")
 
-    explain = _command(
-        commands, "explain", "explain how one request was decided, or how a model runs best on this device"
+    explain = _command(commands, "explain", "explain", "explain how one request was decided")
+    explain.add_argument("request_id", metavar="REQUEST_ID", help="request id from an answer's parameters")
+
+    _command(
+        commands, "doctor", "doctor", "find errors on this device and what could be better, and print what to type"
     )
-    explain.add_argument(
-        "request_id", metavar="REQUEST_ID|plan", help="request id from an answer's parameters, or the word plan"
-    )
-    explain.add_argument("model", metavar="MODEL", nargs="?", help="plan only this model; default: all models")
-    explain.add_argument(
-        "--profile",
-        type=Path,
-        metavar="FILE",
-        help="profile for the plan; default: this machine's in the bundle's profiles/",
-    )
-    explain.add_argument(
-        "--splits",
-        type=Path,
-        metavar="FILE",
-        help="output of `firstline split -o json` for the plan; default: the bundle's split.json",
-    )
-    explain.add_argument("--bandwidth", type=float, metavar="MBIT_S", help="bandwidth to the gateway for the plan")
-    explain.add_argument("--round-trip", type=float, metavar="MS", help="round-trip time to the gateway for the plan")
 
     audits = _command(
-        commands,
+        _group(commands, "audit", "list the audited answers"),
+        "list",
         "audits",
         "print audited and escalated answers for `firstline certify --scores`",
         forms=("csv", "json"),
@@ -105,7 +90,7 @@ def _add_agent_commands(commands: Commands) -> None:
         "--since", type=_parse_time, metavar="TIME", help="leaves out what is older, such as 2026-11-21T19:30:00Z"
     )
 
-    purge = _command(commands, "purge", "erase stored requests, answers, results, scores and the decision log")
+    purge = _command(commands, "purge", "purge", "erase stored requests, answers, results, scores and the decision log")
     purge.add_argument("--yes", action="store_true", help="erase; without this, only print what would be erased")
     purge.add_argument(
         "--what",
@@ -116,35 +101,64 @@ def _add_agent_commands(commands: Commands) -> None:
 
 
 def _add_fleet_commands(commands: Commands) -> None:
-    join = _command(commands, "join", "register this device with a gateway, once, with a join token")
+    join = _command(commands, "join", "join", "register this device with a gateway, once, with a join token")
     join.add_argument("url", metavar="URL", help="the gateway, https://HOST:PORT")
     join.add_argument("--token-file", required=True, metavar="FILE", help="holds the join token; - reads it from stdin")
     join.add_argument("--proxy", default="", metavar="URL", help="HTTP proxy on the way to the gateway")
     join.add_argument("--force", action="store_true", help="join again, although this device has an identity")
 
-    _command(commands, "updates", "print the state of the fleet's updates of models and configuration")
+    updates = _group(commands, "update", "list and roll back the fleet's updates of models and configuration")
+    _command(updates, "list", "updates", "print the state of the fleet's updates of models and configuration")
 
-    rollback = _command(commands, "rollback", "roll a model or the configuration back to the previous version")
+    rollback = _command(
+        updates, "rollback", "rollback", "roll a model or the configuration back to the previous version"
+    )
     what = rollback.add_mutually_exclusive_group(required=True)
-    what.add_argument("model", metavar="MODEL", nargs="?", help="the model's name, see `edge-agent updates`")
+    what.add_argument("model", metavar="MODEL", nargs="?", help="the model's name, see `edge-agent update list`")
     what.add_argument("--configuration", action="store_true", help="the configuration, instead of a model")
 
 
 def _add_hardware_commands(commands: Commands) -> None:
-    hardware = _command(commands, "hardware", "print the hardware of this device and its sensor readings")
-    hardware.add_argument(
+    hardware = _group(commands, "hardware", "print or record the hardware of this device")
+    read = _command(hardware, "get", "hardware", "print the hardware of this device and its sensor readings")
+    read.add_argument(
         "--measure",
         action="store_true",
         help="measure memory and disk and try every provider, as the agent does at its first start",
     )
-
-    hardware.add_argument(
-        "--record",
-        metavar="FILE",
-        help="write the contents of this board's files as a test fixture, without serial numbers, MACs and names",
+    record = _command(
+        hardware,
+        "record",
+        "recording",
+        "write the contents of this board's files as a test fixture, without serial numbers, MACs and names",
     )
+    record.add_argument("file", type=Path, metavar="FILE", help="file to write")
 
-    profile = _command(commands, "profile", "measure what each model of a bundle costs on this device")
+    planning = _command(
+        _group(commands, "plan", "plan how models run best on this device"),
+        "explain",
+        "plan",
+        "explain how a model runs best on this device",
+    )
+    planning.add_argument("model", metavar="MODEL", nargs="?", help="only this model; default: all models")
+    planning.add_argument(
+        "--profile", type=Path, metavar="FILE", help="profile; default: this machine's in the bundle's profiles/"
+    )
+    planning.add_argument(
+        "--splits",
+        type=Path,
+        metavar="FILE",
+        help="output of `firstline profile split -o json`; default: the bundle's split.json",
+    )
+    planning.add_argument("--bandwidth", type=float, metavar="MBIT_S", help="bandwidth to the gateway")
+    planning.add_argument("--round-trip", type=float, metavar="MS", help="round-trip time to the gateway")
+
+    profile = _command(
+        _group(commands, "profile", "measure models on this device"),
+        "create",
+        "profile",
+        "measure what each model of a bundle costs on this device",
+    )
     profile.add_argument("model", metavar="MODEL|BUNDLE", help="a name below models.directories, or a bundle's folder")
     profile.add_argument(
         "--threads", type=_parse_counts, default=(), metavar="N,...", help="of a run; default: 1, all cores"
@@ -200,9 +214,16 @@ def _parse_override(text: str) -> tuple[str, str]:
     return key.strip(), value
 
 
+def _group(commands: Commands, name: str, purpose: str) -> Commands:
+    """Adds the noun of several commands, and returns its commands."""
+    group = commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
+    return group.add_subparsers(required=True, metavar="COMMAND")
+
+
 def _command(
     commands: Commands,
     name: str,
+    module: str,
     purpose: str,
     forms: tuple[str, ...] = ("text", "json"),
 ) -> argparse.ArgumentParser:
@@ -213,6 +234,7 @@ def _command(
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    command.set_defaults(module=module, command=command.prog)
     command.add_argument("--config", type=Path, metavar="FILE", help="settings (TOML); without it the defaults")
     command.add_argument(
         "--set",

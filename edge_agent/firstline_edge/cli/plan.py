@@ -1,4 +1,4 @@
-"""`edge-agent explain plan [MODEL]`: the best way to run a bundle on this device, with the figures behind it."""
+"""`edge-agent plan explain [MODEL]`: the best way to run a bundle on this device, with the figures behind it."""
 
 from __future__ import annotations
 

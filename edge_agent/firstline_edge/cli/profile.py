@@ -1,4 +1,4 @@
-"""`edge-agent profile`: measures the cost of a bundle's models on this device."""
+"""`edge-agent profile create`: measures the cost of a bundle's models on this device."""
 
 from __future__ import annotations
 

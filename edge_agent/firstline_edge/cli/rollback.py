@@ -1,4 +1,4 @@
-"""`edge-agent rollback`: restores the previous model or configuration, with a running agent or without, offline too."""
+"""`edge-agent update rollback`: restores the previous model or configuration, offline too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-agent updates`: how the fleet's updates stand; the agent need not run."""
+"""`edge-agent update list`: how the fleet's updates stand; the agent need not run."""
 
 from __future__ import annotations
 

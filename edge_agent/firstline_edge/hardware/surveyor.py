@@ -155,7 +155,9 @@ async def survey(root: Path, folder: Path, limit_s: float = _LIMIT_S) -> Catalog
             async with asyncio.timeout(_END_S):  # what hangs within a driver does not even end when it is killed
                 await child.wait()
     if code:
-        raise ProtocolError(f"The survey of this device ended with exit code {code}; `edge-agent hardware` says more.")
+        raise ProtocolError(
+            f"The survey of this device ended with exit code {code}; `edge-agent hardware get` says more."
+        )
     if len(output) > LIMIT_BYTES:
         raise ProtocolError(f"The survey of this device wrote {len(output)} bytes; at most {LIMIT_BYTES} are read.")
     return decode(output, "The survey of this device")

@@ -23,7 +23,7 @@ from firstline_edge.state import StatePaths
 
 log = logger(__name__)
 
-_ANEW = "It is ignored; edge-agent profile {name} measures again."
+_ANEW = "It is ignored; edge-agent profile create {name} measures again."
 
 
 class Profiles:

@@ -103,8 +103,7 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     threads: NotNegative = 1
     """Threads that one run of a model may use; 0 leaves it to the runtime."""
     as_planned: bool = False
-    """Use the provider and the threads that `edge-agent profile` found to be the fastest here, if it has measured
-    them."""
+    """Use the fastest provider and threads that `edge-agent profile create` found here, if it has measured them."""
     workers: Positive = 2
     """Concurrent runs of models that are too slow for the event loop."""
     copies_limit_bytes: NotNegative = 64 * _MIB
@@ -213,7 +212,7 @@ class HardwareSection(Section, frozen=True, kw_only=True):
     """Seconds between two readings of the sensors, sooner where an agent that adapts gets short of memory; `edge-agent
     hardware` shows them."""
     power_rails: tuple[str, ...] = ()
-    """Rails that together are the whole device's power, by the names that `edge-agent hardware` shows; empty takes an
+    """Rails that together are the whole device's power, by the names in `edge-agent hardware get`; empty takes an
     input rail that is known (VDD_IN), a platform's domain (psys), a battery that drains, or the stated costs."""
     survey: bool = True
     """Measure this device once, in the background: speed of memory and disk, and which providers really work."""
@@ -342,7 +341,7 @@ class AuditSection(Section, frozen=True, kw_only=True):
     """Devices that audit the same promise, at least: each alarms by itself at the certificate's delta over this number,
     or over the one that the gateway tells, if that is larger."""
     samples_limit_bytes: Positive = 2 * _MIB
-    """Size of each of the two files of answers whose truth is known, from which `edge-agent audits` prints."""
+    """Size of each of the two files of answers whose truth is known, from which `edge-agent audit list` prints."""
 
 
 class FleetSection(Section, frozen=True, kw_only=True):

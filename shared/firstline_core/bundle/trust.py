@@ -312,7 +312,7 @@ def _expired(name: str, trusted: TrustedMetadataSet) -> MetadataExpiredError:
     return MetadataExpiredError(
         f"The registry's {which}, and it offers no newer one. It was not renewed, newer metadata is held back, "
         f"or this device's clock, which shows {now.isoformat(timespec='minutes')}, is wrong. "
-        "New bundles are not installed until this is fixed (`firstline keys status`); the installed ones stay in use."
+        "New bundles are not installed until this is fixed (`firstline keys get`); the installed ones stay in use."
     )
 
 

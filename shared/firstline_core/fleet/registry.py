@@ -147,7 +147,7 @@ _REMEDY: Mapping[str, str] = {
     "targets": "renew it: `firstline keys renew --gateway URL`, or push a bundle",
     "snapshot": "the gateway has not renewed it: see its log, and whether it has the online key that the root names",
     "timestamp": "the gateway has not renewed it: see its log, and whether it has the online key that the root names",
-    AUTHORITY: "let another take over in time: `firstline-gateway ca next`",
+    AUTHORITY: "let another take over in time: `firstline-gateway ca prepare`",
 }
 
 

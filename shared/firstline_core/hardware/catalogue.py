@@ -270,7 +270,7 @@ def catalogue_facts(found: Catalogue) -> list[tuple[str, str]]:
         facts.append(("link", f"{link.name}: {link.kind}, {'up' if link.up else 'down'}{rate}"))
     facts += [("note", note) for note in found.notes]
     if not found.measured:
-        facts.append(("note", "Speeds and engines were not measured: edge-agent hardware --measure"))
+        facts.append(("note", "Speeds and engines were not measured: edge-agent hardware get --measure"))
     return facts
 
 

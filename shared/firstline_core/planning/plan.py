@@ -175,7 +175,7 @@ def _usable(manifest: Manifest, profile: Profile | None, catalogue: Catalogue | 
         )
         return []
     if catalogue is None or not catalogue.measured:
-        notes.append("Which providers really work here was not tried: edge-agent hardware --measure.")
+        notes.append("Which providers really work here was not tried: edge-agent hardware get --measure.")
     if catalogue is not None and profile.fingerprint != catalogue.fingerprint:
         notes.append(
             f"The profile is of '{profile.machine}', another machine or other software: its figures may differ."
@@ -300,7 +300,7 @@ def _full(
     if manifest.full is None:
         return None
     if splits is None or splits.model_digest != manifest.full.digest:
-        missing = "Splits of the full model were not measured: firstline split."
+        missing = "Splits of the full model were not measured: firstline profile split."
         notes.append(missing if splits is None else "The splits are of another full model: they are ignored.")
         return None
     point, slowdown = _full_point(manifest, points), 1.0

@@ -68,7 +68,7 @@ def test_what_a_sentence_tells_to_type_is_there(package: str) -> None:
     [
         "$ firstline rollout strat digits 2",
         "$ firstline model push bundle --need edge:arch=armv7l",
-        "$ firstline model rm digits one",
+        "$ firstline model delete digits one",
         "$ export A=$(firstline keys statu)",
         "$ cat t | edge-agent join https://gateway --token-file - --forced 2>&1 || echo no",
         "$ /opt/firstline/bin/firstline-gateway key create a --scope everything > a.key",
@@ -81,7 +81,7 @@ def test_a_wrong_command_line_is_found_out(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["`firstline models`", "`firstline model ls | rn NAME`", "`edge-agent purge --all`", "`edge-agent roll "]
+    "text", ["`firstline models`", "`firstline model list | rn NAME`", "`edge-agent purge --all`", "`edge-agent roll "]
 )
 def test_a_name_of_nothing_is_found_out(text: str) -> None:
     assert [fault for name in named(text) for fault in faults(name)]

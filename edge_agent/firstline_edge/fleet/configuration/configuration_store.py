@@ -77,7 +77,7 @@ class ConfigurationState(Struct, frozen=True):
     def check_rollback(self) -> None:
         """Raises RequestError if there is no previous configuration."""
         if not self.can_roll_back:
-            raise RequestError("There is no previous configuration to roll back to; see `edge-agent updates`.")
+            raise RequestError("There is no previous configuration to roll back to; see `edge-agent update list`.")
 
     def with_record(self, record: Record[DesiredConfiguration]) -> ConfigurationState:
         """Returns the state with another record; only an update in progress has a staged configuration."""

@@ -245,7 +245,9 @@ class ModelStore:
             RequestError: there is no previous version.
         """
         if name not in self.names:
-            raise UnknownModelError(f"No update of a model {name!a} is known on this device; see `edge-agent updates`.")
+            raise UnknownModelError(
+                f"No update of a model {name!a} is known on this device; see `edge-agent update list`."
+            )
         if not self.pointer(name).can_roll_back:
             record = self.records.get(name)
             state = f"; its update is {record.state.value}" if record is not None else ""

@@ -274,7 +274,9 @@ class Updater:
             RequestError: there is no previous version.
         """
         if name not in self._models:
-            raise UnknownModelError(f"No update of a model {name!a} is known on this device; see `edge-agent updates`.")
+            raise UnknownModelError(
+                f"No update of a model {name!a} is known on this device; see `edge-agent update list`."
+            )
         await self._models[name].roll_back()
 
     async def run(self) -> None:

@@ -346,7 +346,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
             request.set_exception(error)
         finally:
             if not request.done():
-                request.set_exception(NotReadyError("The rollback was interrupted; see `edge-agent updates`."))
+                request.set_exception(NotReadyError("The rollback was interrupted; see `edge-agent update list`."))
 
     async def _undo(self, record: Record[Target]) -> float:
         """Undoes an update that the fleet withdrew: stops it if it is in progress, and rolls back."""

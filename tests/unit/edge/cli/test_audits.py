@@ -88,7 +88,7 @@ def written(tmp_path: Path, *samples: Sample) -> None:
 
 
 def run(tmp_path: Path, *arguments: str) -> int:
-    return audits.command(parse(["audits", "--set", f"agent.state_dir={tmp_path}", *arguments]))
+    return audits.command(parse(["audit", "list", "--set", f"agent.state_dir={tmp_path}", *arguments]))
 
 
 def test_the_table_has_rows_and_weights_of_the_newest_certificate(

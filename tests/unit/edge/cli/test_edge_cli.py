@@ -151,13 +151,13 @@ def test_explain_of_an_unknown_request(
 def test_explain_plan_lists_unknown_figures(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "explain", "plan", "digits", "--config", str(config)) == 0
+    assert run(monkeypatch, "plan", "explain", "digits", "--config", str(config)) == 0
     output = capsys.readouterr().out
     assert "open      No profile" in output and "open      No agent of this configuration answers" in output
     flags = ("--bandwidth", "8", "--round-trip", "4")
-    assert run(monkeypatch, "explain", "plan", "digits", *flags, "--config", str(config)) == 0
+    assert run(monkeypatch, "plan", "explain", "digits", *flags, "--config", str(config)) == 0
     assert "agent" not in capsys.readouterr().out  # nothing of it is needed
-    assert run(monkeypatch, "explain", "plan", "cats", "--config", str(config)) == 2
+    assert run(monkeypatch, "plan", "explain", "cats", "--config", str(config)) == 2
     assert "no model 'cats'" in capsys.readouterr().err
 
 
@@ -167,7 +167,7 @@ def test_explain_plan_uses_measured_splits(
     digest = open_bundle(DIGITS).manifest.full_digest
     file = tmp_path / "split.json"
     file.write_bytes(encode(Splits("digits", 1, "full", digest, "onnx", 1, 1.0, 9.0, 100.0, 5, 0)))
-    arguments = ["explain", "plan", "--splits", str(file), "--round-trip", "4", "--config", str(config)]
+    arguments = ["plan", "explain", "--splits", str(file), "--round-trip", "4", "--config", str(config)]
     assert run(monkeypatch, *arguments, "--bandwidth", "8", "-o", "json") == 0
     [found] = json.loads(capsys.readouterr().out)
     assert (found["full"]["way"]["kind"], found["full"]["latency_ms"]) == ("device", 10)
@@ -186,7 +186,12 @@ def test_status_without_an_agent(
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [(("purge", "--yes"), 2), (("rollback", "digits"), 2), (("rollback", "--configuration"), 2), (("status",), 1)],
+    [
+        (("purge", "--yes"), 2),
+        (("update", "rollback", "digits"), 2),
+        (("update", "rollback", "--configuration"), 2),
+        (("status",), 1),
+    ],
 )
 def test_an_address_that_is_not_a_url(
     command: tuple[str, ...],

@@ -88,7 +88,7 @@ def test_the_plan_uses_the_devices_profile_and_reports_damage(
     )
 
     def planned() -> str:
-        assert plan.command(parse(["explain", "plan", "digits", "--config", str(config)])) == 0
+        assert plan.command(parse(["plan", "explain", "digits", "--config", str(config)])) == 0
         return capsys.readouterr().out
 
     assert "edge-onnx by CPUExecutionProvider, 1 thread(s): 7 ms a row" in planned()

@@ -46,7 +46,7 @@ def test_candidates_of_a_detector_are_not_certified_without_an_event(tmp_path: P
 
 def test_a_detector_is_cut_in_two(tmp_path: Path) -> None:
     detector_bundle(tmp_path)
-    found = _json("split", tmp_path, "--data", _DIGITS / "heldout", "--limit", 3, "--at", "scored")
+    found = _json("profile", "split", tmp_path, "--data", _DIGITS / "heldout", "--limit", 3, "--at", "scored")
     (cut,) = found["cuts"]
     assert {form["disagreement"] for form in cut["forms"]} == {0.0}
     assert {form["accuracy_loss"] for form in cut["forms"]} == {None}
@@ -67,7 +67,7 @@ def test_bundle_is_created_and_evaluated(tmp_path: Path) -> None:
         "value": None,
     }
 
-    shown = _json("bundle", "inspect", out)
+    shown = _json("bundle", "get", out)
     assert shown == made["bundle"]
     assert [model["digest"] for model in shown["models"]] == [m.digest for m in open_bundle(out).manifest.models]
     assert shown["models"][0]["preprocess"] == "decode:L,resize:8x8:bilinear,scale:mean=0:std=255"
@@ -83,7 +83,7 @@ def test_bundle_is_created_and_evaluated(tmp_path: Path) -> None:
 def test_text_output_shows_the_same_figures(tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     assert "mine version 1, classification, 10 labels." in _run(*_COMPLETE, "--out", out).stdout
-    assert "full.onnx" in _run("bundle", "inspect", out).stdout
+    assert "full.onnx" in _run("bundle", "get", out).stdout
     assert _run("bundle", "verify", out).stdout.count("ok ") == 4
     text = _run("evaluate", out, "--data", _DIGITS / "heldout", "--limit", 20).stdout
     assert "20 rows of heldout" in text
@@ -207,7 +207,7 @@ def test_command_runs_as_a_process() -> None:
     assert done.returncode == 0, done.stderr
     assert msgspec.json.decode(done.stdout)["samples"] == 20
     wrong = subprocess.run(
-        [sys.executable, "-m", "firstline", "bundle", "inspect", "/nowhere"], capture_output=True, text=True
+        [sys.executable, "-m", "firstline", "bundle", "get", "/nowhere"], capture_output=True, text=True
     )
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.splitlines() == [

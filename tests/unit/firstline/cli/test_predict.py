@@ -1,4 +1,4 @@
-"""`firstline predict`: a mixed load on a machine whose profile is stated."""
+"""`firstline profile predict`: a mixed load on a machine whose profile is stated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stated() -> Profile:
 def predicted(tmp_path: Path, stated: Profile, *arguments: str) -> Result:
     file = tmp_path / "digits@bench.json"
     file.write_bytes(encode(stated))
-    return CliRunner().invoke(app, ["predict", str(file), *arguments])
+    return CliRunner().invoke(app, ["profile", "predict", str(file), *arguments])
 
 
 def test_a_mix_is_described_in_one_sentence(tmp_path: Path, stated: Profile) -> None:
@@ -119,13 +119,13 @@ def test_invalid_arguments_are_refused_in_one_sentence(
 
 @pytest.mark.parametrize("name", ["absent", "n" * 300])
 def test_a_missing_profile_is_named(name: str) -> None:
-    found = CliRunner().invoke(app, ["predict", name, "edge=1"])
+    found = CliRunner().invoke(app, ["profile", "predict", name, "edge=1"])
     assert found.exit_code == 2 and f"There is no file {name[:30]}" in found.output
 
 
 @pytest.mark.parametrize("name", [f"digits/1/{'n' * 300}", f"{'n' * 300}.json"])
 def test_an_impossible_file_name_is_refused(name: str) -> None:
-    found = CliRunner().invoke(app, ["predict", name, "edge=1"])
+    found = CliRunner().invoke(app, ["profile", "predict", name, "edge=1"])
     assert found.exit_code == 2 and name[:30] in found.output and "Error" not in repr(found.exception)
 
 

@@ -1,4 +1,4 @@
-"""`firstline profile` and `edge-agent profile`: the place of the profile, and the output."""
+"""`firstline profile create` and `edge-agent profile create`: the place of the profile, and the output."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_profile_is_printed_and_written_next_to_the_bundle(folder: Path) -> None:
     options = ["--threads", "1", "--batches", "1", "--machine", "bench"]
-    found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), *options, "-o", "json"])
+    found = CliRunner().invoke(app, ["profile", "create", str(folder / "bundle"), *options, "-o", "json"])
     assert found.exit_code == 0, found.output
     assert [point["key"]["variant"] for point in json.loads(found.stdout)["points"]] == ["small", "full"]
-    text = CliRunner().invoke(app, ["profile", str(folder / "bundle"), *options])
+    text = CliRunner().invoke(app, ["profile", "create", str(folder / "bundle"), *options])
     assert "small: loads in " in text.stdout and "a query moves " in text.stdout and " of weights" in text.stdout
     assert f"Written: {folder}/profiles/two@bench.json" in text.stdout
 
 
 def test_malformed_threads_are_refused(folder: Path) -> None:
-    found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), "--threads", "many"])
+    found = CliRunner().invoke(app, ["profile", "create", str(folder / "bundle"), "--threads", "many"])
     assert found.exit_code == 2
     assert "--threads many is not a list of numbers" in found.output
 
 
 @pytest.mark.parametrize("more", [[], ["--on", "cam", "--gateway", "http://127.0.0.1:9"]])
 def test_an_impossible_folder_name_is_refused(more: list[str]) -> None:
-    found = CliRunner().invoke(app, ["profile", "n" * 300, *more])
+    found = CliRunner().invoke(app, ["profile", "create", "n" * 300, *more])
     assert found.exit_code == 2 and "n" * 30 in found.output
 
 
@@ -67,7 +67,7 @@ def test_a_damaged_profile_is_set_aside_and_measured_again(folder: Path, tmp_pat
     path.parent.mkdir()
     path.write_bytes(b"{half of it")
     options = ["--quick", "--variant", "small", "--threads", "1", "--batches", "8", "--machine", "bench"]
-    found = CliRunner().invoke(app, ["profile", str(tmp_path / "bundle"), *options])
+    found = CliRunner().invoke(app, ["profile", "create", str(tmp_path / "bundle"), *options])
     assert found.exit_code == 0, found.output
     assert "set aside as two@bench.json.damaged" in found.stderr
     written = read_profile(path)
@@ -80,7 +80,9 @@ def test_the_device_stores_the_profile_in_its_state_directory(
 ) -> None:
     said = "two" if by == "name" else str(folder / "bundle")
     there = ["--set", f"agent.state_dir={folder / 'state'}", "--set", f'models.directories=["{folder / "bundle"}"]']
-    monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", said, *there, "--threads", "1", "--batches", "1"])
+    monkeypatch.setattr(
+        sys, "argv", ["edge-agent", "profile", "create", said, *there, "--threads", "1", "--batches", "1"]
+    )
     assert edge_agent() == 0
     assert f"Written: {folder}/state/profiles/two.json" in capsys.readouterr().out
 
@@ -90,7 +92,7 @@ def test_a_missing_model_is_named(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = ["--set", f'models.directories=["{folder / "bundle"}"]']
-    monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", name, *there])
+    monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", "create", name, *there])
     assert edge_agent() == 2
     assert "no model of models.directories, which has: two" in capsys.readouterr().err
 
@@ -109,7 +111,7 @@ def test_the_front_is_marked(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, own)
     _right(own)
     options = ["--threads", "1", "--batches", "1", "--machine", "bench"]
-    found = CliRunner().invoke(app, ["profile", str(own / "bundle"), *options])
+    found = CliRunner().invoke(app, ["profile", "create", str(own / "bundle"), *options])
     assert found.exit_code == 0, found.output
     assert "95.00 % +" in found.stdout  # nothing is as right as the full model
     assert "on the Pareto front of latency and accuracy" in found.stdout
@@ -124,7 +126,7 @@ def test_accuracy_is_counted_on_labelled_images(tmp_path: Path) -> None:
     (bundle / "manifest.json").write_text(json.dumps(said))
     options = ["--threads", "1", "--batches", "1", "--quick", "--variant", "edge-onnx", "--machine", "bench"]
     counting = ["--data", str(DIGITS / "heldout"), "--limit", "60"]
-    found = CliRunner().invoke(app, ["profile", str(bundle), *options, *counting])
+    found = CliRunner().invoke(app, ["profile", "create", str(bundle), *options, *counting])
     assert found.exit_code == 0, found.output
     assert "The column accuracy has accuracy on 60 rows of" in found.stderr
     evaluated = figures(measure(open_bundle(bundle), open_dataset(DIGITS / "heldout", 60), variants=["edge-onnx"]))
@@ -141,6 +143,6 @@ def test_accuracy_is_counted_on_labelled_images(tmp_path: Path) -> None:
 )
 def test_an_impossible_option_is_refused(folder: Path, options: list[str], said: str) -> None:
     known = ["--threads", "1", "--batches", "1", "--machine", "bench"]
-    found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), *known, *options])
+    found = CliRunner().invoke(app, ["profile", "create", str(folder / "bundle"), *known, *options])
     assert found.exit_code == 2
     assert said in " ".join(found.output.split())

@@ -1,4 +1,4 @@
-"""`firstline rollout get --watch` through a gateway's restart."""
+"""`firstline rollout watch` through a gateway's restart."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def test_evaluate_and_inspect_show_the_certified_threshold(tmp_path: Path) -> No
     (variant,) = msgspec.json.decode(figures.stdout)["variants"]
     assert variant["threshold"] == found["threshold"]
     assert variant["tiered"]["edge_share"] == found["kept"]
-    assert "is certified at" in CliRunner().invoke(app, ["bundle", "inspect", str(out)]).stdout
+    assert "is certified at" in CliRunner().invoke(app, ["bundle", "get", str(out)]).stdout
 
 
 def test_audits_certify_only_their_own_bundle(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_model_that_depends_on_the_batch_gets_batch_1(tmp_path: Path, make: Ma
     assert "when it runs with other rows" in warnings[0] and "The manifest gets `batch: 1`" in warnings[0]
     assert operator in warnings[0]
     run("bundle", "verify", made.path, code=0)
-    assert "edge has `batch: 1`: it runs with one row at a time." in run("bundle", "inspect", made.path, code=0)
+    assert "edge has `batch: 1`: it runs with one row at a time." in run("bundle", "get", made.path, code=0)
 
 
 @pytest.mark.parametrize(("make", "operator"), DEPENDENT_ON_RUN.items())

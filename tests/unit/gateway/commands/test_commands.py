@@ -63,12 +63,12 @@ def test_the_authority_is_made_shown_and_exchanged(config: str, capsys: pytest.C
         rows = json.loads(capsys.readouterr().out)["authorities"]
         return [(row["subject"], row["signs"]) for row in rows]
 
-    assert main(["ca", "show", "--config", config]) == 2
+    assert main(["ca", "get", "--config", config]) == 2
     assert "`firstline-gateway ca init` makes one" in capsys.readouterr().err
     ((first, signs),) = shown("init")
     assert signs and first.startswith("CN=Firstline gateway ")
-    assert shown("init") == shown("show") == [(first, True)]
-    (second, _) = shown("next")[1]
+    assert shown("init") == shown("get") == [(first, True)]
+    (second, _) = shown("prepare")[1]
     assert shown("switch") == [(second, True), (first, False)]
     assert shown("retire") == [(second, True)]
 

@@ -184,7 +184,7 @@ def test_a_day_is_warned_of_in_the_words_for_it() -> None:
     said = expiry_warnings({"root": 40 * DAY_S, "timestamp": -60.0, "authority": DAY_S, "targets": 600.0}, 0.0)
     assert set(said) == {"timestamp", "authority", "targets"}
     assert said["timestamp"].startswith("The timestamp metadata ended on 1969-12-31 23:59 UTC")
-    assert "ends in 24 hours" in said["authority"] and "ca next" in said["authority"]
+    assert "ends in 24 hours" in said["authority"] and "ca prepare" in said["authority"]
     assert "ends in 10 minutes" in said["targets"]
 
 

@@ -130,7 +130,7 @@ def test_a_coarse_checkpoint_causes_disagreement() -> None:
 
 
 def test_split_prints_the_fastest_way_by_bandwidth(tmp_path: Path) -> None:
-    arguments = ["split", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"), "--limit", "20"]
+    arguments = ["profile", "split", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"), "--limit", "20"]
     out = tmp_path / "cuts"
     told = CliRunner().invoke(app, [*arguments, "--device-slowdown", "0.001", "--out", str(out)])
     assert told.exit_code == 0, told.output
@@ -142,7 +142,17 @@ def test_split_prints_the_fastest_way_by_bandwidth(tmp_path: Path) -> None:
 
 
 def test_split_prints_json() -> None:
-    arguments = ["split", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"), "--limit", "5", "-o", "json"]
+    arguments = [
+        "profile",
+        "split",
+        str(_DIGITS / "bundle"),
+        "--data",
+        str(_DIGITS / "heldout"),
+        "--limit",
+        "5",
+        "-o",
+        "json",
+    ]
     found = json.loads(CliRunner().invoke(app, arguments).stdout)
     assert found["bundle"] == "digits"
     assert found["cuts"][0]["forms"][0]["name"] == "fp32"
