@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.gateway import GatedExecutor, gateway_of
@@ -158,11 +159,13 @@ def _told(figure: figures.Figure) -> str:
 
 def test_the_site_leads_to_every_page() -> None:
     site = tomllib.loads((CHECKOUT / "zensical.toml").read_text())["project"]
-    listed_pages = [name for section in site["nav"] for value in section.values() for name in _names(value)]
+    listed_pages = [name for entry in site["nav"] for name in _names(entry)]
     folder = CHECKOUT / "docs"
     pages = {str(path.relative_to(folder)) for path in folder.rglob("*.md")}
     assert sorted(listed_pages) == sorted(name for name in pages if not name.startswith("adr/"))
 
 
-def _names(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value
+def _names(entry: str | list[Any] | dict[str, Any]) -> list[str]:
+    if isinstance(entry, str):
+        return [entry]
+    return [name for part in (entry if isinstance(entry, list) else entry.values()) for name in _names(part)]
