@@ -38,6 +38,7 @@ from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.factory import check_executors, open_executors
 from firstline_gateway.fleet.broker import FleetBroker
 from firstline_gateway.fleet.fleet import Fleet
+from firstline_gateway.fleet.gauges import REFRESH_S, FleetGauges
 from firstline_gateway.identity import identity
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.identity.identity import Identity
@@ -55,6 +56,7 @@ from firstline_gateway.profiles.requests import RequestedProfiles
 from firstline_gateway.registry import metrics as registry_metrics
 from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
 from firstline_gateway.rollouts.driver import RolloutDriver
+from firstline_gateway.rollouts.metrics import RolloutGauges
 from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.serving.data_plane import GatewayDataPlane, ServingStatistics
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
@@ -237,6 +239,15 @@ class Gateway:
             on_desired=desired_changed.set,
             delete_with_device=(profile_records.delete_device,),
         )
+        fleet_gauges = FleetGauges(
+            self.store,
+            self.metrics,
+            settings.fleet,
+            certificate_days=settings.identity.certificate_days,
+            clock=clock,
+            activity=self.fleet.activity,
+        )
+        rollout_gauges = RolloutGauges(self.store, self.metrics)
         self.profiles = Profiles(self.store, clock=clock)
         self.profile_requests = RequestedProfiles(
             self.store,
@@ -251,6 +262,8 @@ class Gateway:
             for name, action, interval_s in (
                 ("contract refresh", self.contracts.refreshed, _REFRESH_INTERVAL_S),
                 ("fleet statistics", self.fleet.store_tiers, _REFRESH_INTERVAL_S),
+                ("fleet metrics", fleet_gauges.refresh, REFRESH_S),
+                ("rollout metrics", rollout_gauges.refresh, REFRESH_S),
                 ("service clock", self.deliveries.advance, _REFRESH_INTERVAL_S),
                 ("fleet history cleanup", self.fleet.forget_old, _CLEANUP_INTERVAL_S),
                 ("profile request expiry", self.profile_requests.expire, _PROFILE_EXPIRY_INTERVAL_S),

@@ -386,7 +386,7 @@ class EdgeAgent:
             return
         from firstline_edge.fleet.http_client import fleet_http, upload_profile
         from firstline_edge.fleet.member import FleetMember, FleetTasks
-        from firstline_edge.fleet.report import CountsReport, StateReport, device_hardware
+        from firstline_edge.fleet.report import CountsReport, HealthReport, StateReport, device_hardware
         from firstline_edge.fleet.transports import twin_transport
         from firstline_edge.profiling.gate import Gate, bounds_of
         from firstline_edge.profiling.measuring import measure_order, order_of
@@ -408,12 +408,15 @@ class EdgeAgent:
             measure=partial(measure_order, gate=gate),
             on_change=start.changes.set,
         )
+        health = HealthReport(
+            self.outbox, self.links.chain, self.identity.credentials, lambda: self.sampler.latest, self.state.path
+        )
         self._fleet_tasks = FleetTasks(start, updater, configurator, profiler, self.auditor, clock=clock)
         self.fleet = FleetMember(
             start,
             self._fleet_tasks,
             StateReport(start, self.models, self.auditor, device_hardware(self.state.path), self.surveyor),
-            CountsReport(start.starts, self._counts, self.recorder, self.outbox, clock),
+            CountsReport(start.starts, self._counts, self.recorder, health, clock),
             twin_transport(self.links, http, settings.fleet.poll_s, clock, rng),
             clock=clock,
             rng=rng,

@@ -97,6 +97,10 @@ async def test_a_device_reports_its_models_and_counts(fleet: Fleet) -> None:
         (counts,) = totals.totals_of(connection, ["device-1"])["device-1"].models
     assert (counts.rows, counts.kept + counts.escalated, counts.errors) == (2, 2, 0)
     assert sum(counts.latency) == 2 and sum(counts.scores) == 2
+    gauges = fleet.gateway.metrics.registry.get_sample_value
+
+    await until(lambda: gauges("firstline_gateway_fleet_answers_total", {"outcome": "escalated"}) == 2)
+    assert gauges("firstline_gateway_fleet_payload_bytes_total") > 0
 
 
 async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fleet) -> None:

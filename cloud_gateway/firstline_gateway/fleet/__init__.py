@@ -6,5 +6,6 @@ Modules
     broker          the fleet over MQTT: reads reports, publishes desired documents
     devices         devices in the store: desired and reported documents, tags
     totals          the counts of devices, added up over their processes
+    gauges          metrics of all devices together
     tiers           the answers by tier, for all devices together, over time
 """

@@ -6,7 +6,7 @@ devices, and set the brake. Changes by operators are in the audit log, in the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -59,6 +59,10 @@ class Fleet:
         self._tier_counter = tiers.TierCounter()
         self._on_desired = on_desired
         self._delete_with_device = delete_with_device
+
+    def activity(self) -> Mapping[str, float]:
+        """Returns what devices counted since this process started; see `TierCounter.sums`."""
+        return self._tier_counter.sums
 
     async def desired(self, device: str) -> Desired:
         """Returns a device's desired document; the request itself shows that the device is online."""

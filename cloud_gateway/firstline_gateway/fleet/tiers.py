@@ -48,9 +48,15 @@ Counts = tuple[int, int, int]
 
 
 class TierCounter:
-    """Counts that are not in the store yet; used on one thread."""
+    """Counts that are not in the store yet; used on one thread.
+
+    Attributes:
+        sums: since this process started: rows by outcome (kept, escalated, errors), `objects` that edge models
+            reported, and `payload_bytes` that devices sent.
+    """
 
     def __init__(self) -> None:
+        self.sums = dict.fromkeys(("kept", "escalated", "errors", "objects", "payload_bytes"), 0)
         self._pending: dict[Key, Counts] = {}
         self._bucket = 0
         self._known: set[tuple[str, int]] = set()
@@ -60,11 +66,15 @@ class TierCounter:
         bucket = int(now_s // BUCKET_S)
         if bucket != self._bucket:
             self._bucket, self._known = bucket, set()
+        self.sums["payload_bytes"] += max(0, after.payload_bytes - before.payload_bytes)
         earlier = {(model.name, model.version): model for model in before.models}
         for model in after.models:
             version = model.name, model.version
             gain = difference(model, earlier.get(version))
             counts = min(_MOST_ROWS, gain.kept), min(_MOST_ROWS, gain.escalated), min(_MOST_ROWS, gain.errors)
+            for name, count in zip(("kept", "escalated", "errors"), counts, strict=True):
+                self.sums[name] += count
+            self.sums["objects"] += sum(gain.objects.values())
             if not any(counts):
                 continue
             if version not in self._known:

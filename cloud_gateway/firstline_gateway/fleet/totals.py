@@ -38,11 +38,13 @@ class Totals(Struct, frozen=True):
         models: each version of each bundle once, sorted.
         service_s: total uptime of its processes.
         unclean: number of processes that ended without a shutdown.
+        payload_bytes: inputs that were sent to the gateway.
     """
 
     models: tuple[ModelCounts, ...] = ()
     service_s: float = 0.0
     unclean: int = 0
+    payload_bytes: int = 0
 
 
 COUNTS = Table(
@@ -95,7 +97,9 @@ def added(totals: Totals, before: Telemetry | None, report: Telemetry) -> Totals
     models = tuple(sums[key] for key in sorted(reported | set(others)))
     uptime_s = report.uptime_s - (before.uptime_s if before is not None else 0.0)
     service_s = min(_MOST_TIME, totals.service_s + max(0.0, uptime_s))
-    return Totals(models, service_s, max(totals.unclean, report.unclean))
+    sent = report.payload_bytes - (before.payload_bytes if before is not None else 0)
+    payload_bytes = min(_MOST_COUNTS, totals.payload_bytes + max(0, sent))
+    return Totals(models, service_s, max(totals.unclean, report.unclean), payload_bytes)
 
 
 def difference(after: ModelCounts, before: ModelCounts | None) -> ModelCounts:

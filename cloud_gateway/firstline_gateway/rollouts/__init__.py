@@ -15,6 +15,7 @@ Store
     bundle_use       which rollouts still need a signed version
 
 Services
+    metrics          the number of rollouts by state
     rollouts         the requests of operators
     driver           runs steps for as long as there is work; one replica at a time
     full_models      fetches the full models that the fleet needs, and retires the others

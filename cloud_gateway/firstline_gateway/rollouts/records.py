@@ -129,6 +129,14 @@ def live(connection: Connection) -> list[Rollout]:
     return [rollout for rollout in connection.execute(query).scalars() if rollout.state in LIVE]
 
 
+def by_state(connection: Connection) -> dict[RolloutState, int]:
+    """Returns the number of rollouts in each state."""
+    counts: dict[str, int] = {}
+    for state, count in connection.execute(select(_R.state, func.count()).group_by(_R.state)):
+        counts[state] = count
+    return {state: counts.get(state.value, 0) for state in RolloutState}
+
+
 def completed(connection: Connection) -> list[Rollout]:
     """Returns rollouts that were completed and not rolled back since."""
     query = select(_R.record).where(_R.state == RolloutState.COMPLETED).order_by(_R.id)

@@ -272,6 +272,8 @@ class Fleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether an enrolled device joins the fleet at once, or after `firstline device accept`."""
     mqtt: bool = True
     """With `mqtt.enabled`, also read reports and publish desired documents over MQTT."""
+    metrics_tag: Annotated[str, Meta(max_length=63)] = ""
+    """Tag whose values group the devices in `firstline_gateway_fleet_devices`, such as "site"; "" for none."""
     profile_requests_age_s: Annotated[float, Meta(gt=0, le=365 * 86_400)] = 7 * 86_400.0
     """Lifetime of a profile request (seconds). An unfulfilled request expires after this time."""
 

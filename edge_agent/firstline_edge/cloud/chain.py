@@ -187,6 +187,9 @@ class LinkChain:
         retries: the retry budget; None creates one.
         budget_gate: entered for each try; refuses requests that this device cannot afford.
         usable: receives the names of the links that a request may use.
+
+    Attributes:
+        payload_bytes: inputs that were sent so far, without protocol overhead; each try counts.
     """
 
     def __init__(
@@ -208,6 +211,7 @@ class LinkChain:
         self._usable = usable if usable is not None else UsableLinks()
         self._usable.set(self._names_usable())
         self._recoveries = 0
+        self.payload_bytes = 0
         self._recovered = asyncio.Event()
         self._probers: list[asyncio.Task[None]] = []
 
@@ -348,6 +352,7 @@ class LinkChain:
             granted_s = (ends_s - started_s) / (2 if others else 1)
             try:
                 with self._budget_gate(request, state.link.name), state.timing.carrying(size_bytes) as flight:
+                    self.payload_bytes += size_bytes
                     response = await state.link.infer(request, granted_s)
                 await state.check_answer(request, response, outputs)
             except asyncio.CancelledError as gone:

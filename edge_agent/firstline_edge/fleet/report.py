@@ -17,21 +17,33 @@ from msgspec.structs import asdict, replace
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, ModelMismatchError, RequestError, UnknownModelError
 from firstline_core.fleet.target import Hardware
-from firstline_core.fleet.telemetry import GROUPS_LIMIT, LATENCY_BOUNDS_MS, ModelCounts, Telemetry, latency_bin
+from firstline_core.fleet.telemetry import (
+    GROUPS_LIMIT,
+    LATENCY_BOUNDS_MS,
+    Health,
+    ModelCounts,
+    Telemetry,
+    latency_bin,
+)
 from firstline_core.fleet.twin import Profiling, Reported, RunningModel, Update
 from firstline_core.hardware.catalogue import Catalogue
+from firstline_core.hardware.readings import Snapshot, measured
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.field import field_occurrences
 from firstline_core.types import Answer, InferRequest, InferResponse, RowAnswer, Status, Tier
 from firstline_edge.audits.auditor import Auditor
+from firstline_edge.cloud.chain import LinkChain
+from firstline_edge.cloud.link import LinkStatus
 from firstline_edge.fleet.start import FleetStart, Starts
 from firstline_edge.hardware.surveyor import Surveyor
+from firstline_edge.identity.credentials import Credentials
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.reopening import ReopeningOutbox
 from firstline_edge.telemetry.recorder import AnsweredRow, AuditFinding, Recorder
 from firstline_edge.telemetry.version import VERSION
 
 _LIMIT = 64
+_LINK_FAULTS = (LinkStatus.DOWN, LinkStatus.PROBING, LinkStatus.REFUSED)
 _MIB = 1 << 20
 # The names of runtimes in a bundle's manifest, with the packages that provide them.
 _RUNTIMES = {"onnx": ("onnxruntime",), "tflite": ("ai_edge_litert", "tflite_runtime")}
@@ -137,6 +149,49 @@ class StateReport:
         )
 
 
+class HealthReport:
+    """Describes the device's condition for telemetry.
+
+    Args:
+        outbox: the age of its oldest promise is reported.
+        chain: its broken links are counted.
+        credentials: of a device that has joined; else None.
+        readings: returns the latest snapshot of the sensors.
+        folder: the state directory, whose disk is reported.
+    """
+
+    def __init__(
+        self,
+        outbox: ReopeningOutbox,
+        chain: LinkChain,
+        credentials: Credentials | None,
+        readings: Callable[[], Snapshot],
+        folder: Path,
+    ) -> None:
+        self.outbox = outbox
+        self.chain = chain
+        self._credentials = credentials
+        self._readings = readings
+        self._folder = folder
+
+    def health(self) -> Health:
+        """Returns the condition now; blocks for microseconds."""
+        snapshot = self._readings()
+        try:
+            disk = shutil.disk_usage(self._folder)
+            free_share = disk.free / disk.total if disk.total else None
+        except OSError:
+            free_share = None
+        return Health(
+            outbox_oldest_s=self.outbox.oldest_s,
+            links_down=sum(report.state in _LINK_FAULTS for report in self.chain.reports().values()),
+            disk_free_share=free_share,
+            hottest_c=measured(snapshot.hottest_c),
+            throttled=bool(measured(snapshot.throttled)),
+            certificate_ends_s=self._credentials.identity.not_after_s if self._credentials is not None else None,
+        )
+
+
 class CountsReport:
     """Describes the agent's work for telemetry.
 
@@ -144,17 +199,17 @@ class CountsReport:
         starts: of the agent so far.
         counts: answers by model.
         recorder: brings the counts up to date.
-        outbox: its size is reported.
+        health: the device's condition.
         clock: for the time since the start.
     """
 
     def __init__(
-        self, starts: Starts, counts: FleetCounts, recorder: Recorder, outbox: ReopeningOutbox, clock: Clock
+        self, starts: Starts, counts: FleetCounts, recorder: Recorder, health: HealthReport, clock: Clock
     ) -> None:
         self._starts = starts
         self._counts = counts
         self._recorder = recorder
-        self._outbox = outbox
+        self._health = health
         self._clock = clock
         self._started_s = clock.monotonic_s()
 
@@ -168,7 +223,9 @@ class CountsReport:
             models=self._counts.counts(),
             starts=self._starts.starts,
             unclean=self._starts.unclean,
-            outbox_items=self._outbox.depth,
+            outbox_items=self._health.outbox.depth,
+            payload_bytes=self._health.chain.payload_bytes,
+            health=self._health.health(),
         )
 
 

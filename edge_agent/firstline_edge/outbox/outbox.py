@@ -153,6 +153,11 @@ class Outbox:
         return self._database.totals.item_bytes
 
     @property
+    def oldest_s(self) -> float:
+        """Age of the oldest waiting promise in seconds; 0 if there are no promises."""
+        return self._ages.oldest_s()
+
+    @property
     def damage(self) -> str:
         """Describes damage to stored records, in sentences; "" if none is known."""
         count = len(self._reader.unreadable)

@@ -77,6 +77,11 @@ class ReopeningOutbox:
         return self._outbox.size_bytes if self._outbox is not None else self._unopened_counts[1]
 
     @property
+    def oldest_s(self) -> float:
+        """Age of the oldest waiting promise in seconds; 0 if there are no promises, or the outbox is not open."""
+        return self._outbox.oldest_s if self._outbox is not None else 0.0
+
+    @property
     def damage(self) -> str:
         """Describes damage to stored records, in sentences; "" if none is known."""
         return self._outbox.damage if self._outbox is not None else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -27,6 +28,40 @@ Tag = Annotated[str, Meta(pattern=TAG_PATTERN)]
 """The key or value of a tag."""
 
 
+LATE_AFTER_S = 900.0
+"""Silence after which a device counts as late: three times the default of the agents' `fleet.telemetry_s`."""
+ASLEEP_AFTER_S = 86_400.0
+"""Silence after which a device counts as asleep."""
+
+
+class Presence(StrEnum):
+    """Whether a device is heard from."""
+
+    ONLINE = "online"
+    """Its latest message is recent, and its connection has not ended."""
+    LATE = "late"
+    """Its connection has ended, or it is silent for longer than usual."""
+    ASLEEP = "asleep"
+    """It is silent for a day, or was never heard."""
+    REVOKED = "revoked"
+    """It has no access."""
+
+
+def presence(last_seen_age_s: float | None, *, online: bool, revoked: bool) -> Presence:
+    """Returns a device's presence.
+
+    Args:
+        last_seen_age_s: seconds since its latest message; None without one.
+        online: whether its latest process runs as far as known.
+        revoked: whether it was revoked.
+    """
+    if revoked:
+        return Presence.REVOKED
+    if last_seen_age_s is None or last_seen_age_s > ASLEEP_AFTER_S:
+        return Presence.ASLEEP
+    return Presence.ONLINE if online and last_seen_age_s <= LATE_AFTER_S else Presence.LATE
+
+
 class FleetDevice(Struct, frozen=True):
     """A device in the fleet manager's view.
 
@@ -49,6 +84,11 @@ class FleetDevice(Struct, frozen=True):
     reported: Reported | None
     desired: Desired
     revoked: bool = False
+
+    @property
+    def presence(self) -> Presence:
+        """Whether the device is heard from."""
+        return presence(self.last_seen_age_s, online=self.online, revoked=self.revoked)
 
 
 class FleetDevicePage(Struct, frozen=True):

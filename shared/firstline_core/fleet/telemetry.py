@@ -70,6 +70,26 @@ class ModelCounts(Struct, frozen=True):
         return max(0, self.audited - self.audited_empty)
 
 
+class Health(Struct, frozen=True):
+    """The condition of a device at the moment of a report.
+
+    Attributes:
+        outbox_oldest_s: age of the oldest promised correction that has not arrived; 0 without one.
+        links_down: links to the gateway that are down, or on which the gateway refuses this device.
+        disk_free_share: free share of the disk of the state directory, 0 to 1; None if unknown.
+        hottest_c: highest temperature in degrees Celsius; None if no sensor measures it.
+        throttled: whether the hardware throttles.
+        certificate_ends_s: wall time at which the certificate in use ends; None for a device with a key.
+    """
+
+    outbox_oldest_s: Annotated[float, Meta(ge=0)] = 0.0
+    links_down: Annotated[int, Meta(ge=0, le=64)] = 0
+    disk_free_share: Annotated[float, Meta(ge=0, le=1)] | None = None
+    hottest_c: float | None = None
+    throttled: bool = False
+    certificate_ends_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
+
+
 class Telemetry(Struct, frozen=True):
     """One report.
 
@@ -79,6 +99,8 @@ class Telemetry(Struct, frozen=True):
         uptime_s: of that process.
         starts: number of starts of the agent on this device, from its state directory.
         unclean: number of processes that ended without a shutdown.
+        payload_bytes: inputs that were sent to the gateway, without protocol overhead; retries count again.
+        health: condition of the device at this moment.
     """
 
     session: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -88,6 +110,8 @@ class Telemetry(Struct, frozen=True):
     starts: _Count = 0
     unclean: _Count = 0
     outbox_items: _Count = 0
+    payload_bytes: _Count = 0
+    health: Health = Health()
     format: int = FORMAT
 
 

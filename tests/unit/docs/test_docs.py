@@ -29,9 +29,9 @@ from firstline_gateway.settings.settings import Mqtt, Settings, Store
 
 CHECKOUT = Path(__file__).parents[3]
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
-ANSWERS, BUNDLES, OPERATING, PROTOCOL = (
+ANSWERS, BUNDLES, METRICS, PROTOCOL = (
     (CHECKOUT / "docs" / f"{name}.md").read_text()
-    for name in ("reference/answers", "reference/bundles", "how-to/run-both-tiers", "reference/protocol")
+    for name in ("reference/answers", "reference/bundles", "reference/metrics", "reference/protocol")
 )
 
 
@@ -118,7 +118,7 @@ async def test_every_metric_is_named(tmp_path: Path) -> None:
     gateway = gateway_of(settings, GatedExecutor(), Repository({}))
     found |= names(gateway.metrics)
     await gateway.close()
-    assert {name for name in listed(OPERATING) if name.startswith("firstline_")} == found
+    assert {name for name in listed(METRICS) if name.startswith("firstline_")} == found
 
 
 def test_every_step_and_manifest_key_is_named() -> None:

@@ -28,12 +28,14 @@ from firstline_core.errors import (
     RequestError,
     UnknownModelError,
 )
-from firstline_core.fleet.telemetry import Telemetry
+from firstline_core.fleet.telemetry import Health, Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
+from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Snapshot
 from firstline_core.protocol.mqtt_messages import Message, Topics
 from firstline_edge.cloud.chain import no_budget
+from firstline_edge.cloud.link import LinkReport, LinkStatus
 from firstline_edge.fleet.escalation_limiter import EscalationLimiter
-from firstline_edge.fleet.report import FleetCounts
+from firstline_edge.fleet.report import FleetCounts, HealthReport
 from firstline_edge.fleet.start import note_end, note_start
 from firstline_edge.fleet.transports import MqttTransport
 from firstline_edge.fleet.twin import Twin, read_desired
@@ -170,6 +172,27 @@ async def test_client_errors_count_against_no_model() -> None:
         counts.refused(request(SURE), scene.held.version, other, 0.3)
     assert counts.answered_of(scene.held) == (3, 3)
     await scene.close()
+
+
+@pytest.mark.parametrize("state", LinkStatus)
+def test_the_condition_of_a_device_is_reported(tmp_path: Path, state: LinkStatus) -> None:
+    chain = SimpleNamespace(reports=lambda: {"http": LinkReport(state, "url"), "mqtt": LinkReport(LinkStatus.UP, "b")})
+    credentials = SimpleNamespace(identity=SimpleNamespace(not_after_s=2e9))
+    snapshot = Snapshot(
+        temperature_c={"cpu": Measured(71.0, "t"), "nvme": Absent("none")},
+        throttling={"heat": Measured(1.0, "t")},
+    )
+    outbox = SimpleNamespace(oldest_s=90.0)
+    health = HealthReport(outbox, chain, credentials, lambda: snapshot, tmp_path).health()  # type: ignore[arg-type]
+    assert health.links_down == (state in ("down", "probing", "refused"))
+    assert (health.outbox_oldest_s, health.hottest_c, health.throttled) == (90.0, 71.0, True)
+    assert health.certificate_ends_s == 2e9 and health.disk_free_share is not None and 0 < health.disk_free_share < 1
+
+
+def test_unknown_conditions_are_absent(tmp_path: Path) -> None:
+    outbox, chain = SimpleNamespace(oldest_s=0.0), SimpleNamespace(reports=dict)
+    made = HealthReport(outbox, chain, None, lambda: NOTHING_READ, tmp_path / "away")  # type: ignore[arg-type]
+    assert made.health() == Health()
 
 
 class FakeTransport:

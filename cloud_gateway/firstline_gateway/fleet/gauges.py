@@ -1,0 +1,238 @@
+"""Metrics of all devices together, for monitoring that cannot reach them: devices are behind NAT.
+
+No metric names a device. Values of the configured tag and versions of the agent are bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+from sqlalchemy import Connection, select, type_coerce
+
+from firstline_core.clock import Clock
+from firstline_core.fleet.rest import Presence, presence
+from firstline_core.fleet.telemetry import Health
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_gateway.fleet.devices import DEVICES
+from firstline_gateway.fleet.totals import COUNTS
+from firstline_gateway.identity.enrolment import revoked_devices
+from firstline_gateway.settings import settings
+from firstline_gateway.store.schema import Document
+from firstline_gateway.store.store import Store
+
+REFRESH_S = 30.0
+"""Interval of `FleetGauges.refresh` in seconds."""
+VALUES_LIMIT = 20
+"""Most values of a label whose values people or devices choose; the rest is `OTHER`."""
+OTHER = "other"
+
+_ALL, _UNTAGGED, _UNKNOWN = "all", "untagged", "unknown"
+LOW_DISK_SHARE = 0.05
+"""Free share of a disk below which it counts as a problem."""
+# A device renews its certificate when a third of its life is left; half of that is a failing renewal.
+_EXPIRING_SHARE = 1 / 6
+_PROBLEMS = ("certificate", "disk", "heat", "link")
+_D, _C = DEVICES.c, COUNTS.c
+
+
+class _Reported(Struct):
+    """The part of `Reported` that is counted."""
+
+    agent_version: str = ""
+
+
+class _Telemetry(Struct):
+    """The part of `Telemetry` that is counted."""
+
+    outbox_items: int = 0
+    health: Health = Health()
+
+
+class FleetState(Struct, frozen=True):
+    """The fleet at one moment.
+
+    Attributes:
+        devices: by presence and value of the tag.
+        agents: devices by the agent's version, without revoked ones.
+        problems: devices by problem, of those that are online or late.
+        extremes: the worst reading of such devices, by metric; a reading that no device has is absent.
+    """
+
+    devices: Mapping[tuple[str, ...], float] = {}
+    agents: Mapping[str, int] = {}
+    problems: Mapping[str, int] = {}
+    extremes: Mapping[str, float] = {}
+
+
+class FleetGauges:
+    """Exports the state of the fleet, which is read from the store from time to time.
+
+    Args:
+        store: of the fleet.
+        metrics: the gateway's.
+        fleet_settings: name the tag.
+        certificate_days: the life of a device's certificate.
+        clock: gives wall time.
+        activity: returns what devices counted since this process started, by name; see `TierCounter.sums`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        metrics: RequestMetrics,
+        fleet_settings: settings.Fleet,
+        *,
+        certificate_days: float,
+        clock: Clock,
+        activity: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._tag = fleet_settings.metrics_tag
+        self._expiring_s = certificate_days * 86_400 * _EXPIRING_SHARE
+        self._latest = FleetState()
+        self._register(metrics, activity)
+
+    async def refresh(self) -> None:
+        """Reads the fleet from the store."""
+        now_s = self._clock.wall_s()
+        self._latest = await self._store.read(
+            lambda on: fleet_state(on, now_s, tag=self._tag, expiring_s=self._expiring_s)
+        )
+
+    def _register(self, metrics: RequestMetrics, activity: Callable[[], Mapping[str, float]]) -> None:
+        metrics.readings(
+            "fleet_devices",
+            "Accepted devices by presence (online, late, asleep, revoked) and value of fleet.metrics_tag.",
+            ("presence", "group"),
+            lambda: self._latest.devices,
+        )
+        metrics.readings(
+            "fleet_agents",
+            "Devices that are not revoked, by the version of their agent.",
+            ("version",),
+            lambda: {(version,): float(count) for version, count in self._latest.agents.items()},
+        )
+        metrics.readings(
+            "fleet_problem_devices",
+            "Devices that are online or late, by problem: certificate (its renewal is overdue), disk (nearly full), "
+            "heat (the hardware throttles), link (a link is down).",
+            ("problem",),
+            lambda: {(problem,): float(count) for problem, count in self._latest.problems.items()},
+        )
+        for name, description in (
+            ("outbox_oldest_seconds", "Age of the oldest promised correction of any device that is online or late."),
+            ("outbox_items", "Promised corrections that wait on devices that are online or late."),
+            ("disk_free_ratio", "Smallest free share of the disk of a device that is online or late."),
+            ("temperature_celsius", "Highest temperature of a device that is online or late."),
+            ("certificate_seconds", "Shortest time until the certificate of a device that is online or late ends."),
+        ):
+            metrics.readings(f"fleet_{name}", description, (), lambda name=name: self._extreme(name))  # type: ignore[misc]
+        metrics.readings(
+            "fleet_answers_total",
+            "Rows of devices by the outcome, as devices report them: kept, escalated, errors.",
+            ("outcome",),
+            lambda: {(outcome,): activity()[outcome] for outcome in ("kept", "escalated", "errors")},
+            counts=True,
+        )
+        metrics.readings(
+            "fleet_objects_total",
+            "Objects that the edge models of devices reported.",
+            (),
+            lambda: {(): activity()["objects"]},
+            counts=True,
+        )
+        metrics.readings(
+            "fleet_payload_bytes_total",
+            "Inputs that devices sent to a gateway, without protocol overhead.",
+            (),
+            lambda: {(): activity()["payload_bytes"]},
+            counts=True,
+        )
+
+    def _extreme(self, name: str) -> dict[tuple[str, ...], float]:
+        value = self._latest.extremes.get(name)
+        return {} if value is None else {(): value}
+
+
+def fleet_state(connection: Connection, now_s: float, *, tag: str, expiring_s: float) -> FleetState:
+    """Reads the state of all accepted devices.
+
+    Args:
+        connection: within a transaction.
+        now_s: wall time.
+        tag: whose values are counted; "" for none.
+        expiring_s: remaining life of a certificate below which it counts as a problem.
+    """
+    revoked = revoked_devices(connection)
+    query = (
+        select(
+            _D.name,
+            _D.tags,
+            _D.online,
+            _D.last_seen_s,
+            type_coerce(_D.reported, Document(_Reported)).label("reported"),
+            type_coerce(_C.latest, Document(_Telemetry)).label("telemetry"),
+        )
+        .outerjoin(COUNTS, _C.device == _D.name)
+        .where(_D.accepted_s.is_not(None))
+    )
+    devices: Counter[tuple[str, str]] = Counter()
+    agents: Counter[str] = Counter()
+    problems: Counter[str] = Counter(dict.fromkeys(_PROBLEMS, 0))
+    extremes = {"outbox_oldest_seconds": 0.0, "outbox_items": 0.0}
+    for row in connection.execute(query):
+        age_s = None if row.last_seen_s is None else max(0.0, now_s - row.last_seen_s)
+        found = presence(age_s, online=row.online, revoked=row.name in revoked)
+        devices[found, row.tags.get(tag, _UNTAGGED) if tag else _ALL] += 1
+        if found is not Presence.REVOKED:
+            agents[(row.reported and row.reported.agent_version) or _UNKNOWN] += 1
+        if found in (Presence.ONLINE, Presence.LATE) and row.telemetry is not None:
+            _add(row.telemetry, now_s, expiring_s, problems, extremes)
+    return FleetState(_by_group(devices), _bounded(agents), problems, extremes)
+
+
+def _add(
+    telemetry: _Telemetry, now_s: float, expiring_s: float, problems: Counter[str], extremes: dict[str, float]
+) -> None:
+    """Adds the report of one device."""
+    health = telemetry.health
+    left_s = None if health.certificate_ends_s is None else health.certificate_ends_s - now_s
+    problems["certificate"] += left_s is not None and left_s < expiring_s
+    problems["disk"] += health.disk_free_share is not None and health.disk_free_share < LOW_DISK_SHARE
+    problems["heat"] += health.throttled
+    problems["link"] += health.links_down > 0
+    extremes["outbox_items"] += telemetry.outbox_items
+    for name, value, worse in (
+        ("outbox_oldest_seconds", health.outbox_oldest_s, max),
+        ("disk_free_ratio", health.disk_free_share, min),
+        ("temperature_celsius", health.hottest_c, max),
+        ("certificate_seconds", left_s, min),
+    ):
+        if value is not None and math.isfinite(value):
+            extremes[name] = worse(value, extremes.get(name, value))
+
+
+def _by_group(devices: Counter[tuple[str, str]]) -> dict[tuple[str, ...], float]:
+    """Returns the devices by presence and group, with zeros, and a bounded number of groups."""
+    sizes: Counter[str] = Counter()
+    for (_, group), count in devices.items():
+        sizes[group] += count
+    shown = _bounded(sizes) or {_ALL: 0}
+    found: dict[tuple[str, ...], float] = {(each.value, group): 0.0 for each in Presence for group in shown}
+    for (each, group), count in devices.items():
+        found[each, group if group in shown else OTHER] += count
+    return found
+
+
+def _bounded(counts: Counter[str]) -> dict[str, int]:
+    """Returns the largest counts in a stable order, and the sum of the others."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    found = dict(ordered[:VALUES_LIMIT])
+    rest = sum(count for _, count in ordered[VALUES_LIMIT:])
+    if rest:
+        found[OTHER] = found.get(OTHER, 0) + rest
+    return found
