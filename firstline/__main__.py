@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
+from firstline.cli import interrupt
 from firstline_core.errors import missing_package
 
 
@@ -12,8 +13,9 @@ def main() -> int:
     """Runs the command line.
 
     Returns:
-        0 done; 1 a check failed; 2 wrong usage or configuration.
+        0 done; 1 a check failed; 2 wrong usage or configuration; 130 interrupted.
     """
+    interrupt.start_command_line()
     alone = sys.argv[1:2] == ["console"]  # a service of its own, which starts without the workbench
     gc.disable()  # nothing of an import is garbage, and searching for it takes a fifth of the start
     try:

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
+from firstline.cli import interrupt
 from firstline.cli.output import Output, OutputOption, print_json, print_table
 from firstline_core.errors import ConfigError, FirstlineError
 
@@ -38,6 +39,7 @@ class _ReportingGroup(TyperGroup):
     """Prints a `FirstlineError` as one sentence; any other error keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        interrupt.start_command()
         try:
             return super().invoke(ctx)
         except FirstlineError as error:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os.path
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import typer
 
+from firstline.cli.interrupt import EXIT_INTERRUPTED, pause
 from firstline.cli.options import GatewayOptions, is_name
 from firstline.cli.output import Output, print_json, progress
 from firstline.cli.profile_source import print_profile
@@ -22,7 +22,6 @@ from firstline_core.profile.profile import Profile
 from firstline_core.types import Sha256
 
 _LOOK_S = 1.0
-_EXIT_INTERRUPTED = 130
 _LIVE = (ProfilingState.SENT, ProfilingState.WAITING, ProfilingState.MEASURING, ProfilingState.UPLOADING)
 
 
@@ -75,7 +74,7 @@ def profile_on(
             found = followed(fleet.profiles.request, found)
         except KeyboardInterrupt:
             typer.echo(f"The request stays valid. {_again(found)}", err=True)
-            raise typer.Exit(_EXIT_INTERRUPTED) from None
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         if found.state is not ProfilingState.DONE:
             typer.echo(f"{device}: {found.message}", err=True)
             raise typer.Exit(1)
@@ -100,7 +99,7 @@ def followed(current: Callable[[ProfileRequest], ProfileRequest], found: Profile
             if found.total:
                 bar(found.done, found.total)
             show(_sentence(found))
-            time.sleep(_LOOK_S)
+            pause(_LOOK_S)
             try:
                 found = current(found)
             except (LinkError, CapacityError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import typer
 from rich.table import Table
 
 from firstline.cli.command import Report, command, command_group
+from firstline.cli.interrupt import pause
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import date, size, table
 from firstline.fleet.rollouts import Rollouts
@@ -252,7 +252,7 @@ def _watched(rollouts: Rollouts, rollout: RolloutSummary) -> RolloutSummary:
         if progress != printed:
             typer.echo(progress, err=True)
             printed = progress
-        time.sleep(_POLL_S)
+        pause(_POLL_S)
         try:
             rollout, progress = rollouts.get(rollout.id), ""
         except (LinkError, CapacityError) as error:
