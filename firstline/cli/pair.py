@@ -15,11 +15,11 @@ from firstline.cli.options import DataReading, ThreadsOption
 from firstline.cli.output import Output, OutputOption, progress, warn
 from firstline.cli.promises import caveats, promises_text
 from firstline.cli.run import PortOption, serve
-from firstline.workbench.bundle import refuse_overwriting, require_writable
+from firstline.workbench.bundle import refuse_overwriting, require_writable, write_version
 from firstline.workbench.certify import Certification, write_certified
 from firstline.workbench.evaluate import Measured, measure
 from firstline.workbench.pairing.certifying import as_certified, certify_pair
-from firstline.workbench.pairing.pair import create_pair, label_lists, larger_edge, read_files, read_pair, split
+from firstline.workbench.pairing.pair import draft_of, label_lists, larger_edge, read_files, read_pair, split
 from firstline.workbench.pairing.recipe import EDGE, FULL
 from firstline.workbench.pairing.report import PairReport, draw_disagreements, report_of, summary_lines
 from firstline.workbench.pairing.sources import open_data
@@ -59,7 +59,7 @@ class PairDecisions:
         typer.Option(metavar="edge|full=N", help="Number on a contact sheet, for each question in its order."),
     ] = None
 
-    def spec(self, files: dict[str, Path], out: Path, name: str, *, force: bool) -> PairSpec:
+    def spec(self, files: dict[str, Path], out: Path, name: str) -> PairSpec:
         """Returns the parts of the pair.
 
         Raises:
@@ -71,7 +71,6 @@ class PairDecisions:
             name,
             labels=read_labels(self.labels) if self.labels is not None else (),
             chosen=_chosen(self.choose or (), files),
-            force=force,
             promises=self.promise or (),
             tolerance=self.tolerance,
         )
@@ -105,7 +104,7 @@ def pair_command(
     files = {role: file for role, file in ((EDGE, edge), (FULL, full)) if file is not None}
     if not files:
         raise ConfigError("Name --edge FILE, --full FILE or both.")
-    spec = decisions.spec(files, out, name, force=force)
+    spec = decisions.spec(files, out, name)
     options = RuntimeOptions(threads=threads)
     refuse_overwriting(out / BUNDLE, force)
     require_writable(out / BUNDLE)
@@ -122,15 +121,17 @@ def pair_command(
     )
     deciding, rest = split(dataset)
     pair = read_pair(spec, models, deciding, options, _show)
-    bundle = create_pair(spec, pair, options, warn)
-    with progress("Running both models" if len(files) > 1 else "Running the model") as bar:
-        measured = measure(bundle, rest, options=options, progress=bar, all_evidence=True)
     certification = None
-    if len(files) > 1:
-        certification = certify_pair(bundle, measured, pair.promises)
-        measured = as_certified(measured, certification)
-        if certification.certificate is not None:
-            bundle = write_certified(bundle, certification, out / BUNDLE, force=True)
+    with draft_of(spec, pair, options, warn) as draft:
+        with progress("Running both models" if len(files) > 1 else "Running the model") as bar:
+            measured = measure(draft, rest, options=options, progress=bar, all_evidence=True)
+        if len(files) > 1:
+            certification = certify_pair(draft, measured, pair.promises)
+            measured = as_certified(measured, certification)
+        if certification is not None and certification.certificate is not None:
+            bundle = write_certified(draft, certification, out / BUNDLE, force=force)
+        else:
+            bundle = write_version(draft, draft.manifest, out / BUNDLE, force=force)
     report = report_of(pair, measured, certification, out / BUNDLE)
     draw_disagreements(measured, out / "disagreements")
     text = list(_text(report, measured, certification, out, served=serve_it))

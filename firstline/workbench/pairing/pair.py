@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,10 +174,13 @@ def read_pair(
     return ReadPair(operated.task, labelled.source, operated.models, agreement, promises)
 
 
-def create_pair(
+@contextmanager
+def draft_of(
     spec: PairSpec, pair: ReadPair, options: RuntimeOptions, warn: Callable[[str], None] = lambda sentence: None
-) -> Bundle:
-    """Writes the recipe with its labels, and creates the bundle from them.
+) -> Iterator[Bundle]:
+    """Writes the recipe with its labels, and yields the bundle that it makes, which is deleted at the end of the block.
+
+    The bundle in the output folder is written at last: an image of the certifying part may be damaged.
 
     Args:
         spec: the output folder.
@@ -196,9 +201,11 @@ def create_pair(
         if task.labels:
             (spec.out / "labels.txt").write_text("\n".join(task.labels) + "\n")
         recipe.write_text(text)
+        folder = TemporaryDirectory(prefix=f".{BUNDLE}.", dir=spec.out)
     except OSError as error:
         raise ConfigError(f"{spec.out} cannot be written: {error.strerror}.") from error
-    return create_bundle(read_recipe(recipe), spec.out / BUNDLE, force=spec.force, warn=warn, options=options)
+    with folder as place:
+        yield create_bundle(read_recipe(recipe), Path(place) / BUNDLE, warn=warn, options=options)
 
 
 def task_of(labelled: Labelled) -> AnyTask:

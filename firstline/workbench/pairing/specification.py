@@ -25,7 +25,6 @@ class PairSpec:
         name: of the bundle; "" derives it from the models' files.
         labels: given by the user; () to find them.
         chosen: numbers on contact sheets, by role.
-        force: replaces a bundle in the output folder.
         promises: about events, such as "missed person 5% at 90%"; () for the usual one.
         tolerance: of a regression, see `operating.read_tolerance`; "" to propose one.
         budget_s: seconds that the data may take to decide one choice.
@@ -36,7 +35,6 @@ class PairSpec:
     name: str = ""
     labels: tuple[str, ...] = ()
     chosen: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    force: bool = False
     promises: Sequence[str] = ()
     tolerance: str = ""
     budget_s: float = BUDGET_S

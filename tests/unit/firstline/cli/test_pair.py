@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 from bench.support.onnx_models import write_graph
 from firstline.cli.app import app
+from firstline.workbench.data.dataset import open_dataset
+from firstline.workbench.pairing.pair import split
 from firstline.workbench.step_syntax import spell
 from firstline_core.bundle.store import open_bundle
 from firstline_core.processing.steps import Tokenize
@@ -154,6 +156,20 @@ def test_an_image_that_cannot_be_decoded_is_named(site: Path, content: bytes | s
     result = _run("--edge", site / "colours.onnx", "--data", site / "data", "--out", site / "out", code=2)
     assert re.search(r"'1\d\d.png' of ", result.stderr)
     assert "Remove the file from the data, or replace it." in result.stderr
+
+
+def test_a_failure_after_the_models_are_known_leaves_the_bundle_as_it_was(site: Path) -> None:
+    out = site / "out"
+    arguments = ("--edge", site / "colours.onnx", "--full", site / "colours.onnx", "--data", site / "data")
+    _run(*arguments, "--out", out)
+    before = (out / "bundle" / "manifest.json").read_bytes()
+    _, rest = split(open_dataset(site / "data"))
+    damaged = site / "data" / "images" / rest.samples[-1].file
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    assert f"'{damaged.name}'" in _run(*arguments, "--out", out, "--force", code=2).stderr
+    assert (out / "bundle" / "manifest.json").read_bytes() == before
+    _run(*arguments, "--out", site / "new", code=2)
+    assert sorted(path.name for path in (site / "new").iterdir()) == ["labels.txt", "recipe.toml"]
 
 
 def test_copies_of_one_image_are_no_fault_of_the_model(site: Path) -> None:

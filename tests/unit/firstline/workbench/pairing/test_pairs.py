@@ -12,7 +12,7 @@ from PIL import Image
 from support import detector_graphs
 
 from firstline.workbench.data.dataset import open_dataset
-from firstline.workbench.pairing.pair import ReadPair, create_pair, label_lists, read_files, read_pair, split
+from firstline.workbench.pairing.pair import ReadPair, draft_of, label_lists, read_files, read_pair, split
 from firstline.workbench.pairing.sources import open_data
 from firstline.workbench.pairing.specification import PairSpec
 from firstline.workbench.step_syntax import spell
@@ -234,10 +234,10 @@ def test_made_pairs_are_read_without_a_question_and_agree(tmp_path: Path, name: 
     pair = _pair(tmp_path, *files, data, 8)
     assert tuple(pair.models[role].reading.postprocess for role in ("edge", "full")) == steps
     assert pair.agreement == "it finds 8 of the 8 objects that the full model finds, and 0 others"
-    bundle = create_pair(_spec(tmp_path, *files), pair, OPTIONS)
-    assert [spell(model.postprocess[:1]).split(":")[0] for model in bundle.manifest.models] == [
-        step.split(",")[0].split(":")[0] for step in steps
-    ]
+    with draft_of(_spec(tmp_path, *files), pair, OPTIONS) as bundle:
+        assert [spell(model.postprocess[:1]).split(":")[0] for model in bundle.manifest.models] == [
+            step.split(",")[0].split(":")[0] for step in steps
+        ]
 
 
 def _pair(folder: Path, edge: Path, full: Path, data: Path, images: int) -> ReadPair:
