@@ -34,5 +34,6 @@ def _draw() -> str:
     return drawn[:_DIGITS]
 
 
-# Two processes must not mint the same ids.
-os.register_at_fork(after_in_child=_noise.clear)
+# Two processes must not mint the same ids. Windows cannot fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_noise.clear)

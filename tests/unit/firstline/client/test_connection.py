@@ -105,6 +105,42 @@ def test_forked_processes_use_connections_of_their_own(server: Doubler) -> None:
     assert over == [[0], [1], [2], [3]]  # the parent's is still open when it asks again
 
 
+# What Windows and an installation without extras lack.
+_ELSEWHERE = """
+import asyncio, os, signal, socket, sys
+import httpx, msgspec, numpy as np, orjson  # know themselves where they run
+
+POSIX = "fcntl grp pty pwd resource syslog termios tty".split()
+EXTRAS = "aiohttp cryptography diskcache fastapi httptools onnxruntime paho PIL prometheus_client rich structlog tuf typer"
+for name in [*POSIX, *EXTRAS.split()]:
+    sys.modules[name] = None
+for name in "chown fchmod fork geteuid getuid killpg pread register_at_fork sched_getaffinity statvfs".split():
+    delattr(os, name)
+for name in "O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK".split():
+    delattr(os, name)
+for name in "TCP_KEEPIDLE TCP_USER_TIMEOUT".split():
+    delattr(socket, name)
+for name in "SIGHUP SIGKILL".split():
+    delattr(signal, name)
+
+from firstline import AsyncClient, Client
+
+async def ask():
+    async with AsyncClient(sys.argv[1]) as client:
+        return await client.infer("m", {"x": np.array([2.0])})
+
+with Client(sys.argv[1]) as client:
+    answers = [client.infer("m", {"x": np.array([1.0])}), asyncio.run(ask())]
+print([answer.output("y").item() for answer in answers])
+"""
+
+
+def test_clients_need_neither_posix_nor_an_extra(server: Doubler) -> None:
+    """In a process of its own, because imported modules would hide what is missing."""
+    ran = subprocess.run([sys.executable, "-c", _ELSEWHERE, server.url], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("[2.0, 4.0]\n", "")
+
+
 def test_each_event_loop_uses_connections_of_its_own(server: Doubler) -> None:
     client = AsyncClient(server.url)
 
