@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
     # Imported here, so that `main` reports a missing package.
-    from firstline_gateway.commands import authority, broker, keys, run, status
+    from firstline_gateway.commands import authority, broker, init, keys, run, status
     from firstline_gateway.commands.backup import command as backup
 
     root = argparse.ArgumentParser(
@@ -50,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=f"firstline-gateway {__version__}")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
 
+    init.add_commands(commands)
     run.add_commands(commands)
     status.add_commands(commands)
     keys.add_commands(commands)

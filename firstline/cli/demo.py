@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 import time
@@ -33,7 +34,22 @@ def demo() -> Report:
         summary = asyncio.run(until_signalled(run(digits_folder(), show=screen.show)))
     if isinstance(summary, signal.Signals):
         raise typer.Exit(128 + summary)  # as shells have it
-    return Report(summary, (_summary_table(summary), _sentences(summary)), EXIT_FAILED if summary["lost"] else 0)
+    commands = next_commands()
+    text = (
+        _summary_table(summary),
+        _sentences(summary),
+        "\n".join(["Type next:", *(f"  {each}" for each in commands)]),
+    )
+    return Report(summary | {"next": list(commands)}, text, EXIT_FAILED if summary["lost"] else 0)
+
+
+def next_commands() -> tuple[str, str, str]:
+    """Returns what to type after the demo: serve these models, certify one's own, configure a device."""
+    return (
+        f"firstline run {shlex.quote(str(digits_folder() / 'bundle'))}",
+        "firstline pair --edge small.onnx --full large.onnx --data images --out pair",
+        "edge-agent init",
+    )
 
 
 class _Screen:

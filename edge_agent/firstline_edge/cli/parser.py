@@ -42,6 +42,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"edge-agent {version('firstline')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_init(commands)
     _add_agent_commands(commands)
     _add_fleet_commands(commands)
     _add_hardware_commands(commands)
@@ -61,6 +62,20 @@ def load_settings(arguments: argparse.Namespace, **overrides: object) -> EdgeSet
     from firstline_edge.settings.load import load
 
     return load(arguments.config, overrides={**dict(arguments.overrides), **overrides})
+
+
+def _add_init(commands: Commands) -> None:
+    purpose = "write a first configuration with the five settings that matter"
+    init = commands.add_parser("init", help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
+    init.set_defaults(module="init", command=init.prog)
+    init.add_argument(
+        "--config",
+        type=Path,
+        default=Path("edge-agent.toml"),
+        metavar="FILE",
+        help="file to write; default: edge-agent.toml",
+    )
+    init.add_argument("-o", "--output", choices=("text", "json"), default="text", help="format of the output")
 
 
 def _add_agent_commands(commands: Commands) -> None:

@@ -367,3 +367,27 @@ def _set(values: dict[str, Any], path: list[str], value: object, source: str) ->
         if not isinstance(values, dict):
             raise ConfigError(f"{source} reaches into '{part}', which is not a section; set the whole list as JSON.")
     values[path[-1]] = value
+
+
+def create_initial(file: Path, text: str, folder: str) -> None:
+    """Writes a first configuration file, and creates an empty folder that it names.
+
+    Args:
+        file: must not exist.
+        text: the configuration.
+        folder: relative to the file's.
+
+    Raises:
+        ConfigError: the file exists, or one of the two cannot be written.
+    """
+    try:
+        if not file.exists():
+            (file.parent / folder).mkdir(exist_ok=True)
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        if file.exists():
+            why = f"{file} exists and was not changed; edit it, or name another file with --config."
+        else:
+            why = f"{error.filename} cannot be written: {error.strerror}; name a file in another folder with --config."
+        raise ConfigError(why) from error

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from firstline.cli.app import app
+from firstline.cli.demo import next_commands
 from firstline_edge.cli.parser import parse
 from firstline_gateway import __main__ as gateway
 
@@ -61,6 +62,11 @@ def test_what_a_sentence_tells_to_type_is_there(package: str) -> None:
             found += [name for text in texts(source) for name in named(" ".join(text.split()))]
     assert found
     assert [fault for name in found for fault in faults(name)] == []
+
+
+@pytest.mark.parametrize("line", next_commands())
+def test_what_the_demo_tells_to_type_is_taken(line: str) -> None:
+    assert [said(*call) for call in calls(line)] == [(0, "")]
 
 
 @pytest.mark.parametrize(

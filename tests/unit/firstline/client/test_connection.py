@@ -111,8 +111,8 @@ import asyncio, os, signal, socket, sys
 import httpx, msgspec, numpy as np, orjson  # know themselves where they run
 
 POSIX = "fcntl grp pty pwd resource syslog termios tty".split()
-EXTRAS = "aiohttp cryptography diskcache fastapi httptools onnxruntime paho PIL prometheus_client rich structlog tuf typer"
-for name in [*POSIX, *EXTRAS.split()]:
+EXTRAS = "aiohttp cryptography diskcache fastapi httptools onnxruntime paho PIL rich structlog tuf typer".split()
+for name in [*POSIX, *EXTRAS]:
     sys.modules[name] = None
 for name in "chown fchmod fork geteuid getuid killpg pread register_at_fork sched_getaffinity statvfs".split():
     delattr(os, name)

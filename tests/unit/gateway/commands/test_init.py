@@ -1,0 +1,27 @@
+"""The first configuration of a gateway: twelve lines, valid, and never written over another."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.agent import DIGITS
+
+from firstline_gateway.__main__ import main
+
+
+def test_init_writes_five_settings_that_check_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "gateway.toml"
+    assert main(["init", "--config", str(file), "-o", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"event": "written", "file": str(file), "next": f"firstline-gateway run --config {file}"}
+    text = file.read_text()
+    assert len(text.splitlines()) == 12
+    assert sum(len(section) for section in tomllib.loads(text).values()) == 5
+    shutil.copytree(DIGITS, tmp_path / "models" / "digits")
+    assert main(["check", "--config", str(file)]) == 0
+    assert main(["init", "--config", str(file)]) == 2
+    assert f"{file} exists and was not changed" in capsys.readouterr().err
