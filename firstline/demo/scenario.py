@@ -47,6 +47,7 @@ class Record:
     Attributes:
         truth: the label of the image.
         offline: it was sent while the link was cut.
+        sent_s: when it was sent, on the caller's monotonic clock.
         label: of the first answer; None without an answer.
         ms: time to the first answer, measured at the caller.
         last_label: of the correction; None before it arrives.
@@ -57,6 +58,7 @@ class Record:
 
     truth: str
     offline: bool
+    sent_s: float
     label: str | None = None
     tier: Tier | None = None
     status: Status | None = None
@@ -238,14 +240,13 @@ async def _send(
 
     async def caller() -> None:
         for image in waiting:
-            record = Record(image.truth, offline)
-            start_s = time.perf_counter()
+            record = Record(image.truth, offline, time.perf_counter())
             try:
                 prediction = await device.client.infer_file(model, image.content)
             except FirstlineError:
                 records.append(record)  # without an answer: lost, and counted
                 continue
-            record.ms = (time.perf_counter() - start_s) * 1000
+            record.ms = (time.perf_counter() - record.sent_s) * 1000
             record.label = prediction.label if isinstance(prediction, Classification) else ""
             record.request_id = prediction.answer.request_id
             record.tier, record.status = prediction.answer.tier, prediction.answer.status

@@ -14,10 +14,9 @@ from support.readme import MismatchError, Reader, environ, links, matches, place
 
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text()
-PROTOCOL = (CHECKOUT / "docs" / "reference" / "protocol.md").read_text()
-CLIENT = (CHECKOUT / "docs" / "reference" / "client.md").read_text()
-ANSWERS = (CHECKOUT / "docs" / "reference" / "answers.md").read_text()
-OPERATING = (CHECKOUT / "docs" / "how-to" / "run-both-tiers.md").read_text()
+INSTALL = (CHECKOUT / "docs" / "get-started" / "install.md").read_text()
+TUTORIALS = ("get-started/first-answer.md", "get-started/connect-a-gateway.md", "get-started/call-it.md")
+REFERENCES = ("reference/protocol.md", "reference/client.md", "reference/answers.md", "how-to/run-both-tiers.md")
 
 
 @pytest.fixture
@@ -36,8 +35,13 @@ def reader(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
 
 
 def test_the_readme_is_true(reader: Reader) -> None:
-    """With the pages that ask the agent and the gateway that the README started."""
-    reader.follow(README, PROTOCOL, CLIENT, ANSWERS, OPERATING)
+    reader.follow(README)
+    assert "python ask.py" in reader.executed
+
+
+def test_the_tutorials_are_true(reader: Reader) -> None:
+    """With the pages that ask the agent and the gateway that the tutorials started."""
+    reader.follow(*((CHECKOUT / "docs" / page).read_text() for page in (*TUTORIALS, *REFERENCES)))
     typed = "\n".join(reader.executed)
     for command in ("edge-agent doctor", "edge-agent explain", "bundle create", "evaluate", "key create", "ask.py"):
         assert command in typed
@@ -101,17 +105,17 @@ def test_shell_blocks_name_existing_targets() -> None:
     """Installing needs an index, and these tests are a part of `make test`: what is named must at least exist."""
     targets = set(re.findall(r"^([a-z]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
     extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for line in shell_lines(README):
+    for line in (*shell_lines(README), *shell_lines(INSTALL)):
         if made := re.fullmatch(r"make ([a-z]+)", line):
             assert made[1] in targets
         elif line == ". .venv/bin/activate":
             assert "BIN := .venv/bin\n" in (CHECKOUT / "environments.mk").read_text()
-        else:
-            installed = re.fullmatch(r"pip install '\.\[([a-z-]+)\]'", line)
+        elif not line.startswith("firstline "):  # those are in test_command_lines.py
+            installed = re.fullmatch(r"pip install .*\[([a-z-]+)\]['\"]", line)
             assert installed is not None, f"`{line}` is neither tried nor known; put it into a console block"
             assert installed[1] in extras
     for extra in extras:
-        assert f"| `{extra}` |" in README
+        assert f"| `{extra}` |" in INSTALL
 
 
 def test_links_lead_to_places_that_are_there() -> None:

@@ -31,7 +31,7 @@ COMMAND_TIMEOUT_S = 60.0
 
 _KINDS = ("toml", "python", "javascript", "console", "sh", "text")
 _FILE = re.compile(r"(?:#|//) ([\w.-]+\.\w+)(, continued)?$")
-_SERVER = re.compile(r"(edge-agent|firstline-gateway) run\b")
+_SERVER = re.compile(r"(edge-agent|firstline-gateway|firstline) run\b")
 # What a reader copies from one output into the next command.
 _COPIED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|fl[tk]_[\w-]+")
 # What a run computes from the files here alone; spelt in letters it is not a number any more, and stays.
@@ -236,12 +236,14 @@ class Reader:
         assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            line = process.stdout.readline() if selector.select(START_TIMEOUT_S) else ""
-        if not line:
+            # Buffered lines are not seen by the selector, and a process writes all lines of its start at once.
+            started = selector.select(START_TIMEOUT_S)
+            lines = [process.stdout.readline() for _ in command.output or ("",)] if started else []
+        if not all(lines) or not lines:
             raise MismatchError(
                 f"line {command.line}: `{text}` did not start: {(self.folder / f'{name}.log').read_text()}"
             )
-        return (line.rstrip(),)
+        return tuple(line.rstrip() for line in lines)
 
     def _stop(self, name: str) -> None:
         process = self._servers.pop(name)

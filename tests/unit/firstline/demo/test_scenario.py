@@ -12,6 +12,7 @@ def answered(tier: Tier, label: str = "7", *, ms: float = 1.0, offline: bool = F
     return Record(
         "7",
         offline,
+        0.0,
         label=label,
         tier=tier,
         status=Status.FINAL,
@@ -23,7 +24,7 @@ def answered(tier: Tier, label: str = "7", *, ms: float = 1.0, offline: bool = F
 
 
 def test_summary_counts_first_answers_and_judges_last_ones() -> None:
-    corrected = Record("7", True, label="1", tier=Tier.EDGE, status=Status.PROVISIONAL, ms=3.0)
+    corrected = Record("7", True, 0.0, label="1", tier=Tier.EDGE, status=Status.PROVISIONAL, ms=3.0)
     corrected.last_label, corrected.settled, corrected.last_certified = "7", True, True
     records = [answered(Tier.EDGE, ms=1.0), answered(Tier.EDGE, "9", ms=2.0), answered(Tier.CLOUD), corrected]
     summary = summarise(records, edge_only=0.5, cloud_only=1.0, certified=CERTIFIED, bytes_sent=99)
@@ -41,8 +42,8 @@ def test_summary_counts_first_answers_and_judges_last_ones() -> None:
 
 
 def test_missing_answer_and_missing_correction_are_lost() -> None:
-    unanswered = Record("7", True)
-    broken = Record("7", True, label="1", tier=Tier.EDGE, status=Status.PROVISIONAL)
+    unanswered = Record("7", True, 0.0)
+    broken = Record("7", True, 0.0, label="1", tier=Tier.EDGE, status=Status.PROVISIONAL)
     summary = summarise([unanswered, broken], edge_only=0, cloud_only=0, certified=CERTIFIED, bytes_sent=0)
     assert summary["lost"] == 2
     assert summary["accuracy"]["tiered"] == 0
