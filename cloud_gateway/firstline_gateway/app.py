@@ -11,13 +11,13 @@ from fastapi import FastAPI
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import ConfigError
+from firstline_core.file_route import FileRoute
 from firstline_core.fleet.twin import LIMIT_BYTES
 from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.protocol.cors import with_cors
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import HttpServer, ServerLimits
 from firstline_core.runtime.select import RuntimeOptions, check_options
-from firstline_core.tasks.picture import Drawing
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -27,7 +27,7 @@ from firstline_gateway.api.app import create_app
 from firstline_gateway.api.auth import Access
 from firstline_gateway.api.fleet import devices, profiles, registry, rollouts
 from firstline_gateway.api.infer import InferenceApp
-from firstline_gateway.api.overload import OVERLOADED, OverloadGuard
+from firstline_gateway.api.overload import OverloadGuard, overloaded
 from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.broker.files import broker_folder
@@ -177,7 +177,7 @@ class Gateway:
             clock=clock,
         )
         residency.register_metrics(self.metrics, self.residency)
-        self.overload = OverloadGuard(lambda: batcher.wait_s, lambda: self.metrics.count_error(OVERLOADED))
+        self.overload = OverloadGuard(lambda: batcher.wait_s, lambda: self.metrics.count_error(overloaded()))
         executor_metrics.register(self.metrics, dispatcher.report)
         scheduling.register_metrics(self.metrics, batcher)
         self.contracts = ContractMonitor(
@@ -203,9 +203,9 @@ class Gateway:
             clock=clock,
             limits=settings.limits,
             decoding=self.decoding,
-            drawing=Drawing(self.decoding, settings.images.limits),
             looks_after_fleet=bool(settings.registry.blobs),
         )
+        self.files = FileRoute(self.plane, self.decoding, settings.images.limits)
 
     def _build_broker(self) -> None:
         """Builds the MQTT clients, after the broker's files, which contain the password of the clients."""
@@ -341,7 +341,7 @@ class Gateway:
                 contracts.contract_routes(self.contracts, self.repository, access),
                 enrolment.enrolment_routes(self.identity),
                 enrolment.invitation_routes(self.identity.devices, access),
-                jobs.job_routes(self.jobs, self.plane, self.identity, access),
+                jobs.job_routes(self.jobs, self.files, self.identity, access),
                 registry.file_routes(self.registry, access),
                 registry.publication_routes(self.registry, access),
                 registry.catalogue_routes(self.registry, access),
@@ -367,6 +367,7 @@ class Gateway:
         app = InferenceApp(
             self.control_plane(),
             self.plane,
+            self.files,
             self.jobs,
             self.identity,
             overload=self.overload,

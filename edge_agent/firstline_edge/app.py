@@ -19,11 +19,11 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.file_route import FileRoute
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import limited
 from firstline_core.processing.decoding import ImageDecoding
 from firstline_core.runtime.select import RuntimeOptions, check_options
-from firstline_core.tasks.picture import Drawing
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -109,7 +109,7 @@ async def run_agent(
     with bound_sockets(settings.api) as (listeners, url):
         async with EdgeAgent(settings, problems=problems) as agent:
             agent.state.publish_url(url)
-            app = App(agent.data_plane, agent.outbox, agent.operations, access)
+            app = App(agent.data_plane, agent.files, agent.outbox, agent.operations, access)
             for number, event in ((signal.SIGTERM, stop), (signal.SIGINT, stop), (signal.SIGHUP, hangup)):
                 asyncio.get_running_loop().add_signal_handler(number, event.set)
             agent.start_reloading(read, access, hangup)
@@ -129,6 +129,7 @@ class EdgeAgent:
 
     Attributes:
         data_plane: answers requests.
+        files: the route of inference by file.
         operations: for operators.
         state: the state directory, to which `run_agent` publishes the URL.
         outbox: promises, and the answers that ended them; the API reads it.
@@ -137,6 +138,7 @@ class EdgeAgent:
     """
 
     data_plane: EdgeDataPlane
+    files: FileRoute
     operations: Operations
 
     def __init__(
@@ -509,9 +511,9 @@ class EdgeAgent:
             cascade=self.cascade,
             links=self.links,
             recorder=self.recorder,
-            drawing=Drawing(self.decoding, self.settings.images.limits),
             clock=self._clock,
         )
+        self.files = FileRoute(self.data_plane, self.decoding, self.settings.images.limits)
         self.operations = Operations(
             self.data_plane,
             status=status,

@@ -63,7 +63,7 @@ class Call(Generic[T]):
     read: Callable[[httpx.Response], T]
     content: bytes = b""
     headers: Mapping[str, str] | None = None
-    params: Mapping[str, str] | None = None
+    params: Mapping[str, Any] | None = None
 
 
 class RequestOptions(TypedDict, total=False):
@@ -212,7 +212,7 @@ def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, cl
         content = file if isinstance(file, bytes) else Path(file).read_bytes()
     except OSError as error:
         raise InvalidTensorError(f"{file!s} cannot be read: {error.strerror}.") from error
-    params: dict[str, str] = {key: str(options[key]) for key in ("route", "privacy", "wait") if key in options}
+    params: dict[str, Any] = {key: str(options[key]) for key in ("route", "privacy", "wait") if key in options}
     timeout_s = _timeout_s(options)
     if timeout_s is not None:
         params["timeout"] = str(timeout_us(timeout_s, now_s=0.0))
@@ -224,7 +224,7 @@ def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, cl
     if "classes" in options:
         if isinstance(options["classes"], str):
             raise InvalidTensorError(f"classes is the string {shown(options['classes'])}; give a list of labels.")
-        params["classes"] = "\n".join(options["classes"])  # labels may hold commas; see `asgi.query_parameters`
+        params["classes"] = list(options["classes"])  # repeated, because labels may hold commas
     path = f"/firstline/v1/models/{quote(model, safe='')}/infer"
     headers = {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(options)
     sent_id = params["id"] = client_id or new_request_id()

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from firstline_core.errors import ConfigError, InvalidTensorError, ProtocolError, TaskError
 from firstline_core.processing.boxes import BOXES, CLASSES, COUNT, SCORES
 from firstline_core.protocol import answer as answers
+from firstline_core.protocol.file_inference import answer_json
 from firstline_core.protocol.tensors import shown
-from firstline_core.tasks import answer_json
+from firstline_core.tasks import describe
 from firstline_core.tasks import installed as tasks
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.detection import Detection
@@ -361,7 +362,7 @@ def predictions(response: InferResponse, metadata: ModelMetadata) -> tuple[Predi
     if response.model != metadata.name or response.answer is None:
         raise InvalidTensorError(f"The response of '{response.model}' is not described by '{metadata.name}'.")
     task = metadata.task if isinstance(metadata.task, Task) else None
-    found = prediction_from(answer_json(response, task, {}), "The response")
+    found = prediction_from(answer_json(response, describe(task, response.arrays)), "The response")
     return found.rows if isinstance(found, Rows) else (found,)
 
 

@@ -49,6 +49,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from firstline_core.ids import new_request_id
+
 _OWN_PACKAGES = ("firstline", "firstline_core", "firstline_edge", "firstline_gateway")
 
 
@@ -60,7 +62,7 @@ class FirstlineError(Exception):
         retryable: whether the same call may succeed later, unchanged.
         message: one sentence that says what was wrong, where, and what to do.
         retry_after_s: seconds after which a retry makes sense, if known.
-        request_id: of the failed request, if one was created; "" otherwise.
+        request_id: of the failed request; "" if it was not read yet, see `identify`.
     """
 
     code: ClassVar[str] = "internal"
@@ -71,6 +73,11 @@ class FirstlineError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.request_id = ""
+
+    def identify(self) -> str:
+        """Returns the id under which the error is answered and logged; makes one if the request has none."""
+        self.request_id = self.request_id or new_request_id()
+        return self.request_id
 
 
 class RequestError(FirstlineError):

@@ -18,7 +18,9 @@ async def test_the_agents_description_covers_every_address(tmp_path: Path) -> No
         document = (await http.get("/openapi.json")).json()
         served = {
             (route.path, route.method.lower())
-            for route in App(agent.data_plane, agent.outbox, agent.operations, access_of(agent.settings.api)).routes
+            for route in App(
+                agent.data_plane, agent.files, agent.outbox, agent.operations, access_of(agent.settings.api)
+            ).routes
         }
     assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served
     for path, methods in document["paths"].items():

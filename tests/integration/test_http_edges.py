@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import resource
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.raw_http import connection, exchange, head, read
+from support.waiting import wait_until
 
 from bench.support.line import Line, Tier, line
 from firstline_core.protocol.http_server import ServerLimits, connections_within_descriptors
@@ -220,3 +222,30 @@ def descriptors(tier: Tier) -> int:
             if package in command and os.fsencode(tier.log.parent) in command:
                 return len(list((process / "fd").iterdir()))
     raise LookupError(f"the {tier.name}'s process was not found")
+
+
+# --- Errors of requests that were not read ----------------------------------------------------------------------------
+
+FILE = "/firstline/v1/models/digits/infer"
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "path", "lines"),
+    [
+        pytest.param(400, "GET", LIVE, ("Host: again",), id="bad head"),
+        pytest.param(400, "POST", V2, (LENGTH, LENGTH), id="bad length"),
+        pytest.param(400, "POST", V2, (LENGTH, "Inference-Header-Content-Length: -1"), id="bad length of the JSON"),
+        pytest.param(400, "POST", FILE, (LENGTH, "Content-Type: multipart/mixed"), id="refused type of the body"),
+        pytest.param(406, "POST", FILE, (LENGTH, "Accept: image/png"), id="refused type of the answer"),
+        pytest.param(404, "POST", "/v2/models/absent/infer", (LENGTH,), id="unknown model"),
+        pytest.param(404, "GET", "/nowhere", (), id="unknown address"),
+        pytest.param(405, "PUT", LIVE, (), id="wrong method"),
+    ],
+)
+def test_every_error_has_an_id_of_the_log(
+    tier: Tier, status: int, method: str, path: str, lines: tuple[str, ...]
+) -> None:
+    answer = exchange(tier, head(tier, method, path, *lines) + BODY)
+    assert answer.status == status and answer.refused()
+    request_id = json.loads(answer.body)["request_id"]
+    wait_until(lambda: request_id in tier.log.read_text())

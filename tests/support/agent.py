@@ -35,7 +35,9 @@ async def serving_agent(
         async with (
             EdgeAgent(settings) as agent,
             server.serving(
-                App(agent.data_plane, agent.outbox, agent.operations, access_of(settings.api)), [listener], limits
+                App(agent.data_plane, agent.files, agent.outbox, agent.operations, access_of(settings.api)),
+                [listener],
+                limits,
             ),
         ):
             yield agent, server.url_of(listener)

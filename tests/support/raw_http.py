@@ -17,6 +17,8 @@ from bench.support.line import Tier
 
 TIMEOUT_S = 20.0
 
+_REQUEST_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -32,6 +34,7 @@ class Answer:
         assert isinstance(document["error"], str)
         assert document["error"].endswith("."), document
         assert len(document["error"]) < 1000, document
+        assert _REQUEST_ID.fullmatch(document["request_id"])
         code: str = document["code"]
         assert code.isidentifier()
         return code

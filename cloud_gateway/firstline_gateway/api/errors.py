@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from firstline_core.errors import FirstlineError, LinkDownError, NoRoomError, NotReadyError, RequestError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.asgi import send_reply
-from firstline_core.protocol.http import Reply, error_reply, json_reply, status_of
+from firstline_core.protocol.http import CONTENT_TYPE, JSON_TYPE, Reply, error_body, error_reply, status_of
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.messages import response_of
 
@@ -49,10 +49,16 @@ def install(app: FastAPI, on_error: Callable[[FirstlineError], None]) -> None:
 async def _project_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FirstlineError)  # noqa: S101 (what it is registered for)
     if not request.url.path.startswith(_PROBLEMS_BELOW):
-        return response_of(error_reply(error))
+        return response_of(error_reply(_logged(error)))
     # On a device it means that an update does not fit on the disk; here, that the server cannot store the data.
     status = HTTPStatus.INSUFFICIENT_STORAGE if isinstance(error, NoRoomError) else status_of(error)
     return _problem(status, error.message, error.code, error.retry_after_s)
+
+
+def _logged(error: FirstlineError) -> FirstlineError:
+    """Logs a refusal of the control plane under an id."""
+    log.info("request refused", request_id=error.identify(), code=error.code, error=error.message)
+    return error
 
 
 async def _framework_error(request: Request, error: Exception) -> Response:
@@ -66,7 +72,8 @@ async def _framework_error(request: Request, error: Exception) -> Response:
     if path.startswith(_PROBLEMS_BELOW):
         response = _problem(error.status_code, sentence, RequestError.code)
     else:
-        response = response_of(json_reply({"error": sentence, "code": RequestError.code}, error.status_code))
+        body = error_body(_logged(RequestError(sentence)))
+        response = response_of(Reply(error.status_code, {CONTENT_TYPE: JSON_TYPE}, body))
     response.headers.update(error.headers or {})
     return response
 
@@ -139,5 +146,6 @@ def unexpected_failure(error: Exception, path: str, on_error: Callable[[Firstlin
     request_id = new_request_id()
     log.error("request failed unexpectedly", exc_info=error, request_id=request_id, path=ascii(path))
     described = FirstlineError(f"The gateway failed on this request; its log has the reason under {request_id}.")
+    described.request_id = request_id
     on_error(described)
     return error_reply(described)

@@ -15,7 +15,7 @@ from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, CallHoo
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import caller_of, check_scope
-from firstline_gateway.api.overload import OVERLOADED, OverloadGuard, client_key
+from firstline_gateway.api.overload import OverloadGuard, client_key, overloaded
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.tls import ServerFiles, ServerTls
@@ -60,7 +60,7 @@ def grpc_server(
         loop = asyncio.get_running_loop()
         overload.watch(loop)
         if overload.refuses(_client_key(context, proxy_header), loop.time()):
-            return OVERLOADED
+            return overloaded()
         context.add_done_callback(lambda _: overload.ended())
         return None
 

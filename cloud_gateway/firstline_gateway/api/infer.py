@@ -15,19 +15,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError, RequestError
-from firstline_core.protocol import file_inference
+from firstline_core.file_route import FileRoute, wants_picture
 from firstline_core.protocol.asgi import ClientDisconnectedError, Request, send_reply
-from firstline_core.protocol.http import BodyBudget, Reply, error_reply, json_reply, read_infer_request, response_reply
+from firstline_core.protocol.http import BodyBudget, Reply, error_reply, read_infer_request, response_reply
 from firstline_core.protocol.parameters import VIEW
-from firstline_core.tasks import answer_json
-from firstline_core.tasks.picture import wants_picture
-from firstline_core.tasks.view import WHOLE, image_of, read_view
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import Caller, caller_of, certificate_of, check_scope
 from firstline_gateway.api.errors import shutting_down, unexpected_failure
 from firstline_gateway.api.jobs import is_asynchronous, submit
-from firstline_gateway.api.overload import OVERLOADED, OverloadGuard, client_key
+from firstline_gateway.api.overload import OverloadGuard, client_key, overloaded
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.serving.data_plane import GatewayDataPlane
@@ -35,7 +32,6 @@ from firstline_gateway.telemetry.journal import record
 
 _CLIENT_CLOSED_REQUEST = 499  # the client has left and does not read it; nginx uses the same status
 _PATHS_REMEMBERED = 4096
-_OVERLOADED_REPLY = error_reply(OVERLOADED)
 
 
 class RouteMatch(NamedTuple):
@@ -70,6 +66,7 @@ class InferenceApp:
     Args:
         control_plane: the framework's application.
         plane: answers requests.
+        files: the route of inference by file.
         jobs: takes those whose caller does not wait.
         identity: authenticates callers.
         overload: refuses requests that are not read.
@@ -82,6 +79,7 @@ class InferenceApp:
         self,
         control_plane: ASGIApp,
         plane: GatewayDataPlane,
+        files: FileRoute,
         jobs: Jobs,
         identity: Identity,
         *,
@@ -92,6 +90,7 @@ class InferenceApp:
     ) -> None:
         self._control_plane = control_plane
         self._plane = plane
+        self._files = files
         self._jobs = jobs
         self._identity = identity
         self._overload = overload
@@ -110,7 +109,7 @@ class InferenceApp:
         loop = asyncio.get_running_loop()
         self._overload.watch(loop)
         if self._overload.refuses(client, loop.time()):
-            await send_reply(_OVERLOADED_REPLY, send)
+            await send_reply(error_reply(overloaded()), send)
             return
         outcome: _Outcome | None = None
         try:
@@ -188,33 +187,16 @@ class InferenceApp:
 
     async def file(self, call: _Call) -> Reply:
         """`POST /firstline/v1/models/{model}/infer`."""
-        metadata = self._plane.metadata(call.route.model, "")
-        query = call.request.query
-        task = self._plane.task(call.route.model)
-        view = read_view(query, call.route.model, task)
-        request = await file_inference.read_request(
-            call.route.model,
-            metadata,
-            call.request.headers,
-            query,
-            call.body,
-            principal=call.caller.principal,
-            limits=self._plane.limits,
-            arrived_s=call.request.info.arrived_s,
-            trace=call.request.trace,
-        )
-        if _is_job(call):
-            if view is not WHOLE or wants_picture(call.request.headers):
-                raise RequestError(
-                    f"A job stores the whole answer: send {', '.join(VIEW)} when you fetch it, and draw it yourself."
-                )
-            return await submit(self._plane, self._jobs, request)
-        sketch = self._plane.drawing.sketch(request, task) if wants_picture(call.request.headers) else None
-        response = await self._plane.infer(request)
-        task = self._plane.task(response.model, response.version)
-        if sketch is not None:
-            return await self._plane.drawing.reply(sketch, response, task, query)
-        return json_reply(answer_json(response, task, query, image_of(request.inputs)))
+        model, request = call.route.model, call.request
+        metadata = self._plane.metadata(model, "")
+        inference = await self._files.read(model, metadata, request, call.body, call.caller.principal)
+        if not _is_job(call):
+            return await self._files.answer(inference, request)
+        if not request.query.keys().isdisjoint(VIEW) or wants_picture(request.headers):
+            raise RequestError(
+                f"A job stores the whole answer: send {', '.join(VIEW)} when you fetch it, and draw it yourself."
+            )
+        return await submit(self._plane, self._jobs, inference)
 
 
 Endpoint = Callable[[InferenceApp, _Call], Awaitable[Reply]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from msgspec.structs import replace
@@ -16,13 +16,13 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from firstline_core.errors import FirstlineError
+from firstline_core.file_route import FileRoute
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import http
 from firstline_core.protocol.asgi import query_parameters
 from firstline_core.protocol.http import Reply
 from firstline_core.protocol.oip import Encoded, decode_response, encode_response
 from firstline_core.protocol.openapi import VIEW
-from firstline_core.tasks import answer_json
 from firstline_core.types import InferRequest
 from firstline_gateway.api.auth import Access, Principal, authorize, is_still_authorized
 from firstline_gateway.api.messages import json_response, response_of
@@ -73,7 +73,7 @@ async def submit(plane: GatewayDataPlane, jobs: Jobs, request: InferRequest) -> 
     return reply
 
 
-def job_routes(jobs: Jobs, plane: GatewayDataPlane, identity: Identity, access: Access) -> APIRouter:
+def job_routes(jobs: Jobs, files: FileRoute, identity: Identity, access: Access) -> APIRouter:
     """Returns the routes of jobs."""
     router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(access.infer)])
 
@@ -82,9 +82,9 @@ def job_routes(jobs: Jobs, plane: GatewayDataPlane, identity: Identity, access: 
         """The answer of a job; 202 while it waits or runs. Only for the caller that submitted it."""
         wait_s = _wait_s(request)
         if not wait_s:
-            return response_of(_job_reply(plane, await jobs.find(request_id, principal), form, request))
+            return response_of(_job_reply(files, await jobs.find(request_id, principal), form, request))
         job = await _wait_for(jobs, identity, request, request_id, wait_s=wait_s)
-        reply = _job_reply(plane, job, form, request)
+        reply = _job_reply(files, job, form, request)
         reply.headers["Preference-Applied"] = f"wait={wait_s}"
         return response_of(reply)
 
@@ -119,7 +119,7 @@ def job_routes(jobs: Jobs, plane: GatewayDataPlane, identity: Identity, access: 
                             return
                         if last.status == RUNNING:  # this gateway stops
                             return
-                yield http.event(http.LAST_ID, _event_data(plane, last, form, request))
+                yield http.event(http.LAST_ID, _event_data(files, last, form, request))
 
             return _ResourceStream(pieces(), resources.pop_all())
 
@@ -193,31 +193,30 @@ def _wait_s(request: Request) -> int:
     return min(int(value[:9]), WAIT_LIMIT_S) if value.isascii() and value.isdigit() else 0
 
 
-def _job_reply(plane: GatewayDataPlane, job: Job, form: str, request: Request) -> Reply:
+def _job_reply(files: FileRoute, job: Job, form: str, request: Request) -> Reply:
     """Returns the reply that describes a job."""
     if job.status == RUNNING:
         reply = http.json_reply(_pending(job.job_id, job.model), 202)
         reply.headers["Retry-After"] = _COME_BACK_S
         return reply
     if job.status == 200 and form == "short":
-        return http.json_reply(_short_answer(plane, job, request))
+        return _short_answer(files, job, request)
     return Reply(job.status, http.headers_for(Encoded(job.content, job.header)), job.content)
 
 
-def _event_data(plane: GatewayDataPlane, job: Job, form: str, request: Request) -> bytes:
+def _event_data(files: FileRoute, job: Job, form: str, request: Request) -> bytes:
     """Returns the answer of a job that has ended, as the data of an event."""
     if job.status != 200:
         return job.content
     if form == "short":
-        return http.json_reply(_short_answer(plane, job, request)).body
+        return _short_answer(files, job, request).body
     response = decode_response(job.content, job.header)
     return encode_response(InferRequest(response.model, (), job.job_id), response).body
 
 
-def _short_answer(plane: GatewayDataPlane, job: Job, request: Request) -> dict[str, Any]:
+def _short_answer(files: FileRoute, job: Job, request: Request) -> Reply:
     response = decode_response(job.content, job.header)
-    query = query_parameters(request.scope["query_string"])
-    return answer_json(response, plane.task(response.model, response.version), query)
+    return files.json(response, query_parameters(request.scope["query_string"]))
 
 
 def _pending(request_id: str, model: str) -> dict[str, object]:

@@ -8,9 +8,13 @@ from collections.abc import Callable, Mapping
 
 from firstline_core.errors import QueueFullError
 
-OVERLOADED = QueueFullError(
-    "More requests come than this gateway has room for, so this one was not read; come back later.", retry_after_s=1.0
-)
+
+def overloaded() -> QueueFullError:
+    """Returns the error of a request that is refused unread."""
+    return QueueFullError(
+        "More requests come than this gateway has room for, so this one was not read; come back later.",
+        retry_after_s=1.0,
+    )
 
 
 def client_key(serial: str, headers: Mapping[str, str], proxy_header: str) -> int:

@@ -131,7 +131,9 @@ class JobRunner:
         )
         for job in await self._store.write(claim):
             if isinstance(job, str):
-                await self._end(job, _failed(FirstlineError("The disk has damaged what was asked; hand it in again.")))
+                await self._end(
+                    job, _failed(job, FirstlineError("The disk has damaged what was asked; hand it in again."))
+                )
             elif job.job_id not in self._running:
                 task = asyncio.create_task(self._run(job))
                 self._running[job.job_id] = task
@@ -165,7 +167,7 @@ class JobRunner:
             log.exception("job failed unexpectedly", request_id=job.job_id)
             failure = FirstlineError(f"The gateway failed on this job; its log has the reason under {job.job_id}.")
         with contextlib.suppress(CapacityError):
-            await self._end(job.job_id, _failed(failure))
+            await self._end(job.job_id, _failed(job.job_id, failure))
 
     async def _result(self, job: Job) -> JobResult:
         """Returns the answer, or an error that another attempt would not change.
@@ -179,11 +181,10 @@ class JobRunner:
             return JobResult(200, encoded.body, encoded.header_length)
         except (CapacityError, LinkError) as error:
             if isinstance(error, DeadlineExceededError) and job.due_service_s is not None:
-                return _failed(error)
+                return _failed(job.job_id, error)
             raise
         except FirstlineError as error:
-            error.request_id = job.job_id
-            return _failed(error)
+            return _failed(job.job_id, error)
 
     async def _infer(self, job: Job) -> tuple[InferRequest, InferResponse]:
         """Returns the request and its response.
@@ -229,5 +230,6 @@ class JobRunner:
         records.remove_ended(connection, now_s - self._settings.age_s)
 
 
-def _failed(error: FirstlineError) -> JobResult:
+def _failed(job_id: str, error: FirstlineError) -> JobResult:
+    error.request_id = job_id
     return JobResult(status_of(error), error_body(error), None)

@@ -36,7 +36,6 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import EDGE_OUTPUT
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks.base import Task, check_outputs
-from firstline_core.tasks.picture import Drawing
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
@@ -189,7 +188,6 @@ class GatewayDataPlane:
         clock: for durations and deadlines.
         cache: answers of earlier requests, or None.
         decoding: decodes large images before they are in a batch, for executors that prepare inputs here.
-        drawing: draws answers into images.
         looks_after_fleet: whether the gateway is useful before its first model comes.
 
     Attributes:
@@ -214,7 +212,6 @@ class GatewayDataPlane:
         limits: Limits,
         clock: Clock,
         decoding: ImageDecoding,
-        drawing: Drawing,
         cache: ResponseCache | None = None,
         looks_after_fleet: bool = False,
     ) -> None:
@@ -229,7 +226,6 @@ class GatewayDataPlane:
         self._clock = clock
         self._cache = cache
         self._decoding = decoding
-        self.drawing = drawing
         self._looks_after_fleet = looks_after_fleet
         self.limits = limits
         self.draining = False
@@ -247,13 +243,18 @@ class GatewayDataPlane:
             InferenceError: the model failed.
         """
         logs.FACTS.set(partial(facts_of, request))
-        if self.draining:
-            raise _shutting_down()
-        with self.under_way:
-            if request.promised and device_of(request.principal) is not None:
-                response = await self._deliver(request)
-            else:
-                response = await self._answer(request)
+        try:
+            if self.draining:
+                raise _shutting_down()
+            with self.under_way:
+                if request.promised and device_of(request.principal) is not None:
+                    response = await self._deliver(request)
+                else:
+                    response = await self._answer(request)
+        except FirstlineError as error:
+            # The requests of a batch may share the error: each reads the id before it awaits again.
+            error.request_id = request.request_id
+            raise
         logs.FACTS.set(partial(facts_of, request, response))
         return response
 

@@ -58,7 +58,7 @@ def record(
         metrics.count_error(error)
         if isinstance(error, CapacityError) and not _flood.passes(int(time.monotonic())):
             return
-    facts = {
+    facts: dict[str, object] = {
         "transport": transport,
         "model": model if model.isprintable() else ascii(model),  # a caller's text must not steer a terminal
         "principal": principal,
@@ -67,6 +67,8 @@ def record(
     if error is None:
         log.info("answered", outcome="ok", **facts)
         return
+    if "request_id" not in (logs.FACTS.get() or dict)():  # it was not read
+        facts["request_id"] = error.identify()
     if type(error) is FirstlineError or isinstance(error, RuntimeFailure):  # ours to mend, not the caller's
         log.error("failed", outcome=error.code, error=error.message, **facts)
     else:

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from firstline_core.errors import FirstlineError, NotReadyError
+from firstline_core.errors import FirstlineError, NotReadyError, RequestError
+from firstline_core.file_route import FileRoute
 from firstline_core.protocol import extensions, http
 from firstline_core.protocol.asgi import ClientDisconnectedError, Request, Streamed, send_reply, send_stream
 from firstline_core.protocol.http import BodyBudget, Reply
@@ -128,6 +129,7 @@ class App:
 
     Args:
         plane: answers requests; already started.
+        files: the route of inference by file.
         outbox: has the answers that were promised a correction.
         operations: for operators.
         access: authenticates callers; only the health endpoints are open to all.
@@ -139,13 +141,20 @@ class App:
         cors_origins: origins of web pages that may call.
     """
 
-    def __init__(self, plane: EdgeDataPlane, outbox: ReopeningOutbox, operations: Operations, access: Access) -> None:
+    def __init__(
+        self,
+        plane: EdgeDataPlane,
+        files: FileRoute,
+        outbox: ReopeningOutbox,
+        operations: Operations,
+        access: Access,
+    ) -> None:
         api = plane.settings.api
         self.cors_origins = api.cors_origins
         self.bodies = BodyBudget(api.bodies_limit_bytes)
         self.streams = Streams(limit=api.streams_limit, heartbeat_s=api.stream_heartbeat_s)
         self.routes = _routes(
-            _Handlers(plane, operations, self.bodies), Answers(plane, outbox, self.streams, self.bodies)
+            _Handlers(plane, operations, self.bodies), Answers(plane, files, outbox, self.streams, self.bodies)
         )
         self._route_table = RouteTable(self.routes)
         self._access = access
@@ -174,22 +183,29 @@ class App:
         except NoRouteError as error:
             return _no_route(error)
         except FirstlineError as error:
-            return http.error_reply(error)
+            return http.error_reply(_logged(error))
         except ClientDisconnectedError:
             raise
         except asyncio.CancelledError:  # the server stops, and cancels what takes longer
             return http.error_reply(NotReadyError("This server is shutting down; send the request again."))
         except Exception as error:  # the outermost loop of a request
-            log.error("unexpected failure", exc_info=error)
-            described = {"error": "This server failed unexpectedly; its log says more.", "code": "internal"}
-            return http.json_reply(described, 500)
+            described = FirstlineError("This server failed unexpectedly; its log says more.")
+            log.error("unexpected failure", exc_info=error, request_id=described.identify())
+            return http.error_reply(described)
 
 
 def _no_route(error: NoRouteError) -> Reply:
-    reply = http.json_reply({"error": error.sentence, "code": "invalid_request"}, 405 if error.allowed else 404)
+    headers = {http.CONTENT_TYPE: http.JSON_TYPE}
     if error.allowed:  # RFC 9110, section 15.5.6
-        reply.headers["Allow"] = ", ".join(error.allowed)
-    return reply
+        headers["Allow"] = ", ".join(error.allowed)
+    return Reply(405 if error.allowed else 404, headers, http.error_body(_logged(RequestError(error.sentence))))
+
+
+def _logged(error: FirstlineError) -> FirstlineError:
+    """Logs a refusal under an id, unless the data plane has recorded it."""
+    if not error.request_id:
+        log.info("request refused", request_id=error.identify(), code=error.code, error=error.message)
+    return error
 
 
 class _Handlers:

@@ -16,7 +16,6 @@ from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks.base import Task
-from firstline_core.tasks.picture import Drawing
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, TraceContext
@@ -138,7 +137,6 @@ class EdgeDataPlane:
         cascade: answers requests.
         links: to the gateway.
         recorder: counts and logs.
-        drawing: draws answers into images.
         clock: for deadlines.
     """
 
@@ -155,11 +153,9 @@ class EdgeDataPlane:
         cascade: Cascade,
         links: Links,
         recorder: Recorder,
-        drawing: Drawing,
         clock: Clock,
     ) -> None:
         self.settings = settings
-        self.drawing = drawing
         self.limits = request_limits(settings.api)
         self._clock = clock
         self._models = models

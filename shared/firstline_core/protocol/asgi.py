@@ -8,10 +8,13 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from urllib.parse import parse_qsl
 
+from firstline_core.errors import RequestError
 from firstline_core.protocol.http import Reply, body_time_limit, check_declared_size
 from firstline_core.protocol.http_server import Receive, Send
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.parameters import SEVERAL
 from firstline_core.protocol.request_info import Scope, request_info
+from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.trace import from_lines
 from firstline_core.types import TRACEPARENT
 
@@ -24,10 +27,16 @@ class ClientDisconnectedError(Exception):
 
 
 def query_parameters(query_string: bytes) -> dict[str, str]:
-    """Returns the parameters after `?`, unquoted; the values of a repeated name are separated by line breaks."""
+    """Returns the parameters after `?`, unquoted; the values of a repeated name are separated by `SEVERAL`.
+
+    Raises:
+        RequestError: a value has the character NUL.
+    """
     found: dict[str, str] = {}
     for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
-        found[name] = f"{found[name]}\n{value}" if name in found else value
+        if SEVERAL in value:
+            raise RequestError(f"Query parameter {shown(name)} has the character NUL; send text.")
+        found[name] = f"{found[name]}{SEVERAL}{value}" if name in found else value
     return found
 
 

@@ -167,18 +167,16 @@ def status_of(error: FirstlineError) -> int:
 
 
 def error_body(error: FirstlineError) -> bytes:
-    """Returns `{"error": sentence, "code": code}`, with `retry_after_s` and `request_id` if the error has them."""
-    body: dict[str, Any] = {"error": error.message, "code": error.code}
+    """Returns `{"error": sentence, "code": code, "request_id": id}`, with `retry_after_s` if the error has it."""
+    body: dict[str, Any] = {"error": error.message, "code": error.code, "request_id": error.identify()}
     if error.retry_after_s is not None:
         body["retry_after_s"] = round(error.retry_after_s, 3)
-    if error.request_id:
-        body["request_id"] = error.request_id
     return orjson.dumps(body)
 
 
-def closing_response(status: int, sentence: str) -> bytes:
+def closing_response(status: int, error: FirstlineError) -> bytes:
     """Returns a complete HTTP/1.1 error response that closes the connection, for bytes that are not a request."""
-    body = error_body(errors.RequestError(sentence))
+    body = error_body(error)
     head = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
         "Content-Type: application/json",

@@ -36,6 +36,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import RequestError
 from firstline_core.protocol.http import closing_response
 from firstline_core.protocol.request_info import STATE_KEY, RequestInfo, Scope, age_s, request_info
 from firstline_core.telemetry.logs import logger
@@ -448,7 +449,9 @@ class Connection(HttpToolsProtocol):
         """Ends the connection with an error, after the answers to the requests before."""
         if self.transport.is_closing():
             return
-        self._refusal = closing_response(fault.status, fault.sentence)
+        error = RequestError(fault.sentence)
+        self._refusal = closing_response(fault.status, error)
+        log.info("request refused", request_id=error.identify(), status=fault.status, error=fault.sentence)
         self._head_timer.cancel()
         if self._has_cycle and self.pipeline:
             self.pipeline.popleft()  # the request whose body is wrong

@@ -168,7 +168,7 @@ VIEW = (
     _query("max_objects", {"type": "integer", "minimum": 1, "maximum": 1000}, "Show so many objects, best first."),
     _query("masks", {"enum": ["png", "rle"]}, "Masks as PNG in base64, or as run lengths."),
 )
-"""Query parameters about the description of an answer; see `firstline_core/tasks/view.py`."""
+"""Query parameters about the description of an answer; see `firstline_core/file_route.py`."""
 
 
 def file_infer(**query: dict[str, Any]) -> dict[str, Any]:

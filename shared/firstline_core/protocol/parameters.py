@@ -41,10 +41,13 @@ class Preferences:
 _KNOWN = dict.fromkeys(("route", "privacy", "wait", "timeout", "priority", "source")).keys()
 
 VIEW = ("min_score", "classes", "max_objects", "masks")
-"""Query parameters of the file route about the description of an answer; see `firstline_core/tasks/view.py`."""
+"""Query parameters of the file route about the description of an answer; see `firstline_core/file_route.py`."""
 
 _QUERY = (*_KNOWN, "id", *VIEW)
-_LISTS = ("classes",)  # may be repeated; see `asgi.query_parameters`
+_LISTS = ("classes",)  # may be repeated
+
+SEVERAL = "\0"
+"""Separates the values of a repeated query parameter; no value holds it."""
 _DEFAULT = Preferences(Route.AUTO, Privacy.ANY, Wait.FINAL, None, 0, "")
 
 
@@ -81,8 +84,9 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
     for name in query:
         if name not in _QUERY:
             raise RequestError(f"Query parameter {shown(name)} is unknown; use {', '.join(_QUERY)}.")
-        if "\n" in query[name] and name not in _LISTS:
-            raise RequestError(f"Query parameter '{name}' has several values, {shown(query[name])}; send one.")
+        if SEVERAL in query[name] and name not in _LISTS:
+            values = " and ".join(map(shown, query[name].split(SEVERAL)))
+            raise RequestError(f"Query parameter '{name}' has several values, {values}; send one.")
     parameters: dict[str, object] = dict(query)
     for name in ("timeout", "priority"):
         number = query.get(name, "")

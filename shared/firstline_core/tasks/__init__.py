@@ -14,16 +14,13 @@ Modules
     text                recognised or transcribed text
     average_precision   COCO's precision of detections
     drawing             text on pictures of answers
-    picture             answers of the file route as pictures
     view                the part of an answer that is described
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from firstline_core.protocol import file_inference
 from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification, labelled
@@ -33,30 +30,11 @@ from firstline_core.tasks.regression import Regression
 from firstline_core.tasks.segmentation import Segmentation
 from firstline_core.tasks.tensors import Tensors
 from firstline_core.tasks.text import Text
-from firstline_core.tasks.view import WHOLE, View, read_view, with_sizes
-from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, InferResponse, Tensor
+from firstline_core.tasks.view import WHOLE, View
+from firstline_core.types import DATATYPES, PROBABILITIES, Arrays
 
 AnyTask = Classification | Detection | Regression | Segmentation | Anomaly | Embedding | Tensors | Text
 """The tasks of this package. A manifest may also name one of another package, see `installed.py`."""
-
-
-def answer_json(
-    response: InferResponse, task: Task | None, query: Mapping[str, str], images: Tensor | None = None
-) -> dict[str, Any]:
-    """Returns the answer of the file route, as JSON values.
-
-    Args:
-        response: the answer.
-        task: of its model; None if it is unknown.
-        query: parameters of the request, see `view.py`.
-        images: the request's input; None if it is not known any more.
-
-    Raises:
-        RequestError: see `read_view`.
-        InferenceError: see `file_inference.answer_json`.
-    """
-    view = with_sizes(read_view(query, response.model, task), task, images)
-    return file_inference.answer_json(response, describe(task, response.arrays, view))
 
 
 def describe(task: Task | None, outputs: Arrays, view: View = WHOLE) -> list[dict[str, Any]] | None:

@@ -229,7 +229,7 @@ class Task:
         graph_scores: whether a bundle's own score graph, which reads probabilities, can score the outputs.
         quality: name of the figure in `summary` by which models are compared.
         higher_is_better: whether a better model has a higher `quality`.
-        view_options: query parameters of the file route that `describe` and `draw` obey, see `view.py`.
+        view_options: fields of `View` that `describe` and `draw` obey.
         in_pixels: whether answers name places in the upright image, so that they also state its size.
         outputs: the canonical outputs that both tiers return.
         evidence: tensors that a model of the task may give for scoring only.

@@ -43,8 +43,7 @@ from firstline_core.tasks.base import (
     events_in,
 )
 from firstline_core.tasks.drawing import COLOURS, line_width, write
-from firstline_core.tasks.view import CLASSES as CLASSES_SHOWN
-from firstline_core.tasks.view import MAX_OBJECTS, MIN_SCORE, WHOLE, View
+from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import Arrays, TensorSpec
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
     compares_evidence: ClassVar[bool] = True
     quality: ClassVar[str] = "map50"
     higher_is_better: ClassVar[bool] = True
-    view_options: ClassVar[tuple[str, ...]] = (MIN_SCORE, CLASSES_SHOWN, MAX_OBJECTS)
+    view_options: ClassVar[tuple[str, ...]] = ("min_score", "classes", "max_objects")
     in_pixels: ClassVar[bool] = True
 
     labels: Annotated[tuple[str, ...], Meta(min_length=1)]

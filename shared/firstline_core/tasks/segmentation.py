@@ -44,7 +44,7 @@ from firstline_core.tasks.base import (
     events_in,
 )
 from firstline_core.tasks.drawing import COLOURS, write
-from firstline_core.tasks.view import CLASSES, MASKS, WHOLE, View
+from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import Array, Arrays, TensorSpec
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
     )
     quality: ClassVar[str] = "miou"
     higher_is_better: ClassVar[bool] = True
-    view_options: ClassVar[tuple[str, ...]] = (CLASSES, MASKS)
+    view_options: ClassVar[tuple[str, ...]] = ("classes", "masks")
     in_pixels: ClassVar[bool] = True
 
     labels: Annotated[tuple[str, ...], Meta(min_length=2, max_length=255)]
@@ -354,7 +354,7 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         counts = self._counts(mask[None])[0]
         total = max(int((outputs[MASK][row] != IGNORED).sum()), 1)
         order = [label for label in np.argsort(-counts, kind="stable").tolist() if counts[label]]
-        form = {"rle": _run_lengths(mask)} if view.run_lengths else {"png": _png(mask)}
+        form = {"rle": _run_lengths(mask)} if view.masks == "rle" else {"png": _png(mask)}
         return {
             "classes": [
                 {"label": self.labels[label], "class": label, "share": round(float(counts[label]) / total, 4)}

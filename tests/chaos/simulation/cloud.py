@@ -18,8 +18,7 @@ from chaos.simulation.plan import Plan
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InferenceError, LinkDownError
 from firstline_core.processing.decoding import ImageDecoding
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, DEFAULT_LIMITS
-from firstline_core.tasks.picture import Drawing
+from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import PROBABILITIES, Arrays, InferRequest, InferResponse, ModelKey
 from firstline_gateway.contracts import records
@@ -132,7 +131,6 @@ class Cloud:
             statistics=statistics,
             residency=residency,
             decoding=decoding,
-            drawing=Drawing(decoding, DEFAULT_IMAGE_LIMITS),
             clock=self._clock,
             limits=DEFAULT_LIMITS,
         )

@@ -375,9 +375,7 @@ def status_of(error: FirstlineError) -> StatusCode:
 
 def trailers_of(error: FirstlineError) -> tuple[tuple[str, str], ...]:
     """Returns the trailing metadata of an error."""
-    trailers = [(CODE, error.code)]
+    trailers = [(CODE, error.code), (REQUEST_ID, error.identify())]
     if error.retry_after_s is not None:
         trailers.append((RETRY_AFTER_MS, str(max(1, round(min(error.retry_after_s, 86_400.0) * 1000)))))
-    if error.request_id:
-        trailers.append((REQUEST_ID, error.request_id))
     return tuple(trailers)

@@ -156,7 +156,8 @@ async def test_a_failure_is_raised_and_makes_a_reply() -> None:
     reply = http.error_reply(caught.value)
     assert reply.status == 504
     assert reply.headers["Retry-After"] == "1"
-    assert json_of(reply) == {"error": "Too late.", "code": "deadline_exceeded", "retry_after_s": 0.2}
+    expected = {"error": "Too late.", "code": "deadline_exceeded", "retry_after_s": 0.2}
+    assert json_of(reply) == expected | {"request_id": caught.value.identify()}
 
 
 async def test_bad_bodies_never_reach_the_plane() -> None:
@@ -178,7 +179,7 @@ async def test_bad_bodies_never_reach_the_plane() -> None:
             await infer_reply(tier, "double", "", headers, body)
         reply = http.error_reply(caught.value)
         assert reply.status == status, (headers, reply)
-        assert set(json_of(reply)) == {"error", "code"}
+        assert set(json_of(reply)) == {"error", "code", "request_id"}
     assert tier.seen == []
 
 
@@ -415,9 +416,10 @@ def test_an_unauthenticated_caller_receives_the_scheme() -> None:
 
 
 def test_there_is_no_retry_after_without_a_known_delay() -> None:
-    reply = error_reply(QueueFullError("Full."))
+    error = QueueFullError("Full.")
+    reply = error_reply(error)
     assert "Retry-After" not in reply.headers
-    assert orjson.loads(reply.body) == {"error": "Full.", "code": "queue_full"}
+    assert orjson.loads(reply.body) == {"error": "Full.", "code": "queue_full", "request_id": error.identify()}
 
 
 @pytest.mark.parametrize(
@@ -468,7 +470,7 @@ def test_a_long_message_is_cut() -> None:
 def test_a_closing_response_is_a_whole_one() -> None:
     class Wire:
         def makefile(self, _mode: str) -> io.BytesIO:
-            return io.BytesIO(closing_response(431, "The head is too large."))
+            return io.BytesIO(closing_response(431, RequestError("The head is too large.")))
 
     response = HTTPResponse(Wire())  # type: ignore[arg-type]
     response.begin()

@@ -154,7 +154,7 @@ def test_an_answer_for_people() -> None:
 
 
 def test_a_view_selects_labels_and_the_form_of_the_mask() -> None:
-    view = View(classes=("cat",), run_lengths=True, sizes=((400, 100),))
+    view = View(classes=("cat",), masks="rle", sizes=((400, 100),))
     found = TASK.describe(masks([[0, 0, 0, 1], [X, X, X, X]]), 0, view)
     assert found["mask"] == {"width": 4, "height": 1, "rle": [[X, 3], [1, 1]]}
     assert [each["label"] for each in found["classes"]] == ["cat"]

@@ -189,7 +189,7 @@ class TestInferFile:
 
     def test_view_options_are_query_parameters(self) -> None:
         call = calls.infer_file("m", b"x", {"min_score": 0.5, "classes": ["a", "b"], "max_objects": 3}, client_id="i")
-        assert call.params == {"min_score": "0.5", "max_objects": "3", "classes": "a\nb", "id": "i"}
+        assert call.params == {"min_score": "0.5", "max_objects": "3", "classes": ["a", "b"], "id": "i"}
         with pytest.raises(InvalidTensorError, match="classes is the string 'person'; give a list of labels"):
             calls.infer_file("m", b"x", {"classes": "person"})
         with pytest.raises(TypeError, match="'min_score' is not an option of requests"):

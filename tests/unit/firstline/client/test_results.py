@@ -16,7 +16,8 @@ from support.images import encode
 import firstline
 from firstline.client.results import prediction_from, read_task
 from firstline_core.errors import InvalidTensorError, ProtocolError
-from firstline_core.tasks import AnyTask, answer_json
+from firstline_core.file_route import answer_json
+from firstline_core.tasks import AnyTask
 from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection

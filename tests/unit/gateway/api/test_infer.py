@@ -41,6 +41,7 @@ async def test_a_client_that_leaves_during_its_answer_ends_quietly(has_left: boo
     app = InferenceApp(
         control_plane,
         gateway.plane,
+        gateway.files,
         gateway.jobs,
         gateway.identity,
         overload=gateway.overload,

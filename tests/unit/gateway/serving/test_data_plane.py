@@ -20,9 +20,8 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.processing.decoding import ImageDecoding
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, Limits
+from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.picture import Drawing
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import (
     PROBABILITIES,
@@ -104,7 +103,6 @@ class Bench:
             clock=self.clock,
             limits=Limits(),
             decoding=decoding,
-            drawing=Drawing(decoding, DEFAULT_IMAGE_LIMITS),
             looks_after_fleet=looks_after_fleet,
         )
 
