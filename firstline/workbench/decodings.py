@@ -7,6 +7,7 @@ much the model has to say: confident detections, or sure and diverse classes.
 from __future__ import annotations
 
 import hashlib
+import os.path
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -74,7 +75,9 @@ class Trials:
     ) -> None:
         self.task = task
         self._options, self._runtime = options, runtime_of(file)
-        self._artefact = _artefact(file)
+        # The bundle of a trial is the model's folder; other files of its steps may be in folders above.
+        self._folder = file.absolute().parent
+        self._artefact = self._artefact_of(file)
         self._rows = list(rows)
         self._outputs: dict[tuple[object, ...], Arrays] = {}
         self._row_s = 0.0
@@ -123,10 +126,10 @@ class Trials:
             runtime=self._runtime,
             precision="",
             inputs=tuple(
-                ModelInput(feed.spec.name, feed.tensor, _with_files(parse_preprocess(feed.steps)))
+                ModelInput(feed.spec.name, feed.tensor, self._with_files(parse_preprocess(feed.steps)))
                 for feed in reading.feeds
             ),
-            postprocess=_with_files(parse_postprocess(reading.postprocess)),
+            postprocess=self._with_files(parse_postprocess(reading.postprocess)),
             output=reading.output,
         )
 
@@ -140,7 +143,19 @@ class Trials:
             edge=(self._model(reading),),
             policy=Policy(Score(first_score(task, reading))),
         )
-        return Bundle(Path("/"), manifest)  # the artefacts have absolute paths
+        return Bundle(self._folder, manifest)
+
+    def _artefact_of(self, file: Path) -> Artefact:
+        content = file.read_bytes()
+        return Artefact(os.path.relpath(file, self._folder), hashlib.sha256(content).hexdigest(), len(content))
+
+    def _with_files(self, steps: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(
+            msgspec.structs.replace(step.step, artefact=self._artefact_of(step.file))
+            if isinstance(step, StepOfFile)
+            else step
+            for step in steps
+        )
 
 
 def first_score(task: AnyTask, reading: Reading) -> str:
@@ -149,18 +164,6 @@ def first_score(task: AnyTask, reading: Reading) -> str:
         return "product"
     steps = parse_postprocess(reading.postprocess)
     return next(kind for kind in task.score_kinds if not task.unscored(kind, steps))  # type: ignore[arg-type]
-
-
-def _artefact(file: Path) -> Artefact:
-    content = file.read_bytes()
-    return Artefact(file=str(file.absolute()), sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
-
-
-def _with_files(steps: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(
-        msgspec.structs.replace(step.step, artefact=_artefact(step.file)) if isinstance(step, StepOfFile) else step
-        for step in steps
-    )
 
 
 @dataclass(frozen=True, slots=True)

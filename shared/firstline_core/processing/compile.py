@@ -61,7 +61,7 @@ from firstline_core.processing.steps import (
     Welch,
     Windows,
 )
-from firstline_core.processing.text import Encoder, Shared, TextProcessing
+from firstline_core.processing.text import Encoder, Shared, TextProcessing, Tokens
 from firstline_core.processing.windows import WINDOWS
 from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
 from firstline_core.types import Array, Arrays, Tensor
@@ -208,12 +208,16 @@ def check_needs(inputs: Sequence[Preprocess], needs: Collection[str]) -> None:
             )
 
 
+def _no_encoder(step: Tokenize) -> Encoder:
+    raise ModelLoadError(f"{step.artefact.file} is absent.")
+
+
 def compile_preprocess(
     steps: Sequence[PreStep],
     spec: InputSpec,
     load_graph: GraphLoader,
     limits: ImageLimits = DEFAULT_IMAGE_LIMITS,
-    load_encoder: Callable[[Tokenize], Encoder] | None = None,
+    load_encoder: Callable[[Tokenize], Encoder] = _no_encoder,
 ) -> Preprocess:
     """Returns a model's preprocessing.
 
@@ -313,21 +317,19 @@ def _compile_audio(
     )
 
 
-def _compile_text(
-    steps: Sequence[PreStep], spec: InputSpec, load_encoder: Callable[[Tokenize], Encoder] | None
-) -> Preprocess:
+def _compile_text(steps: Sequence[PreStep], spec: InputSpec, load_encoder: Callable[[Tokenize], Encoder]) -> Preprocess:
     """Returns the preprocessing of texts; see `compile_preprocess`."""
+    tokens = None
     match steps:
         case [DecodeText() as decode]:
-            tokenize = None
-        case [DecodeText() as decode, Tokenize() as tokenize]:
             pass
+        case [DecodeText() as decode, Tokenize() as tokenize]:
+            tokens = Tokens(tokenize, load_encoder(tokenize))
         case _:
             raise ModelLoadError("Preprocessing of text: decode_text comes first, then at most tokenize.")
     if spec.datatype != "BYTES":
         raise ModelLoadError(f"Preprocessing: input '{spec.name}' is {spec.datatype}; decode_text needs BYTES.")
-    encoder = None if tokenize is None or load_encoder is None else load_encoder(tokenize)
-    return Preprocess(chain([]), text=TextProcessing(decode, tokenize, encoder))
+    return Preprocess(chain([]), text=TextProcessing(decode, tokens))
 
 
 def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> Step:

@@ -47,19 +47,29 @@ class Encoder(NamedTuple):
     pad_id: int
 
 
+class Tokens(NamedTuple):
+    """How a text becomes numbers.
+
+    Attributes:
+        step: of the model.
+        encoder: its tokenizer. Inputs with the same one, such as ids and mask, tokenise a text once.
+    """
+
+    step: Tokenize
+    encoder: Encoder
+
+
 class TextProcessing:
     """The text steps of a model, from BYTES (rows,) to texts (rows,), or INT64 (rows, tokens).
 
     Args:
         decode: how texts are decoded and normalised.
-        tokenize: None if the model takes texts.
-        encoder: of `tokenize`. Inputs with the same one, such as ids and mask, tokenise a text once.
+        tokens: None if the model takes texts.
     """
 
-    def __init__(self, decode: DecodeText, tokenize: Tokenize | None, encoder: Encoder | None = None) -> None:
+    def __init__(self, decode: DecodeText, tokens: Tokens | None) -> None:
         self._decode = decode
-        self._step = tokenize
-        self._encoder = encoder
+        self._tokens = tokens
 
     def run(self, tensor: Tensor, shared: Shared) -> Array:
         """Runs the steps.
@@ -72,15 +82,16 @@ class TextProcessing:
             InvalidTensorError: a row that is not UTF-8, or has more tokens than the model takes.
             PayloadTooLargeError: a text over a limit.
         """
-        if self._step is None or self._encoder is None:
+        if self._tokens is None:
             array = np.empty(len(tensor.array), object)
             array[:] = self._texts(tensor)
             return array
-        key = tensor.name, self._decode, id(self._encoder)
+        step, encoder = self._tokens
+        key = tensor.name, self._decode, id(encoder)
         if key not in shared:
             # One after the other: the library's batches would take all cores.
-            shared[key] = [self._encoder.encode(text) for text in self._texts(tensor)]
-        return _rows(self._step, shared[key], self._encoder.pad_id, tensor.name)
+            shared[key] = [encoder.encode(text) for text in self._texts(tensor)]
+        return _rows(step, shared[key], encoder.pad_id, tensor.name)
 
     def _texts(self, tensor: Tensor) -> list[str]:
         total, texts = 0, list[str]()

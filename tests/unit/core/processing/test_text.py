@@ -109,6 +109,11 @@ def test_ids_and_mask_of_a_request_come_from_one_tokenisation() -> None:
     assert len(encoded) == 4
 
 
+def test_tokens_need_a_tokenizer() -> None:
+    with pytest.raises(ModelLoadError, match="is absent"):
+        compile_preprocess((DecodeText(), Tokenize(FILE)), TEXT, lambda _: lambda a: a)
+
+
 def test_rows_are_padded_to_the_declared_length() -> None:
     found = run(DecodeText(), Tokenize(FILE, length=7, padding="length"), of=(b"go",))
     assert found.tolist() == [[2, 6, 3, 5, 5, 5, 5]]
