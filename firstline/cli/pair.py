@@ -104,6 +104,11 @@ def pair_command(
     files = {role: file for role, file in ((EDGE, edge), (FULL, full)) if file is not None}
     if not files:
         raise ConfigError("Name --edge FILE, --full FILE or both.")
+    if decisions.promise and len(files) < 2:
+        absent = FULL if edge is not None else EDGE
+        raise ConfigError(
+            f"--promise compares an edge model with a full one; name --{absent} FILE too, or leave --promise out."
+        )
     spec = decisions.spec(files, out, name)
     options = RuntimeOptions(threads=threads)
     refuse_overwriting(out / BUNDLE, force)

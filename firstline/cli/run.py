@@ -33,8 +33,8 @@ def run_command(
     """Serve a bundle on this machine: an agent and a gateway, or one of them if the bundle has one model.
 
     Prints the addresses and a curl command, and serves until SIGINT (Ctrl-C) or SIGTERM, which ends both tiers and
-    deletes their state, a folder in TMPDIR, with the answers that were still to be corrected. Exits with 1 if the tier that answers stops
-    on its own. If only the gateway behind an agent stops, the agent continues.
+    deletes their state, a folder in TMPDIR, with the answers that were still to be corrected. Exits with 1 if the tier
+    that answers stops on its own. If only the gateway behind an agent stops, the agent continues.
     """
     serve(open_bundle(require_bundle(path)), port, output)
 

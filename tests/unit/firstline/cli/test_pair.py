@@ -134,6 +134,15 @@ def test_a_model_alone_becomes_a_bundle_of_one_tier(site: Path) -> None:
     assert open_bundle(site / "out" / "bundle").manifest.full is None
 
 
+def test_a_promise_needs_two_models(site: Path) -> None:
+    arguments = ("--edge", site / "colours.onnx", "--data", site / "data", "--out", site / "out")
+    refused = _run(*arguments, "--promise", "missed red 5% at 90%", code=2).stderr
+    assert "--promise compares an edge model with a full one; name --full FILE too, or leave --promise out" in (
+        " ".join(refused.split())
+    )
+    assert "sure" not in refused
+
+
 def test_a_person_chooses_from_a_contact_sheet_what_nothing_tells(site: Path) -> None:
     out = site / "out"
     arguments = ("--full", site / "colours.onnx", "--data", site / "data" / "images", "--out", out)
