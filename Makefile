@@ -21,7 +21,7 @@ demo: .venv/demo.stamp ## install, then run both tiers on this machine, with the
 
 # The started processes read compiled modules: ours, and pytest's rewritten plugins.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: rewritten check mosquitto postgres kubectl node chromium .venv-clients/stamp .venv-typescript/stamp $(TFLITE) ## format, lint, types, layers and every test
+test: rewritten check mosquitto postgres prometheus kubectl node chromium .venv-clients/stamp .venv-typescript/stamp $(TFLITE) ## format, lint, types, layers and every test
 	$(BIN)/pytest $(PYTEST_ARGS) $(PARALLEL)
 
 # In the background, because the check leaves a core idle: otherwise each pytest process would rewrite every test.

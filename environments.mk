@@ -44,12 +44,16 @@ endef
 
 # Programs that tests and measurements start, from Debian if they are missing. Without one its tests are skipped, and fail
 # if CI=true. The PostgreSQL package would start a cluster of its own, which nothing here needs.
-.PHONY: mosquitto postgres kubectl node chromium wrk
+.PHONY: mosquitto postgres prometheus kubectl node chromium wrk
 mosquitto:
 	$(call debian,mosquitto,mosquitto)
 postgres:
 	$(call debian,initdb,postgresql,mkdir -p /etc/postgresql-common && \
 	  { [ -e $(CLUSTERS) ] || echo 'create_main_cluster = false' | $$as_root tee $(CLUSTERS) >/dev/null; })
+# Its package would start a server of its own.
+prometheus:
+	$(call debian,promtool,prometheus,mkdir -p /etc/systemd/system && \
+	  $$as_root ln -sf /dev/null /etc/systemd/system/prometheus.service)
 kubectl:
 	$(call debian,kubectl,kubernetes-client)
 node:
