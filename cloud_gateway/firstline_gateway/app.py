@@ -239,7 +239,7 @@ class Gateway:
             on_desired=desired_changed.set,
             delete_with_device=(profile_records.delete_device,),
         )
-        fleet_gauges = FleetGauges(
+        self.fleet_gauges = FleetGauges(
             self.store,
             self.metrics,
             settings.fleet,
@@ -262,7 +262,7 @@ class Gateway:
             for name, action, interval_s in (
                 ("contract refresh", self.contracts.refreshed, _REFRESH_INTERVAL_S),
                 ("fleet statistics", self.fleet.store_tiers, _REFRESH_INTERVAL_S),
-                ("fleet metrics", fleet_gauges.refresh, REFRESH_S),
+                ("fleet metrics", self.fleet_gauges.refresh, REFRESH_S),
                 ("rollout metrics", rollout_gauges.refresh, REFRESH_S),
                 ("service clock", self.deliveries.advance, _REFRESH_INTERVAL_S),
                 ("fleet history cleanup", self.fleet.forget_old, _CLEANUP_INTERVAL_S),

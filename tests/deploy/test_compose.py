@@ -66,13 +66,25 @@ def test_mounted_files_exist(service: str) -> None:
     assert missing == []
 
 
+def test_grafana_finds_the_dashboards_and_their_data() -> None:
+    monitoring = CHECKOUT / "cloud_gateway" / "monitoring" / "grafana"
+    (provider,) = yaml.safe_load((monitoring / "dashboards.yml").read_text())["providers"]
+    (source,) = yaml.safe_load((monitoring / "datasources.yml").read_text())["datasources"]
+    folder = CHECKOUT / mounts("grafana")[provider["options"]["path"]]
+    dashboards = [json.loads(file.read_text()) for file in folder.iterdir()]
+    assert {each["uid"] for each in dashboards} == {"firstline-fleet", "firstline-contract", "firstline-gateway"}
+    assert {panel["datasource"]["uid"] for each in dashboards for panel in each["panels"]} == {source["uid"]}
+    assert source["url"] == "http://prometheus:9090"
+
+
 def test_secrets_are_ignored_files() -> None:
     declared = COMPOSE["secrets"]
     ignored = (CHECKOUT / ".gitignore").read_text().splitlines()
     assert "secrets/" in ignored
     assert all(secret["file"].startswith("secrets/") for secret in declared.values())
     assert {name for service in SERVICES.values() for name in service.get("secrets", [])} == set(declared)
-    text = (CHECKOUT / "docker-compose.yml").read_text()
+    files = ("docker-compose.yml", "cloud_gateway/monitoring/prometheus.yml")
+    text = "".join((CHECKOUT / file).read_text() for file in files)
     named = set(re.findall(r"/run/secrets/(\w+)", text))
     assert named == set(declared)
 

@@ -1,0 +1,121 @@
+"""Debian's Prometheus with the shipped configuration, next to both tiers: the query of every panel returns data."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from support import needs
+from support.agent import edge_settings
+from support.broker import free_port
+from support.digits import scans
+from support.gateway import http_link, serving_gateway
+from support.keys import create_key
+from support.waiting import until
+
+from firstline_core.fleet.telemetry import Health, Telemetry
+from firstline_core.fleet.twin import Reported
+from firstline_edge.app import EdgeAgent
+from firstline_gateway.app import Gateway
+
+MONITORING = Path(__file__).parents[2] / "cloud_gateway" / "monitoring"
+PANELS = {
+    f"{dashboard.stem}: {panel['title']}": target["expr"]
+    for dashboard in sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
+    for panel in json.loads(dashboard.read_text())["panels"]
+    for target in panel["targets"]
+}
+
+
+@asynccontextmanager
+async def prometheus(folder: Path, gateway_url: str, key: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Runs it with the shipped configuration, which scrapes this gateway instead and more often."""
+    program = needs.program("prometheus", "`make prometheus`")
+    (folder / "key").write_text(key)
+    settings: dict[str, Any] = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+    settings["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
+    settings["rule_files"] = [str(MONITORING / "rules.yml")]
+    (job,) = settings["scrape_configs"]
+    del job["tls_config"]
+    job |= {"scheme": "http", "authorization": {"credentials_file": str(folder / "key")}}
+    job["static_configs"] = [{"targets": [gateway_url.removeprefix("http://")]}]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
+    port = free_port()
+    with (folder / "prometheus.log").open("wb") as log:
+        running = await asyncio.create_subprocess_exec(
+            program,
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            yield client
+    finally:
+        running.kill()
+        await running.wait()
+
+
+async def report_of_another_device(gateway: Gateway) -> None:
+    """A device with sensors and a certificate, which this machine may lack."""
+    health = Health(disk_free_share=0.5, hottest_c=51.0, certificate_ends_s=gateway.clock.wall_s() + 80 * 86_400)
+    await gateway.fleet.report("cam", Reported("s", 1, agent_version="0.1"))
+    await gateway.fleet.count("cam", Telemetry("s", 2, outbox_items=1, health=health))
+
+
+async def empty_panels(client: httpx.AsyncClient) -> dict[str, object]:
+    """The panels whose query returns nothing, or is refused."""
+    found: dict[str, object] = {}
+    for title, query in PANELS.items():
+        try:
+            answer = (await client.get("/api/v1/query", params={"query": query})).json()
+        except httpx.TransportError as error:  # it is starting
+            return {title: error}
+        series = answer.get("data", {}).get("result", [])
+        if not any(math.isfinite(float(each["value"][1])) for each in series):
+            found[title] = answer
+    return found
+
+
+async def test_every_panel_shows_data_after_real_traffic(tmp_path: Path) -> None:
+    async with serving_gateway(tmp_path, registry__blobs=str(tmp_path / "blobs")) as (gateway, url):
+        settings = edge_settings(
+            tmp_path / "state",
+            links=[http_link(gateway.settings.store, url, "device-1", tmp_path)],
+            fleet__enabled=True,
+            fleet__poll_s=0.2,
+            fleet__telemetry_s=0.2,
+            audit__per_hour=1e6,
+            audit__max_share=1.0,
+            audit__spacing_s=0.0,
+        )
+        key = create_key(gateway.settings.store, "prometheus", "application")
+        assert gateway.registry is not None
+        await asyncio.to_thread(gateway.identity.folder.open)  # creates the devices' authority
+        await gateway.registry.maintain()
+        await report_of_another_device(gateway)
+        async with EdgeAgent(settings) as agent, prometheus(tmp_path, url, key) as client:
+            unseen = iter(scans(1000) * 10)
+            empty: dict[str, object] = {}
+
+            async def shown() -> bool:
+                for content in (next(unseen), next(unseen)):
+                    await agent.data_plane.infer_file("digits", content)
+                await gateway.fleet_gauges.refresh()
+                nonlocal empty
+                empty = await empty_panels(client)
+                return not empty
+
+            try:
+                await until(shown, 60)
+            except (TimeoutError, AssertionError):
+                raise AssertionError(f"{sorted(empty)}: {list(empty.values())[:2]}") from None
