@@ -39,7 +39,7 @@ async def tier(module: str, config: Path, log: Path, port: int = 0) -> AsyncIter
     Raises:
         ConfigError: it did not become ready; the error quotes its last output.
     """
-    command = [sys.executable, "-m", module, "run", "--config", str(config), "--port", str(port), "-o", "json"]
+    command = [sys.executable, "-P", "-m", module, "run", "--config", str(config), "--port", str(port), "-o", "json"]
     async with process(command, log) as running:
         assert running.stdout is not None  # noqa: S101 (it is a pipe, see `process`)
         try:
@@ -82,7 +82,7 @@ async def create_device_key(config: Path, device: str) -> str:
         device: its id.
     """
     command = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "firstline_gateway", "key", "create", device, "--device"),
+        *(sys.executable, "-P", "-m", "firstline_gateway", "key", "create", device, "--device"),
         *("--config", str(config)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -131,6 +131,7 @@ async def survey(root: Path, folder: Path, limit_s: float = _LIMIT_S) -> Catalog
     """
     child = await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",
         "-m",
         "firstline_core.hardware.survey",
         str(folder),

@@ -33,7 +33,7 @@ _DISK_S = 5.0
 _TRIAL_S = 60.0
 _OUTPUT_BYTES = 16 * 1024
 _REASON_CHARACTERS = 160
-_TRIAL = ("-m", "firstline_core.hardware.engine_trial")
+_TRIAL = ("-P", "-m", "firstline_core.hardware.engine_trial")
 
 
 def buffer_bytes(last_cache_bytes: int | None, available_bytes: float) -> int:

@@ -33,7 +33,7 @@ class PointProcess:
         self._job = job
         self._runtime = "tflite" if job.key.provider == "tflite" else "onnxruntime"
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "firstline_core.profile.measure_point"],
+            [sys.executable, "-P", "-m", "firstline_core.profile.measure_point"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -34,7 +34,7 @@ log = logger(__name__)
 _ROOT_LIMIT_BYTES = 512_000
 _WHOLE, _PARTIAL = 200, 206
 _ANSWER_LIMIT_S = 120.0  # a slow device imports and verifies for seconds
-_VERIFIER = (sys.executable, "-m", "firstline_edge.fleet.updates.metadata_verifier")
+_VERIFIER = (sys.executable, "-P", "-m", "firstline_edge.fleet.updates.metadata_verifier")
 _OWN_VARIABLES = "FIRSTLINE_"
 
 

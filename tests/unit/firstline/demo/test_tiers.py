@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.sample_bundles import colour_bundle
 
-from firstline.demo.tiers import RunningTier, ServedBundle, serve_bundle
+from firstline.demo.tiers import RunningTier, ServedBundle, create_device_key, serve_bundle
 from firstline_core.errors import ConfigError
 
 
@@ -48,3 +48,10 @@ async def test_folder_without_room_is_one_sentence(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigError, match=r"No space left on device\. Set TMPDIR to a folder with more room"):
         async with serve_bundle(bundle, tmp_path / "served"):
             pass
+
+
+async def test_modules_of_the_users_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "queue.py").write_text("raise RuntimeError\n")
+    (tmp_path / "gateway.toml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert (await create_device_key(tmp_path / "gateway.toml", "d")).startswith("flk_")
