@@ -5,6 +5,7 @@
 include environments.mk
 
 DEMO_ARGS ?=
+DIST := dist
 LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
   --no-emit-index-url --no-emit-find-links --constraint requirements/constraints.txt $(UPGRADE)
 PEERS := bargain bentoml litserve mlserver pytriton rayserve
@@ -53,9 +54,24 @@ bench: ## measure both tiers next to raw ASGI; `make -C bench help` lists more
 clients: .venv/test.stamp node .venv-clients/stamp .venv-typescript/stamp ## run the tests with Triton's, KServe's and generated clients
 	$(BIN)/pytest $(PYTEST_ARGS) -m clients
 
+size: ## measure what each extra takes on disk and the agent in memory (minutes)
+	@$(MAKE) -C bench size
+
 wheel: .venv/test.stamp ## build dist/firstline-*.whl
 	rm -rf dist
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+release: wheel ## build what a release publishes: wheel, bills of materials, SHA256SUMS (TAG=vX.Y.Z: must be this version)
+	@$(MAKE) -C bench sbom
+	@$(MAKE) checksums
+
+checksums:
+	@[ -z "$(TAG)" ] || [ -e "$(DIST)/firstline-$(TAG:v%=%)-py3-none-any.whl" ] || \
+	  { echo "The tag is $(TAG), but $(DIST) has the wheel of another version: correct the tag, or pyproject.toml" >&2; exit 1; }
+	cd $(DIST) && sha256sum *.whl *.cdx.json > SHA256SUMS
+
+pin-images: ## pin the base images of the Dockerfiles and of Compose by digest (needs docker with buildx)
+	@$(PYTHON) requirements/pin_images.py
 
 lock: .venv/uv.stamp ## lock the dependencies of pyproject.toml (UPGRADE=--upgrade takes the newest versions)
 	$(LOCK) --output-file requirements/dev.lock pyproject.toml --extra analysis --extra console --extra data --extra grpc --extra postgres --extra s3 --group dev

@@ -56,6 +56,8 @@ def test_each_service_is_confined_and_watched(service: str) -> None:
     assert found["read_only"] is True
     assert found["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in found["security_opt"]
+    assert found["pids_limit"] <= 512
+    assert found["mem_limit"] in {"256m", "512m", "1g", "2g"}
     assert found["healthcheck"]["test"][0] == "CMD"
     assert all(port.startswith("127.0.0.1:") for port in found.get("ports", []))
 
