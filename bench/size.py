@@ -98,7 +98,7 @@ def _images(count: int) -> list[bytes]:
 
 def figures(wheel: Path) -> list[Figure]:
     """Returns the size of each extra, and the agent's memory."""
-    found = [plain("firstline installed", installed(wheel, "", lambda _: None)[0], "MB", 1)]
+    found = [plain("no extra installed", installed(wheel, "", lambda _: None)[0], "MB", 1)]
     for extra in extras():
         if extra in NOT_MEASURED:
             continue

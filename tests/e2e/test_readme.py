@@ -110,8 +110,8 @@ def test_shell_blocks_name_existing_targets() -> None:
             assert made[1] in targets
         elif line == ". .venv/bin/activate":
             assert "BIN := .venv/bin\n" in (CHECKOUT / "environments.mk").read_text()
-        elif not line.startswith("firstline "):  # those are in test_command_lines.py
-            installed = re.fullmatch(r"pip install .*\[([a-z-]+)\]['\"]", line)
+        elif not line.startswith(("firstline ", "edge-agent ", "firstline-gateway ")):  # see test_command_lines.py
+            installed = re.fullmatch(r"(?:pip install|uvx --from) .*\[([a-z-]+)\]['\"](?: firstline demo)?", line)
             assert installed is not None, f"`{line}` is neither tried nor known; put it into a console block"
             assert installed[1] in extras
     for extra in extras:
