@@ -347,7 +347,7 @@ class Gateway:
                 registry.catalogue_routes(self.registry, access),
                 registry.alias_routes(self.registry, access),
                 devices.device_routes(self.fleet, self.identity.devices, access),
-                devices.fleet_routes(self.fleet, access),
+                devices.fleet_routes(self.fleet, self.rollouts, access),
                 devices.twin_routes(self.fleet, access),
                 rollouts.rollout_routes(self.rollouts, access),
                 rollouts.audit_log_routes(self.audit_log, access),

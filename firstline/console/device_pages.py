@@ -44,7 +44,7 @@ def add_pages(watch: Watch) -> None:
 
         def fetch(fleet: Fleet) -> FleetDevicePage:
             name, version = view.model_of(model)
-            return fleet.page(after, selector, name, version, ROWS)
+            return fleet.page(after, selector, model=name, version=version, limit=ROWS)
 
         frame.follow(lambda: watch.ask(("devices", after, selector, model), fetch), show)
 

@@ -16,7 +16,16 @@ from firstline.fleet.profiles import Profiles
 from firstline.fleet.request import pages, send
 from firstline.fleet.rollouts import Rollouts
 from firstline_core.fleet import rest
-from firstline_core.fleet.rest import ContractState, ContractStates, FleetDevice, FleetDevicePage, TierHistory
+from firstline_core.fleet.rest import (
+    ContractState,
+    ContractStates,
+    FleetDevice,
+    FleetDevicePage,
+    FleetOverview,
+    Presence,
+    Sort,
+    TierHistory,
+)
 from firstline_core.fleet.twin import Brake
 from firstline_core.protocol.enrolment import (
     DEVICES_PATH,
@@ -87,24 +96,51 @@ class Fleet:
             yield from page.devices
 
     def page(
-        self, after: str = "", selector: str = "", model: str = "", version: int | None = None, limit: int = _AT_ONCE
+        self,
+        after: str = "",
+        selector: str = "",
+        *,
+        search: str = "",
+        model: str = "",
+        version: int | None = None,
+        presence: Presence | None = None,
+        accepted: bool | None = None,
+        sort: Sort = Sort.NAME,
+        limit: int = _AT_ONCE,
     ) -> FleetDevicePage:
         """Returns the next page of devices.
 
         Args:
             after: name of the last device of the page before; "" for the first page.
             selector: of tags; "" for all devices.
+            search: part of their names; "" for all.
             model: only devices that run it; "" for all.
             version: only devices that run this version of the model.
+            presence: of the devices; None for any.
+            accepted: whether they belong to the fleet; None for any.
+            sort: their order.
             limit: devices on one page, up to 1000.
 
         Raises:
             FirstlineError: the gateway's error.
         """
-        params = {"after": after, "selector": selector, "model": model, "limit": str(limit)}
+        params = {"after": after, "selector": selector, "search": search, "model": model, "limit": str(limit)}
+        params |= {"sort": sort.value}
         if version is not None:
             params["version"] = str(version)
+        if presence is not None:
+            params["presence"] = presence.value
+        if accepted is not None:
+            params["accepted"] = str(accepted).lower()
         return send(self._client, "GET", rest.DEVICES_PATH, FleetDevicePage, params=params)
+
+    def overview(self, tag: str = "site", selector: str = "") -> FleetOverview:
+        """Returns the state of the fleet, counted by the values of a tag.
+
+        Raises:
+            FirstlineError: the gateway's error.
+        """
+        return send(self._client, "GET", rest.OVERVIEW_PATH, FleetOverview, params={"tag": tag, "selector": selector})
 
     def tiers(self, hours: int = 24, model: str = "") -> TierHistory:
         """Returns which tier answered the devices' requests over the last hours, for one model or for all.

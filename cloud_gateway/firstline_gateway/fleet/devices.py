@@ -5,8 +5,9 @@ Functions read and write within a caller's transaction. Documents are stored as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,13 +25,16 @@ from sqlalchemy import (
     Table,
     bindparam,
     delete,
+    func,
     insert,
     or_,
     select,
+    tuple_,
     update,
 )
 
 from firstline_core.errors import NotFoundError
+from firstline_core.fleet.rest import Presence, Sort, presence
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.fleet.totals import COUNTS, HISTORY
@@ -67,7 +71,7 @@ BRAKE = Table(
 
 _REVISION_LIMIT = 2**52  # a device that reports more would leave no room for further revisions
 _EARLIER = 8  # sessions whose late messages are recognised
-_AT_ONCE = 500  # rows that are read for a page of which most may not match
+_AT_ONCE = 500  # rows that are read together, of which most may not match
 _C = DEVICES.c
 
 
@@ -90,6 +94,16 @@ class Device(Struct, frozen=True):
     session: str
     reported: Reported | None
     desired: Desired
+
+    def presence(self, now_s: float, revoked: Collection[str]) -> Presence:
+        """Returns whether it is heard from.
+
+        Args:
+            now_s: wall time.
+            revoked: names of the revoked devices.
+        """
+        age_s = None if self.last_seen_s is None else max(0.0, now_s - self.last_seen_s)
+        return presence(age_s, online=self.online, revoked=self.name in revoked)
 
 
 def mark_seen(connection: Connection, name: str, session: str, now_s: float, *, accept: bool) -> bool:
@@ -197,37 +211,77 @@ def find(connection: Connection, name: str, *, lock: bool = False) -> Device | N
     return _device(row) if row is not None else None
 
 
+def every(connection: Connection) -> Iterator[Device]:
+    """Yields all devices, by name."""
+    return _sorted(connection, "", Sort.NAME, _AT_ONCE)
+
+
 def unknown(name: str) -> NotFoundError:
     """Returns the error for an unknown device."""
     return NotFoundError(f"The device {name} is unknown here; `firstline device list` lists the known devices.")
 
 
+class Filter(NamedTuple):
+    """The devices of a list; a device must fulfil all conditions.
+
+    Attributes:
+        selector: of their tags.
+        search: part of their name, in any case; "" for all.
+        model: only devices that report to run it; "" for all.
+        version: only devices that report to run this version of the model; None for any.
+        presence: None for any.
+        accepted: None for any.
+    """
+
+    selector: Selector
+    search: str = ""
+    model: str = ""
+    version: int | None = None
+    presence: Presence | None = None
+    accepted: bool | None = None
+
+    def matches(self, device: Device, now_s: float, revoked: Collection[str]) -> bool:
+        """Returns whether a device belongs to the list; see `Device.presence`."""
+        return (
+            self.search.lower() in device.name.lower()
+            and self.selector.matches(device.tags)
+            and (not self.model or _runs(device, self.model, self.version))
+            and self.presence in (None, device.presence(now_s, revoked))
+            and self.accepted in (None, device.accepted_s is not None)
+        )
+
+
 def page(
-    connection: Connection, after: str, limit: int, selector: Selector, *, model: str = "", version: int | None = None
+    connection: Connection, after: str, limit: int, matches: Callable[[Device], bool], sort: Sort = Sort.NAME
 ) -> list[Device]:
-    """Returns a page of devices, by name.
+    """Returns a page of devices.
 
     Args:
         connection: within a transaction.
         after: the last name of the page before; "" for the first page.
         limit: maximum number of devices.
-        selector: of their tags.
-        model: only devices that report to run it; "" for all.
-        version: only devices that report to run this version of the model; None for any.
+        matches: whether a device belongs to the list.
+        sort: the order. A device that sends a message between two pages moves to the end of the order by last message.
     """
-    found: list[Device] = []
-    at_once = limit if not (selector.text or model) else max(limit, _AT_ONCE)
-    while len(found) < limit:
-        rows = connection.execute(_query().where(_C.name > after).order_by(_C.name).limit(at_once)).all()
-        found += [
-            device
-            for device in map(_device, rows)
-            if selector.matches(device.tags) and (not model or _runs(device, model, version))
-        ]
+    return list(islice(filter(matches, _sorted(connection, after, sort, limit)), limit))
+
+
+def _sorted(connection: Connection, after: str, sort: Sort, at_once: int) -> Iterator[Device]:
+    seen_s = func.coalesce(_C.last_seen_s, 0.0)
+    order = (_C.name,) if sort is Sort.NAME else (seen_s, _C.name)
+    last: tuple[Any, ...] | None = None
+    if after:
+        last = (after,)
+        if sort is Sort.LAST_SEEN:
+            last = (connection.execute(select(seen_s).where(_C.name == after)).scalar() or 0.0, after)
+    while True:
+        query = _query().order_by(*order).limit(at_once)
+        rows = connection.execute(query if last is None else query.where(tuple_(*order) > last)).all()
+        yield from map(_device, rows)
         if len(rows) < at_once:
-            break
-        after = rows[-1].name
-    return found[:limit]
+            return
+        at_once = _AT_ONCE
+        last = (rows[-1].name,) if sort is Sort.NAME else (rows[-1].last_seen_s or 0.0, rows[-1].name)
 
 
 def _runs(device: Device, model: str, version: int | None) -> bool:

@@ -15,12 +15,12 @@ from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import RequestError
-from firstline_core.fleet.rest import DeviceChange, FleetDevice, FleetDevicePage, TierHistory
+from firstline_core.fleet.rest import DeviceChange, FleetDevice, FleetDevicePage, FleetOverview, Sort, TierHistory
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
-from firstline_gateway.fleet import devices, tiers, totals
+from firstline_gateway.fleet import devices, overview, tiers, totals
 from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.settings import settings
@@ -103,15 +103,13 @@ class Fleet:
             )
         return await self._store.write(lambda on: devices.mark_offline(on, device, session))
 
-    async def page(
-        self, after: str, limit: int, selector: Selector, *, model: str = "", version: int | None = None
-    ) -> FleetDevicePage:
-        """Returns a page of devices by name; see `devices.page`."""
+    async def page(self, after: str, limit: int, wanted: devices.Filter, sort: Sort = Sort.NAME) -> FleetDevicePage:
+        """Returns a page of devices; see `devices.page`."""
         now_s = self._clock.wall_s()
 
         def read(connection: Connection) -> list[FleetDevice]:
             revoked = revoked_devices(connection)
-            found = devices.page(connection, after, limit, selector, model=model, version=version)
+            found = devices.page(connection, after, limit, lambda one: wanted.matches(one, now_s, revoked), sort)
             return [_document(device, now_s, revoked) for device in found]
 
         found = await self._store.read(read)
@@ -124,7 +122,17 @@ class Fleet:
             NotFoundError: the device is unknown.
         """
         now_s = self._clock.wall_s()
-        return await self._store.read(lambda on: _document(_existing(on, name), now_s, revoked_devices(on)))
+
+        def read(connection: Connection) -> FleetDevice:
+            found = _document(_existing(connection, name), now_s, revoked_devices(connection))
+            return replace(found, latest=totals.latest(connection, name))
+
+        return await self._store.read(read)
+
+    async def overview(self, tag: str, selector: Selector) -> FleetOverview:
+        """Returns the state of the fleet; see `overview.overview`."""
+        now_s = self._clock.wall_s()
+        return await self._store.read(lambda on: overview.overview(on, tag, selector, now_s))
 
     async def change(
         self, name: str, change: DeviceChange, by: str, check: Callable[[FleetDevice], None] = lambda _: None

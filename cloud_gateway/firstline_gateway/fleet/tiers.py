@@ -30,6 +30,8 @@ TIERS = Table(
     Column("kept", BigInteger, nullable=False),
     Column("escalated", BigInteger, nullable=False),
     Column("errors", BigInteger, nullable=False),
+    Column("requests", BigInteger, nullable=False),
+    Column("latency_ms", BigInteger, nullable=False),
 )
 """Rows of all devices by the tier that answered, and by the time of the report."""
 _C = TIERS.c
@@ -43,8 +45,14 @@ class Key(NamedTuple):
     version: int
 
 
-Counts = tuple[int, int, int]
-"""Rows that were accepted at the edge, escalated, and not answered."""
+class Counts(NamedTuple):
+    """Rows that were accepted at the edge, escalated, and not answered; requests, and the sum of their latencies."""
+
+    kept: int = 0
+    escalated: int = 0
+    errors: int = 0
+    requests: int = 0
+    latency_ms: int = 0
 
 
 class TierCounter:
@@ -71,9 +79,10 @@ class TierCounter:
         for model in after.models:
             version = model.name, model.version
             gain = difference(model, earlier.get(version))
-            counts = min(_MOST_ROWS, gain.kept), min(_MOST_ROWS, gain.escalated), min(_MOST_ROWS, gain.errors)
-            for name, count in zip(("kept", "escalated", "errors"), counts, strict=True):
-                self.sums[name] += count
+            numbers = gain.kept, gain.escalated, gain.errors, sum(gain.latency), int(gain.latency_sum_ms)
+            counts = Counts(*(min(_MOST_ROWS, number) for number in numbers))
+            for name in self.sums.keys() & set(Counts._fields):
+                self.sums[name] += getattr(counts, name)
             self.sums["objects"] += sum(gain.objects.values())
             if not any(counts):
                 continue
@@ -93,19 +102,18 @@ class TierCounter:
             self._put(key, counts)
 
     def _put(self, key: Key, counts: Counts) -> None:
-        kept, escalated, errors = self._pending.get(key, (0, 0, 0))
-        self._pending[key] = (kept + counts[0], escalated + counts[1], errors + counts[2])
+        before = self._pending.get(key, Counts())
+        self._pending[key] = Counts(*(one + more for one, more in zip(before, counts, strict=True)))
 
 
 def store(connection: Connection, counted: Mapping[Key, Counts]) -> None:
     """Adds counts to the store, in one order, so that replicas do not deadlock."""
-    for key, (kept, escalated, errors) in sorted(counted.items()):
-        row = {**key._asdict(), "kept": kept, "escalated": escalated, "errors": errors}
-        added = schema.insert(connection, TIERS).values(row)
+    for key, counts in sorted(counted.items()):
+        added = schema.insert(connection, TIERS).values(key._asdict() | counts._asdict())
         connection.execute(
             added.on_conflict_do_update(
                 index_elements=["bucket", "model", "version"],
-                set_={name: _C[name] + added.excluded[name] for name in ("kept", "escalated", "errors")},
+                set_={name: _C[name] + added.excluded[name] for name in Counts._fields},
             )
         )
 
@@ -119,7 +127,7 @@ def history(connection: Connection, since_s: float, model: str) -> TierHistory:
         model: only of this one; "" is all together.
     """
     late = _C.bucket >= int(since_s // BUCKET_S)
-    sums = [func.sum(_C[name]) for name in ("kept", "escalated", "errors")]
+    sums = [func.sum(_C[name]) for name in Counts._fields]
     query = select(_C.bucket, *sums).where(late).group_by(_C.bucket).order_by(_C.bucket)
     rows = connection.execute(query.where(_C.model == model) if model else query)
     names = connection.execute(select(_C.model).where(late, _C.model != "").distinct().order_by(_C.model).limit(_MOST))

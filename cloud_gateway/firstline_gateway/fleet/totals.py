@@ -203,6 +203,11 @@ def totals_of(connection: Connection, devices: Iterable[str]) -> dict[str, Total
     return {row.device: row.totals for row in connection.execute(query)}
 
 
+def latest(connection: Connection, device: str) -> Telemetry | None:
+    """Returns the latest report of a device; None without one."""
+    return connection.execute(select(COUNTS.c.latest).where(COUNTS.c.device == device)).scalar_one_or_none()
+
+
 def totals_before(connection: Connection, devices: Iterable[str], at_s: float) -> dict[str, Totals]:
     """Returns the counts of these devices at a wall time, by the last stored hour before it."""
     wanted = (HISTORY.c.device.in_(list(devices)), HISTORY.c.at_s <= at_s)

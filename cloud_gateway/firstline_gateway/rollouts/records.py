@@ -32,7 +32,7 @@ from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.device_progress import with_audits, with_desired
 from firstline_gateway.rollouts.judgement.figures import Period
-from firstline_gateway.rollouts.rollout import LIVE, Assignment, Rollout, RolloutState
+from firstline_gateway.rollouts.rollout import LIVE, WAITING, Assignment, Rollout, RolloutState
 from firstline_gateway.rollouts.step import Changes
 from firstline_gateway.store import schema
 from firstline_gateway.store.schema import METADATA, Document, batched
@@ -135,6 +135,12 @@ def by_state(connection: Connection) -> dict[RolloutState, int]:
     for state, count in connection.execute(select(_R.state, func.count()).group_by(_R.state)):
         counts[state] = count
     return {state: counts.get(state.value, 0) for state in RolloutState}
+
+
+def waiting(connection: Connection, limit: int) -> list[Rollout]:
+    """Returns the rollouts that wait for a person, newest first."""
+    query = select(_R.record).where(_R.state.in_(WAITING)).order_by(_R.id.desc()).limit(limit)
+    return list(connection.execute(query).scalars())
 
 
 def completed(connection: Connection) -> list[Rollout]:

@@ -236,6 +236,8 @@ class RolloutState(StrEnum):
 
 BEGUN = (RolloutState.RUNNING, RolloutState.PAUSED)
 """Devices may be offered the model."""
+WAITING = (RolloutState.DRAFT, RolloutState.APPROVED, RolloutState.PAUSED)
+"""The rollout waits until a person approves, starts or resumes it."""
 LIVE = frozenset({*BEGUN, RolloutState.ROLLING_BACK})
 """The desired state of devices may still change."""
 

@@ -115,6 +115,16 @@ class Rollouts:
         shown = tuple(_summary(rollout, counts.get(rollout.id, {})) for rollout in found)
         return RolloutPage(shown, found[-1].id if len(found) == limit else None)
 
+    async def waiting(self, limit: int) -> tuple[RolloutSummary, ...]:
+        """Returns the rollouts that wait for a person, newest first."""
+
+        def read(connection: Connection) -> tuple[RolloutSummary, ...]:
+            found = records.waiting(connection, limit)
+            counts = records.counts(connection, [rollout.id for rollout in found])
+            return tuple(_summary(rollout, counts.get(rollout.id, {})) for rollout in found)
+
+        return await self._store.read(read)
+
     async def get(self, rollout_id: str) -> RolloutSummary:
         """Returns one rollout.
 

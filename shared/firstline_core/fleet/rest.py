@@ -7,6 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from firstline_core.fleet.rollout import RolloutSummary
+from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 
 TWIN_PATH = "/fleet/v1/twin"
@@ -18,8 +20,9 @@ TELEMETRY_PATH = "/fleet/v1/twin/telemetry"
 DEVICES_PATH = "/fleet/v1/devices"
 BRAKE_PATH = "/fleet/v1/brake"
 TIERS_PATH = "/fleet/v1/tiers"
-CONTRACTS_PATH = "/firstline/v1/contracts"
 """Answers per tier over the last `hours`, of one `model` or of all."""
+OVERVIEW_PATH = "/fleet/v1/overview"
+CONTRACTS_PATH = "/firstline/v1/contracts"
 TIERS_HOURS = 48
 """Maximum length of the history."""
 
@@ -62,6 +65,14 @@ def presence(last_seen_age_s: float | None, *, online: bool, revoked: bool) -> P
     return Presence.ONLINE if online and last_seen_age_s <= LATE_AFTER_S else Presence.LATE
 
 
+class Sort(StrEnum):
+    """The order of devices in a list."""
+
+    NAME = "name"
+    LAST_SEEN = "last_seen"
+    """The longest silent first."""
+
+
 class FleetDevice(Struct, frozen=True):
     """A device in the fleet manager's view.
 
@@ -73,6 +84,7 @@ class FleetDevice(Struct, frozen=True):
         reported: its reported state.
         desired: its desired state.
         revoked: whether it was revoked and has not enrolled again; rollouts leave it out.
+        latest: its latest telemetry; None without any, and in lists.
     """
 
     name: str
@@ -84,6 +96,7 @@ class FleetDevice(Struct, frozen=True):
     reported: Reported | None
     desired: Desired
     revoked: bool = False
+    latest: Telemetry | None = None
 
     @property
     def presence(self) -> Presence:
@@ -124,12 +137,16 @@ class TierCounts(Struct, frozen=True):
         kept: answered on the device.
         escalated: sent, or to be sent, to the full model.
         errors: rows without an answer.
+        requests: with a known latency.
+        latency_ms: sum of these latencies.
     """
 
     at_s: float
     kept: int
     escalated: int
     errors: int
+    requests: int = 0
+    latency_ms: int = 0
 
 
 class ContractState(Struct, frozen=True):
@@ -166,3 +183,55 @@ class TierHistory(Struct, frozen=True):
     span_s: float
     models: tuple[str, ...]
     points: tuple[TierCounts, ...]
+
+
+class Outbox(Struct, frozen=True):
+    """The corrections that a device still waits for, as it reported them.
+
+    Attributes:
+        oldest_s: age of the oldest.
+    """
+
+    device: str
+    items: int
+    oldest_s: float
+
+
+class ExpiringCertificate(Struct, frozen=True):
+    """A device whose certificates all end soon; `ends_s` is the wall time of the last one."""
+
+    device: str
+    ends_s: float
+
+
+class FleetOverview(Struct, frozen=True):
+    """The state of the fleet at one moment.
+
+    Attributes:
+        at_s: wall time.
+        devices: number of accepted devices by presence.
+        unaccepted: number of devices that wait to be accepted, and get no models before.
+        tag: the tag by whose values `by_tag` counts.
+        by_tag: number of accepted devices by value of the tag and presence; the value is "" for devices without the tag.
+        agent_versions: number of accepted devices with access by version of the agent; "" if it is unknown.
+        outboxes: the devices with the oldest items in their outbox, at most `LISTED`.
+        expiring: the devices whose certificates end first, within `EXPIRES_SOON_S`, at most `LISTED`.
+        expiring_count: number of all these devices.
+        waiting: the rollouts that wait for a person, newest first, at most `LISTED`.
+    """
+
+    at_s: float
+    devices: dict[Presence, int]
+    unaccepted: int
+    tag: str
+    by_tag: dict[str, dict[Presence, int]]
+    agent_versions: dict[str, int]
+    outboxes: tuple[Outbox, ...]
+    expiring: tuple[ExpiringCertificate, ...]
+    expiring_count: int
+    waiting: tuple[RolloutSummary, ...] = ()
+
+
+LISTED = 10
+EXPIRES_SOON_S = 14 * 86_400.0
+"""A certificate that ends sooner was not renewed in time: devices renew theirs after two thirds of its validity."""

@@ -32,9 +32,11 @@ from firstline_gateway.api.messages import (
     cached_response,
     check_unchanged,
 )
+from firstline_gateway.fleet.devices import Filter
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.identity.devices import Devices
+from firstline_gateway.rollouts.rollouts import Rollouts
 
 _ONE = rest.DEVICES_PATH + "/{name}"
 
@@ -50,12 +52,17 @@ def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
         *,
         after: OptionalDeviceName = "",
         selector: str = "",
+        search: Annotated[str, Query(max_length=64)] = "",
         model: OptionalModelName = "",
         version: Annotated[int | None, Query(ge=1, le=2**53)] = None,
+        presence: rest.Presence | None = None,
+        accepted: bool | None = None,
+        sort: rest.Sort = rest.Sort.NAME,
         limit: PageLimit = PAGE,
     ) -> Response:
-        """The devices by name, filtered by a selector of tags or a model."""
-        return answer(await fleet.page(after, limit, parse_selector(selector), model=model, version=version))
+        """The devices, filtered by a selector of tags, a part of the name, a model and presence."""
+        wanted = Filter(parse_selector(selector), search, model, version, presence, accepted)
+        return answer(await fleet.page(after, limit, wanted, sort))
 
     @router.get(_ONE, responses=UNCHANGED)
     async def read_device(request: Request, name: DeviceName) -> Response:
@@ -82,9 +89,15 @@ def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
     return router
 
 
-def fleet_routes(fleet: Fleet, access: Access) -> APIRouter:
+def fleet_routes(fleet: Fleet, rollouts: Rollouts, access: Access) -> APIRouter:
     """Returns the routes of all devices together, for operators."""
     router = APIRouter(tags=["fleet"], dependencies=[Depends(access.fleet)])
+
+    @router.get(rest.OVERVIEW_PATH)
+    async def read_overview(tag: Annotated[str, Query(max_length=63)] = "site", selector: str = "") -> Response:
+        """The fleet now: devices by presence and tag, agents, outboxes, certificates, and rollouts that wait."""
+        found = await fleet.overview(tag, parse_selector(selector))
+        return answer(msgspec.structs.replace(found, waiting=await rollouts.waiting(rest.LISTED)))
 
     @router.get(rest.BRAKE_PATH)
     async def read_brake() -> Response:
@@ -115,8 +128,8 @@ def fleet_routes(fleet: Fleet, access: Access) -> APIRouter:
 
 
 def _etag(device: rest.FleetDevice) -> str:
-    """Returns the ETag of what operators change and the device reports, without the time when it was last seen."""
-    stable = msgspec.structs.replace(device, last_seen_age_s=None)
+    """Returns the ETag of what operators change and the device reports, without what passes with time."""
+    stable = msgspec.structs.replace(device, last_seen_age_s=None, latest=None)
     return hashlib.sha256(msgspec.json.encode(stable)).hexdigest()[:32]
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from msgspec.structs import replace
 from sqlalchemy import event
 
+from firstline_core.fleet.rest import Presence, Sort
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.selector import parse_selector
@@ -25,6 +29,11 @@ def version_of(database: Database, name: str) -> int:
         found = devices.find(connection, name)
     assert found.reported is not None
     return found.reported.models[0].version
+
+
+def tagged(selector: str) -> Callable[[devices.Device], bool]:
+    parsed = parse_selector(selector)
+    return lambda device: parsed.matches(device.tags)
 
 
 def wanted(_name: str, desired: Desired) -> Desired:
@@ -103,10 +112,34 @@ def test_pages_continue_after_the_last_device_and_skip_unselected_ones(database:
         with database.begin() as connection:
             devices.tag(connection, f"d{number:02}", {"odd": "yes" if number % 2 else None, "n": str(number)})
     with database.reading() as connection:
-        first = devices.page(connection, "", 5, parse_selector("odd"))
+        first = devices.page(connection, "", 5, tagged("odd"))
         assert [device.name for device in first] == ["d01", "d03", "d05", "d07", "d09"]
-        assert len(devices.page(connection, first[-1].name, 100, parse_selector("odd=yes"))) == 7
-        assert devices.page(connection, "d24", 5, parse_selector("")) == []
+        assert len(devices.page(connection, first[-1].name, 100, tagged("odd=yes"))) == 7
+        assert devices.page(connection, "d24", 5, tagged("")) == []
+
+
+def test_lists_are_filtered_and_sorted_by_the_last_message(database: Database) -> None:
+    for number, name in enumerate(("cam-a", "cam-b", "press", "cam-c")):
+        say(database, name, "s", 2000 if number == 3 else -number)
+    with database.begin() as connection:
+        devices.mark_offline(connection, "cam-b", "s")
+        devices.accept(connection, "stranger", NOW_S)
+
+        def listed(after: str = "", limit: int = 10, **wanted: Any) -> list[str]:
+            chosen = devices.Filter(parse_selector(""), **wanted)
+            found = devices.page(
+                connection, after, limit, lambda one: chosen.matches(one, NOW_S + 2000, {"press"}), Sort.LAST_SEEN
+            )
+            return [device.name for device in found]
+
+        assert listed() == ["stranger", "press", "cam-b", "cam-a", "cam-c"]
+        assert listed("press", 2) == ["cam-b", "cam-a"]
+        assert listed(search="CAM", limit=2) == ["cam-b", "cam-a"]
+        presences = {each: listed(presence=each) for each in Presence}
+        assert {name for names in presences.values() for name in names} == set(listed())
+        assert presences[Presence.REVOKED] == ["press"] and presences[Presence.ASLEEP] == ["stranger"]
+        assert presences[Presence.LATE] == ["cam-b", "cam-a"]
+        assert listed(accepted=False) == []
 
 
 def test_tags_are_set_and_removed(database: Database) -> None:
@@ -149,8 +182,8 @@ def test_ten_thousand_devices_take_few_statements(database: Database) -> None:
         devices.desire(connection, names, lambda _, said: replace(said, models=()), NOW_S)
         devices.mark_published(connection, dict.fromkeys(names, 2))
         assert devices.unpublished(connection, 10) == []
-        assert devices.page(connection, "", 1, parse_selector("nowhere")) == []
-        assert [each.name for each in devices.page(connection, "d01998", 5, parse_selector("!nowhere"))] == ["d01999"]
+        assert devices.page(connection, "", 1, tagged("nowhere")) == []
+        assert [each.name for each in devices.page(connection, "d01998", 5, tagged("!nowhere"))] == ["d01999"]
     assert len(asked) < 20
 
 

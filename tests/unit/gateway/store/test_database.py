@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sqlite3
 import stat
 import struct
@@ -146,7 +147,8 @@ def test_a_file_that_was_cut_off_is_refused(file: Path, size_bytes: int) -> None
 @pytest.mark.parametrize("bit", [0, 3, 6, 7])
 def test_a_flipped_bit_in_the_schema_is_refused(file: Path, byte: bytes, bit: int) -> None:
     content = bytearray(file.read_bytes())
-    content[content.index(byte)] ^= 1 << bit
+    for found in re.finditer(re.escape(byte), bytes(content)):  # a page may still hold a copy that it does not use
+        content[found.start()] ^= 1 << bit
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"damaged.* `firstline-gateway restore FILE --store-only --config CONFIG`"):
         open_database(StoreSettings(url=f"sqlite:///{file}"))

@@ -120,6 +120,8 @@ def _create_fleet() -> None:
         sa.Column("kept", sa.BigInteger, nullable=False),
         sa.Column("escalated", sa.BigInteger, nullable=False),
         sa.Column("errors", sa.BigInteger, nullable=False),
+        sa.Column("requests", sa.BigInteger, nullable=False),
+        sa.Column("latency_ms", sa.BigInteger, nullable=False),
         sa.PrimaryKeyConstraint("bucket", "model", "version", name="pk_fleet_tiers"),
     )
     op.create_table(

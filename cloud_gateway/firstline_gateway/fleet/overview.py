@@ -1,0 +1,80 @@
+"""The state of the fleet at one moment, added up over its devices."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from heapq import nlargest
+
+from sqlalchemy import Connection, func, select
+
+from firstline_core.fleet.rest import EXPIRES_SOON_S, LISTED, ExpiringCertificate, FleetOverview, Outbox, Presence
+from firstline_gateway.fleet import devices
+from firstline_gateway.fleet.selector import Selector
+from firstline_gateway.fleet.totals import COUNTS
+from firstline_gateway.identity.enrolment import revoked_devices
+from firstline_gateway.identity.tables import CERTIFICATES
+
+_VALUES = 100  # of the tag; further values are counted together, under "..."
+_OTHERS = "..."
+
+
+def overview(connection: Connection, tag: str, selector: Selector, now_s: float) -> FleetOverview:
+    """Returns the state of the fleet.
+
+    Args:
+        connection: within a transaction.
+        tag: by whose values devices are counted.
+        selector: of the devices that count.
+        now_s: wall time.
+    """
+    revoked = revoked_devices(connection)
+    presences, versions = Counter[Presence](), Counter[str]()
+    by_tag: defaultdict[str, Counter[Presence]] = defaultdict(Counter)
+    names, unaccepted = set(), 0
+    for device in devices.every(connection):
+        if not selector.matches(device.tags):
+            continue
+        names.add(device.name)
+        if device.accepted_s is None:
+            unaccepted += 1
+            continue
+        presence = device.presence(now_s, revoked)
+        presences[presence] += 1
+        value = device.tags.get(tag, "")
+        by_tag[value if value in by_tag or len(by_tag) < _VALUES else _OTHERS][presence] += 1
+        if presence is not Presence.REVOKED:
+            versions[device.reported.agent_version if device.reported is not None else ""] += 1
+    expiring = [one for one in _expiring(connection, now_s) if one.device in names]
+    return FleetOverview(
+        at_s=now_s,
+        devices=dict(presences),
+        unaccepted=unaccepted,
+        tag=tag,
+        by_tag={value: dict(counts) for value, counts in sorted(by_tag.items())},
+        agent_versions=dict(versions),
+        outboxes=tuple(_oldest(connection, names)),
+        expiring=tuple(expiring[:LISTED]),
+        expiring_count=len(expiring),
+    )
+
+
+def _expiring(connection: Connection, now_s: float) -> list[ExpiringCertificate]:
+    """Returns the devices with access whose last certificate ends soon, the first to end first."""
+    ends_s = func.max(CERTIFICATES.c.not_after_s)
+    query = (
+        select(CERTIFICATES.c.device, ends_s)
+        .where(CERTIFICATES.c.revoked_s.is_(None))
+        .group_by(CERTIFICATES.c.device)
+        .having(ends_s < now_s + EXPIRES_SOON_S)
+        .order_by(ends_s, CERTIFICATES.c.device)
+    )
+    return [ExpiringCertificate(*row) for row in connection.execute(query)]
+
+
+def _oldest(connection: Connection, names: set[str]) -> list[Outbox]:
+    """Returns the devices with the oldest items in their outbox."""
+    rows = connection.execute(select(COUNTS.c.device, COUNTS.c.latest))
+    outboxes = (
+        Outbox(device, latest.outbox_items, latest.health.outbox_oldest_s) for device, latest in rows if device in names
+    )
+    return nlargest(LISTED, (one for one in outboxes if one.items), key=lambda one: (one.oldest_s, one.items))
