@@ -4,7 +4,7 @@ View models, pure functions of the gateway's answers
     cells                words and tones of table cells
     devices_view         all devices, and one device
     rollouts_view        rollouts, the stages of one, its evaluations
-    tiers_view           which tier answered, over time
+    answers_view           which tier answered, over time
     profiles_view        costs of models on machines, and requests to measure them
 
 Service

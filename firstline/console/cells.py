@@ -118,5 +118,9 @@ def rollout_page(rollout: str) -> str:
     return f"/rollouts/{quote(rollout, safe='')}"
 
 
+def contract_page(bundle: str) -> str:
+    return f"/contracts/{quote(bundle, safe='')}"
+
+
 def profile_page(bundle: str, version: int, machine: str) -> str:
     return f"/profiles/{quote(bundle, safe='')}/{version}/{quote(machine, safe='')}"

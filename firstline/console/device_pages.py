@@ -23,7 +23,6 @@ ROWS = 50
 def add_pages(watch: Watch) -> None:
     """Adds the pages to the application."""
 
-    @ui.page("/")
     @ui.page("/devices")
     def _devices(selector: str = "", model: str = "", after: str = "") -> None:
         frame = Frame("Devices", "/devices")

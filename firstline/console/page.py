@@ -1,24 +1,33 @@
-"""The elements of every page: frame with navigation and freshness, tables, search forms.
+"""The elements of every page: frame with navigation and freshness, cards, tables, search forms.
 
 A page refreshes every second while it is open: the timer belongs to the page, and ends with it. Stale data is labelled
-in words, and loses its green colour.
+in words, and loses its colours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
+from firstline.console import theme
 from firstline.console.cells import Cell, Column, Listing, Row, clock, plain
 from firstline.console.polling import Answer
 
 TICK_S = 1.0
-_STYLE = Path(__file__).with_name("style.css")
-_PLACES = (("/devices", "Devices"), ("/rollouts", "Rollouts"), ("/tiers", "Who answers"), ("/profiles", "Profiles"))
+_PLACES = (
+    ("/", "Overview", "dashboard"),
+    ("/contracts", "Contracts", "verified"),
+    ("/rollouts", "Rollouts", "rocket_launch"),
+    ("/devices", "Devices", "memory"),
+    ("/answers", "Answers", "insights"),
+    ("/profiles", "Profiles", "speed"),
+    ("/audit", "Audit log", "receipt_long"),
+    ("/settings", "Settings", "settings"),
+)
 _T = TypeVar("_T")
 
 
@@ -28,30 +37,31 @@ class Frame:
     Args:
         title: of the page.
         place: its path in the navigation.
+        lead: a sentence below the title; "" for none.
     """
 
-    def __init__(self, title: str, place: str) -> None:
+    def __init__(self, title: str, place: str, lead: str = "") -> None:
         ui.page_title(f"{title} - Firstline")
-        ui.add_css(_STYLE)
-        ui.colors(primary="#0b5cad", negative="#b3132b")
+        theme.apply()
         layout = ui.context.client.layout
-        with layout, ui.element("header").classes("top") as top:
-            with ui.element("div").classes("places"):
-                text("span", "Firstline").classes("brand")
-                with ui.element("nav").props('aria-label="Pages"'):
-                    for path, name in _PLACES:
-                        link = ui.link(name, path)
-                        if path == place:
-                            link.props('aria-current="page"')
+        with layout, ui.element("header").classes("lg:fixed lg:inset-y-0 lg:w-56 bg-card border-line z-10") as top:
+            top.classes("border-b lg:border-b-0 lg:border-r")
+            _navigation(place)
+        top.move(layout, target_index=0)
+        with ui.element("div").classes("lg:pl-56"):
             # Live regions exist from the beginning: some screen readers ignore one that is added with its text.
             self._banner = text("p").props('role="alert"').classes("banner")
-            self._heard = text("p", "Asking the gateway.").classes("heard")
-        top.move(layout, target_index=0)
-        self.main = ui.element("div").props('tabindex="-1"').classes("main")
+            self.main = ui.element("div").props('tabindex="-1"').classes("content px-4 sm:px-8 py-6 max-w-[110rem]")
         ui.skip_link("Skip to the content", target=self.main)
         with self.main:
-            self._title = text("h1", title)
+            with ui.element("div").classes("flex flex-wrap items-baseline justify-between gap-x-6 gap-y-1 mb-4"):
+                with ui.element("div").classes("min-w-0"):
+                    self._title = text("h1", title).classes("break-words")
+                    if lead:
+                        text("p", lead).classes("text-soft mt-1 max-w-3xl")
+                self._heard = text("p").classes("text-soft text-sm")
             self._notice = text("p", "").props('role="status"').classes("notice")
+            self._loading = text("p", "Loading…").props('role="status"').classes("card loading")
         self._stale_handlers: list[Callable[[bool], None]] = []
 
     def on_stale(self, handler: Callable[[bool], None]) -> None:
@@ -68,6 +78,10 @@ class Frame:
             self._title.set_text(title)
             ui.page_title(f"{title} - Firstline")
 
+    def loaded(self) -> None:
+        """Ends the state "loading"; `follow` does so by itself."""
+        self._loading.set_visibility(False)
+
     def follow(self, ask: Callable[[], Awaitable[Answer[_T]]], show: Callable[[_T], None]) -> None:
         """Asks repeatedly, and shows the answers."""
 
@@ -76,6 +90,7 @@ class Frame:
             self._show_freshness(answer)
             if answer.value is not None and answer.error is None:
                 show(answer.value)
+            self.loaded()
 
         ui.timer(TICK_S, tick)
 
@@ -87,10 +102,33 @@ class Frame:
             self._heard.set_text("")
         else:
             self._banner.set_text(why)
-            self._heard.set_text(f"As of {since} UTC." if answer.error is None else "")
+            self._heard.set_text(f"As of {since} UTC" if answer.error is None else "")
         self.main.classes(add="stale") if answer.stale else self.main.classes(remove="stale")
         for handler in self._stale_handlers:
             handler(answer.stale)
+
+
+def _navigation(place: str) -> None:
+    """Adds the navigation: a column on a wide screen, a menu on a narrow one."""
+    with ui.element("div").classes("flex items-center justify-between px-4 py-3 lg:px-5 lg:py-5"):
+        text("span", "Firstline").classes("text-lg font-bold tracking-tight")
+        theme.toggle()
+    with ui.element("nav").props('aria-label="Pages"').classes("max-lg:hidden px-3"):
+        _links(place)
+    with ui.element("details").classes("lg:hidden px-3 pb-3"):
+        current = next((name for path, name, _ in _PLACES if path == place), "")
+        text("summary", f"Menu: {current}").classes("cursor-pointer px-3 py-2 rounded-lg bg-plain-tint")
+        with ui.element("nav").props('aria-label="Menu"').classes("pt-2"):
+            _links(place)
+
+
+def _links(place: str) -> None:
+    for path, name, icon in _PLACES:
+        with ui.link(target=path).classes("nav-link") as link:
+            ui.icon(icon).classes("text-xl").props('aria-hidden="true"')
+            text("span", name)
+        if path == place:
+            link.props('aria-current="page"')
 
 
 def text(tag: str, words: str = "") -> TextElement:
@@ -98,10 +136,75 @@ def text(tag: str, words: str = "") -> TextElement:
     return TextElement(tag=tag, text=words)
 
 
-def put(label: TextElement, cell: Cell) -> None:
+@contextmanager
+def card(title: str = "", classes: str = "") -> Iterator[ui.element]:
+    """Adds a card with a heading; its content goes into the block."""
+    with ui.element("section").classes(f"card {classes}") as section:
+        if title:
+            text("h2", title).classes("mb-3")
+        yield section
+
+
+@contextmanager
+def grid(columns: str = "md:grid-cols-2") -> Iterator[None]:
+    """Adds a grid of cards, of one column on a narrow screen."""
+    with ui.element("div").classes(f"grid grid-cols-1 gap-4 {columns} mb-4 items-start"):
+        yield
+
+
+def put(label: TextElement, cell: Cell, classes: str = "") -> None:
     """Shows a cell's text and tone in a label."""
     label.set_text(cell.text)
-    label.classes(replace=f"tone-{cell.tone}" if cell.tone else "")
+    label.classes(replace=f"{classes} tone-{cell.tone}" if cell.tone else classes)
+
+
+class Redrawn:
+    """A part of a page that is built again when its data changes; the data is compared, so a quiet page sends nothing.
+
+    Args:
+        build: adds the elements for the data.
+    """
+
+    def __init__(self, build: Callable[[Any], None], classes: str = "") -> None:
+        self._build = build
+        self._shown: Any = None
+        self._place = ui.element("div").classes(classes)
+
+    def show(self, data: object) -> None:
+        """Shows other data."""
+        if data != self._shown:
+            self._shown = data
+            self._place.clear()
+            with self._place:
+                self._build(data)
+
+
+def empty(sentence: str, command: str = "") -> None:
+    """Says that there is nothing to show, and the command that changes that."""
+    text("p", sentence).classes("empty-state")
+    if command:
+        text("code", command).classes("command")
+
+
+def button(label: str, on_click: Callable[[], Any] | None = None, kind: str = "") -> ui.button:
+    """Returns a button; `kind` is "primary", "danger" or ""."""
+    found = ui.button(label, on_click=on_click, color=None).props("no-caps unelevated")
+    return found.classes(f"btn btn-{kind}" if kind else "btn")
+
+
+def button_link(label: str, href: str, kind: str = "") -> ui.link:
+    """Returns a link that looks like a button."""
+    return ui.link(label, href).classes(f"btn btn-{kind}" if kind else "btn")
+
+
+def choices(label: str, links: Sequence[tuple[str, str, bool]]) -> None:
+    """Adds links of which one is chosen: text, address, and whether it is chosen."""
+    with ui.element("nav").classes("choices my-3") as bar:
+        bar.props["aria-label"] = label
+        for words, href, chosen in links:
+            link = ui.link(words, href)
+            if chosen:
+                link.props('aria-current="true"')
 
 
 # Vue shows a cell as text, never as HTML: text from devices is not trusted.
@@ -115,6 +218,11 @@ _BODY = r"""
   </q-td>
 </q-tr>
 """
+_SELECTABLE = _BODY.replace(
+    "<q-td v-for",
+    '<q-td auto-width role="cell"><q-checkbox v-model="props.selected" :aria-label="\'Select \' + props.key"/></q-td>\n'
+    "  <q-td v-for",
+)
 
 
 class Table:
@@ -124,9 +232,10 @@ class Table:
         label: its content, for screen readers.
         columns: its columns.
         empty: the text of an empty table.
+        selectable: whether rows can be selected; `selected` has their keys.
     """
 
-    def __init__(self, label: str, columns: Sequence[Column[Any]], empty: str) -> None:
+    def __init__(self, label: str, columns: Sequence[Column[Any]], empty: str, *, selectable: bool = False) -> None:
         heads = [
             {
                 "name": column.name,
@@ -137,16 +246,24 @@ class Table:
             for column in columns
         ]
         self._shown: list[Row] = []
-        self._table = ui.table(columns=heads, rows=[], row_key="key").classes("rows")
-        self._table.props('flat bordered dense wrap-cells hide-no-data role="group"').props["aria-label"] = label
-        self._table.add_slot("body", _BODY)
-        self._empty = ui.label(empty).classes("empty")
+        self._table = ui.table(
+            columns=heads, rows=[], row_key="key", selection="multiple" if selectable else None
+        ).classes("rows")
+        self._table.props('flat dense wrap-cells hide-no-data hide-selected-banner role="group"')
+        self._table.props["aria-label"] = label
+        self._table.add_slot("body", _SELECTABLE if selectable else _BODY)
+        self._empty = text("p", empty).classes("empty-state")
         for each in (self._table, self._empty):  # both are hidden before the first answer
             each.set_visibility(False)
 
+    @property
+    def selected(self) -> list[str]:
+        """Returns the keys of the selected rows."""
+        return [row["key"] for row in self._table.selected]
+
     def show(self, rows: Sequence[Row]) -> None:
         """Shows other rows; nothing is sent if they are the same."""
-        self._empty.set_visibility(not rows)
+        self._empty.set_visibility(not rows and bool(self._empty.text))
         self._table.set_visibility(bool(rows))
         if list(rows) != self._shown:
             self._shown = list(rows)
@@ -162,11 +279,21 @@ class PagedTable(Table):
         empty: the text of an empty table.
         more: text of the link to the next page.
         back: address of the first page; "" on the first page.
+        selectable: whether rows can be selected.
     """
 
-    def __init__(self, label: str, columns: Sequence[Column[Any]], empty: str, more: str, back: str) -> None:
-        super().__init__(label, columns, empty)
-        with ui.element("nav").props('aria-label="Rows"').classes("following"):
+    def __init__(
+        self,
+        label: str,
+        columns: Sequence[Column[Any]],
+        empty: str,
+        more: str,
+        back: str,
+        *,
+        selectable: bool = False,
+    ) -> None:
+        super().__init__(label, columns, empty, selectable=selectable)
+        with ui.element("nav").props('aria-label="Rows"').classes("flex gap-4 mt-3"):
             if back:
                 ui.link("From the beginning", back)
             self._next = ui.link(more, "")
@@ -179,15 +306,24 @@ class PagedTable(Table):
         self._next.props["href"] = listing.following
 
 
-def search_form(path: str, label: str, fields: Mapping[str, tuple[str, str]]) -> None:
+def search_form(
+    path: str, label: str, fields: Mapping[str, tuple[str, str]], hidden: Mapping[str, str] | None = None
+) -> None:
     """Adds a form that the browser submits as a GET request, so that the page's address contains the search.
 
     Args:
         path: of the page.
         label: for screen readers.
         fields: label and value by parameter.
+        hidden: further parameters and their values.
     """
-    with ui.element("form").props(f'method="get" action="{path}" role="search" aria-label="{label}"'):
+    form = ui.element("form").props(f'method="get" action="{path}" role="search"')
+    form.props["aria-label"] = label
+    with form.classes("flex flex-wrap gap-3 items-center mb-4"):
+        for name, value in (hidden or {}).items():
+            if value:
+                field = ui.element("input").props(f'type="hidden" name="{name}"')
+                field.props["value"] = value
         for name, (caption, value) in fields.items():
-            ui.input(caption, value=value).props(f'name="{name}" outlined dense')
-        ui.button("Show").props('type="submit" no-caps')
+            ui.input(caption, value=value).props(f'name="{name}" outlined dense').classes("grow basis-64 max-w-md")
+        button("Show", kind="primary").props('type="submit"')

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from nicegui import ui
 from starlette.types import ASGIApp
 
-from firstline.console import device_pages, profile_pages, rollout_pages, tier_page
+from firstline.console import answers_page, device_pages, overview_page, profile_pages, rollout_pages
 from firstline.console.access import Guard
 from firstline.console.polling import Watch
 from firstline.console.settings import Settings
@@ -72,7 +72,7 @@ async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, rea
 
 def application(watch: Watch) -> ASGIApp:
     """Returns the application; NiceGUI supports one per process."""
-    for module in (device_pages, rollout_pages, tier_page, profile_pages):
+    for module in (overview_page, device_pages, rollout_pages, answers_page, profile_pages):
         module.add_pages(watch)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     ui.run_with(
@@ -80,7 +80,6 @@ def application(watch: Watch) -> ASGIApp:
         title="Firstline",
         favicon=_ICON,
         language="en-US",
-        tailwind=False,
         show_welcome_message=False,
         reconnect_timeout=_RECONNECT_S,
         message_history_length=_KEPT_MESSAGES,

@@ -17,7 +17,6 @@ from firstline.fleet.request import pages, send
 from firstline.fleet.rollouts import Rollouts
 from firstline_core.fleet import rest
 from firstline_core.fleet.rest import (
-    ContractState,
     ContractStates,
     FleetDevice,
     FleetDevicePage,
@@ -150,13 +149,14 @@ class Fleet:
         """
         return send(self._client, "GET", rest.TIERS_PATH, TierHistory, params={"hours": str(hours), "model": model})
 
-    def contracts(self) -> tuple[ContractState, ...]:
-        """Returns what the audits of all devices show of each promise.
+    def contracts(self, bundle: str = "") -> ContractStates:
+        """Returns what the audits of all devices show of each promise of a bundle, or of all bundles.
 
         Raises:
             FirstlineError: the gateway's error.
         """
-        return send(self._client, "GET", rest.CONTRACTS_PATH, ContractStates).contracts
+        path = f"{rest.CONTRACTS_PATH}/{quote(bundle, safe='')}" if bundle else rest.CONTRACTS_PATH
+        return send(self._client, "GET", path, ContractStates)
 
     def device(self, name: str) -> FleetDevice:
         """Returns one device.

@@ -172,7 +172,7 @@ def test_the_numbers_and_the_rule_of_an_abort_are_shown(
 
 def test_devices_are_found_by_tag_and_model_page_by_page(page: Page, url: str, fleet: Fleet) -> None:
     fleet.ask("PATCH", f"/fleet/v1/devices/{NAMES[3]}", {"tags": {"site": "berlin"}})
-    page.goto(url)
+    page.goto(f"{url}/devices")
     rows = page.get_by_role("group", name="Devices").locator("tbody tr")
     expect(rows).to_have_count(len(NAMES))
     expect(rows.first).to_contain_text(re.compile(r"cam-00.*\d s|min ago.*digits"))
@@ -193,7 +193,7 @@ def test_devices_are_found_by_tag_and_model_page_by_page(page: Page, url: str, f
 
 
 def test_answers_by_tier_are_drawn_and_described(page: Page, url: str) -> None:
-    page.goto(f"{url}/tiers?hours=1")
+    page.goto(f"{url}/answers?hours=1")
     shows(page, "Of 2,100 rows in the last 1 h: 75.7 % on the device, 19.0 % by the full model, 5.2 % no answer.")
     expect(page.locator(".chart canvas")).to_be_visible()
     expect(page.get_by_role("group", name="Who answered").locator("tbody tr").first).to_contain_text("%")
@@ -267,7 +267,7 @@ def test_every_command_works_with_the_keyboard(page: Page, url: str, fleet: Flee
     shows(page, "running: installing")
     focused(page, "Skip to the content")
     page.keyboard.press("Enter")
-    expect(page.locator(".main")).to_be_focused()
+    expect(page.locator(".content")).to_be_focused()
     focused(page, "digits 2")
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/rollouts/{rollout}")
@@ -296,7 +296,7 @@ def test_pages_fit_the_width_of_a_phone(browser: Browser, url: str, fleet: Fleet
             "/devices",
             f"/devices/{NAMES[0]}",
             f"/rollouts/{rollout}",
-            "/tiers?hours=1",
+            "/answers?hours=1",
             "/profiles/digits/1/bench",
         ):
             page.goto(url + path)
@@ -311,7 +311,7 @@ def test_pages_are_stale_without_the_gateway_and_recover(
     rollout, _ = started(fleet, patience_s=3600)
     with watched(browser, [fleet.key]) as context:
         pages = []
-        for path in ("/devices", "/tiers", f"/rollouts/{rollout}"):
+        for path in ("/devices", "/answers", f"/rollouts/{rollout}"):
             page = context.new_page()
             page.goto(url + path)
             expect(page.get_by_text("As of")).to_be_visible()
@@ -339,7 +339,7 @@ def test_pages_need_the_password_and_are_stale_without_the_console(
     with watched(browser, [fleet.key, PASSWORD], http_credentials=shown) as context:
         with console(gateway.url, fleet.key, tmp_path / "log", FIRSTLINE_CONSOLE_PASSWORD=PASSWORD) as url:
             page = context.new_page()
-            page.goto(url)
+            page.goto(f"{url}/devices")
             expect(page.get_by_text("As of")).to_be_visible()
             wait_until(lambda: page.evaluate(_GREEN) > 0)
             for auth, status in ((None, 401), (("any", "wrong password!"), 401), (("any", PASSWORD), 200)):

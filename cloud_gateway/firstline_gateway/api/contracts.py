@@ -20,7 +20,7 @@ from firstline_gateway.api.auth import Access, Principal
 from firstline_gateway.api.messages import json_response
 from firstline_gateway.contracts.devices import DeviceAlarm
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.contracts.pool import Pool
+from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promises_in
 from firstline_gateway.contracts.records import Contribution
 from firstline_gateway.models.repository import Repository
 
@@ -43,6 +43,7 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
             {
                 "delta": contracts.delta,
                 "contracts": [_described(contracts, repository, pool) for pool in contracts.pools()],
+                "unaudited": _unaudited(contracts, repository),
                 "quotas": [_quota(model, per_hour) for model, per_hour in sorted(contracts.quotas().items())],
                 "device_alarms": _device_alarms(repository, contracts.device_alarms()),
             }
@@ -55,15 +56,29 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
         pools = [pool for pool in contracts.pools() if pool.key.bundle == bundle]
         if not pools:
             repository.versions(bundle)  # raises if the bundle is not served either
-        contributions = await to_thread(contracts.contributions, [pool.key for pool in pools], _DEVICES_SHOWN)
+        keys = [pool.key for pool in pools]
+        contributions = await to_thread(contracts.contributions, keys, _DEVICES_SHOWN)
+        evidence = await to_thread(contracts.evidence, keys)
         described = [
             _described(contracts, repository, pool)
-            | {"contributions": [_contribution(one) for one in contributions[pool.key]]}
+            | {
+                "contributions": [_contribution(one) for one in contributions[pool.key]],
+                "evidence": [one._asdict() for one in evidence[pool.key]],
+            }
             for pool in pools
         ]
         alarms = [alarm for alarm in contracts.device_alarms() if alarm.model.name == bundle]
         alarms_described = _device_alarms(repository, alarms)
-        return json_response({"bundle": bundle, "contracts": described, "device_alarms": alarms_described})
+        unaudited = [one for one in _unaudited(contracts, repository) if one["bundle"] == bundle]
+        return json_response(
+            {
+                "bundle": bundle,
+                "contracts": described,
+                "unaudited": unaudited,
+                "device_alarms": alarms_described,
+                "delta": contracts.delta,
+            }
+        )
 
     @router.delete("/{bundle}/versions/{version}")
     async def end_contract(principal: Principal, bundle: str, version: str) -> Response:
@@ -104,6 +119,9 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
 def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -> dict[str, Any]:
     key = pool.key
     model = ModelKey(key.bundle, key.version)
+    served = repository.models.get(model)
+    promises = promises_in(served.manifest) if served is not None else []
+    level = contracts.delta / max(1, sum(other.edge_digest == key.edge_digest for other in promises))
     return {
         "bundle": key.bundle,
         "version": str(key.version),
@@ -113,8 +131,11 @@ def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -
         "threshold": key.threshold,
         "event": key.event or None,
         "epsilon": key.epsilon,
+        "promise": _promise(key, _variant(repository, model, key.edge_digest)),
+        "state": pool.standing(level).value,
         "finding": pool.finding,
         "audits": pool.state.audits,
+        "audits_needed": audit.audits_to_alarm(pool.state, level),
         "disagreements": pool.disagreements,
         "risk": pool.risk,
         "e_value": audit.e_value(pool.state),
@@ -126,6 +147,26 @@ def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -
         "devices_last_hour": contracts.devices_last_hour(model),
         "escalations_per_hour": contracts.quota_per_device(model),
     }
+
+
+def _unaudited(contracts: ContractMonitor, repository: Repository) -> list[dict[str, Any]]:
+    """Returns the promises of the served bundles that no audit tests yet."""
+    audited = {pool.key for pool in contracts.pools()}
+    found = [key for served in repository.models.values() for key in promises_in(served.manifest) if key not in audited]
+    fields = ("bundle", "version", "variant", "promise", "state", "event", "epsilon", "audits", "audits_needed")
+    return [
+        {name: described[name] for name in fields}
+        for described in (_described(contracts, repository, new_pool(key, 0.0)) for key in sorted(found))
+    ]
+
+
+def _promise(key: PoolKey, variant: str | None) -> str:
+    """Returns a promise as a sentence."""
+    of = f"{key.bundle} {key.version}" + (f" ({variant})" if variant is not None else "")
+    share = f"at most {100 * key.epsilon:.4g} %"
+    if key.event:
+        return f"Edge answers of {of} have the error '{key.event}' in {share} of the cases in which it can occur."
+    return f"Edge answers of {of} differ from the full model's by {share} on average."
 
 
 def _contribution(one: Contribution) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from firstline_gateway.contracts import records
 from firstline_gateway.contracts.devices import DeviceActivity, DeviceAlarm, DeviceAlarms, share_per_hour
 from firstline_gateway.contracts.metrics import ContractMetrics
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promises, promises_of
-from firstline_gateway.contracts.records import Audit, Contribution, Counted, Skipped, count
+from firstline_gateway.contracts.records import Audit, Contribution, Counted, Evidence, Skipped, count
 from firstline_gateway.identity.principals import UNAUTHENTICATED, device_of
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts
@@ -129,6 +129,15 @@ class ContractMonitor:
         """
         with self._store.database.reading() as connection:
             return {key: records.contributions(connection, key, limit) for key in keys}
+
+    def evidence(self, keys: Iterable[PoolKey]) -> dict[PoolKey, list[Evidence]]:
+        """Returns each pool over time; blocks.
+
+        Raises:
+            CapacityError: the store refuses.
+        """
+        with self._store.database.reading() as connection:
+            return {key: records.evidence(connection, key) for key in keys}
 
     def devices_last_hour(self, model: ModelKey) -> int:
         """Returns the number of devices that requested a version within the last hour."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from firstline_core.bundle.manifest import Manifest, valid_certificate
+from firstline_core.fleet.rest import Standing
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
 from firstline_core.routing.certificate import ALL_ROWS
@@ -75,6 +76,19 @@ class Pool:
         """
         return self.lost_weight / self.weight if self.weight else None
 
+    def standing(self, level: float) -> Standing:
+        """Returns what the audits show.
+
+        Args:
+            level: of the alarm of this promise.
+        """
+        if self.alarmed_s is not None:
+            return Standing.ALARMED
+        if not self.state.audits:
+            return Standing.NOT_AUDITED
+        enough = self.state.audits >= audit.audits_to_alarm(self.state, level)
+        return Standing.HOLDS if enough else Standing.TOO_LITTLE_EVIDENCE
+
     @property
     def finding(self) -> str:
         """The result in words: "missed person: 12 % of 140 audits in which it can occur; promised 5 %"."""
@@ -88,6 +102,17 @@ class Pool:
 def model_of(key: PoolKey) -> ModelKey:
     """Returns the version whose promise it is."""
     return ModelKey(key.bundle, key.version)
+
+
+def promises_in(manifest: Manifest) -> list[PoolKey]:
+    """Returns all promises of a bundle."""
+    keys = []
+    for variant in manifest.edge:
+        certificate = valid_certificate(manifest, variant)
+        if certificate is not None:
+            promise = manifest.name, manifest.version, certificate.edge_digest, certificate.threshold
+            keys += [PoolKey(*promise, epsilon, event) for event, epsilon in sorted(certificate.audit_bounds.items())]
+    return keys
 
 
 def new_pool(key: PoolKey, now_s: float) -> Pool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import BigInteger, Column, Connection, Double, Index, Table, Text, delete, func, select
@@ -51,6 +52,17 @@ AUDITS = Table(
     Index(None, "device", "service_s"),
 )
 
+EVIDENCE = Table(
+    "contract_evidence",
+    METADATA,
+    Column("pool", Text, primary_key=True),
+    Column("hour", BigInteger, primary_key=True, autoincrement=False),  # since 1970
+    Column("audits", BigInteger, nullable=False),
+    Column("e_value", Double, nullable=False),
+    Column("risk", Double, nullable=False),
+)
+"""Each pool after the last audit of an hour."""
+
 QUOTAS = Table(
     "contract_quotas",
     METADATA,
@@ -64,6 +76,16 @@ log = logger(__name__)
 
 HOUR_S = 3600.0
 _DAY_S = 86_400.0
+_EVIDENCE_HOURS = 60 * 24
+
+
+class Evidence(NamedTuple):
+    """A pool at one time: number of audits, e-value, and estimated mean loss."""
+
+    at_s: float
+    audits: int
+    e_value: float
+    risk: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +139,17 @@ def contributions(connection: Connection, key: PoolKey, limit: int | None = None
         .limit(limit)
     )
     return [Contribution(*row) for row in connection.execute(query)]
+
+
+def evidence(connection: Connection, key: PoolKey) -> list[Evidence]:
+    """Returns a pool over time, by hour."""
+    table = EVIDENCE.c
+    query = (
+        select(table.hour, table.audits, table.e_value, table.risk)
+        .where(table.pool == text_of(key))
+        .order_by(table.hour)
+    )
+    return [Evidence(hour * HOUR_S, *numbers) for hour, *numbers in connection.execute(query)]
 
 
 def devices(connection: Connection) -> dict[PoolKey, int]:
@@ -185,12 +218,19 @@ def replace_pool(connection: Connection, pool: Pool) -> None:
     """Stores a pool, and replaces the previous one of its key."""
     row = insert(connection, POOLS).values(key=text_of(pool.key), record=msgspec.json.encode(pool).decode())
     connection.execute(row.on_conflict_do_update(index_elements=[POOLS.c.key], set_={"record": row.excluded.record}))
+    hour, numbers = int(pool.last_s // HOUR_S), {"audits": pool.state.audits, "e_value": audit.e_value(pool.state)}
+    numbers |= {"risk": pool.risk or 0.0}
+    at = insert(connection, EVIDENCE).values(pool=text_of(pool.key), hour=hour, **numbers)
+    connection.execute(at.on_conflict_do_update(index_elements=[EVIDENCE.c.pool, EVIDENCE.c.hour], set_=numbers))
+    old = (EVIDENCE.c.pool == text_of(pool.key), EVIDENCE.c.hour < hour - _EVIDENCE_HOURS)
+    connection.execute(delete(EVIDENCE).where(*old))
 
 
 def delete_pools(connection: Connection, keys: Iterable[PoolKey]) -> None:
     """Deletes pools."""
     for key in keys:
         connection.execute(delete(CONTRIBUTIONS).where(CONTRIBUTIONS.c.pool == text_of(key)))
+        connection.execute(delete(EVIDENCE).where(EVIDENCE.c.pool == text_of(key)))
         connection.execute(delete(POOLS).where(POOLS.c.key == text_of(key)))
 
 

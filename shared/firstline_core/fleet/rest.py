@@ -149,26 +149,101 @@ class TierCounts(Struct, frozen=True):
     latency_ms: int = 0
 
 
+class Standing(StrEnum):
+    """What the audits show of a promise."""
+
+    HOLDS = "holds"
+    """So many audits that twice the promised share of errors would have raised the alarm."""
+    ALARMED = "alarmed"
+    TOO_LITTLE_EVIDENCE = "too_little_evidence"
+    NOT_AUDITED = "not_audited"
+
+
+class Contribution(Struct, frozen=True):
+    """The audits of one device; `last_audit` is the time of the latest."""
+
+    device: str
+    audits: int
+    disagreements: int
+    last_audit: str
+
+
+class Evidence(Struct, frozen=True):
+    """The audits up to the end of one hour, which began at `at_s` (wall time).
+
+    Attributes:
+        audits: number of audits.
+        e_value: evidence against the promise; the alarm is at 1 / delta.
+        risk: estimated mean loss.
+    """
+
+    at_s: float
+    audits: int
+    e_value: float
+    risk: float
+
+
 class ContractState(Struct, frozen=True):
     """The result of the audits of all devices for one promise.
 
     Attributes:
+        promise: in a sentence.
+        state: what the audits show.
+        audits: number of counted audits.
+        audits_needed: expected number of audits until the alarm if errors are twice as likely as promised.
         variant: id of the edge variant; None if its bundle is not served any more.
         event: for example "missed person"; None for a promise about all accepted answers.
         finding: observed and promised share, in words.
         alarmed_since: time of the alarm; None while the promise holds.
+        last_audit: time of the latest audit; None without audits.
+        devices: number of devices that contributed audits.
+        contributions: the devices with the most disagreements; only in the answer about one bundle.
+        evidence: over time; only in the answer about one bundle.
     """
 
     bundle: str
     version: str
     variant: str | None
     event: str | None
-    finding: str
-    alarmed_since: str | None
+    promise: str
+    state: Standing
+    epsilon: float
+    audits: int
+    audits_needed: int
+    finding: str = ""
+    alarmed_since: str | None = None
+    last_audit: str | None = None
+    risk: float | None = None
+    e_value: float = 1.0
+    devices: int = 0
+    served: bool = True
+    contributions: tuple[Contribution, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+
+
+class DeviceAlarm(Struct, frozen=True):
+    """The alarm that the audits of one device raised, as it says; `ended` is None while it lasts."""
+
+    bundle: str
+    version: str
+    device: str
+    since: str
+    ended: str | None
 
 
 class ContractStates(Struct, frozen=True):
+    """The contracts of all bundles, or of one.
+
+    Attributes:
+        contracts: with audits.
+        unaudited: the promises of served bundles that no audit tests yet.
+        delta: the probability with which a contract that holds may ever alarm.
+    """
+
     contracts: tuple[ContractState, ...]
+    unaudited: tuple[ContractState, ...] = ()
+    device_alarms: tuple[DeviceAlarm, ...] = ()
+    delta: float = 0.05
 
 
 class TierHistory(Struct, frozen=True):
@@ -212,7 +287,7 @@ class FleetOverview(Struct, frozen=True):
         devices: number of accepted devices by presence.
         unaccepted: number of devices that wait to be accepted, and get no models before.
         tag: the tag by whose values `by_tag` counts.
-        by_tag: number of accepted devices by value of the tag and presence; the value is "" for devices without the tag.
+        by_tag: number of accepted devices by value of the tag and presence; "" without the tag.
         agent_versions: number of accepted devices with access by version of the agent; "" if it is unknown.
         outboxes: the devices with the oldest items in their outbox, at most `LISTED`.
         expiring: the devices whose certificates end first, within `EXPIRES_SOON_S`, at most `LISTED`.

@@ -41,6 +41,7 @@ quiet times, the quiet times count too much, and an alarm may be false more ofte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -146,6 +147,25 @@ def alarm(state: AuditState, level: float) -> bool:
     if not 0 < level < 1:
         raise ConfigError(f"The level of an alarm is {level:g}, but must be above 0 and below 1, such as 0.05.")
     return state.peak * level >= 1
+
+
+def audits_to_alarm(state: AuditState, level: float, odds: float = 2.0) -> int:
+    """Returns the expected number of audits until the alarm, if edge answers are wrong more often than promised.
+
+    The best player's wealth grows by its expected logarithm in each audit (Wald 1945); half of it is bet from the first
+    audit on.
+
+    Args:
+        state: of the test; only its promise and its bets count.
+        level: as in `alarm`.
+        odds: how much higher the odds of a wrong answer are than those of epsilon.
+    """
+    wrong = odds * state.epsilon / (1 + (odds - 1) * state.epsilon)
+    growth = max(
+        wrong * math.log(1 + bet * (1 - state.epsilon)) + (1 - wrong) * math.log(1 - bet * state.epsilon)
+        for bet in state.bets
+    )
+    return math.ceil(math.log(2 * len(state.bets) / level) / growth)
 
 
 def check(state: AuditState) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing import audit
-from firstline_core.routing.audit import AuditState, alarm, begin, check, e_value, update
+from firstline_core.routing.audit import AuditState, alarm, audits_to_alarm, begin, check, e_value, update
 
 
 def _after(losses: list[float], epsilon: float = 0.05, *, start: AuditState | None = None) -> AuditState:
@@ -105,6 +105,18 @@ def test_epsilon_and_the_level_lie_between_0_and_1(share: float) -> None:
         begin(share)
     with pytest.raises(ConfigError, match="level"):
         alarm(begin(0.05), share)
+
+
+@pytest.mark.parametrize("epsilon", [0.02, 0.05, 0.2])
+def test_the_expected_number_of_audits_until_the_alarm(epsilon: float) -> None:
+    rng, wrong, needed = np.random.default_rng(5), 2 * epsilon / (1 + epsilon), audits_to_alarm(begin(epsilon), 0.05)
+    found = []
+    for _ in range(60):
+        state = begin(epsilon)
+        while not alarm(state, 0.05):
+            state = update(state, float(rng.random() < wrong), propensity=0.1, floor=0.1)
+        found.append(state.audits)
+    assert 0.5 < np.mean(found) / needed < 1.1
 
 
 def test_false_alarms_are_as_rare_as_promised() -> None:

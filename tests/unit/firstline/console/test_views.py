@@ -6,12 +6,24 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from firstline.console import devices_view, profiles_view, rollouts_view, tiers_view
+from firstline.console import answers_view, devices_view, overview_view, profiles_view, rollouts_view
 from firstline.console.cells import Cell, Tone, address, duration, number, plain
 from firstline_core.errors import RequestError
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.profiles import ProfileRequest
-from firstline_core.fleet.rest import ContractState, FleetDevice, FleetDevicePage, TierCounts, TierHistory
+from firstline_core.fleet.rest import (
+    ContractState,
+    ContractStates,
+    ExpiringCertificate,
+    FleetDevice,
+    FleetDevicePage,
+    FleetOverview,
+    Outbox,
+    Presence,
+    Standing,
+    TierCounts,
+    TierHistory,
+)
 from firstline_core.fleet.rollout import FindingState, Look, RolloutPage, RolloutSummary
 from firstline_core.fleet.twin import (
     Desired,
@@ -215,34 +227,90 @@ def history(*points: tuple[float, int, int, int]) -> TierHistory:
 
 def test_shares_are_added_up_to_the_spans_of_a_chart() -> None:
     told = history(*((300.0 * index, 8, 2, 0) for index in range(576)))
-    for hours in tiers_view.SPANS_H:
-        span_s, found = tiers_view.shares(told, hours)
-        assert len(found) <= tiers_view.POINTS and span_s * tiers_view.POINTS >= hours * 3600
+    for hours in answers_view.SPANS_H:
+        span_s, found = answers_view.shares(told, hours)
+        assert len(found) <= answers_view.POINTS and span_s * answers_view.POINTS >= hours * 3600
     assert span_s == 1800 and found[0].rows == 60 and found[0].percent("edge") == 80
-    assert len(tiers_view.tier_rows(found)) == tiers_view.ROWS
+    assert len(answers_view.tier_rows(found)) == answers_view.ROWS
 
 
 def test_answers_by_tier_are_described_and_drawn_to_100_percent() -> None:
-    span_s, found = tiers_view.shares(history((0.0, 70, 20, 10), (300.0, 0, 0, 0)), 1)
-    assert tiers_view.summary(found, 1) == (
+    span_s, found = answers_view.shares(history((0.0, 70, 20, 10), (300.0, 0, 0, 0)), 1)
+    assert answers_view.summary(found, 1) == (
         "Of 100 rows in the last 1 h: 70.0 % on the device, 20.0 % by the full model, 10.0 % no answer."
     )
-    drawn = tiers_view.chart(found, span_s, 600.0, 1)
+    drawn = answers_view.chart(found, span_s, 600.0, 1)
     assert [series["data"][0] for series in drawn["series"]] == [
         [150_000.0, 70.0],
         [150_000.0, 20.0],
         [150_000.0, 10.0],
     ]
-    assert drawn["aria"]["label"]["description"] == tiers_view.summary(found, 1)
-    assert "There were no requests" in tiers_view.summary([], 24)
+    assert drawn["aria"]["label"]["description"] == answers_view.summary(found, 1)
+    assert "There were no requests" in answers_view.summary([], 24)
 
 
-def test_broken_promises_are_named_with_their_numbers() -> None:
+PROMISE = ContractState("yard", "3", "edge", None, "Edge answers of yard 3 differ.", Standing.HOLDS, 0.05, 900, 313)
+OVERVIEW = FleetOverview(
+    at_s=1.7e9,
+    devices={Presence.ONLINE: 4, Presence.LATE: 2},
+    unaccepted=1,
+    tag="site",
+    by_tag={"": {Presence.ONLINE: 1}, "kiel": {Presence.ONLINE: 3, Presence.LATE: 2}},
+    agent_versions={"1.1": 1, "1.2": 5},
+    outboxes=(Outbox("cam/1", 37, 90.0),),
+    expiring=(ExpiringCertificate("cam/1", 1.7e9 + 86_400), ExpiringCertificate("cam/2", 1.7e9 - 1)),
+    expiring_count=2,
+    waiting=(ROLLOUT,),
+)
+
+
+def test_the_overview_counts_devices_and_promises() -> None:
+    tiles = {tile.label: tile for tile in overview_view.device_tiles(OVERVIEW)}
+    assert {label: tile.number for label, tile in tiles.items()} == {
+        "Online": 4,
+        "Late": 2,
+        "Asleep": 0,
+        "Revoked": 0,
+        "Not accepted": 1,
+    }
+    assert tiles["Late"].tone is Tone.BAD and tiles["Revoked"].tone is Tone.PLAIN
+    assert tiles["Late"].href == "/devices?presence=late"
+    old = replace(PROMISE, served=False, state=Standing.ALARMED)
+    unaudited = replace(PROMISE, state=Standing.NOT_AUDITED, audits=0)
+    found = overview_view.contract_tiles(ContractStates((PROMISE, old), (unaudited,)))
+    assert [tile.number for tile in found] == [1, 0, 0, 1]
+    rows = overview_view.tag_rows(OVERVIEW)
+    assert rows[0]["value"] == Cell("without site", "/devices?selector=%21site")
+    assert [rows[1][name].text for name in ("value", "all", "late")] == ["kiel", "5", "2"]
+    assert [row["version"].text for row in overview_view.agent_rows(OVERVIEW)] == ["1.2", "1.1"]
+    assert overview_view.outbox_rows(OVERVIEW)[0]["oldest"].text == "1.5 min"
+
+
+def test_attention_names_what_a_person_has_to_do() -> None:
     finding = "missed person: 12 % of 140 audits in which it can occur; promised 5 %"
-    broken = ContractState("yard", "3", "edge", "missed person", finding, "2026-11-21T00:00:00+00:00")
-    assert tiers_view.broken_promises([broken, replace(broken, alarmed_since=None)]) == [
-        f"yard version 3: the promise is broken: {finding}, since 2026-11-21T00:00:00+00:00."
+    broken = replace(PROMISE, state=Standing.ALARMED, finding=finding, alarmed_since="2026-11-21T00:00:00+00:00")
+    data = overview_view.OverviewData(OVERVIEW, ContractStates((broken, PROMISE)), history())
+    assert [(one.sentence, one.href) for one in overview_view.attention(data)] == [
+        (f"yard 3 breaks its promise: {finding}.", "/contracts/yard"),
+        ("digits 2 waits for a person: Stage 2 of 2 is observed for 60 s.", "/rollouts/r1"),
+        ("2 devices lost the connection, or sent no message for 15 minutes.", "/devices?presence=late&sort=last_seen"),
+        ("1 device must be accepted, and get no models before.", "/devices?accepted=false"),
+        ("The certificate of cam/1 ends in 1 d and was not renewed.", "/devices/cam%2F1"),
+        ("The certificate of cam/2 has ended and was not renewed.", "/devices/cam%2F2"),
     ]
+    quiet = replace(OVERVIEW, devices={Presence.ONLINE: 4}, unaccepted=0, expiring=(), expiring_count=0, waiting=())
+    assert overview_view.attention(overview_view.OverviewData(quiet, ContractStates((PROMISE,)), history())) == []
+
+
+def test_the_figures_of_all_answers() -> None:
+    told = TierHistory(300.0, ("digits",), (TierCounts(0.0, 70, 20, 10, 90, 900), TierCounts(300.0, 0, 0, 0)))
+    assert dict(overview_view.answer_figures(told)) == {
+        "Answers": "100",
+        "On the device": "70.0 %",
+        "Mean latency": "10 ms",
+        "Without answer": "10",
+    }
+    assert dict(overview_view.answer_figures(history()))["Mean latency"] == "-"
 
 
 def test_formats() -> None:

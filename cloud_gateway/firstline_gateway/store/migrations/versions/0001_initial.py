@@ -51,6 +51,15 @@ def _create_contracts() -> None:
     op.create_index("ix_contract_audits_device_service_s", "contract_audits", ["device", "service_s"])
     op.create_index("ix_contract_audits_service_s", "contract_audits", ["service_s"])
     op.create_table(
+        "contract_evidence",
+        sa.Column("pool", sa.Text, nullable=False),
+        sa.Column("hour", sa.BigInteger, nullable=False, autoincrement=False),
+        sa.Column("audits", sa.BigInteger, nullable=False),
+        sa.Column("e_value", sa.Double, nullable=False),
+        sa.Column("risk", sa.Double, nullable=False),
+        sa.PrimaryKeyConstraint("pool", "hour", name="pk_contract_evidence"),
+    )
+    op.create_table(
         "contract_quotas",
         sa.Column("bundle", sa.Text, nullable=False),
         sa.Column("version", sa.BigInteger, nullable=False, autoincrement=False),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from firstline.console.cells import Column, Row, duration, moment, rows
-from firstline_core.fleet.rest import ContractState, TierCounts, TierHistory
+from firstline_core.fleet.rest import TierCounts, TierHistory
 
 SPANS_H = (1, 6, 24, 48)
 POINTS = 96
@@ -17,8 +16,9 @@ ROWS = 24
 _SERIES = (
     ("edge", "on the device", "#0072b2"),
     ("cloud", "by the full model", "#e69f00"),
-    ("errors", "no answer", "#555"),
+    ("errors", "no answer", "#7b8794"),
 )
+_TEXT, _LINE = "#7b8794", "#7b879433"  # readable in both themes
 
 
 class Shares(NamedTuple):
@@ -78,15 +78,6 @@ TIERS: tuple[Column[Shares], ...] = (
 )
 
 
-def broken_promises(contracts: Iterable[ContractState]) -> list[str]:
-    """Returns a sentence for each promise that the audits of the fleet found broken."""
-    return [
-        f"{one.bundle} version {one.version}: the promise is broken: {one.finding}, since {one.alarmed_since}."
-        for one in contracts
-        if one.alarmed_since is not None
-    ]
-
-
 def tier_rows(spans: list[Shares]) -> list[Row]:
     """Returns the latest spans, newest first."""
     return rows(TIERS, reversed(spans[-ROWS:]), lambda one: str(one.at_s))
@@ -98,11 +89,23 @@ def chart(spans: list[Shares], span_s: float, now_s: float, hours: int) -> dict[
         "aria": {"enabled": True, "decal": {"show": True}, "label": {"description": summary(spans, hours)}},
         "useUTC": True,
         "animation": False,
-        "legend": {"top": 0},
+        "textStyle": {"color": _TEXT},
+        "legend": {"top": 0, "textStyle": {"color": _TEXT}},
         "grid": {"left": 48, "right": 16, "top": 56, "bottom": 32},
         "tooltip": {"trigger": "axis", "axisPointer": {"type": "shadow"}},
-        "xAxis": {"type": "time", "min": 1000 * (now_s - hours * 3600), "max": 1000 * now_s},
-        "yAxis": {"type": "value", "min": 0, "max": 100, "axisLabel": {"formatter": "{value} %"}},
+        "xAxis": {
+            "type": "time",
+            "axisLabel": {"color": _TEXT, "hideOverlap": True},
+            "min": 1000 * (now_s - hours * 3600),
+            "max": 1000 * now_s,
+        },
+        "yAxis": {
+            "type": "value",
+            "min": 0,
+            "max": 100,
+            "axisLabel": {"formatter": "{value} %", "color": _TEXT},
+            "splitLine": {"lineStyle": {"color": _LINE}},
+        },
         "series": [
             {
                 "name": label,

@@ -1,0 +1,212 @@
+"""View models of the overview: pure functions of the gateway's answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from firstline.console import rollouts_view
+from firstline.console.cells import (
+    Cell,
+    Column,
+    Row,
+    Tone,
+    address,
+    contract_page,
+    device_page,
+    duration,
+    number,
+    rollout_page,
+    rows,
+)
+from firstline_core.fleet.rest import (
+    ContractState,
+    ContractStates,
+    FleetOverview,
+    Outbox,
+    Presence,
+    Standing,
+    TierHistory,
+)
+from firstline_core.telemetry.wording import counted
+
+PRESENCES: dict[Presence, tuple[str, Tone]] = {
+    Presence.ONLINE: ("Online", Tone.GOOD),
+    Presence.LATE: ("Late", Tone.BAD),
+    Presence.ASLEEP: ("Asleep", Tone.BUSY),
+    Presence.REVOKED: ("Revoked", Tone.BAD),
+}
+"""Name and tone of each presence, in the order of the page."""
+STANDINGS: dict[Standing, tuple[str, Tone]] = {
+    Standing.HOLDS: ("Holds", Tone.GOOD),
+    Standing.ALARMED: ("Alarmed", Tone.BAD),
+    Standing.TOO_LITTLE_EVIDENCE: ("Too little evidence", Tone.BUSY),
+    Standing.NOT_AUDITED: ("Not audited", Tone.BUSY),
+}
+_SHOWN = 5  # of each kind of attention
+
+
+class Tile(NamedTuple):
+    """A number with a label; `href` is the page with the details."""
+
+    label: str
+    number: int
+    tone: Tone
+    href: str
+
+
+class Attention(NamedTuple):
+    """Something that a person has to look at."""
+
+    tone: Tone
+    sentence: str
+    href: str
+
+
+class OverviewData(NamedTuple):
+    """The gateway's answers of this page."""
+
+    fleet: FleetOverview
+    contracts: ContractStates
+    tiers: TierHistory
+
+
+def device_tiles(fleet: FleetOverview) -> list[Tile]:
+    """Returns the number of devices by presence; a number of 0 has no tone."""
+    found = [
+        Tile(label, count, tone if count else Tone.PLAIN, address("/devices", presence=presence.value))
+        for presence, (label, tone) in PRESENCES.items()
+        for count in (fleet.devices.get(presence, 0),)
+    ]
+    waiting = fleet.unaccepted
+    found.append(Tile("Not accepted", waiting, Tone.BUSY if waiting else Tone.PLAIN, "/devices?accepted=false"))
+    return found
+
+
+def contract_tiles(contracts: ContractStates) -> list[Tile]:
+    """Returns the number of promises of served bundles by what their audits show."""
+    served = [one for one in (*contracts.contracts, *contracts.unaudited) if one.served]
+    counts = Counter(one.state for one in served)
+    return [
+        Tile(label, counts[state], tone if counts[state] else Tone.PLAIN, address("/contracts", state=state.value))
+        for state, (label, tone) in STANDINGS.items()
+    ]
+
+
+def attention(data: OverviewData) -> list[Attention]:
+    """Returns what a person has to look at, the most urgent first."""
+    fleet = data.fleet
+    late = fleet.devices.get(Presence.LATE, 0)
+    found = [
+        Attention(Tone.BAD, f"{one.bundle} {one.version} breaks its promise: {one.finding}.", contract_page(one.bundle))
+        for one in _alarmed(data.contracts.contracts)
+    ]
+    found += [
+        Attention(Tone.BUSY, f"{rollouts_view.title(one)} waits for a person: {one.sentence}", rollout_page(one.id))
+        for one in fleet.waiting[:_SHOWN]
+    ]
+    if late:
+        page = address("/devices", presence=Presence.LATE.value, sort="last_seen")
+        found.append(
+            Attention(
+                Tone.BAD, f"{counted(late, 'device')} lost the connection, or sent no message for 15 minutes.", page
+            )
+        )
+    if fleet.unaccepted:
+        sentence = f"{counted(fleet.unaccepted, 'device')} must be accepted, and get no models before."
+        found.append(Attention(Tone.BUSY, sentence, "/devices?accepted=false"))
+    found += [
+        Attention(
+            Tone.BAD,
+            f"The certificate of {one.device} "
+            + (f"ends in {duration(left_s)}" if (left_s := one.ends_s - fleet.at_s) > 0 else "has ended")
+            + " and was not renewed.",
+            device_page(one.device),
+        )
+        for one in fleet.expiring[:_SHOWN]
+    ]
+    if fleet.expiring_count > _SHOWN:
+        more = counted(fleet.expiring_count - _SHOWN, "further certificate")
+        found.append(Attention(Tone.BAD, f"{more} end within 14 days.", "/devices"))
+    return found
+
+
+def _alarmed(contracts: Iterable[ContractState]) -> list[ContractState]:
+    return [one for one in contracts if one.state is Standing.ALARMED]
+
+
+class TagRow(NamedTuple):
+    """The devices with one value of a tag."""
+
+    tag: str
+    value: str
+    counts: dict[Presence, int]
+
+
+def _count(presence: Presence) -> Column[TagRow]:
+    label, tone = PRESENCES[presence]
+
+    def cell(row: TagRow) -> Cell:
+        count = row.counts.get(presence, 0)
+        return Cell(str(count), tone=tone if count and tone is Tone.BAD else Tone.PLAIN)
+
+    return Column(presence.value, label, cell, number=True)
+
+
+def _value(row: TagRow) -> Cell:
+    selector = f"{row.tag}={row.value}" if row.value else f"!{row.tag}"
+    return Cell(row.value or f"without {row.tag}", address("/devices", selector=selector))
+
+
+BY_TAG: tuple[Column[TagRow], ...] = (
+    Column("value", "Value", _value),
+    Column("all", "Devices", lambda row: str(sum(row.counts.values())), number=True),
+    *(_count(presence) for presence in (Presence.ONLINE, Presence.LATE, Presence.ASLEEP, Presence.REVOKED)),
+)
+
+
+def tag_rows(fleet: FleetOverview) -> list[Row]:
+    """Returns the devices by the values of the tag."""
+    found = (TagRow(fleet.tag, value, counts) for value, counts in fleet.by_tag.items())
+    return rows(BY_TAG, found, lambda row: row.value)
+
+
+AGENTS: tuple[Column[tuple[str, int]], ...] = (
+    Column("version", "Agent version", lambda one: one[0] or "unknown"),
+    Column("devices", "Devices", lambda one: str(one[1]), number=True),
+)
+
+
+def agent_rows(fleet: FleetOverview) -> list[Row]:
+    """Returns the number of devices by agent version, the most frequent first."""
+    by_count = sorted(fleet.agent_versions.items(), key=lambda one: (-one[1], one[0]))
+    return rows(AGENTS, by_count, lambda one: one[0])
+
+
+OUTBOXES: tuple[Column[Outbox], ...] = (
+    Column("device", "Device", lambda one: Cell(one.device, device_page(one.device))),
+    Column("items", "Corrections", lambda one: str(one.items), number=True),
+    Column("oldest", "Oldest", lambda one: duration(one.oldest_s), number=True),
+)
+
+
+def outbox_rows(fleet: FleetOverview) -> list[Row]:
+    """Returns the oldest outboxes."""
+    return rows(OUTBOXES, fleet.outboxes[:_SHOWN], lambda one: one.device)
+
+
+def answer_figures(history: TierHistory) -> list[tuple[str, str]]:
+    """Returns the figures of all answers of the history: number, edge share and latency."""
+    kept, escalated, errors, requests, latency_ms = (
+        sum(getattr(point, name) for point in history.points)
+        for name in ("kept", "escalated", "errors", "requests", "latency_ms")
+    )
+    total = kept + escalated + errors
+    share = f"{100 * kept / total:.1f} %" if total else "-"
+    return [
+        ("Answers", f"{total:,}"),
+        ("On the device", share),
+        ("Mean latency", f"{number(latency_ms / requests)} ms" if requests else "-"),
+        ("Without answer", f"{errors:,}"),
+    ]
