@@ -32,7 +32,7 @@ from firstline_core.bundle.manifest import (
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.processing.steps import Graph, ModelInput, decoded_kind
-from firstline_core.runtime.base import Runtime
+from firstline_core.runtime.base import RowByRow, Runtime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
@@ -182,6 +182,8 @@ def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Wa
     for (model, runtime), model_id in zip(described, ids, strict=True):
         artefact = files.add(model.file, f"{model_id}.{runtime}")
         loaded = load_runtime(files.folder / artefact.file, runtime, options)
+        if model.without_rows:
+            loaded = RowByRow(loaded, model.without_rows)
         fed = _fed(model, model_id, loaded, files, shared)
         declared = _model(model, model_id, artefact, tuple(fed), files)
         for each, port in fed.items():
@@ -272,6 +274,8 @@ def _model(model: ModelSpec, model_id: str, artefact: Artefact, inputs: tuple[Mo
         postprocess=_with_artefacts(model.postprocess, files),
         output=model.output,
         measured=dict(model.measured),
+        batch=1 if model.without_rows else None,
+        without_rows=model.without_rows,
     )
 
 

@@ -131,6 +131,8 @@ class Trials:
             ),
             postprocess=self._with_files(parse_postprocess(reading.postprocess)),
             output=reading.output,
+            batch=1 if reading.without_rows else None,
+            without_rows=reading.without_rows,
         )
 
     def _bundle(self, reading: Reading) -> Bundle:

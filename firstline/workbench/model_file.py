@@ -7,17 +7,19 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from firstline.workbench.bundle import RuntimeName, runtime_of
 from firstline_core.protocol.protobuf import fields
+from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.litert import operator_names
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
-from firstline_core.types import TensorSpec
+from firstline_core.types import Arrays, TensorSpec
 
 _LABEL_FILE = re.compile(r"(^|/)[^/]*label[^/]*\.txt$", re.IGNORECASE)
 _LABELS_LIMIT_BYTES = 16 << 20
+_LEAST_SIDE = 16  # pixels of an image; fewer on the first axis are rows
 _PRODUCER, _GRAPH, _METADATA = 2, 7, 14  # of a ModelProto
 
 
@@ -33,6 +35,7 @@ class ModelFile:
         operators: kinds of its operators, in order.
         metadata: pairs that the exporter wrote.
         labels: of its classes, from its metadata or a file inside; () if it has none.
+        without_rows: names of inputs and outputs that have no axis of rows; it is added to their shapes.
     """
 
     name: str
@@ -43,6 +46,7 @@ class ModelFile:
     operators: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    without_rows: tuple[str, ...] = ()
 
 
 def read_model_file(file: Path, options: RuntimeOptions = RuntimeOptions()) -> ModelFile:  # noqa: B008 (frozen)
@@ -53,12 +57,53 @@ def read_model_file(file: Path, options: RuntimeOptions = RuntimeOptions()) -> M
         ModelLoadError: the runtime does not load it.
     """
     runtime = runtime_of(file)
-    with closing(load_runtime(file, runtime, options)) as loaded:
+    with closing(load_runtime(file, runtime, options)) as raw:
+        without_rows = tuple(spec.name for spec in raw.inputs if _is_one_row(spec.shape))
+        if without_rows:
+            without_rows += tuple(spec.name for spec in raw.outputs if len(spec.shape) < 2 or spec.shape[0] != 1)
+        loaded = RowByRow(raw, without_rows)
         operators, metadata = (operator_names(file), {}) if runtime == "tflite" else _onnx(file.read_bytes())
         labels = _named(metadata) or _inside(file)
         return ModelFile(
-            file.name, runtime, loaded.inputs, loaded.outputs, dict(loaded.ranges), operators, metadata, labels
+            file.name,
+            runtime,
+            loaded.inputs,
+            loaded.outputs,
+            dict(loaded.ranges),
+            operators,
+            metadata,
+            labels,
+            without_rows,
         )
+
+
+def _is_one_row(shape: tuple[int, ...]) -> bool:
+    """Returns whether an input takes one row without an axis of rows: a list of numbers, or one image of colours."""
+    if len(shape) == 3:
+        return shape[0] == 3 or (shape[2] in (1, 3) and shape[0] >= _LEAST_SIDE)
+    return len(shape) == 1 and shape[0] > 1
+
+
+def with_output_rows(file: ModelFile, outputs: Arrays) -> tuple[ModelFile, Arrays]:
+    """Adds an axis of rows to outputs that hold the boxes of one image, such as [boxes, 7], or [boxes, 4] and [boxes].
+
+    Args:
+        file: of a model.
+        outputs: of one row.
+
+    Returns:
+        The description, and the outputs; both unchanged for other models.
+    """
+    shapes = [array.shape for array in outputs.values()]
+    corners = [shape for shape in shapes if len(shape) == 2 and shape[1] == 4]
+    numbered = len(shapes) == 1 and len(shapes[0]) == 2 and shapes[0][1] == 7
+    listed = len(corners) == 1 < len(shapes) and all(len(one) < 3 and one[:1] in ((), corners[0][:1]) for one in shapes)
+    if file.without_rows or not (numbered or listed) or max(shapes)[0] == 1:
+        return file, outputs
+    added = tuple(TensorSpec(spec.name, spec.datatype, (-1, *spec.shape)) for spec in file.outputs)
+    return replace(file, outputs=added, without_rows=tuple(outputs)), {
+        name: array[None] for name, array in outputs.items()
+    }
 
 
 def _onnx(model: bytes) -> tuple[tuple[str, ...], dict[str, str]]:

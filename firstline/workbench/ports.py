@@ -32,7 +32,7 @@ def input_port(runtime: Runtime, name: str, model_id: str) -> TensorSpec:
     if len(port.shape) == 1 and port.shape[0] > 1:
         raise ConfigError(
             f"Model '{model_id}': its input '{port.name}' is declared as {list(port.shape)}, without an axis of rows; "
-            f"export the model so that its input is [rows, {port.shape[0]}]."
+            f"export the model so that its input is [rows, {port.shape[0]}], or name it in the recipe's `without_rows`."
         )
     return port
 
@@ -66,7 +66,8 @@ def with_output(
     if len(output.shape) == 1 and output.shape[0] > 1 and output.shape[0] != rows:
         raise ConfigError(
             f"{source.name}: its output '{output.name}' is declared as {list(output.shape)}, without an axis of rows; "
-            "export the model so that its output is [rows, labels], without squeezing."
+            "export the model so that its output is [rows, labels], without squeezing, or name it in the recipe's "
+            "`without_rows`."
         )
     if not model.output and len(runtime.outputs) > 1:
         model = msgspec.structs.replace(model, output=output.name)

@@ -111,6 +111,7 @@ class ModelSpec:
         input: the model's input by name; "" where it has one.
         output: the model's output by name; "" where it has one.
         measured: figures measured on this very file, e.g. {"accuracy": 0.97}.
+        without_rows: names of the model's inputs and outputs that have no axis of rows.
     """
 
     file: Path
@@ -122,6 +123,7 @@ class ModelSpec:
     output: str = ""
     measured: Mapping[str, float] = field(default_factory=dict)
     inputs: Mapping[str, FeedSpec] = field(default_factory=dict)
+    without_rows: tuple[str, ...] = ()
 
     @property
     def presteps(self) -> tuple[PlainPre, ...]:
@@ -284,6 +286,7 @@ class _Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     inputs: dict[str, _Feed] = {}
     output: str = ""
     measured: dict[str, float] = {}
+    without_rows: tuple[str, ...] = ()
 
 
 class _Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -354,6 +357,7 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
             },
             output=entry.output,
             measured=entry.measured,
+            without_rows=entry.without_rows,
         )
 
     labels = read_labels(folder / recipe.labels, recipe.labels_skip) if recipe.labels else ()

@@ -137,8 +137,9 @@ USAGE: Mapping[str, tuple[str, str]] = {
         "named; corners are yxyx and fractions unless named",
     ),
     "box_rows": (
-        "box_rows[:pixels|fractions]",
-        "after a detector: rows of x1, y1, x2, y2, score, class, with suppression inside",
+        "box_rows[:pixels|fractions][:numbered=true]",
+        "after a detector: rows of x1, y1, x2, y2, score, class, with suppression inside; numbered, rows of image, x1, "
+        "y1, x2, y2, class, score",
     ),
     "class_map": (
         "class_map:NUMBERS",
@@ -184,7 +185,7 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "yolo": ("objectness", "unit"),
     "detr": ("logits", "boxes", "activation"),
     "ssd": ("boxes", "classes", "scores", "count", "corners", "unit"),
-    "box_rows": ("unit",),
+    "box_rows": ("unit", "numbered"),
     "class_map": ("to",),
     "suppress": ("score", "iou", "floor", "limit"),
 }
@@ -211,6 +212,7 @@ _BY_NAME = frozenset(
         "padding",
         "log",
         "frames",
+        "numbered",
     }
 )
 _AUDIO = ("decode_audio", "mono", "resample", "crop", "pad", "windows")
@@ -270,7 +272,7 @@ _NUMBERS = {
     "floor": float,
     "limit": int,
 }
-_SWITCHES = ("objectness", "lower", "strip", "truncate", "log")
+_SWITCHES = ("objectness", "numbered", "lower", "strip", "truncate", "log")
 _NO_FILE = Artefact("file", "0" * 64, 0)
 _INTEGERS = ("background", "strides", "indices", "columns")
 _COCO_UNUSED = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)

@@ -12,6 +12,7 @@ from PIL import Image
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.recognition import ImageInput, image_input, token_inputs
 from firstline_core.errors import FirstlineError, InferenceError
+from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.types import DATATYPES, Array, Arrays, TensorSpec
 
@@ -36,7 +37,7 @@ def trial_outputs(file: Path, described: ModelFile, image: Image.Image | None) -
         ModelLoadError, InferenceError, InvalidTensorError: the model does not run.
     """
     found = image_input(described)
-    with closing(load_runtime(file, described.runtime, RuntimeOptions())) as loaded:
+    with closing(RowByRow(load_runtime(file, described.runtime, RuntimeOptions()), described.without_rows)) as loaded:
         if found is None or image is None:
             return loaded.run(_made_up(described))
         return loaded.run({described.inputs[0].name: _pixels(described, found, image)})

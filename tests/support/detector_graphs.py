@@ -31,7 +31,7 @@ def constant_outputs(
 
     Args:
         path: of the file.
-        outputs: by name, with an axis of one row.
+        outputs: by name, usually with an axis of one row.
         shape: of the input `images`.
         dtype: of the input.
         metadata: of the model.
@@ -39,7 +39,7 @@ def constant_outputs(
     """
     nodes = [
         helper.make_node("Cast", ["images"], ["pixels"], to=TensorProto.FLOAT),
-        helper.make_node("ReduceMean", ["pixels"], ["mean"], axes=[0, 1, 2, 3], keepdims=0),
+        helper.make_node("ReduceMean", ["pixels"], ["mean"], axes=[*range(len(shape))], keepdims=0),
         helper.make_node("Mul", ["mean", "small"], ["little"]),
     ]
     constants = [numpy_helper.from_array(np.array(1e-7, np.float32), "small")]
@@ -194,6 +194,22 @@ def efficient_nms(path: Path) -> Path:
         "det_classes": classes,
     }
     return constant_outputs(path, outputs)
+
+
+def yolov7_end_to_end(path: Path) -> Path:
+    """Rows of all images of a batch, without an axis of rows."""
+    rows = np.array([[0, *BOX, LABEL, 0.9], [0, 0, 0, 8, 8, 0, 0.1]], np.float32)
+    return constant_outputs(path, {"output": rows})
+
+
+def torchvision(path: Path) -> Path:
+    """One image, and lists of its boxes, labels and scores: no axis of rows."""
+    outputs: dict[str, Any] = {
+        "boxes": np.array([BOX, (0, 0, 8, 8), (8, 8, 20, 20)], np.float32),
+        "labels": np.array([3, 1, 2], np.int64),  # COCO's category 3 is the third of its 80 classes
+        "scores": np.array([0.9, 0.1, 0.05], np.float32),
+    }
+    return constant_outputs(path, outputs, shape=(3, SIDE, SIDE))
 
 
 def fastestdet(path: Path) -> Path:

@@ -85,7 +85,7 @@ def source_of(manifest: Manifest, wanted: str = "") -> Model:
     """Returns the model to compress: the wanted one, else the first edge variant in FP32, else the full model in FP32.
 
     Raises:
-        ConfigError: there is no such model, or it is not in FP32.
+        ConfigError: there is no such model, it is not in FP32, or it has no axis of rows.
     """
     known = {model.id: model for model in manifest.models}
     if wanted and wanted not in known:
@@ -99,7 +99,10 @@ def source_of(manifest: Manifest, wanted: str = "") -> Model:
             f"Bundle '{manifest.name}' has no model in fp32, and only such are compressed: {precisions}. "
             "Where one is, say so by precision in the recipe (docs/reference/bundles.md), and create the bundle again."
         )
-    return known[wanted] if wanted else fit[0]
+    source = known[wanted] if wanted else fit[0]
+    if source.without_rows:
+        raise ConfigError(f"'{source.id}' has no axis of rows; export it with one to compress it.")
+    return source
 
 
 def promise_of(

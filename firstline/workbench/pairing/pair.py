@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.decodings import Trials, first_score
-from firstline.workbench.model_file import ModelFile, read_model_file
+from firstline.workbench.model_file import ModelFile, read_model_file, with_output_rows
 from firstline.workbench.observe import arrays_of
 from firstline.workbench.pairing.agreement import check_agreement
 from firstline.workbench.pairing.labels import Labelled, label, label_files
@@ -138,7 +138,8 @@ def read_pair(
     """
     nearby = label_files(spec.places(dataset.path))
     near = look_around(spec, dataset, files, {len(spec.labels), *map(len, nearby.values())})
-    raw = {role: _raw(spec.files[role], file, dataset) for role, file in files.items()}
+    tried = {role: with_output_rows(file, _raw(spec.files[role], file, dataset)) for role, file in files.items()}
+    files, raw = ({role: found[0] for role, found in tried.items()}, {role: found[1] for role, found in tried.items()})
     found = {role: recognise(file, raw[role], near[role]) for role, file in files.items()}
     labelled = label(_of_one_task(files, found, near), spec.labels, nearby)
     task = task_of(labelled)

@@ -104,6 +104,8 @@ def _model(role: str, described: Described) -> Iterator[str]:
     yield f"postprocess = {json.dumps(reading.postprocess)}"
     if reading.output:
         yield f"output = {json.dumps(reading.output)}"
+    if reading.without_rows:
+        yield f"without_rows = {json.dumps(reading.without_rows)}"
     if len(reading.feeds) > 1 or reading.columns:
         yield from _feeds(role, reading)
 

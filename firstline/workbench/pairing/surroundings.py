@@ -35,8 +35,7 @@ def look_around(
     """Returns what is known about each model before it is recognised, by role.
 
     Raises:
-        ConfigError: an image or a recording cannot be decoded, a model has no axis of rows, or a model of tokens has no
-            tokenizer near it.
+        ConfigError: an image or a recording cannot be decoded, or a model of tokens has no tokenizer near it.
         InferenceError: a model of tokens does not run.
     """
     rates = tuple(_rates(dataset)) if dataset.kind == "audio" else ()
@@ -47,12 +46,6 @@ def look_around(
     texts = tuple(name for name in columns if name not in (*_NO_TEXT, dataset.label_column) and _is_text(dataset, name))
     found: dict[str, Surroundings] = {}
     for role, file in files.items():
-        for each in file.inputs:
-            if len(each.shape) == 1 and each.shape[0] > 1:
-                raise ConfigError(
-                    f"The {role} model {file.name} has an input '{each.name}' {list(each.shape)} without an axis of "
-                    f"rows; export it as [rows, {each.shape[0]}], and its outputs with an axis of rows too."
-                )
         tokenizer, tokens = None, 0
         if dataset.kind == "tensor" and token_inputs(file):
             tokenizer, limit = _tokenizer(spec.files[role], file)

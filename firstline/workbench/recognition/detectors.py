@@ -42,7 +42,8 @@ def ssd(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[Re
     else:
         choices.append(choice("class_map", *maps, known=False))
     scalings = ("symmetric", "unit") if tensorflow else ("unit", "imagenet")
-    choices.append(choice("scaling", *scalings, known=False))
+    torchvision = not tensorflow and bool(file.without_rows)  # its detectors normalise the pixels themselves
+    choices.append(choice("scaling", *scalings, known=torchvision))
     yield image.reading(
         "ssd",
         "detection",
@@ -158,12 +159,15 @@ def fastestdet(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iter
 
 def box_rows(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[Reading]:
     """Yields detectors with suppression inside, whose one output has a row for each box."""
-    if len(outputs) != 1 or len(outputs[0].shape) != 2 or outputs[0].shape[1] != 6:
+    if len(outputs) != 1 or len(outputs[0].shape) != 2 or outputs[0].shape[1] not in (6, 7):
         return
     output = outputs[0]
+    numbered = output.shape[1] == 7
+    if numbered and not file.without_rows:
+        return
     if output.shape[0] > _MOST_QUERIES or (image.start.size and output.shape[0] in _grids(*image.start.size)):
         return
-    largest = output.largest(slice(None), slice(0, 4))
+    largest = output.largest(slice(None), slice(1, 5) if numbered else slice(0, 4))
     unit = "fractions" if largest is not None and 0 < largest <= 2 else "pixels"
     whole = output.values is None or bool((output.values[:, 5] == np.rint(output.values[:, 5])).all())
     by_ultralytics = file.metadata.get("author") == "Ultralytics"
@@ -171,7 +175,7 @@ def box_rows(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterat
         "box rows",
         "detection",
         (SURE if by_ultralytics else LIKELY) if whole else GUESS,
-        decoder=f"box_rows:{unit}",
+        decoder=f"box_rows:{unit}{':numbered=true' if numbered else ''}",
         classes=len(file.labels),
         geometry="center",
         inside=True,
@@ -181,7 +185,11 @@ def box_rows(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterat
             choice("mode", "RGB", "BGR", known=by_ultralytics),
             choice("scaling", "unit", "bytes", "imagenet", known=by_ultralytics),
         ),
-        assumptions=(f"rows are x1, y1, x2, y2 in {unit}, score, class, with suppression inside",),
+        assumptions=(
+            f"rows are image, x1, y1, x2, y2 in {unit}, class, score, with suppression inside, as YOLOv7 writes them"
+            if numbered
+            else f"rows are x1, y1, x2, y2 in {unit}, score, class, with suppression inside",
+        ),
     )
 
 

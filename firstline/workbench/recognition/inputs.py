@@ -225,4 +225,4 @@ def windows_of(start: Reading) -> bool:
 
 
 def _begun(file: ModelFile, name: str, **fields: Any) -> Reading:
-    return Reading("", "", 0, name, labels=file.labels, **fields)
+    return Reading("", "", 0, name, labels=file.labels, without_rows=file.without_rows, **fields)

@@ -155,6 +155,7 @@ class Reading:
         score: operating score of a detector.
         threshold: arguments of the step `threshold` of an anomaly model.
         inside: whether suppression is inside the model.
+        without_rows: names of the model's inputs and outputs that have no axis of rows.
         assumptions: sentences about what is assumed.
         choices: properties that the file leaves open.
     """
@@ -183,6 +184,7 @@ class Reading:
     score: float = 0.3
     threshold: str = "0"
     inside: bool = False
+    without_rows: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     choices: tuple[Choice, ...] = ()
 

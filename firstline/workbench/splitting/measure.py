@@ -124,6 +124,8 @@ def measure_splits(
         ModelLoadError: the model, or a half of it, does not load here.
     """
     model = full_of(bundle)
+    if model.without_rows:
+        raise ConfigError(f"'{model.id}' has no axis of rows; export it with one to split it.")
     with ExitStack() as stack:
         whole = load_model(bundle, model, options)
         stack.callback(whole.close)

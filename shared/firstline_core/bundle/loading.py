@@ -340,11 +340,13 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
     with undo:
         resources: ExitStack[None] = undo.enter_context(ExitStack())
         resources.callback(runtime.close)
+        if model.batch is not None:
+            runtime = RowByRow(runtime, model.without_rows)
 
         def load_graph(step: Graph) -> Step:
             graph = load_runtime(bundle.file(step.artefact), "onnx", options)
             resources.callback(graph.close)
-            return _graph_step(_batched(graph, model), step.artefact.file)
+            return _graph_step(graph if model.batch is None else RowByRow(graph), step.artefact.file)
 
         @cache
         def load_encoder(step: Tokenize) -> Encoder:
@@ -370,7 +372,7 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
         loaded = LoadedModel(
             model=model,
             manifest=bundle.manifest,
-            runtime=_batched(runtime, model),
+            runtime=runtime,
             inputs=_loaded_inputs(bundle.manifest, model, runtime, compile_steps, post.needs),
             post=post,
             resources=resources,
@@ -542,10 +544,6 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
         what = f"{classes} classes" if classes else "the task's outputs"
         raise ModelLoadError(f"Score graph {file} does not score {what}: {error}") from error
     return score
-
-
-def _batched(runtime: Runtime, model: Model) -> Runtime:
-    return runtime if model.batch is None else RowByRow(runtime)
 
 
 def _graph_step(graph: Runtime, file: str) -> Step:

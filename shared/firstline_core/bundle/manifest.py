@@ -77,6 +77,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         provenance: how it was derived from another model; None if unknown.
         batch: 1 if its answers are right only for one row at a time, see `row_check.py`; None if rows of several
             requests may run together.
+        without_rows: names of the model's inputs and outputs that have no axis of rows. Such a model runs with one row
+            at a time; where its outputs have different sizes, the shorter ones are filled up with 0.
     """
 
     id: Name
@@ -90,8 +92,11 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     certificate: Certificate | None = None
     provenance: Provenance | None = None
     batch: Literal[1] | None = None
+    without_rows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.without_rows and self.batch is None:
+            raise ValueError(f"model '{self.id}' has ports without rows, so its `batch` is 1")
         tensors = [each.tensor for each in self.inputs]
         if len(tensors) > 1 and ("" in tensors or len(set(tensors)) != len(tensors)):
             raise ValueError(f"model '{self.id}' has several inputs, so each names another `tensor`, got {tensors}")
@@ -122,7 +127,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     def digest(self) -> str:
         """Returns the sha256 over everything that can change this model's outputs.
 
-        That is its bytes, its processing, and whether its rows run alone.
+        That is its bytes, its processing, and how its rows run.
         """
         fields: list[object] = [
             self.artefact.sha256,
@@ -133,6 +138,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         ]
         if self.batch is not None:
             fields.append(self.batch)
+        if self.without_rows:
+            fields.append(self.without_rows)
         return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
 
 
@@ -366,15 +373,16 @@ def _decoded(package: str, kind: type, fields: object) -> Task:
 def encode_manifest(manifest: Manifest) -> bytes:
     """Returns the manifest's file form: indented JSON, so that people can read and compare it.
 
-    `batch`, `task_package`, and a certificate's `events`, `labels_digest` and `graded` are omitted at their defaults:
-    most bundles do not need them.
+    `batch`, `without_rows`, `task_package`, and a certificate's `events`, `labels_digest` and `graded` are omitted at
+    their defaults: most bundles do not need them.
     """
     fields = msgspec.to_builtins(manifest)
     if not manifest.task_package:
         del fields["task_package"]
     for model in (*fields["edge"], fields["full"]):
-        if model is not None and model["batch"] is None:
-            del model["batch"]
+        for name in ("batch", "without_rows"):
+            if model is not None and not model[name]:
+                del model[name]
         certificate = (model or {}).get("certificate") or {}
         for name in ("events", "labels_digest", "graded"):
             if name in certificate and not certificate[name]:

@@ -303,8 +303,11 @@ def _ssd(raw: Mapping[str, Array], step: Ssd, size: InputSize, floor: float) -> 
 
 
 def _box_rows(values: _Floats, step: BoxRows, size: InputSize, floor: float) -> Boxes:
-    if values.shape[1] != 6:
-        raise InferenceError(f"box_rows reads rows of 6 numbers, but the model gave {values.shape[1]}.")
+    wanted = 7 if step.numbered else 6
+    if values.shape[1] != wanted:
+        raise InferenceError(f"box_rows reads rows of {wanted} numbers, but the model gave {values.shape[1]}.")
+    if step.numbered:
+        values = values[:, [1, 2, 3, 4, 6, 5]]
     kept = _above(values[:, 4], floor, padded=True)
     return Boxes(_in_pixels(values[kept, :4], step.unit, size), values[kept, 4], _whole(values[kept, 5]))
 

@@ -551,9 +551,16 @@ class Ssd(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="
 
 
 class BoxRows(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="box_rows"):
-    """Reads [n, k, 6] of a detector with suppression inside: x1, y1, x2, y2, score, class. A score of 0 is padding."""
+    """Reads [n, k, 6] of a detector with suppression inside: x1, y1, x2, y2, score, class. A score of 0 is padding.
+
+    Attributes:
+        unit: of the boxes.
+        numbered: whether the rows are [n, k, 7] as YOLOv7 writes them: number of the image in the batch, x1, y1, x2,
+            y2, class, score.
+    """
 
     unit: Unit = "pixels"
+    numbered: bool = False
 
 
 class ClassMap(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="class_map"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -177,20 +177,65 @@ def _names(names: Iterable[str]) -> str:
 
 
 class RowByRow:
-    """A `Runtime` that runs another one with a single row at a time, for models whose rows depend on each other."""
+    """A `Runtime` that runs another one with a single row at a time, for models whose rows depend on each other.
 
-    def __init__(self, runtime: Runtime) -> None:
-        """Wraps a runtime, which is closed with this one."""
-        self._runtime = runtime
-        self.inputs, self.outputs = runtime.inputs, runtime.outputs
+    Inputs and outputs without an axis of rows get one: of one row, each output is all that the model gives.
+    """
+
+    def __init__(self, runtime: Runtime, without_rows: Collection[str] = ()) -> None:
+        """Wraps a runtime, which is closed with this one.
+
+        Args:
+            runtime: runs one row.
+            without_rows: names of its inputs and outputs that have no axis of rows.
+
+        Raises:
+            ModelLoadError: there is no such input or output, or the model takes several rows at once and does not say
+                which row an output is of.
+        """
+        self._runtime, self._without_rows = runtime, frozenset(without_rows)
+        if unknown := self._without_rows - {spec.name for spec in (*runtime.inputs, *runtime.outputs)}:
+            raise ModelLoadError(f"The model has no input and no output {_names(sorted(unknown))} without rows.")
+        self.inputs, self.outputs = (
+            tuple(_with_rows(spec) if spec.name in self._without_rows else spec for spec in specs)
+            for specs in (runtime.inputs, runtime.outputs)
+        )
         self.ranges, self.provider = runtime.ranges, runtime.provider
+        if several := [spec for spec in self.inputs if without_rows and spec.shape[0] > 1]:
+            raise ModelLoadError(
+                f"The model takes {several[0].shape[0]} rows at once in '{several[0].name}', and its outputs have no "
+                "axis of rows; export it with 1 row."
+            )
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
         check_feeds(feeds, self.inputs)
-        return run_in_batches(feeds, 1, self._runtime.run)
+        rows = range(len(next(iter(feeds.values()))))
+        found = [self._run_row({name: array[row : row + 1] for name, array in feeds.items()}) for row in rows]
+        return {name: _joined([each[name] for each in found]) for name in found[0]}
+
+    def _run_row(self, row: Feeds) -> dict[str, Array]:
+        without = self._without_rows
+        found = self._runtime.run({name: array[0] if name in without else array for name, array in row.items()})
+        return {name: array[None] if name in without else np.atleast_1d(array) for name, array in found.items()}
 
     def close(self) -> None:
         self._runtime.close()
+
+
+def _with_rows(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.name, spec.datatype, (-1, *spec.shape))
+
+
+def _joined(rows: Sequence[Array]) -> Array:
+    """Returns the rows one after the other, those of smaller sizes filled up with 0."""
+    if len({row.shape for row in rows}) == 1:
+        return np.concatenate(rows)
+    sizes = np.max([row.shape for row in rows], axis=0)
+    joined = np.zeros((len(rows), *sizes[1:]), rows[0].dtype)
+    for at, row in enumerate(rows):
+        place: tuple[int | slice, ...] = (at, *(slice(size) for size in row.shape[1:]))
+        joined[place] = row[0]
+    return joined
 
 
 def run_in_batches(feeds: Feeds, size: int, run: Callable[[Feeds], dict[str, Array]]) -> dict[str, Array]:

@@ -193,6 +193,8 @@ class V2Model:
             return f"It was built from the file {shown(declared)}, not {self._served.full.artefact.sha256}."
         if self.batch is not None and config.status == 200 and "dynamic_batching" in _json_of(config.body):
             return "It joins requests, but this model's rows run alone: remove dynamic_batching from its config.pbtxt."
+        if self._served.full.without_rows:
+            return "This model has no axis of rows, which the protocol of servers needs; run it on the gateway itself."
         try:
             inputs, outputs = (_specs(metadata.body, key) for key in ("inputs", "outputs"))
             if self.loaded is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.runtime.base import Runtime, cast_feed
-from firstline_core.types import Array
+from firstline_core.runtime.base import Feeds, RowByRow, Runtime, cast_feed
+from firstline_core.types import Array, TensorSpec
 
 DIGITS_TFLITE = Path(__file__).parents[4] / "models" / "digits" / "artefacts" / "edge_int8.tflite"
 Load = Callable[[Path], Runtime]
@@ -111,3 +111,30 @@ def test_no_finite_value_becomes_infinite(given: Any, dtype: type, said: str) ->
 def test_lossless_casts_are_accepted(given: Any, dtype: type) -> None:
     found = cast_feed("x", given, np.dtype(dtype))
     np.testing.assert_array_equal(found, given.astype(dtype), strict=True)
+
+
+class Above:
+    """Gives the numbers above 1 of a list, and how many there are: no axis of rows."""
+
+    inputs = (TensorSpec("x", "FP32", (3,)),)
+    outputs = (TensorSpec("y", "FP32", (-1,)), TensorSpec("n", "INT64", ()))
+    ranges: Mapping[str, tuple[float, float]] = {}
+    provider = "made up"
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        found = feeds["x"][feeds["x"] > 1]
+        return {"y": found, "n": np.array(len(found))}
+
+    def close(self) -> None: ...
+
+
+def test_a_model_without_rows_gets_them() -> None:
+    rows = RowByRow(Above(), ("x", "y", "n"))
+    assert [spec.shape for spec in (*rows.inputs, *rows.outputs)] == [(-1, 3), (-1, -1), (-1,)]
+    found = rows.run({"x": np.array([[1, 2, 3], [0, 0, 0], [4, 0, 0]], np.float32)})
+    assert found["y"].tolist() == [[2, 3], [0, 0], [4, 0]]
+    assert found["n"].tolist() == [2, 0, 1]
+    with pytest.raises(ModelLoadError, match="no input and no output 'z' without rows"):
+        RowByRow(Above(), ("z",))
+    with pytest.raises(ModelLoadError, match="takes 3 rows at once in 'x'"):
+        RowByRow(Above(), ("y",))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from support import detector_graphs
 from support.audio import clip, tone
@@ -204,6 +204,22 @@ def test_models_of_columns_are_paired_on_a_table(tmp_path: Path) -> None:
     assert not (tmp_path / "refused" / "bundle").exists()
 
 
+def test_models_of_one_list_of_numbers_run_with_one_row_at_a_time(tmp_path: Path) -> None:
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("x", "p")]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["l"]), helper.make_node("Softmax", ["l"], ["p"], axis=0)]
+    weights = [numpy_helper.from_array(4 * np.eye(3, dtype=np.float32), "w")]
+    write_graph(tmp_path / "model.onnx", nodes, ports[:1], ports[1:], weights)
+    rows = np.random.default_rng(0).normal(size=(120, 3)).round(3).tolist()
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"x": row}) + "\n" for row in rows))
+    model = tmp_path / "model.onnx"
+    arguments = ("--edge", model, "--full", model, "--data", tmp_path / "rows.jsonl", "--out", tmp_path / "out")
+    found = json.loads(_run(*arguments, "-o", "json").stdout)
+    assert (found["task"], found["certified"]) == ("classification", True)
+    full = open_bundle(tmp_path / "out" / "bundle").manifest.full
+    assert full is not None
+    assert (full.batch, full.without_rows) == (1, ("x", "p"))
+
+
 def test_an_edge_model_that_is_larger_than_the_full_one_is_pointed_out(site: Path) -> None:
     average_colours(site / "larger.onnx", size=4)
     (site / "larger.onnx").write_bytes((site / "larger.onnx").read_bytes() + b"\x72\x04\x0a\x02ab")  # metadata
@@ -218,7 +234,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(site: Path) 
     assert "sure" not in found.stderr
 
 
-def test_columns_that_the_data_lack_and_inputs_without_rows_are_named(tmp_path: Path) -> None:
+def test_columns_that_the_data_lack_are_named(tmp_path: Path) -> None:
     linear_model(tmp_path / "model.onnx", pixels=3, classes=3, softmax=True)
     (tmp_path / "rows.csv").write_text("a,b\n1,2\n3,4\n")
     arguments = ("--data", tmp_path / "rows.csv", "--out", tmp_path / "out")
@@ -227,7 +243,7 @@ def test_columns_that_the_data_lack_and_inputs_without_rows_are_named(tmp_path: 
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [15600]) for name in ("wave", "scores")]
     write_graph(tmp_path / "bare.onnx", [helper.make_node("Abs", ["wave"], ["scores"])], ports[:1], ports[1:], [])
     found = _run("--full", tmp_path / "bare.onnx", *arguments, code=2).stderr
-    assert "has an input 'wave' [15600] without an axis of rows" in found
+    assert "takes recordings, and the data hold rows of a table" in found
 
 
 @pytest.mark.parametrize(
@@ -245,8 +261,14 @@ def test_columns_that_the_data_lack_and_inputs_without_rows_are_named(tmp_path: 
         (["--full", "colours.onnx", "--data", "nowhere"], "nowhere is no folder and no file that exists"),
         (["--full", "colours.onnx", "--data", "/dev/null"], "/dev/null is neither a folder nor a file with data"),
         (["--full", "colours.onnx", "--data", "bare"], "bare has masks/, and no images were found next to it"),
-        (["--full", "colours.onnx", "--promise", "missed rad 5% at 90%"], "There is no event 'missed rad'"),
-        (["--full", "colours.onnx", "--promise", "missed Red 5% at 100%"], "is 100%, but must be above 0%"),
+        (
+            ["--edge", "colours.onnx", "--full", "colours.onnx", "--promise", "missed rad 5% at 90%"],
+            "There is no event 'missed rad'",
+        ),
+        (
+            ["--edge", "colours.onnx", "--full", "colours.onnx", "--promise", "missed Red 5% at 100%"],
+            "is 100%, but must be above 0%",
+        ),
         (
             ["--full", "unknown.onnx"],
             "is of no family that `firstline pair` knows for images (inputs 'images' FP32 [1, 3, 96",

@@ -15,7 +15,7 @@ from support.detector_graphs import BOX, LABEL, SIDE
 from support.sample_models import linear_model
 
 from firstline.workbench.decodings import Trials
-from firstline.workbench.model_file import read_model_file
+from firstline.workbench.model_file import read_model_file, with_output_rows
 from firstline.workbench.recognition import COCO, SURE, Reading, Surroundings, Truth, recognise
 from firstline.workbench.trial import trial_outputs
 from firstline_core.processing.trial import bytes_rows
@@ -27,7 +27,7 @@ PICTURE = Image.new("RGB", (SIDE, SIDE), "grey")
 
 def read(path: Path) -> list[Reading]:
     described = read_model_file(path)
-    return recognise(described, trial_outputs(path, described, PICTURE))
+    return recognise(*with_output_rows(described, trial_outputs(path, described, PICTURE)))
 
 
 DETECTORS: dict[str, tuple[Callable[[Path], Path], str]] = {
@@ -44,6 +44,8 @@ DETECTORS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "TensorFlow": (detector_graphs.tensorflow, "ssd"),
     "EfficientNMS": (detector_graphs.efficient_nms, "ssd"),
     "FastestDet": (detector_graphs.fastestdet, "fastestdet"),
+    "YOLOv7 with suppression inside": (detector_graphs.yolov7_end_to_end, "box rows"),
+    "torchvision": (detector_graphs.torchvision, "ssd"),
 }
 
 
@@ -154,7 +156,6 @@ def test_numbers_that_nothing_shows_to_be_classes_are_a_guess(tmp_path: Path, ou
         {"regressors": np.ones((1, 896, 16), np.float32), "classificators": np.ones((1, 896, 1), np.float32)},
         {"boxes": np.ones((1, 1917, 4), np.float32), "scores": np.ones((1, 1917, 91), np.float32)},
         {"depth": np.ones((1, 1, 96, 96), np.float32)},
-        {"rows": np.ones((0, 7), np.float32)},
         {"rows": np.ones((5, 10), np.float32)},
     ],
 )

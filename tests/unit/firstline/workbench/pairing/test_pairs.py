@@ -214,6 +214,14 @@ MADE: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Path], tuple[str,
             "ssd:det_boxes:det_classes:det_scores:num_dets:corners=xyxy:unit=pixels,suppress:0.5:iou=1",
         ),
     ),
+    "YOLOv7 with suppression inside and torchvision": (
+        detector_graphs.yolov7_end_to_end,
+        detector_graphs.torchvision,
+        (
+            "box_rows:pixels:numbered=true,suppress:0.3:iou=1",
+            "ssd:boxes:labels:scores:corners=xyxy:unit=pixels,class_map:coco91,suppress:0.5:iou=1",
+        ),
+    ),
     "YOLOv8 and YOLOv10 with names": (
         detector_graphs.yolov8_with_names,
         detector_graphs.end_to_end,
